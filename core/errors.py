@@ -1,0 +1,144 @@
+"""The error tree.
+
+Two branches: faults of the world (a store, a broker, a database did not do what was asked) and broken promises
+of the protocol (somebody fenced us, data is lost, an epoch does not follow). `ConfigurationError` is the user's
+mistake and is raised before anything is written.
+
+Every error pickles, with its context, because Spark carries errors from executors to the driver.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class OncewardError(Exception):
+    """Base of all errors of this library.
+
+    Args:
+        message: What happened and what to do.
+        pipeline: Name of the pipeline, if known.
+        sink: Name of the sink, if known.
+        epoch: Epoch number, if known.
+        transaction: Name of the transaction in the external system, if known.
+    """
+
+    retryable: bool = False
+    """Whether the same call may succeed later without anybody changing anything."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        pipeline: str | None = None,
+        sink: str | None = None,
+        epoch: int | None = None,
+        transaction: str | None = None,
+    ) -> None:
+        self.message = message
+        self.pipeline = pipeline
+        self.sink = sink
+        self.epoch = epoch
+        self.transaction = transaction
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        context = {
+            "pipeline": self.pipeline,
+            "sink": self.sink,
+            "epoch": self.epoch,
+            "transaction": self.transaction,
+        }
+        known = ", ".join(f"{key} {value}" for key, value in context.items() if value is not None)
+        return f"{self.message} [{known}]" if known else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, dict(self.__dict__)))
+
+
+def _rebuild(kind: type[OncewardError], message: str, state: dict[str, Any]) -> OncewardError:
+    error = kind.__new__(kind)
+    Exception.__init__(error, message)
+    error.__dict__.update(state)
+    return error
+
+
+class ConfigurationError(OncewardError, ValueError):
+    """A setting is missing, unknown or contradicts another; nothing was written."""
+
+
+class SchemaError(ConfigurationError):
+    """The data's schema does not fit the target; nothing was written. The message names the column."""
+
+
+class ExternalError(OncewardError):
+    """A fault of the world: a store, a broker, a database or a source."""
+
+
+class StoreError(ExternalError):
+    """The store of the decision log failed. A put that raised this is in doubt: it may have happened."""
+
+    retryable = True
+
+
+class LogDamagedError(StoreError):
+    """An entry of the decision log cannot be read as it was written."""
+
+    retryable = False
+
+
+class SourceError(ExternalError):
+    """A source cannot deliver what was asked for, for example offsets older than its retention."""
+
+
+class SinkError(ExternalError):
+    """An external system refused or failed an operation of a sink."""
+
+
+class KafkaError(SinkError):
+    """Kafka refused or failed an operation."""
+
+
+class PostgresError(SinkError):
+    """PostgreSQL refused or failed an operation."""
+
+
+class RetryableSinkError(SinkError):
+    """A sink operation failed in a way that may pass by itself."""
+
+    retryable = True
+
+
+class ProtocolError(OncewardError):
+    """A promise of the commit protocol cannot be kept by this process."""
+
+
+class FencedError(ProtocolError):
+    """A newer writer of the same pipeline has started; this one may not write, decide, commit or abort."""
+
+
+class DecisionInDoubtError(ProtocolError):
+    """A put of the decision log did not answer: the decision may exist, or appear later.
+
+    Nothing may be aborted until a restart has found out. See PROTOCOL, addition 1 of the decision log.
+    """
+
+    retryable = True
+
+
+class EpochConflictError(ProtocolError):
+    """The epoch offered does not follow the newest decided one, or its input differs from what was decided."""
+
+
+class DataLossError(ProtocolError):
+    """A transaction named by a durable decision can no longer be committed."""
+
+
+class CommitPendingError(ProtocolError):
+    """A decided transaction could not be committed yet; the decision stands and a restart finishes it."""
+
+    retryable = True
+
+
+class LifecycleError(ProtocolError):
+    """A transaction was asked for a step that its state does not allow: a bug in the caller."""

@@ -1,0 +1,120 @@
+"""The one place where names of transactions are built and read.
+
+Invariant 9: whatever does not carry this pipeline's exact name is never touched. A name is therefore never
+compared by prefix; it is parsed whole, field by field, and every field is checked.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from .errors import ConfigurationError
+
+FORMAT = "onceward:1"
+PIPELINE_LENGTH = 64
+SINK_LENGTH = 32
+_PART = re.compile(r"[A-Za-z0-9._-]+")
+_UNIQUE = re.compile(r"[0-9a-f]{4,32}")
+
+
+def check_pipeline_name(name: str) -> str:
+    """Return `name`, or raise ConfigurationError if it cannot be a pipeline's name."""
+    return _check("pipeline", name, PIPELINE_LENGTH)
+
+
+def check_sink_name(name: str) -> str:
+    """Return `name`, or raise ConfigurationError if it cannot be a sink's name."""
+    return _check("sink", name, SINK_LENGTH)
+
+
+def _check(what: str, name: str, length: int) -> str:
+    if not _PART.fullmatch(name) or len(name) > length:
+        raise ConfigurationError(
+            f"{what} name {name!r} is not usable: give 1 to {length} characters out of letters, digits, '.', '_' and '-'"
+        )
+    return name
+
+
+class Scope(NamedTuple):
+    """Whose transactions: exactly this sink of exactly this pipeline, as kept by exactly this decision log."""
+
+    pipeline: str
+    sink: str
+    log: str
+    """Identity of the decision log (8 hex digits): a fresh log under an old name is another writer, not a successor."""
+
+
+class TransactionName(NamedTuple):
+    """Name of a transaction that one attempt of one subtask uses once and never again (a PostgreSQL gid).
+
+    At most 183 bytes: PostgreSQL allows 199.
+    """
+
+    scope: Scope
+    start: int
+    epoch: int
+    subtask: int
+    attempt: int
+    unique: str
+
+    def __str__(self) -> str:
+        numbers = f"{self.start}:{self.epoch}:{self.subtask}:{self.attempt}"
+        return f"{_head(self.scope)}:{numbers}:{self.unique}"
+
+
+class PooledName(NamedTuple):
+    """Name of a transaction that one process uses again and again (a Kafka transactional id)."""
+
+    scope: Scope
+    unique: str
+    slot: int
+
+    def __str__(self) -> str:
+        return f"{_head(self.scope)}:{self.unique}:{self.slot}"
+
+
+def _head(scope: Scope) -> str:
+    return f"{FORMAT}:{scope.pipeline}:{scope.sink}:{scope.log}"
+
+
+def parse_transaction_name(text: str) -> TransactionName | None:
+    """Read a name built by TransactionName; None for anything else."""
+    fields = _fields(text, 5)
+    if fields is None:
+        return None
+    scope, (start, epoch, subtask, attempt, unique) = fields
+    numbers = [_number(part) for part in (start, epoch, subtask, attempt)]
+    if None in numbers or not _UNIQUE.fullmatch(unique):
+        return None
+    return TransactionName(scope, *[number for number in numbers if number is not None], unique)
+
+
+def parse_pooled_name(text: str) -> PooledName | None:
+    """Read a name built by PooledName; None for anything else."""
+    fields = _fields(text, 2)
+    if fields is None:
+        return None
+    scope, (unique, slot_text) = fields
+    slot = _number(slot_text)
+    if slot is None or not _UNIQUE.fullmatch(unique):
+        return None
+    return PooledName(scope, unique, slot)
+
+
+def _fields(text: str, count: int) -> tuple[Scope, list[str]] | None:
+    head = FORMAT + ":"
+    if not text.startswith(head):
+        return None
+    pipeline, *rest = text[len(head) :].split(":")
+    if len(rest) != count + 2 or not all(_PART.fullmatch(part) for part in (pipeline, rest[0])):
+        return None
+    if not _UNIQUE.fullmatch(rest[1]):
+        return None
+    return Scope(pipeline, rest[0], rest[1]), rest[2:]
+
+
+def _number(text: str) -> int | None:
+    if text.isascii() and text.isdigit() and str(int(text)) == text:
+        return int(text)
+    return None

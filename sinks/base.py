@@ -1,0 +1,151 @@
+"""The classes to subclass.
+
+Who calls what, in which order (the calls of one epoch of one subtask):
+
+    executor:  begin → write, write, … → pre_commit          (or discard, if anything failed before)
+    driver:    the decision becomes durable
+    driver:    commit_many → (restart?) commit_many again, until settled
+    driver:    lingering → abort, for what no decision names
+
+A sink is a plain picklable object that holds configuration only; connections are opened where they are used.
+The shape follows Flink's TwoPhaseCommitSinkFunction and its successor, TwoPhaseCommittingSink (FLIP-143, FLIP-372);
+the commit by handle, in any process, is what lets it work without long-lived writers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from enum import StrEnum
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from ..core.names import Scope, check_sink_name
+from ..core.transaction import (
+    AbortOutcome,
+    CommitOutcome,
+    Committable,
+    ExternalState,
+    WriteContext,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import pyarrow as pa
+
+Txn = TypeVar("Txn")
+
+
+class Guarantee(StrEnum):
+    """What a reader of the target sees of each record after any number of failures."""
+
+    EXACTLY_ONCE = "exactly-once"
+    EFFECTIVELY_ONCE = "effectively-once"
+    """The final state is right; in between, after a failure, older values may show for a while."""
+    AT_LEAST_ONCE = "at-least-once"
+    AT_MOST_ONCE = "at-most-once"
+
+
+class Sink(ABC):
+    """Where an epoch's data goes.
+
+    Args:
+        name: Unique in its pipeline; part of every transaction's name, so it must not change between runs.
+        select: SQL expressions that make this sink's columns out of the pipeline's (default: all columns).
+        where: SQL condition; this sink gets only rows for which it is true (default: all rows).
+    """
+
+    name: str
+    select: Sequence[str] | None
+    where: str | None
+
+    def __init__(self, name: str, *, select: Sequence[str] | None = None, where: str | None = None) -> None:
+        self.name = check_sink_name(name)
+        self.select = list(select) if select is not None else None
+        self.where = where
+
+    @property
+    @abstractmethod
+    def guarantee(self) -> Guarantee:
+        """What this sink promises when driven by onceward."""
+
+    def validate(self, schema: pa.Schema) -> None:
+        """Check settings, target and `schema` on the driver, before anything is written.
+
+        Raises:
+            ConfigurationError: A setting or the target's set-up makes the guarantee impossible.
+            SchemaError: A column does not fit; the message names it.
+        """
+
+
+class TwoPhaseCommitSink(Sink, Generic[Txn]):
+    """A sink whose target can prepare a transaction that outlives the process which wrote it."""
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Exactly-once, unless a subclass knows better."""
+        return Guarantee.EXACTLY_ONCE
+
+    @property
+    def transaction_timeout(self) -> float | None:
+        """Seconds after which the target aborts an open transaction by itself; None if it never does."""
+        return None
+
+    @abstractmethod
+    def begin(self, context: WriteContext) -> Txn:
+        """Open a transaction. Called at the first batch of the epoch; never for an empty epoch."""
+
+    @abstractmethod
+    def write(self, transaction: Txn, batch: pa.RecordBatch) -> None:
+        """Write one batch inside the transaction. Nothing may become visible."""
+
+    @abstractmethod
+    def pre_commit(self, transaction: Txn) -> Committable:
+        """Flush and prepare. When this returns, the data must survive this process and the target's restart."""
+
+    def discard(self, transaction: Txn) -> None:
+        """Roll back a transaction that was not pre-committed, because the attempt failed. May be cut short."""
+
+    @abstractmethod
+    def commit(self, committable: Committable) -> CommitOutcome:
+        """Commit a prepared transaction: idempotent, from any process.
+
+        Called only for a committable that a durable decision names. A fault that may pass is RETRY_LATER; an answer
+        that was lost must be resolved by asking the target. Exceptions are bugs or misconfiguration.
+        """
+
+    @abstractmethod
+    def abort(self, committable: Committable) -> AbortOutcome:
+        """Abort exactly this transaction (not whatever its name holds now): idempotent, from any process."""
+
+    @abstractmethod
+    def lingering(self, scope: Scope) -> Iterable[Committable]:
+        """What is prepared or open in the target under exactly this pipeline's and sink's name.
+
+        Transactions of another decision log under the same names are listed too, with their own `log`: the
+        coordinator reports them and leaves them alone. Fields that the target's names do not carry are ANY_EPOCH.
+        """
+
+    def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
+        """Commit several, in order; override where one round trip serves many."""
+        return [self.commit(committable) for committable in committables]
+
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
+        """Ask the target about each. Called before the decision when much of transaction_timeout has passed."""
+        return [ExternalState.UNKNOWN for _ in committables]
+
+    def claim(self, scope: Scope) -> None:
+        """Claim the names for this decision log in the target, once per start of a writer.
+
+        Raises:
+            EpochConflictError: The target knows this pipeline and sink from another decision log, for example
+                because the checkpoint folder was deleted: going on would write its old input a second time.
+        """
+
+    def release(self, scope: Scope) -> None:
+        """Forget what claim knows of any other decision log, after the user asked for it explicitly (REWIND)."""
+
+    def completed(self, scope: Scope, epoch: int) -> None:
+        """Housekeeping after an epoch's COMPLETED entry is durable, for example pruning the ledger. May be skipped."""
+
+    def warm_up(self, context: WriteContext) -> None:
+        """Make the next epoch's resources ready, in the worker, after pre_commit. Must not block for long."""
