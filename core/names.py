@@ -31,7 +31,8 @@ def check_sink_name(name: str) -> str:
 def _check(what: str, name: str, length: int) -> str:
     if not _PART.fullmatch(name) or len(name) > length:
         raise ConfigurationError(
-            f"{what} name {name!r} is not usable: give 1 to {length} characters out of letters, digits, '.', '_' and '-'"
+            f"{what} name {name!r} is not usable: give 1 to {length} characters out of letters, digits, "
+            "'.', '_' and '-'"
         )
     return name
 
@@ -84,10 +85,10 @@ def parse_transaction_name(text: str) -> TransactionName | None:
     if fields is None:
         return None
     scope, (start, epoch, subtask, attempt, unique) = fields
-    numbers = [_number(part) for part in (start, epoch, subtask, attempt)]
-    if None in numbers or not _UNIQUE.fullmatch(unique):
+    numbers = [number for part in (start, epoch, subtask, attempt) if (number := _number(part)) is not None]
+    if len(numbers) != 4 or not _UNIQUE.fullmatch(unique):  # noqa: PLR2004 - the four numbers of the name
         return None
-    return TransactionName(scope, *[number for number in numbers if number is not None], unique)
+    return TransactionName(scope, numbers[0], numbers[1], numbers[2], numbers[3], unique)
 
 
 def parse_pooled_name(text: str) -> PooledName | None:

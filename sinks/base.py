@@ -68,7 +68,7 @@ class Sink(ABC):
     def guarantee(self) -> Guarantee:
         """What this sink promises when driven by onceward."""
 
-    def validate(self, schema: pa.Schema) -> None:
+    def validate(self, schema: pa.Schema) -> None:  # noqa: B027 - a sink without checks is fine
         """Check settings, target and `schema` on the driver, before anything is written.
 
         Raises:

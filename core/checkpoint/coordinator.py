@@ -1,0 +1,267 @@
+"""One epoch after another: admit, decide, commit, complete. The driver's half of the protocol.
+
+The same coordinator serves the embedded engine, `exactly_once` (foreachBatch) and the Spark formats; only the way of
+barriers and acknowledgements differs.
+
+1. `open` puts START, finishes what is decided, and sweeps: after it, nothing of any earlier writer can be decided.
+2. `admit` says whether the offered epoch is new or the replay of the newest decided one (invariants 3 and 5).
+3. `commit` checks the acknowledgements (invariant 2), decides once for all sinks, commits, and puts COMPLETED before
+   it returns: so the next epoch's writing begins after it (addition 3).
+"""
+
+from __future__ import annotations
+
+import logging
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigurationError, DataLossError, EpochConflictError, ProtocolError, SinkError
+from ..log import EpochInput, LogStore, LogView, LogWriter, WriterToken
+from ..log.view import NONE, check_next
+from ..names import Scope, check_pipeline_name
+from ..steps import Step, reach
+from ..transaction import Acknowledgement, Committable, ExternalState, WriteContext
+from .commit import finish
+from .policy import CommitPolicy
+from .sweep import sweep
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .participant import Participant
+
+_log = logging.getLogger("onceward.coordinator")
+
+
+class Admission(StrEnum):
+    """What to do with an offered epoch."""
+
+    NEW = "new"
+    """Write it."""
+    REPLAY = "replay"
+    """It is decided and completed: write nothing, succeed."""
+
+
+class Coordinator:
+    """The driver's half of the protocol for one run of one pipeline.
+
+    Args:
+        pipeline: Its name.
+        store: Where its decision log is.
+        sinks: All its sinks, with unique names.
+        policy: How to behave.
+    """
+
+    def __init__(
+        self, pipeline: str, store: LogStore, sinks: Sequence[Participant], policy: CommitPolicy | None = None
+    ) -> None:
+        self.pipeline = check_pipeline_name(pipeline)
+        self.sinks = {sink.name: sink for sink in sinks}
+        if len(self.sinks) != len(sinks) or not sinks:
+            raise ConfigurationError("a pipeline needs at least one sink, each with a name of its own")
+        self.policy = policy or CommitPolicy()
+        self.writer = LogWriter(store, pipeline, self.policy.writer_clock())
+        self._began = self.policy.monotonic()
+
+    @property
+    def view(self) -> LogView:
+        """What the log said when it was last read."""
+        return self.writer.view
+
+    def open(self, *, rewind: str | None = None, first_epoch: int | None = 0) -> LogView:
+        """Become the newest writer, finish what is decided, abort what lingers.
+
+        Args:
+            rewind: Why the pipeline goes back to an older state on purpose; None if it does not.
+            first_epoch: Epoch that the driver will offer first, where a rewind needs it.
+
+        Raises:
+            FencedError: Another writer started at the same time.
+            EpochConflictError: A target knows this pipeline's name from another decision log.
+            CommitPendingError: A decided transaction could not be committed yet.
+            DataLossError: A decided transaction can no longer be committed.
+            StoreError: The store did not answer.
+        """
+        reach(Step.START_BEFORE)
+        self.writer.start()
+        reach(Step.START_AFTER)
+        self._claim(rewind)
+        self._finish_decided()
+        if rewind is not None:
+            self.writer.rewind(first_epoch or 0, rewind)
+        sweep(self.writer, self.sinks.values())
+        return self.view
+
+    def resume(self, token: WriterToken) -> None:
+        """Go on as the writer of `token`, which another process opened.
+
+        Raises:
+            FencedError: Another writer has started since.
+        """
+        self.writer = LogWriter.resume(self.writer.store, self.pipeline, self.policy.writer_clock(), token)
+
+    def admit(self, epoch: int, epoch_input: EpochInput, *, adopt: bool = False) -> Admission:
+        """Say whether the epoch is new or the replay of the newest decided one; a new one begins now.
+
+        Args:
+            epoch: The driver's epoch number.
+            epoch_input: What it will be computed from.
+            adopt: Accept any first epoch of an empty log (the query ran with another sink before).
+
+        Raises:
+            EpochConflictError: Neither.
+        """
+        view = self.view
+        if view.newest is not None and epoch == view.newest.epoch:
+            if view.newest.input.same_as(epoch_input):
+                return Admission.REPLAY
+            raise self._conflict(
+                epoch,
+                "this epoch was decided with other input. The checkpoint's offsets differ from those of the decision: "
+                "another checkpoint, another query, or a changed offsets file",
+            )
+        if view.decided == NONE and epoch != 0 and not (adopt or view.rewound):
+            raise self._conflict(
+                epoch,
+                "the decision log is empty but the query is not at its first epoch, so nobody can tell whether the "
+                "epochs before were written. If the query ran with another sink until now, say adopt=True; if the log "
+                "was deleted, restore it",
+            )
+        check_next(view, epoch, self.pipeline)
+        self._began = self.policy.monotonic()
+        return Admission.NEW
+
+    def context(self, sink: str, epoch: int, *, subtask: int, attempt: int = 0) -> WriteContext:
+        """The context in which a subtask writes an admitted epoch."""
+        token = self.writer.token
+        return WriteContext(
+            pipeline=self.pipeline,
+            sink=sink,
+            log=token.log,
+            writer=token.start,
+            epoch=epoch,
+            subtask=subtask,
+            attempt=attempt,
+            completed=self.view.completed,
+        )
+
+    def commit(
+        self,
+        epoch: int,
+        acknowledgements: Sequence[Acknowledgement],
+        epoch_input: EpochInput,
+        *,
+        state: dict[str, Any] | None = None,
+        sweep_after: bool = False,
+    ) -> None:
+        """Decide the epoch and commit it everywhere; it is COMPLETED when this returns.
+
+        Args:
+            epoch: An admitted epoch.
+            acknowledgements: One of every subtask.
+            epoch_input: The same that was admitted.
+            state: State handles of the embedded engine.
+            sweep_after: Also abort what attempts that do not count may have left behind.
+
+        Raises:
+            ProtocolError: The acknowledgements are not those of this writer and epoch; nothing was decided.
+            DataLossError: A transaction ended before it was decided; nothing was decided.
+            FencedError: A newer writer has started.
+            DecisionInDoubtError: The store did not answer; a restart finds out.
+            CommitPendingError: Decided, not yet committed everywhere; a restart finishes it.
+        """
+        committables = self._gather(epoch, acknowledgements)
+        self._check_age(epoch, committables)
+        reach(Step.ACKNOWLEDGED)
+        permit = self.writer.decide(epoch, committables, sinks=list(self.sinks), epoch_input=epoch_input, state=state)
+        if not finish(permit, self.writer, self.sinks, self.policy):
+            raise self._conflict(epoch, "its decision was voided (on_lost='replay'); a restart writes it again")
+        if sweep_after or any(ack.retried for ack in acknowledgements):
+            sweep(self.writer, self.sinks.values())
+        self._tidy(epoch)
+
+    def abandon(self, committables: Sequence[Committable]) -> bool:
+        """Give up an epoch that failed: bar its decision, then abort its transactions. False if it is decided.
+
+        Raises:
+            FencedError: Another writer took the slot; it sweeps.
+            StoreError: No definite answer; nothing was aborted.
+        """
+        named = {c.identity() for c in self.view.newest.committables} if self.view.newest is not None else set()
+        if any(c.identity() in named for c in committables):
+            return False
+        self.writer.bar()
+        for committable in committables:
+            reach(Step.ABORT_BEFORE)
+            self.sinks[committable.sink].abort(committable)
+            reach(Step.ABORT_AFTER)
+        return True
+
+    def _claim(self, rewind: str | None) -> None:
+        """Once per log: afterwards the log itself shows a conflict."""
+        for sink in self.sinks.values():
+            scope = Scope(self.pipeline, sink.name, self.writer.token.log)
+            if rewind is not None:
+                sink.release(scope)
+            if self.view.decided == NONE:
+                sink.claim(scope)
+
+    def _finish_decided(self) -> None:
+        permit = self.view.permit()
+        if permit is not None:
+            _log.info("finishing epoch %s, decided by an earlier writer", permit.decision.epoch)
+            finish(permit, self.writer, self.sinks, self.policy)
+
+    def _gather(self, epoch: int, acknowledgements: Sequence[Acknowledgement]) -> list[Committable]:
+        subtasks: set[int] = set()
+        for ack in acknowledgements:
+            if ack.epoch != epoch or set(ack.sinks) != self.sinks.keys() or ack.subtask in subtasks:
+                raise self._refuse(epoch, f"acknowledgement of subtask {ack.subtask} is not of this epoch: {ack}")
+            subtasks.add(ack.subtask)
+        found = [c for ack in sorted(acknowledgements, key=lambda ack: ack.subtask) for c in ack.committables]
+        mine = (self.pipeline, self.writer.token.log, self.writer.token.start, epoch)
+        for c in found:
+            if (c.pipeline, c.log, c.writer, c.epoch) != mine or c.sink not in self.sinks:
+                raise self._refuse(epoch, f"committable {c.transaction} was not written for this epoch by this writer")
+        if len({c.identity() for c in found}) != len(found):
+            raise self._refuse(epoch, "two subtasks acknowledged the same transaction")
+        return found
+
+    def _check_age(self, epoch: int, committables: Sequence[Committable]) -> None:
+        """Ask the target whether old transactions are still there, before a decision names them."""
+        age = self.policy.monotonic() - self._began
+        for sink in self.sinks.values():
+            mine = [c for c in committables if c.sink == sink.name]
+            if not mine or sink.transaction_timeout is None or age <= sink.transaction_timeout / 4:
+                continue
+            _log.warning(
+                "epoch %s is %.0f s old; sink %s's time-out is %.0f s", epoch, age, sink.name, sink.transaction_timeout
+            )
+            gone = [
+                c
+                for c, state in zip(mine, sink.inspect_many(mine), strict=True)
+                if state in (ExternalState.ABORTED, ExternalState.EXPIRED)
+            ]
+            if gone:
+                raise DataLossError(
+                    f"{len(gone)} transactions ended before they were decided, after {age:.0f} s (time-out "
+                    f"{sink.transaction_timeout:.0f} s). Nothing was committed; a restart writes the epoch again. "
+                    "Make epochs shorter or the time-out longer",
+                    pipeline=self.pipeline,
+                    sink=sink.name,
+                    epoch=epoch,
+                    transaction=gone[0].transaction,
+                )
+
+    def _tidy(self, epoch: int) -> None:
+        for sink in self.sinks.values():
+            try:
+                sink.completed(Scope(self.pipeline, sink.name, self.writer.token.log), epoch)
+            except SinkError as error:
+                _log.warning("housekeeping of sink %s after epoch %s failed: %s", sink.name, epoch, error)
+
+    def _refuse(self, epoch: int, why: str) -> ProtocolError:
+        return ProtocolError(f"{why}; nothing was decided", pipeline=self.pipeline, epoch=epoch)
+
+    def _conflict(self, epoch: int, why: str) -> EpochConflictError:
+        return EpochConflictError(why, pipeline=self.pipeline, epoch=epoch)

@@ -1,0 +1,104 @@
+"""A decision log in a local or shared directory.
+
+A value is written to a temporary file, synced, and given its name by a hard link, which fails if the name exists;
+then the directory is synced. Creating the file under its final name with O_EXCL would be enough for exclusion but
+exposes an empty entry after a crash. A reader syncs the directory before it acts on what it saw, or a power failure
+could take back an entry that it has already acted on.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from ..errors import StoreError
+
+_TEMPORARY = ".put-"
+
+
+class DirectoryStore:
+    """LogStore in a directory.
+
+    Args:
+        path: The directory; created if missing.
+        shared: Whether the directory is on a file system that all machines of the pipeline see (with hard links and
+            close-to-open consistency, as NFS has). A local one is refused where the driver may move.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, shared: bool = False) -> None:
+        self.path = Path(path)
+        self._shared = shared
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            for parent in (self.path, *list(self.path.parents)[:3]):
+                _sync(parent)
+        except OSError as error:
+            raise StoreError(f"cannot make the decision log's directory {self.path}: {error}") from error
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """See LogStore."""
+        temporary = self.path / f"{_TEMPORARY}{secrets.token_hex(8)}"
+        try:
+            _write(temporary, data)
+            try:
+                os.link(temporary, self.path / key)
+                won = True
+            except FileExistsError:
+                won = False
+            temporary.unlink()
+            _sync(self.path)
+        except OSError as error:
+            raise StoreError(f"cannot write entry {key} in {self.path}: {error}") from error
+        return won
+
+    def get(self, key: str) -> bytes | None:
+        """See LogStore."""
+        try:
+            data = (self.path / key).read_bytes()
+            _sync(self.path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"cannot read entry {key} in {self.path}: {error}") from error
+        return data
+
+    def list_keys(self) -> list[str]:
+        """See LogStore."""
+        try:
+            _sync(self.path)
+            return sorted(file.name for file in self.path.iterdir() if not file.name.startswith("."))
+        except OSError as error:
+            raise StoreError(f"cannot list {self.path}: {error}") from error
+
+    def delete(self, key: str) -> None:
+        """See LogStore."""
+        try:
+            (self.path / key).unlink(missing_ok=True)
+            _sync(self.path)
+        except OSError as error:
+            raise StoreError(f"cannot delete entry {key} in {self.path}: {error}") from error
+
+    def describe(self) -> str:
+        """See LogStore."""
+        return f"directory {self.path}"
+
+    @property
+    def shared(self) -> bool:
+        """See LogStore."""
+        return self._shared
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,137 @@
+"""Entries of the decision log, and how they are written down.
+
+An entry is one line of header (format, SHA-256) and one line of JSON. The header makes a damaged entry an error that
+names itself instead of a decision nobody made. The same entry always gives the same bytes, because writers compare
+whole bytes to learn whether a put whose answer was lost was theirs (PROTOCOL, decision log, addition 1).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+from ..errors import LogDamagedError
+from ..transaction.committable import Committable
+
+_MAGIC = b"onceward-log/1 "
+_DIGITS = 20
+
+
+class EpochInput(msgspec.Struct, frozen=True, kw_only=True):
+    """What an epoch was computed from; a replay is recognised only when all of it matches."""
+
+    query: str = ""
+    """Identity of the query (Spark's query id) or graph."""
+    digest: str = ""
+    """SHA-256 of the driver's own record of the input (Spark: the checkpoint's offsets file)."""
+    start: Any = None
+    """Offsets where the input began, as JSON values."""
+    end: Any = None
+    """Offsets where it ended, as JSON values."""
+
+    def same_as(self, other: EpochInput) -> bool:
+        """Whether both write down as the same JSON."""
+        return msgspec.json.encode(self, order="deterministic") == msgspec.json.encode(other, order="deterministic")
+
+
+class _Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry"):
+    pipeline: str
+    log: str
+    """Identity of the log, made by its first START."""
+    position: int
+    writer: str
+    """Random identity of the process that wrote it."""
+    start: int
+    """Position of that writer's START."""
+    at: str = ""
+    """Wall-clock time for people; nothing depends on it."""
+
+
+class Start(_Entry, frozen=True, kw_only=True, tag="START"):
+    """A new writer: from here on every older writer's next put fails."""
+
+
+class Decide(_Entry, frozen=True, kw_only=True, tag="DECIDE"):
+    """The epoch will commit: every committable, the input, the state handles."""
+
+    epoch: int
+    sinks: tuple[str, ...] = ()
+    committables: tuple[Committable, ...] = ()
+    input: EpochInput = EpochInput()
+    state: dict[str, Any] = {}
+    """State handles of the embedded engine, by operator uid (JSON values)."""
+
+
+class Completed(_Entry, frozen=True, kw_only=True, tag="COMPLETED"):
+    """Every transaction of the epoch's decision has ended. Entries below `floor` are void and may be deleted."""
+
+    epoch: int
+    floor: int
+
+
+class Rewind(_Entry, frozen=True, kw_only=True, tag="REWIND"):
+    """Somebody chose to go back: the next decision is for `epoch`."""
+
+    epoch: int
+    why: str
+
+
+class Void(_Entry, frozen=True, kw_only=True, tag="VOID"):
+    """The epoch's decision is void, proven by the target to have committed nothing; it may be decided again."""
+
+    epoch: int
+    proofs: tuple[str, ...]
+
+
+class Resolved(_Entry, frozen=True, kw_only=True, tag="RESOLVED"):
+    """Audit record: a person or a policy settled one decided transaction otherwise than by committing it."""
+
+    epoch: int
+    transaction: str
+    action: str
+    who: str
+    why: str
+
+
+Entry = Start | Decide | Completed | Rewind | Void | Resolved
+
+
+def encode(entry: Entry) -> bytes:
+    """Write an entry down; equal entries give equal bytes."""
+    body = msgspec.json.encode(entry, order="deterministic")
+    return _MAGIC + hashlib.sha256(body).hexdigest().encode() + b"\n" + body + b"\n"
+
+
+def decode(data: bytes, position: int) -> Entry:
+    """Read an entry back.
+
+    Raises:
+        LogDamagedError: The bytes are not what was written at `position`.
+    """
+    header, _, body = data.partition(b"\n")
+    body = body.removesuffix(b"\n")
+    expected = _MAGIC + hashlib.sha256(body).hexdigest().encode()
+    if header != expected:
+        raise LogDamagedError(
+            f"entry {position} of the decision log is damaged: its checksum does not match its {len(body)} bytes. "
+            "Restore the log from a copy; do not delete the entry, for it may be the decision of an epoch"
+        )
+    try:
+        entry: Entry = msgspec.json.decode(body, type=Entry)
+    except msgspec.MsgspecError as error:
+        raise LogDamagedError(f"entry {position} of the decision log is not readable: {error}") from error
+    if entry.position != position:
+        raise LogDamagedError(f"entry {position} of the decision log says that it is entry {entry.position}")
+    return entry
+
+
+def key_of(position: int) -> str:
+    """Key of a position in the store; keys sort as positions do."""
+    return f"{position:0{_DIGITS}d}"
+
+
+def position_of(key: str) -> int | None:
+    """Position of a key; None for a key that is not an entry's."""
+    return int(key) if len(key) == _DIGITS and key.isascii() and key.isdigit() else None

@@ -1,0 +1,113 @@
+"""A decision log in an object store, through fsspec, where a conditional put exists.
+
+fsspec's base class only emulates "create if absent" by looking first, so the file systems whose `mode="create"` is a
+real conditional request are listed here, and the store is probed with two concurrent puts when it is opened.
+"""
+
+from __future__ import annotations
+
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigurationError, StoreError
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+CONDITIONAL_PUT = {
+    "s3": "s3fs sends If-None-Match: *",
+    "s3a": "s3fs sends If-None-Match: *",
+    "gs": "gcsfs sends ifGenerationMatch=0",
+    "gcs": "gcsfs sends ifGenerationMatch=0",
+    "abfs": "adlfs sends If-None-Match: *",
+    "az": "adlfs sends If-None-Match: *",
+}
+"""Protocols whose conditional put is real, and how."""
+
+
+class ObjectStore:
+    """LogStore under a prefix of an object store.
+
+    Args:
+        filesystem: An fsspec file system.
+        prefix: Folder of this log in it.
+        trusted: The caller knows that this file system's `pipe_file(mode="create")` is atomic, although it is not in
+            CONDITIONAL_PUT (for example fsspec's `memory` inside one process).
+
+    Raises:
+        ConfigurationError: The file system has no conditional put, or the probe shows that it does not work.
+    """
+
+    def __init__(self, filesystem: AbstractFileSystem, prefix: str, *, trusted: bool = False) -> None:
+        self._fs = filesystem
+        self.prefix = prefix.rstrip("/")
+        protocols = {filesystem.protocol} if isinstance(filesystem.protocol, str) else set(filesystem.protocol)
+        if not trusted and not protocols & CONDITIONAL_PUT.keys():
+            raise ConfigurationError(
+                f"the file system {sorted(protocols)} has no conditional put, so two writers could both win a slot of "
+                f"the decision log. Use one of {sorted(CONDITIONAL_PUT)}, a shared directory, or a database"
+            )
+        self._probe()
+
+    def _probe(self) -> None:
+        key = f".probe-{secrets.token_hex(8)}"
+        with ThreadPoolExecutor(2) as pool:
+            won = list(pool.map(lambda data: self.put_if_absent(key, data), [b"first", b"second"]))
+        self.delete(key)
+        if sorted(won) != [False, True]:
+            raise ConfigurationError(
+                f"{self.describe()} let {sum(won)} of two concurrent writers win one key: its conditional put does "
+                "not work, so it cannot hold a decision log"
+            )
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """See LogStore."""
+        try:
+            self._fs.pipe_file(self._path(key), data, mode="create")
+        except FileExistsError:
+            return False
+        except Exception as error:
+            # Every backend has errors of its own; any of them leaves the put in doubt.
+            raise StoreError(f"cannot write entry {key} in {self.describe()}: {error}") from error
+        return True
+
+    def get(self, key: str) -> bytes | None:
+        """See LogStore."""
+        data: bytes | None = self._ask("read", lambda: bytes(self._fs.cat_file(self._path(key))), missing=None)
+        return data
+
+    def list_keys(self) -> list[str]:
+        """See LogStore."""
+
+        def names() -> list[str]:
+            self._fs.invalidate_cache(self.prefix)
+            paths = (str(path).rsplit("/", 1)[-1] for path in self._fs.ls(self.prefix, detail=False))
+            return sorted(name for name in paths if not name.startswith("."))
+
+        found: list[str] = self._ask("list", names, missing=[])
+        return found
+
+    def delete(self, key: str) -> None:
+        """See LogStore."""
+        self._ask("delete", lambda: self._fs.rm_file(self._path(key)), missing=None)
+
+    def describe(self) -> str:
+        """See LogStore."""
+        return f"object store {self._fs.unstrip_protocol(self.prefix)}"
+
+    @property
+    def shared(self) -> bool:
+        """See LogStore."""
+        return True
+
+    def _path(self, key: str) -> str:
+        return f"{self.prefix}/{key}"
+
+    def _ask(self, what: str, call: Any, *, missing: Any) -> Any:
+        try:
+            return call()
+        except FileNotFoundError:
+            return missing
+        except Exception as error:
+            raise StoreError(f"cannot {what} in {self.describe()}: {error}") from error

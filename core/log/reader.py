@@ -1,0 +1,57 @@
+"""Read a decision log out of its store.
+
+Readers ignore whatever is below the newest COMPLETED entry's floor: a writer that slept through the pruning may have
+put something into a hole there (PROTOCOL, decision log, addition 2). From the floor to the tail there is no gap; one
+that is seen comes from entries that were written or pruned while the keys were listed, so the listing is repeated.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import LogDamagedError
+from .entries import Completed, Entry, decode, key_of, position_of
+from .view import LogView, fold
+
+if TYPE_CHECKING:
+    from .store import LogStore
+
+_LISTINGS = 20
+
+
+def read(store: LogStore) -> LogView:
+    """What the log says now.
+
+    Raises:
+        StoreError: The store did not answer.
+        LogDamagedError: An entry is damaged or missing.
+    """
+    problem = ""
+    for _ in range(_LISTINGS):
+        positions = sorted(p for p in map(position_of, store.list_keys()) if p is not None)
+        entries, problem = _from_tail(store, positions)
+        if not problem:
+            return fold(entries, entries[0].position if entries else 0)
+    raise LogDamagedError(f"the decision log in {store.describe()} has a gap: {problem}")
+
+
+def _from_tail(store: LogStore, positions: list[int]) -> tuple[list[Entry], str]:
+    """Entries from the floor up, or what is wrong with the listing."""
+    entries: list[Entry] = []
+    floor = None
+    for position in reversed(positions):
+        if floor is not None and position < floor:
+            break
+        if entries and position != entries[-1].position - 1:
+            break
+        data = store.get(key_of(position))
+        if data is None:
+            return [], f"entry {position} was listed and is gone"
+        entry = decode(data, position)
+        if floor is None and isinstance(entry, Completed):
+            floor = entry.floor
+        entries.append(entry)
+    lowest = entries[-1].position if entries else 0
+    if lowest > (floor or 0):
+        return [], f"entry {lowest - 1} is missing and not below the floor {floor or 0}"
+    return entries[::-1], ""

@@ -1,0 +1,136 @@
+"""What the decision log says: a pure fold over its entries.
+
+State after a restart is derived from this and from nothing a process remembers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ..errors import EpochConflictError, LogDamagedError
+from .entries import Completed, Decide, Entry, Resolved, Rewind, Start, Void
+from .permit import CommitPermit, _mint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+NONE = -1
+"""No position, or no epoch."""
+
+
+@dataclass(frozen=True)
+class LogView:
+    """The log as one reader saw it at one instant.
+
+    Attributes:
+        log: Identity of the log; empty for an empty log.
+        tail: Position of the newest entry; NONE for an empty log.
+        floor: Entries below it are void.
+        writer: Identity of the newest START's writer.
+        start: Position of the newest START.
+        decided: Newest decided epoch, the one that the next must follow; NONE if any epoch may come.
+        completed: Newest epoch whose transactions have all ended.
+        newest: The decision of `decided`, if it is still in the log.
+        undone: The decision that is not completed, if there is one (a writer decides only after completing).
+        skipped: Transactions that RESOLVED entries exempt from the undone decision.
+    """
+
+    log: str = ""
+    tail: int = NONE
+    floor: int = 0
+    writer: str = ""
+    start: int = NONE
+    decided: int = NONE
+    completed: int = NONE
+    newest: Decide | None = None
+    undone: Decide | None = None
+    skipped: frozenset[str] = frozenset()
+    rewound: bool = False
+    positions: tuple[tuple[int, Entry], ...] = ()
+
+    def permit(self) -> CommitPermit | None:
+        """Permit for the decision that waits to be finished."""
+        return _mint(self.undone) if self.undone is not None else None
+
+    def names(self, transaction: str) -> bool:
+        """Whether the newest decision names this transaction."""
+        return self.newest is not None and any(c.transaction == transaction for c in self.newest.committables)
+
+    def at(self, position: int) -> Entry | None:
+        """The entry at a position, if it is there and not void."""
+        return next((entry for place, entry in self.positions if place == position), None)
+
+
+def fold(entries: Iterable[Entry], floor: int = 0) -> LogView:
+    """Read a log's entries, in order of position and none of them below the floor.
+
+    Raises:
+        LogDamagedError: The entries cannot have been written by the rules.
+    """
+    view = LogView(floor=floor)
+    places = []
+    for entry in entries:
+        if view.log and entry.log != view.log:
+            raise LogDamagedError(
+                f"entry {entry.position} belongs to another decision log ({entry.log}, not {view.log})"
+            )
+        view = replace(_step(view, entry), log=entry.log, tail=entry.position)
+        places.append((entry.position, entry))
+    return replace(view, positions=tuple(places))
+
+
+def _step(view: LogView, entry: Entry) -> LogView:
+    match entry:
+        case Start():
+            return replace(view, writer=entry.writer, start=entry.position)
+        case Decide():
+            return _decide(view, entry)
+        case Completed():
+            return _complete(view, entry)
+        case Rewind():
+            return replace(view, decided=entry.epoch - 1, completed=entry.epoch - 1, newest=None, rewound=True)
+        case Void():
+            return replace(view, decided=entry.epoch - 1, newest=None, undone=None, skipped=frozenset())
+        case Resolved():
+            return replace(view, skipped=view.skipped | {entry.transaction})
+
+
+def _decide(view: LogView, entry: Decide) -> LogView:
+    if view.undone is not None:
+        raise LogDamagedError(
+            f"entry {entry.position} decides epoch {entry.epoch} while epoch {view.undone.epoch} is not completed"
+        )
+    if view.decided != NONE and entry.epoch != view.decided + 1:
+        raise LogDamagedError(f"entry {entry.position} decides epoch {entry.epoch} after epoch {view.decided}")
+    return replace(view, decided=entry.epoch, newest=entry, undone=entry, skipped=frozenset(), rewound=False)
+
+
+def _complete(view: LogView, entry: Completed) -> LogView:
+    if view.undone is not None and view.undone.epoch != entry.epoch:
+        raise LogDamagedError(
+            f"entry {entry.position} completes epoch {entry.epoch}, but epoch {view.undone.epoch} is the one decided"
+        )
+    return replace(view, completed=entry.epoch, undone=None, floor=max(view.floor, entry.floor))
+
+
+def check_next(view: LogView, epoch: int, pipeline: str) -> None:
+    """Check that `epoch` may be decided next (PROTOCOL, decision log, additions 4 and 5).
+
+    Raises:
+        EpochConflictError: A decision is still to be completed, or another epoch is next.
+    """
+    if view.undone is not None:
+        raise EpochConflictError(
+            f"epoch {view.undone.epoch} is decided and not completed; it must be finished first",
+            pipeline=pipeline,
+            epoch=epoch,
+        )
+    if view.decided != NONE and epoch != view.decided + 1:
+        raise EpochConflictError(
+            f"the newest decided epoch is {view.decided}, so only epoch {view.decided + 1} can be decided next. "
+            "Probably an older or a new checkpoint is used with this pipeline's name: give the pipeline another name, "
+            "use the checkpoint that belongs to it, or go back on purpose with an explicit rewind",
+            pipeline=pipeline,
+            epoch=epoch,
+        )

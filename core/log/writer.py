@@ -1,0 +1,272 @@
+"""Write to a decision log, fenced with nothing but put-if-absent.
+
+The rule: a writer appends only at the position right after its own last entry. So a new writer's START, which takes
+the position after the tail, makes every older writer's next put fail at that instant.
+
+1. (Invariant 3) Two decisions of one epoch would need two entries after one predecessor; put-if-absent allows one.
+2. (Invariant 4) Once START is in the slot that an undecided epoch's decision would take, that decision can never be.
+3. A put that raised is in doubt. The same bytes are offered until the answer is definite; while it is not, this
+   writer offers nothing else (addition 1).
+4. After each put the tail is read: an own entry that is missing or below the floor is void, for the slot had been
+   pruned and this writer had long been fenced (addition 2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..errors import DecisionInDoubtError, FencedError, ProtocolError, StoreError
+from ..steps import Step, reach
+from .entries import Completed, Decide, Entry, EpochInput, Resolved, Rewind, Start, Void, encode, key_of, position_of
+from .permit import CommitPermit, _mint
+from .reader import read
+from .view import LogView, check_next
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..transaction.committable import Committable
+    from .store import LogStore
+
+
+class WriterToken(msgspec.Struct, frozen=True):
+    """What another process needs to go on as the same writer (Spark commits in a process of its own)."""
+
+    log: str
+    writer: str
+    start: int
+    last: int
+
+
+@dataclass(frozen=True)
+class WriterClock:
+    """The world as a log writer needs it; the simulator puts in its own.
+
+    Attributes:
+        token: Gives a fresh random identity (16 hex digits).
+        now: Gives the wall-clock time as text, for people only.
+        pause: Waits before the n-th (from 0) repetition of a put or of a start; False to give up.
+    """
+
+    token: Callable[[], str]
+    now: Callable[[], str]
+    pause: Callable[[int], bool]
+
+
+def wall_clock_text() -> str:
+    """The time now, in UTC, as ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class LogWriter:
+    """One writer of one pipeline's decision log, from its START until it is fenced."""
+
+    def __init__(self, store: LogStore, pipeline: str, clock: WriterClock) -> None:
+        self.store = store
+        self.pipeline = pipeline
+        self._clock = clock
+        self.token = WriterToken("", clock.token(), -1, -1)
+        self.view = LogView()
+        self._pending: tuple[int, bytes] | None = None
+
+    def start(self) -> LogView:
+        """Become the newest writer: put START behind the tail, and return what the log says.
+
+        Raises:
+            StoreError: The store did not give a definite answer.
+            FencedError: Yet another writer started in between.
+        """
+        attempt = 0
+        while True:
+            self.view = read(self.store)
+            position = self.view.tail + 1
+            log = self.view.log or self._clock.token()[:8]
+            self.token = WriterToken(log, self.token.writer, position, position)
+            entry = Start(**self._fields(position, position))
+            if self._offer(position, encode(entry)):
+                break
+            if not self._clock.pause(attempt):
+                raise FencedError(f"{attempt + 1} other writers took the log while this one started", **self._who())
+            attempt += 1
+        self._look_at_tail(position)
+        if self.view.start != position:
+            raise self._fenced(f"entry {self.view.start} is a later START")
+        return self.view
+
+    @classmethod
+    def resume(cls, store: LogStore, pipeline: str, clock: WriterClock, token: WriterToken) -> LogWriter:
+        """Go on as the writer of `token`, in another process.
+
+        Raises:
+            FencedError: The token's last entry is no longer the tail.
+        """
+        writer = cls(store, pipeline, clock)
+        writer.token = token
+        writer.view = read(store)
+        if (writer.view.log, writer.view.tail, writer.view.start) != (token.log, token.last, token.start):
+            raise writer._fenced(f"the log's tail is entry {writer.view.tail}, this writer's last was {token.last}")
+        return writer
+
+    def decide(
+        self,
+        epoch: int,
+        committables: Sequence[Committable],
+        *,
+        sinks: Sequence[str],
+        epoch_input: EpochInput,
+        state: dict[str, Any] | None = None,
+    ) -> CommitPermit:
+        """Make the decision durable.
+
+        Raises:
+            FencedError: A newer writer has started; no decision was made and none can be.
+            DecisionInDoubtError: The store did not answer; the decision may exist.
+        """
+        check_next(self.view, epoch, self.pipeline)
+        reach(Step.DECIDE_BEFORE)
+        decision = Decide(
+            **self._fields(),
+            epoch=epoch,
+            sinks=tuple(sinks),
+            committables=tuple(committables),
+            input=epoch_input,
+            state=state or {},
+        )
+        self._append(decision)
+        reach(Step.DECIDE_AFTER)
+        return _mint(decision)
+
+    def complete(self, epoch: int) -> None:
+        """Record that every transaction of the epoch's decision has ended; then prune.
+
+        Raises:
+            FencedError: A newer writer has started (it finishes the decision itself).
+            DecisionInDoubtError: The store did not answer.
+        """
+        reach(Step.COMPLETE_BEFORE)
+        newest = self.view.newest
+        floor = newest.position if newest is not None else self.view.floor
+        self._append(Completed(**self._fields(), epoch=epoch, floor=floor))
+        reach(Step.COMPLETE_AFTER)
+        self._prune(floor)
+
+    def rewind(self, epoch: int, why: str) -> None:
+        """Record that the next decision is for `epoch`, whatever was decided before."""
+        self._append(Rewind(**self._fields(), epoch=epoch, why=why))
+
+    def void(self, epoch: int, proofs: Sequence[str]) -> None:
+        """Void the epoch's decision, of which the target proved that nothing was committed."""
+        self._append(Void(**self._fields(), epoch=epoch, proofs=tuple(proofs)))
+
+    def resolve(self, epoch: int, transaction: str, *, action: str, who: str, why: str) -> None:
+        """Write the audit record of a transaction that was settled otherwise."""
+        self._append(Resolved(**self._fields(), epoch=epoch, transaction=transaction, action=action, who=who, why=why))
+
+    def bar(self) -> None:
+        """Put a START into the slot that this writer's next entry would take: no such entry can exist any more.
+
+        Raises:
+            FencedError: Something else is in that slot; ask the log again.
+            StoreError: The store did not give a definite answer.
+        """
+        self._pending = None  # a START may take the slot of a put that is in doubt
+        position = self.token.last + 1
+        self.token = WriterToken(self.token.log, self._clock.token(), position, position)
+        if not self._offer(position, encode(Start(**self._fields(position, position)))):
+            raise self._fenced(f"entry {position} was there before")
+        self._look_at_tail(position)
+
+    def still_newest(self) -> bool:
+        """Whether no other writer has started since (reads the tail)."""
+        self.view = read(self.store)
+        return self.view.start == self.token.start and self.view.log == self.token.log
+
+    def _append(self, entry: Entry) -> None:
+        position, data = entry.position, encode(entry)
+        if self._pending is not None and self._pending != (position, data):
+            raise ProtocolError(
+                f"the put of entry {self._pending[0]} is in doubt: nothing else may be offered; restart", **self._who()
+            )
+        self._pending = (position, data)
+        try:
+            if not self._offer(position, data):
+                self._pending = None
+                raise self._fenced(f"entry {position} was written by another writer")
+            self._look_at_tail(position)
+        except StoreError as error:
+            raise DecisionInDoubtError(
+                f"entry {position} of the decision log may or may not be written ({error}). Nothing was aborted; "
+                "a restart finds out and finishes or replays the epoch",
+                **self._who(),
+            ) from error
+        self._pending = None
+        self.token = WriterToken(self.token.log, self.token.writer, self.token.start, position)
+
+    def _offer(self, position: int, data: bytes) -> bool:
+        """Offer the same bytes until the answer is definite: whether they are in the slot."""
+        attempt = 0
+        while True:
+            try:
+                return self._put(position, data)
+            except StoreError:
+                if not self._clock.pause(attempt):
+                    raise
+                attempt += 1
+
+    def _put(self, position: int, data: bytes) -> bool:
+        reach(Step.LOG_PUT_BEFORE)
+        won = self.store.put_if_absent(key_of(position), data)
+        reach(Step.LOG_PUT_AFTER)
+        return won or self.store.get(key_of(position)) == data
+
+    def _look_at_tail(self, position: int) -> None:
+        self.view = self._read_until_definite()
+        if self.view.at(position) is None or self.view.log != self.token.log:
+            raise self._fenced(f"entry {position} was put below the floor {self.view.floor}: it is void")
+
+    def _read_until_definite(self) -> LogView:
+        attempt = 0
+        while True:
+            try:
+                return read(self.store)
+            except StoreError as error:
+                if not error.retryable or not self._clock.pause(attempt):
+                    raise
+                attempt += 1
+
+    def _prune(self, floor: int) -> None:
+        """Delete what is below a durable floor, in ascending order; a failure only leaves more for the next time."""
+        try:
+            below = [key for key in self.store.list_keys() if (position_of(key) or 0) < floor]
+            for key in below:
+                if position_of(key) is None:
+                    continue
+                reach(Step.LOG_DELETE_BEFORE)
+                self.store.delete(key)
+                reach(Step.LOG_DELETE_AFTER)
+        except StoreError:
+            return
+
+    def _fields(self, position: int | None = None, start: int | None = None) -> dict[str, Any]:
+        return {
+            "pipeline": self.pipeline,
+            "log": self.token.log,
+            "position": self.token.last + 1 if position is None else position,
+            "writer": self.token.writer,
+            "start": self.token.start if start is None else start,
+            "at": self._clock.now(),
+        }
+
+    def _who(self) -> dict[str, Any]:
+        return {"pipeline": self.pipeline}
+
+    def _fenced(self, why: str) -> FencedError:
+        return FencedError(
+            f"a newer writer of this pipeline has started, so this one stops: {why}. Run each pipeline once; if this "
+            "is the newer one, stop the other and start again",
+            **self._who(),
+        )
