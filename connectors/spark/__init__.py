@@ -1,0 +1,5 @@
+"""Spark: `exactly_once` for several sinks in one decision, and the data source formats."""
+
+from .exactly_once import exactly_once
+
+__all__ = ["exactly_once"]

@@ -1,0 +1,163 @@
+"""`exactly_once`: a streaming query whose every micro-batch reaches all sinks in one atomic decision.
+
+The micro-batch boundary is the barrier. Executors write and pre-commit inside mapInArrow; the driver collects their
+acknowledgements, decides once for all sinks, commits, and puts COMPLETED before the function returns, hence before
+Spark logs the batch. A batch that Spark replays because it died in between is recognised and not written again.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from ...core.checkpoint import Admission, CommitPolicy, Coordinator, OnLost
+from ...core.errors import ConfigurationError
+from ...core.log import LogStore, open_store
+from ...core.names import check_pipeline_name
+from ...core.transaction import Acknowledgement
+from ...sinks.base import TwoPhaseCommitSink
+from .projection import Projection, schema_for
+from .query import QueryRun, current_run, epoch_input, hadoop_reader
+from .store import check_store, default_store
+from .task import ACK_SCHEMA, EpochTask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from ...core.log import EpochInput
+
+_log = logging.getLogger("onceward.spark")
+
+
+def exactly_once(
+    df: DataFrame,
+    *sinks: TwoPhaseCommitSink[Any],
+    checkpoint: str | None = None,
+    pipeline: str | None = None,
+    store: str | LogStore | None = None,
+    on_lost: OnLost | str = OnLost.FAIL,
+    adopt: bool = False,
+    rewind: str | None = None,
+    on_complete: Callable[[int, EpochInput], None] | None = None,
+) -> DataStreamWriter:
+    """Write a streaming DataFrame into one or more sinks, each record's effect exactly once.
+
+    Args:
+        df: A streaming DataFrame.
+        sinks: Where it goes; each with a name of its own. A sink's `select` and `where` choose its columns and rows.
+        checkpoint: Spark's checkpoint folder; without it the one that Spark's configuration gives.
+        pipeline: Name of the pipeline, part of every transaction's name; by default the query's id.
+        store: Where the decision log lives (a URL for `open_store`); by default inside the checkpoint.
+        on_lost: What to do when a decided transaction can no longer be committed: "fail", "replay" or "skip".
+        adopt: Begin at whatever batch the query is at: it ran with another sink until now.
+        rewind: Why the pipeline goes back to an older state on purpose; recorded in the log.
+        on_complete: Called on the driver after an epoch's COMPLETED entry is durable, with its number and input.
+            Called again for the newest epoch after a restart.
+
+    Returns:
+        A DataStreamWriter: set trigger, output mode and query name, then `start()`.
+
+    Raises:
+        ConfigurationError: A setting is wrong, or a target is not set up for the guarantee.
+        SchemaError: A column does not fit a sink; the message names it.
+    """
+    _check(df, sinks, pipeline)
+    for sink in sinks:
+        sink.validate(schema_for(df, sink))
+    handler = EpochHandler(
+        df.sparkSession,
+        list(sinks),
+        pipeline=pipeline,
+        store=store,
+        policy=CommitPolicy(on_lost=OnLost(on_lost)),
+        adopt=adopt,
+        rewind=rewind,
+        on_complete=on_complete,
+    )
+    writer = df.writeStream.foreachBatch(handler)
+    return writer.option("checkpointLocation", checkpoint) if checkpoint is not None else writer
+
+
+def _check(df: DataFrame, sinks: Sequence[TwoPhaseCommitSink[Any]], pipeline: str | None) -> None:
+    if not df.isStreaming:
+        raise ConfigurationError("exactly_once needs a streaming DataFrame; use df.write.format(…) for a batch")
+    if not sinks or not all(isinstance(sink, TwoPhaseCommitSink) for sink in sinks):
+        raise ConfigurationError("exactly_once needs at least one sink, each a TwoPhaseCommitSink")
+    names = [sink.name for sink in sinks]
+    if len(set(names)) != len(names):
+        raise ConfigurationError(f"each sink of a pipeline needs a name of its own; got {names}")
+    if pipeline is not None:
+        check_pipeline_name(pipeline)
+
+
+class EpochHandler:
+    """The function that Spark calls with each micro-batch; one coordinator per run of the query."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        sinks: Sequence[TwoPhaseCommitSink[Any]],
+        *,
+        pipeline: str | None,
+        store: str | LogStore | None,
+        policy: CommitPolicy,
+        adopt: bool,
+        rewind: str | None,
+        on_complete: Callable[[int, EpochInput], None] | None,
+    ) -> None:
+        self.spark = spark
+        self.sinks = sinks
+        self.pipeline = pipeline
+        self.store = store
+        self.policy = policy
+        self.adopt = adopt
+        self.rewind = rewind
+        self.on_complete = on_complete
+        self._projection = Projection(sinks)
+        self._run: QueryRun | None = None
+        self._coordinator: Coordinator | None = None
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        """Run one micro-batch as one epoch."""
+        run = current_run(self.spark)
+        coordinator = self._coordinator_of(run, batch)
+        about = epoch_input(hadoop_reader(self.spark), run.checkpoint, run.query, batch)
+        if coordinator.admit(batch, about, adopt=self.adopt) is Admission.REPLAY:
+            _log.warning("epoch %s is decided and completed: it is replayed without writing", batch)
+            # A stateful query must run the batch all the same, or its state store misses a version for ever.
+            frame.write.format("noop").mode("overwrite").save()
+        else:
+            acks = self._write(frame, coordinator, batch)
+            coordinator.commit(batch, acks, about, sweep_after=_speculates(self.spark))
+        if self.on_complete is not None:
+            self.on_complete(batch, about)
+
+    def _write(self, frame: DataFrame, coordinator: Coordinator, batch: int) -> list[Acknowledgement]:
+        contexts = [coordinator.context(sink.name, batch, subtask=-1) for sink in self.sinks]
+        task = EpochTask(self.sinks, contexts, self._projection)
+        rows = self._projection.of(frame, self.sinks).mapInArrow(task, ACK_SCHEMA).collect()
+        return [Acknowledgement.from_json(row[0]) for row in rows]
+
+    def _coordinator_of(self, run: QueryRun, batch: int) -> Coordinator:
+        if self._coordinator is None or self._run != run:
+            self._coordinator = None
+            name = self.pipeline or run.query
+            coordinator = Coordinator(name, self._open_store(run, name), self.sinks, self.policy)
+            coordinator.open(rewind=self.rewind, first_epoch=batch)
+            self._run, self._coordinator, self.rewind = run, coordinator, None
+        return self._coordinator
+
+    def _open_store(self, run: QueryRun, pipeline: str) -> LogStore:
+        if self.store is None:
+            store = default_store(run.checkpoint, pipeline)
+        else:
+            store = open_store(self.store, pipeline=pipeline) if isinstance(self.store, str) else self.store
+        check_store(store, self.spark.sparkContext.master or "local")
+        return store
+
+
+def _speculates(spark: SparkSession) -> bool:
+    return spark.sparkContext.getConf().get("spark.speculation", "false").lower() == "true"

@@ -1,0 +1,50 @@
+"""Where a Spark pipeline's decision log lives by default, and where it may not."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from ...core.errors import ConfigurationError
+from ...core.log import LogStore, open_store
+from ...core.log.objects import CONDITIONAL_PUT
+
+FOLDER = "onceward"
+"""Folder of the decision log inside a checkpoint, so that it is copied and moved with it."""
+
+
+def default_store(checkpoint: str, pipeline: str) -> LogStore:
+    """The decision log inside a checkpoint folder.
+
+    Raises:
+        ConfigurationError: The checkpoint's file system has no put-if-absent.
+    """
+    scheme = urlsplit(checkpoint).scheme
+    if scheme not in ("", "file", *CONDITIONAL_PUT):
+        raise ConfigurationError(
+            f"the checkpoint is on {scheme}://, which cannot hold a decision log. Say where the log shall live, for "
+            "example store='postgresql+psycopg://user@host/db'"
+        )
+    path = checkpoint.removeprefix("file://") if scheme == "file" else checkpoint
+    return open_store(
+        f"{_single_slash(path)}/{FOLDER}" if scheme in ("", "file") else f"{path}/{FOLDER}", pipeline=pipeline
+    )
+
+
+def _single_slash(path: str) -> str:
+    """Hadoop writes file:/x, file:///x or /x for one place."""
+    return "/" + path.removeprefix("file:").lstrip("/")
+
+
+def check_store(store: LogStore, master: str) -> None:
+    """Refuse a store on a local disk where the driver may run elsewhere the next time.
+
+    Raises:
+        ConfigurationError: It is one.
+    """
+    if store.shared or master.startswith("local"):
+        return
+    raise ConfigurationError(
+        f"the decision log in {store.describe()} is on a local disk, but the master is {master}: after a failure the "
+        "driver may run on another machine and would not find it. Use a database (store='postgresql+psycopg://…'), an "
+        "object store, or, if the folder is one that all machines see, store='file:///folder?shared=true'"
+    )

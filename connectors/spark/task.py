@@ -1,0 +1,87 @@
+"""What an executor does with its partition of an epoch: write every sink, pre-commit, acknowledge."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+
+from ...core.transaction import Acknowledgement, WriteContext
+from ...sinks.subtask import SubtaskEpoch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from ...sinks.base import TwoPhaseCommitSink
+    from .projection import Projection
+
+ACK_COLUMN = "acknowledgement"
+ACK_SCHEMA = f"{ACK_COLUMN} string"
+
+
+def write_partition(
+    sinks: Sequence[TwoPhaseCommitSink[Any]],
+    contexts: Sequence[WriteContext],
+    projection: Projection,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    retried: bool,
+) -> Acknowledgement:
+    """Write one partition into every sink; on any failure roll back what was not pre-committed."""
+    epochs = [SubtaskEpoch(sink, context) for sink, context in zip(sinks, contexts, strict=True)]
+    try:
+        for batch in batches:
+            for epoch, part in zip(epochs, projection.split(batch), strict=True):
+                epoch.write(part)
+        prepared = [epoch.pre_commit() for epoch in epochs]
+    except BaseException:
+        for epoch in epochs:
+            epoch.discard()
+        raise
+    first = contexts[0]
+    return Acknowledgement(
+        epoch=first.epoch,
+        subtask=first.subtask,
+        attempt=first.attempt,
+        sinks=tuple(sink.name for sink in sinks),
+        committables=tuple(committable for committable in prepared if committable is not None),
+        retried=retried,
+    )
+
+
+class EpochTask:
+    """The function that `mapInArrow` runs on each partition; yields one row with the acknowledgement.
+
+    Args:
+        sinks: The pipeline's sinks.
+        contexts: One context per sink, with subtask and attempt still to be filled in.
+        projection: How the batch's columns reach the sinks.
+    """
+
+    def __init__(
+        self,
+        sinks: Sequence[TwoPhaseCommitSink[Any]],
+        contexts: Sequence[WriteContext],
+        projection: Projection,
+    ) -> None:
+        self.sinks = list(sinks)
+        self.contexts = list(contexts)
+        self.projection = projection
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write the partition."""
+        subtask, attempt = where_am_i()
+        mine = [msgspec.structs.replace(c, subtask=subtask, attempt=attempt) for c in self.contexts]
+        ack = write_partition(self.sinks, mine, self.projection, batches, retried=attempt > 0)
+        yield pa.RecordBatch.from_pydict({ACK_COLUMN: [ack.to_json()]})
+
+
+def where_am_i() -> tuple[int, int]:
+    """Partition and attempt number of the running task."""
+    from pyspark import TaskContext  # noqa: PLC0415 - needs a Spark installation
+
+    context = TaskContext.get()
+    if context is None:
+        return 0, 0
+    return context.partitionId(), context.attemptNumber()
