@@ -1,0 +1,266 @@
+"""Client of Kafka's transaction coordinators: end, fence, describe and list transactions from any process.
+
+Every call is bounded in time and answers with codes or states, never with an exception of a client library. A
+coordinator is looked up when it is first needed, and again when it answers that it has moved, is loading, or does not
+answer. Repeating a request is safe: EndTxn and InitProducerId name the producer epoch, so the second one either
+confirms the first or is refused.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from . import wire
+from .codes import PASSING, Code
+from .errors import kafka_error
+from .handle import Handle
+from .rounds import Rounds
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+T = TypeVar("T")
+Partition = tuple[str, int]
+
+PATIENCE: Final = 5.0
+"""Seconds that a call goes on asking before it answers with the last code it got."""
+TRIES_BEFORE_BOOTSTRAP: Final = 4
+"""Unanswered rounds after which the brokers' addresses themselves are in doubt."""
+ASK_AGAIN: Final = PASSING | {Code.CONCURRENT_TRANSACTIONS}
+
+
+class Description(NamedTuple):
+    """What a coordinator says of a transactional id."""
+
+    code: int
+    state: str = ""
+    """Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort, Dead or PrepareEpochFence."""
+    handle: Handle | None = None
+    timeout_ms: int = 0
+    partitions: frozenset[Partition] = frozenset()
+
+
+class Listing(NamedTuple):
+    """One known transactional id."""
+
+    transactional_id: str
+    producer_id: int
+    state: str
+
+
+class OpenProducer(NamedTuple):
+    """A producer with an open transaction in a partition."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+class TransactionCoordinatorClient:
+    """Ends, fences, describes and lists transactions. Thread-safe; belongs to the process that made it.
+
+    Args:
+        link: Connections to the cluster.
+        patience: Seconds that one call may take at most.
+    """
+
+    def __init__(self, link: wire.Wire, *, patience: float = PATIENCE) -> None:
+        self._wire = link
+        self._patience = patience
+        self._nodes: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._by_pattern = True
+
+    def end_txn(self, transactional_id: str, producer_id: int, producer_epoch: int, *, commit: bool) -> int:
+        """Commit or abort one transaction; see end_many."""
+        return self.end_many([Handle(transactional_id, producer_id, producer_epoch, -1)], commit=commit)[0]
+
+    def end_many(self, handles: Sequence[Handle], *, commit: bool) -> list[int]:
+        """Commit or abort transactions by handle, pipelined.
+
+        Returns:
+            The coordinator's code for each: NONE says that the transaction of this producer epoch is ended this way,
+            now or before. CONCURRENT_TRANSACTIONS and the codes in PASSING remain only when time is over.
+        """
+        requests = {
+            (h.transactional_id, i): wire.end_txn(h.transactional_id, h.producer_id, h.producer_epoch, commit=commit)
+            for i, h in enumerate(handles)
+        }
+        return list(self._ask_each(requests).values())
+
+    def fence(self, transactional_id: str, producer_id: int, producer_epoch: int, *, timeout_ms: int = 60_000) -> int:
+        """Raise the producer epoch, so that the producer which holds it can do nothing any more.
+
+        It aborts an open transaction, also one that a NEWER epoch of the same producer id has begun: the coordinator
+        compares the epoch in every state except Ongoing (measured). So end the transaction by EndTxn first, which is
+        exact, and look at the description.
+        """
+        request = wire.init_producer_id(transactional_id, producer_id, producer_epoch, timeout_ms=timeout_ms)
+        return self._ask_each({(transactional_id, 0): request})[transactional_id, 0]
+
+    def describe(self, ids: Iterable[str]) -> dict[str, Description]:
+        """State, handle, time-out and partitions of each transactional id."""
+        found = dict.fromkeys(ids, Description(Code.NO_ANSWER))
+        waiting = {name: seen.code for name, seen in found.items()}
+        rounds = Rounds(self._patience)
+        for number in rounds:
+            self._look_again(waiting, number)
+            found |= self._describe_once(list(waiting), rounds.left)
+            waiting = {name: found[name].code for name in waiting if found[name].code in PASSING}
+            if not waiting:
+                break
+        return found
+
+    def list_transactions(self, states: Collection[str] = (), *, prefix: str = "") -> list[Listing]:
+        """All transactional ids that any broker knows, in these states (default: any).
+
+        Args:
+            states: Names of states as in Description.
+            prefix: Beginning of the id; a filter that spares the wire, no proof of anything: parse the names.
+
+        Raises:
+            KafkaError: Not every broker answered, so the list would not be complete.
+        """
+        bad = wire.Answer(Code.NO_ANSWER)
+        rounds = Rounds(self._patience)
+        for number in rounds:
+            if number >= TRIES_BEFORE_BOOTSTRAP:
+                self._wire.forget()
+            answers = self._list_once(states, prefix, rounds.left)
+            failed = [answer for answer in answers if answer.code]
+            if answers and not failed:
+                rows = [row for answer in answers for row in answer.response.transaction_states]
+                listed = [Listing(row.transactional_id, row.producer_id, row.transaction_state) for row in rows]
+                return [row for row in listed if row.transactional_id.startswith(prefix)]
+            bad = failed[0] if failed else bad
+            if failed and bad.code not in PASSING:
+                break
+        raise kafka_error("cannot list transactions", bad.code, bad.detail)
+
+    def describe_producers(self, partitions: Collection[Partition]) -> dict[Partition, frozenset[OpenProducer] | None]:
+        """Producers with an open transaction in each partition, as its leader sees it; None if it did not answer.
+
+        `kafka-transactions abort` ends a transaction in the partitions only, without the coordinator: this is the
+        call that shows it.
+        """
+        found: dict[Partition, frozenset[OpenProducer] | None] = dict.fromkeys(partitions)
+        waiting = list(found)
+        rounds = Rounds(self._patience)
+        for number in rounds:
+            if number >= TRIES_BEFORE_BOOTSTRAP:
+                self._wire.forget()
+            found |= self._producers_once(waiting, rounds.left)
+            waiting = [partition for partition in waiting if found[partition] is None]
+            if not waiting:
+                break
+        return found
+
+    def _ask_each(self, requests: Mapping[tuple[str, int], Any]) -> dict[tuple[str, int], int]:
+        """Send each request to its id's coordinator, again while that may help; the last code of each."""
+        codes: dict[tuple[str, int], int] = dict.fromkeys(requests, Code.NO_ANSWER)
+        waiting = list(codes)
+        rounds = Rounds(self._patience)
+        for number in rounds:
+            self._look_again({name: codes[name, i] for name, i in waiting}, number)
+            nodes, failed = self._find({name for name, _ in waiting}, rounds.left)
+            asked = [key for key in waiting if key[0] in nodes]
+            answers = self._wire.exchange([(nodes[key[0]], requests[key]) for key in asked], seconds=rounds.left)
+            codes |= {key: failed[key[0]] for key in waiting if key[0] in failed}
+            codes |= {key: answer.result for key, answer in zip(asked, answers, strict=True)}
+            waiting = [key for key in waiting if codes[key] in ASK_AGAIN]
+            if not waiting:
+                break
+        return codes
+
+    def _find(self, names: Collection[str], seconds: float) -> tuple[dict[str, int], dict[str, int]]:
+        """Node id of each name's coordinator, and the codes of those that have none now."""
+        with self._lock:
+            nodes = {name: self._nodes[name] for name in names if name in self._nodes}
+        unknown = [name for name in names if name not in nodes]
+        if not unknown:
+            return nodes, {}
+        answers = self._wire.coordinators(unknown, seconds=seconds)
+        fresh = {name: answer.response for name, answer in answers.items() if answer.code == Code.NONE}
+        with self._lock:
+            self._nodes |= fresh
+        return nodes | fresh, {name: answer.code for name, answer in answers.items() if answer.code}
+
+    def _look_again(self, codes: Mapping[str, int], number: int) -> None:
+        """Before another round: forget the coordinators that moved, at last also the brokers' addresses."""
+        if number == 0:
+            return
+        with self._lock:
+            for name, code in codes.items():
+                if code in PASSING:
+                    self._nodes.pop(name, None)
+        if number >= TRIES_BEFORE_BOOTSTRAP and Code.NO_ANSWER in codes.values():
+            self._wire.forget()
+
+    def _describe_once(self, names: Sequence[str], seconds: float) -> dict[str, Description]:
+        nodes, failed = self._find(names, seconds)
+        found = {name: Description(code) for name, code in failed.items()}
+        groups = _grouped(nodes)
+        requests = [(node, wire.describe_transactions(group)) for node, group in groups.items()]
+        answers = self._wire.exchange(requests, seconds=seconds)
+        for group, answer in zip(groups.values(), answers, strict=True):
+            if answer.code:
+                found |= {name: Description(answer.code) for name in group}
+            else:
+                found |= {row.transactional_id: _description(row) for row in answer.response.transaction_states}
+        return found
+
+    def _list_once(self, states: Collection[str], prefix: str, seconds: float) -> list[wire.Answer]:
+        pattern = f"{re.escape(prefix)}.*" if prefix and self._by_pattern else None
+        nodes = self._wire.nodes(seconds=seconds)
+        requests = [(node, wire.list_transactions(sorted(states), pattern)) for node in nodes]
+        answers = self._wire.exchange(requests, seconds=seconds)
+        if pattern is not None and any(answer.result == Code.UNSUPPORTED_VERSION for answer in answers):
+            self._by_pattern = False
+            return self._list_once(states, prefix, seconds)
+        return [answer._replace(code=answer.result) for answer in answers]
+
+    def _producers_once(
+        self, partitions: Collection[Partition], seconds: float
+    ) -> dict[Partition, frozenset[OpenProducer] | None]:
+        leaders = self._wire.leaders(sorted({topic for topic, _ in partitions}), seconds=seconds)
+        groups = _grouped({partition: leaders[partition] for partition in partitions if partition in leaders})
+        requests = [(node, wire.describe_producers(_by_topic(group))) for node, group in groups.items()]
+        found: dict[Partition, frozenset[OpenProducer] | None] = {}
+        for answer in self._wire.exchange(requests, seconds=seconds):
+            if answer.code == Code.NONE:
+                found |= _open_producers(answer.response)
+        return found
+
+
+def _description(row: Any) -> Description:
+    handle = Handle(row.transactional_id, row.producer_id, row.producer_epoch, row.transaction_start_time_ms)
+    partitions = frozenset((topic.topic, number) for topic in row.topics for number in topic.partitions)
+    return Description(row.error_code, row.transaction_state, handle, row.transaction_timeout_ms, partitions)
+
+
+def _open_producers(response: Any) -> dict[Partition, frozenset[OpenProducer] | None]:
+    return {
+        (topic.name, partition.partition_index): frozenset(
+            OpenProducer(producer.producer_id, producer.producer_epoch)
+            for producer in partition.active_producers
+            if producer.current_txn_start_offset >= 0
+        )
+        for topic in response.topics
+        for partition in topic.partitions
+        if partition.error_code == Code.NONE
+    }
+
+
+def _grouped(owners: Mapping[T, int]) -> dict[int, list[T]]:
+    groups: dict[int, list[T]] = {}
+    for item, node in owners.items():
+        groups.setdefault(node, []).append(item)
+    return groups
+
+
+def _by_topic(partitions: Iterable[Partition]) -> dict[str, list[int]]:
+    topics: dict[str, list[int]] = {}
+    for topic, number in partitions:
+        topics.setdefault(topic, []).append(number)
+    return topics

@@ -1,0 +1,247 @@
+"""Kafka requests that no public client API can send. The only file that uses kafka-python's private parts.
+
+confluent-kafka cannot end a transaction that another process began, and kafka-python's producer neither; but
+kafka-python ships every request of the protocol, and a connection manager that sends them. What is private about it:
+`kafka.net` (the manager and its event loop) and the request classes. integration/test_kafka_wire.py is the contract
+test: run it before a new kafka-python is allowed.
+
+EndTxn is sent as version 3 and InitProducerId as version 4, the newest of the transaction protocol that librdkafka's
+producers speak; newer ones (KIP-890, KIP-939) change what an epoch means.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from kafka.errors import BrokerResponseError
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
+from kafka.protocol.admin.transactions import (
+    DescribeProducersRequest,
+    DescribeTransactionsRequest,
+    ListTransactionsRequest,
+)
+from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
+from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
+
+from .codes import FORBIDDEN, Code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+END_TXN_VERSION: Final = 3
+INIT_PRODUCER_ID_VERSION: Final = 4
+LIST_BY_PATTERN_VERSION: Final = 2
+PIPELINE: Final = 100
+"""Requests in flight on one connection."""
+
+ANY_NODE: Final = None
+
+
+class Answer(NamedTuple):
+    """The response to one request, or why there is none."""
+
+    code: int
+    response: Any = None
+    detail: str = ""
+
+    @property
+    def result(self) -> int:
+        """The broker's code for the whole request, or the fault."""
+        return self.code or int(getattr(self.response, "error_code", Code.NONE))
+
+
+class Wire:
+    """Connections to the brokers of one cluster. Thread-safe; belongs to the process that made it.
+
+    Args:
+        config: Settings under kafka-python's names.
+        bootstrap_seconds: How long to wait for the first broker.
+    """
+
+    def __init__(self, config: Mapping[str, Any], *, bootstrap_seconds: float = 10.0) -> None:
+        self._config = dict(config)
+        self._bootstrap_seconds = bootstrap_seconds
+        self._lock = threading.Lock()
+        self._manager: Any = None
+
+    def exchange(self, requests: Sequence[tuple[int | None, Any]], *, seconds: float) -> list[Answer]:
+        """Send requests to nodes (None: any), all at once, and wait for the answers.
+
+        Requests to one node are pipelined: they arrive and are answered in order.
+
+        Args:
+            requests: Pairs of node id and request.
+            seconds: Bound of the whole wait.
+
+        Returns:
+            One answer for each request. A fault of the network is an Answer with NO_ANSWER, never an exception.
+        """
+        deadline = time.monotonic() + seconds
+        answers: list[Answer] = []
+        for begin in range(0, len(requests), PIPELINE):
+            answers += self._exchange(requests[begin : begin + PIPELINE], deadline)
+        return answers
+
+    def _exchange(self, requests: Sequence[tuple[int | None, Any]], deadline: float) -> list[Answer]:
+        left = deadline - time.monotonic()
+        try:
+            manager = self._connected(left)
+            sent: list[Answer] = manager.run(lambda: _send_all(manager, requests, deadline))
+        except Exception as error:  # noqa: BLE001 - kafka-python raises its own, OSError, RuntimeError when closing
+            return [_fault(error)] * len(requests)
+        return sent
+
+    def coordinators(self, ids: Sequence[str], *, seconds: float) -> dict[str, Answer]:
+        """Find the transaction coordinators; the response of each answer is a node id."""
+        request = FindCoordinatorRequest(
+            key_type=CoordinatorType.TRANSACTION.value, coordinator_keys=list(ids), min_version=4
+        )
+        [answer] = self.exchange([(ANY_NODE, request)], seconds=seconds)
+        if answer.code:
+            return dict.fromkeys(ids, answer)
+        manager = self._manager
+        found = {}
+        for row in answer.response.coordinators:
+            if row.error_code == Code.NONE and manager is not None:
+                manager.run(lambda row=row: _learn(manager, row))
+            found[row.key] = Answer(row.error_code, row.node_id, row.error_message or "")
+        return {name: found.get(name, Answer(Code.COORDINATOR_NOT_AVAILABLE)) for name in ids}
+
+    def nodes(self, *, seconds: float) -> list[int]:
+        """Ids of the cluster's brokers, freshly asked for; empty if no broker answers."""
+        [answer] = self.exchange([(ANY_NODE, MetadataRequest(topics=[], max_version=12))], seconds=seconds)
+        return [] if answer.code else [broker.node_id for broker in answer.response.brokers]
+
+    def leaders(self, topics: Sequence[str], *, seconds: float) -> dict[tuple[str, int], int]:
+        """Leader of each partition of these topics; partitions without one are missing."""
+        wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
+        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False, max_version=12)
+        [answer] = self.exchange([(ANY_NODE, request)], seconds=seconds)
+        if answer.code:
+            return {}
+        return {
+            (topic.name, partition.partition_index): partition.leader_id
+            for topic in answer.response.topics
+            for partition in topic.partitions
+            if partition.error_code == Code.NONE and partition.leader_id >= 0
+        }
+
+    def forget(self) -> None:
+        """Drop all connections; the next exchange starts from the bootstrap servers again."""
+        with self._lock:
+            manager, self._manager = self._manager, None
+        if manager is not None:
+            _close(manager)
+
+    close = forget
+
+    def _connected(self, seconds: float) -> Any:
+        with self._lock:
+            if self._manager is None:
+                self._manager = _connect(self._config, min(self._bootstrap_seconds, seconds))
+            return self._manager
+
+
+def end_txn(name: str, producer_id: int, producer_epoch: int, *, commit: bool) -> Any:
+    """EndTxnRequest: commit or abort exactly this producer epoch's transaction."""
+    return EndTxnRequest(
+        version=END_TXN_VERSION,
+        transactional_id=name,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        committed=commit,
+    )
+
+
+def init_producer_id(name: str, producer_id: int, producer_epoch: int, *, timeout_ms: int) -> Any:
+    """InitProducerIdRequest: raise the producer epoch by one."""
+    return InitProducerIdRequest(
+        version=INIT_PRODUCER_ID_VERSION,
+        transactional_id=name,
+        transaction_timeout_ms=timeout_ms,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+    )
+
+
+def describe_transactions(names: Sequence[str]) -> Any:
+    """DescribeTransactionsRequest, for the coordinator of all of them."""
+    return DescribeTransactionsRequest(transactional_ids=list(names))
+
+
+def list_transactions(states: Sequence[str], pattern: str | None) -> Any:
+    """ListTransactionsRequest, for every broker; `pattern` (RE2, whole name) needs Kafka 4.1."""
+    filters: dict[str, Any] = {"state_filters": list(states), "producer_id_filters": []}
+    if pattern is not None:
+        filters |= {"transactional_id_pattern": pattern, "min_version": LIST_BY_PATTERN_VERSION}
+    return ListTransactionsRequest(**filters)
+
+
+def describe_producers(partitions: Mapping[str, Sequence[int]]) -> Any:
+    """DescribeProducersRequest, for the leader of all these partitions."""
+    topics = [DescribeProducersRequest.TopicRequest(name=n, partition_indexes=list(p)) for n, p in partitions.items()]
+    return DescribeProducersRequest(topics=topics)
+
+
+def _connect(config: Mapping[str, Any], seconds: float) -> Any:
+    own = {
+        "max_in_flight_requests_per_connection": PIPELINE + 20,
+        "receive_message_max_bytes": 100_000_000,
+        "reconnect_backoff_max_ms": 1000,
+    }
+    net = NetworkSelector()
+    manager = KafkaConnectionManager(net, **{**own, **config})
+    net.start()
+    try:
+        manager.bootstrap(max(0.1, seconds) * 1000)
+    except BaseException:
+        _close(manager)
+        raise
+    return manager
+
+
+def _close(manager: Any) -> None:
+    net = manager._net  # noqa: SLF001
+    with suppress(Exception):
+        manager.run(manager.close)
+    net.stop(timeout_ms=2000)
+    net.close()
+
+
+async def _send_all(manager: Any, requests: Sequence[tuple[int | None, Any]], deadline: float) -> list[Answer]:
+    milliseconds = max(1.0, (deadline - time.monotonic()) * 1000)
+    futures = [_attempt(manager.send, request, node, milliseconds) for node, request in requests]
+    return [await _answer(manager, future, deadline) for future in futures]
+
+
+def _attempt(send: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return send(*arguments)
+    except Exception as error:  # noqa: BLE001 - an unknown node, a sticky authentication failure
+        return error
+
+
+async def _answer(manager: Any, future: Any, deadline: float) -> Answer:
+    if isinstance(future, Exception):
+        return _fault(future)
+    try:
+        response = await manager.wait_for(future, max(1.0, (deadline - time.monotonic()) * 1000))
+    except Exception as error:  # noqa: BLE001 - any failure to get an answer is NO_ANSWER
+        return _fault(error)
+    return Answer(Code.NONE, response)
+
+
+def _learn(manager: Any, row: Any) -> None:
+    """Make the coordinator's address known, also if the metadata do not have it yet."""
+    manager.cluster.add_coordinator(row, CoordinatorType.TRANSACTION, row.key, synthesize_node_id=False)
+
+
+def _fault(error: Exception) -> Answer:
+    code: int = Code.NO_ANSWER
+    if isinstance(error, BrokerResponseError) and error.errno in FORBIDDEN:
+        code = error.errno
+    return Answer(code, detail=f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
