@@ -48,7 +48,7 @@ class SqlStore:
         try:
             _TABLE.metadata.create_all(self._engine)
         except exc.SQLAlchemyError as error:
-            if not sa.inspect(self._engine).has_table(_TABLE.name):  # else another process made it meanwhile
+            if not self._has_table():  # else another process made it meanwhile
                 raise StoreError(f"cannot make the decision log's table in {self.describe()}: {error}") from error
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
@@ -101,6 +101,12 @@ class SqlStore:
     def close(self) -> None:
         """Close the pooled connections."""
         self._engine.dispose()
+
+    def _has_table(self) -> bool:
+        try:
+            return sa.inspect(self._engine).has_table(_TABLE.name)
+        except exc.SQLAlchemyError:
+            return False
 
     @property
     def _mine(self) -> sa.ColumnElement[bool]:
