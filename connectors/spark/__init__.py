@@ -1,5 +1,6 @@
 """Spark: `exactly_once` for several sinks in one decision, and the data source formats."""
 
 from .exactly_once import exactly_once
+from .formats import register
 
-__all__ = ["exactly_once"]
+__all__ = ["exactly_once", "register"]

@@ -1,0 +1,104 @@
+"""The data sources `onceward-kafka` and `onceward-postgres`.
+
+Importable with no extra installed: the sinks' own packages are imported where a sink is made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource
+
+from ...core.errors import ConfigurationError
+from .options import COMMON, FormatOptions
+from .writer import BatchWriter, StreamWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+    from ...sinks.base import TwoPhaseCommitSink
+
+_validated: set[str] = set()
+"""What this driver process has validated already: it lives on across micro-batches."""
+
+
+class SinkFormat(DataSource):
+    """A format that writes into one sink."""
+
+    def make_sink(self, options: Mapping[str, str]) -> TwoPhaseCommitSink[Any]:
+        """The sink that the format's own options describe."""
+        raise NotImplementedError
+
+    def check_complete_mode(self, sink: TwoPhaseCommitSink[Any]) -> None:
+        """Refuse output mode complete where the target would not show one whole result."""
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
+        """A stream writer; `overwrite` is output mode complete."""
+        sink = self._sink(schema)
+        if overwrite:
+            self.check_complete_mode(sink)
+        return StreamWriter(sink, FormatOptions.parse(self.options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        """A batch writer."""
+        if overwrite:
+            raise ConfigurationError(f"{self.name()} appends: use mode('append'), it cannot replace what is there")
+        return BatchWriter(self._sink(schema), FormatOptions.parse(self.options))
+
+    def _sink(self, schema: StructType) -> TwoPhaseCommitSink[Any]:
+        from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - imports pyarrow
+
+        own = {key: value for key, value in self.options.items() if key.lower() not in COMMON - {"name"}}
+        sink = self.make_sink(own)
+        key = f"{schema.json()} {sorted(own.items())}"
+        if key not in _validated:
+            sink.validate(to_arrow_schema(schema))
+            _validated.add(key)
+        return sink
+
+
+class KafkaFormat(SinkFormat):
+    """`format("onceward-kafka")`: read from and write to Kafka, exactly once."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Name of the format."""
+        return "onceward-kafka"
+
+    def make_sink(self, options: Mapping[str, str]) -> TwoPhaseCommitSink[Any]:
+        """A KafkaSink out of `kafka.*`, `topic`, `name`."""
+        from ...sinks.kafka import KafkaSink  # noqa: PLC0415 - an extra
+
+        return KafkaSink.from_options(options)
+
+
+class PostgresFormat(SinkFormat):
+    """`format("onceward-postgres")`: write to PostgreSQL, exactly once."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Name of the format."""
+        return "onceward-postgres"
+
+    def make_sink(self, options: Mapping[str, str]) -> TwoPhaseCommitSink[Any]:
+        """A PostgresSink out of `dsn`, `dbtable`, `mode`, `key`, `name` and what else it takes."""
+        from ...sinks.postgres import PostgresSink  # noqa: PLC0415 - an extra
+
+        return PostgresSink.from_options(options)
+
+    def check_complete_mode(self, sink: TwoPhaseCommitSink[Any]) -> None:
+        """Complete mode writes the whole result at each epoch: it fits an upsert only."""
+        if getattr(sink, "mode", None) != "upsert":
+            raise ConfigurationError(
+                "output mode complete writes the whole result at each epoch, which would insert every row again: "
+                "use option('mode', 'upsert') with option('key', …)"
+            )
+
+
+def register(spark: SparkSession) -> None:
+    """Register the formats with a session; Spark also finds them by the names of the `pyspark_onceward_*` modules."""
+    spark.dataSource.register(KafkaFormat)
+    spark.dataSource.register(PostgresFormat)

@@ -1,0 +1,124 @@
+"""What the first driver process of a micro-batch knows, as it travels to the executors and comes back.
+
+Spark asks for a stream writer in two driver-side Python processes per micro-batch: the first creates it and pickles
+it, the second creates its own right before commit or abort. So START, the finishing of decided epochs and the sweep
+happen when the writer is pickled, before any executor runs; the writer's token travels inside it and comes back in
+each commit message. Nothing is kept in a process: it lives on across batches and even across query runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...core.checkpoint import Coordinator
+from ...core.errors import EpochConflictError, ProtocolError
+from ...core.log import WriterToken
+from ...core.log.view import NONE
+from ...core.transaction import WriteContext
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...core.checkpoint import CommitPolicy
+    from ...core.log import LogStore
+    from ...sinks.base import TwoPhaseCommitSink
+
+
+class Opened(msgspec.Struct, frozen=True, kw_only=True):
+    """One START of one pipeline, ready to be written under.
+
+    Attributes:
+        pipeline: Its name.
+        query: The query's id, or the batch's run key.
+        token: The writer.
+        decided: Newest decided epoch; NONE for none.
+        decided_query: The query that decided it.
+        completed: Newest completed epoch.
+        adopt: Whether the first epoch may be any.
+    """
+
+    pipeline: str
+    query: str
+    token: WriterToken
+    decided: int
+    decided_query: str
+    completed: int
+    adopt: bool = False
+
+    def is_replay(self, epoch: int) -> bool:
+        """Whether the epoch is decided: then nothing is written.
+
+        Raises:
+            EpochConflictError: It is neither the newest decided one nor the next.
+        """
+        if self.decided == NONE:
+            if epoch != 0 and not self.adopt:
+                raise self._conflict(epoch, "the decision log is empty, but this is not the query's first epoch")
+            return False
+        if self.query != self.decided_query:
+            raise self._conflict(epoch, f"its epoch {self.decided} was decided by another query, {self.decided_query}")
+        if epoch == self.decided:
+            return True
+        if epoch != self.decided + 1:
+            raise self._conflict(epoch, f"its newest decided epoch is {self.decided}")
+        return False
+
+    def context(self, sink: str, epoch: int, *, subtask: int, attempt: int) -> WriteContext:
+        """The context of one attempt of one subtask."""
+        return WriteContext(
+            pipeline=self.pipeline,
+            sink=sink,
+            log=self.token.log,
+            writer=self.token.start,
+            epoch=epoch,
+            subtask=subtask,
+            attempt=attempt,
+            completed=self.completed,
+        )
+
+    def _conflict(self, epoch: int, why: str) -> EpochConflictError:
+        return EpochConflictError(
+            f"{why}. Probably an older or a new checkpoint is used with this pipeline's name: give the pipeline "
+            "another name, use the checkpoint that belongs to it, or go back on purpose with option('rewind', why). "
+            "If the query ran with another sink until now, say option('adopt', 'true')",
+            pipeline=self.pipeline,
+            epoch=epoch,
+        )
+
+
+def open_writer(
+    pipeline: str,
+    query: str,
+    store: LogStore,
+    sink: TwoPhaseCommitSink[Any],
+    policy: CommitPolicy,
+    *,
+    adopt: bool = False,
+    rewind: str | None = None,
+) -> Opened:
+    """Put START, finish what is decided, sweep; return what travels with the writer."""
+    coordinator = Coordinator(pipeline, store, [sink], policy)
+    coordinator.open(rewind=rewind)
+    view = coordinator.view
+    return Opened(
+        pipeline=pipeline,
+        query=query,
+        token=coordinator.writer.token,
+        decided=view.decided,
+        decided_query=view.newest.input.query if view.newest is not None else "",
+        completed=view.completed,
+        adopt=adopt or view.rewound,
+    )
+
+
+def one_token(openings: Sequence[Opened]) -> Opened:
+    """The one START that all messages name.
+
+    Raises:
+        ProtocolError: They name several: Spark mixed the messages of two writers.
+    """
+    if len({opened.token for opened in openings}) != 1:
+        raise ProtocolError("the commit messages come from different writers; nothing was decided")
+    return openings[0]

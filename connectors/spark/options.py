@@ -1,0 +1,122 @@
+"""Options that every onceward format has. Spark hands them over without regard to case."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+
+from ...core.checkpoint import CommitPolicy, OnLost
+from ...core.errors import ConfigurationError
+from ...core.log import LogStore, open_store
+from ...core.names import check_pipeline_name
+from .store import default_store
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+COMMON = frozenset({"pipeline", "store", "onlost", "adopt", "rewind", "checkpointlocation", "runkey", "name", "path"})
+"""Names of the options read here, in lower case."""
+
+
+class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The common options of a format.
+
+    Attributes:
+        pipeline: Name of the pipeline; by default the query's id.
+        store: URL of the decision log's store; by default inside the checkpoint.
+        checkpoint: The query's checkpoint location (streaming).
+        run_key: Identity of a batch run: a rerun with the same one writes nothing again.
+        on_lost: See CommitPolicy.
+        adopt: See exactly_once.
+        rewind: See exactly_once.
+    """
+
+    pipeline: str | None = None
+    store: str | None = None
+    checkpoint: str | None = None
+    run_key: str | None = None
+    on_lost: OnLost = OnLost.FAIL
+    adopt: bool = False
+    rewind: str | None = None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> FormatOptions:
+        """Read the common options.
+
+        Raises:
+            ConfigurationError: A value is not usable.
+        """
+        low = {key.lower(): value for key, value in options.items()}
+        on_lost = low.get("onlost", OnLost.FAIL.value).lower()
+        if on_lost not in [choice.value for choice in OnLost]:
+            raise ConfigurationError(f"option onLost is {on_lost!r}; give one of {[c.value for c in OnLost]}")
+        pipeline = low.get("pipeline")
+        return cls(
+            pipeline=check_pipeline_name(pipeline) if pipeline is not None else None,
+            store=low.get("store"),
+            checkpoint=low.get("checkpointlocation"),
+            run_key=low.get("runkey"),
+            on_lost=OnLost(on_lost),
+            adopt=low.get("adopt", "false").lower() == "true",
+            rewind=low.get("rewind"),
+        )
+
+    def policy(self) -> CommitPolicy:
+        """The coordinator's policy."""
+        return CommitPolicy(on_lost=self.on_lost)
+
+    def checkpoint_root(self) -> str:
+        """The checkpoint, which a streaming format must be told.
+
+        Raises:
+            ConfigurationError: It was not.
+        """
+        if self.checkpoint is None:
+            raise ConfigurationError(
+                "the format needs option('checkpointLocation', …) on the query itself: from Spark's configuration "
+                "(spark.sql.streaming.checkpointLocation) it does not reach a Python data source. exactly_once(…) "
+                "works with the configuration too"
+            )
+        return self.checkpoint.rstrip("/")
+
+    def query(self) -> str:
+        """The query's id, out of the checkpoint's metadata file."""
+        text = read_text(f"{self.checkpoint_root()}/metadata")
+        if text is None:
+            raise ConfigurationError(f"the checkpoint {self.checkpoint} has no metadata file: is it this query's?")
+        return str(json.loads(text)["id"])
+
+    def open_store(self, pipeline: str) -> LogStore:
+        """The decision log's store of a streaming query."""
+        if self.store is not None:
+            return open_store(self.store, pipeline=pipeline)
+        return default_store(self.checkpoint_root(), pipeline)
+
+
+def read_text(url: str) -> str | None:
+    """Read a small text file, local or through fsspec; None if it is not there.
+
+    Raises:
+        ConfigurationError: Nothing here can read that file system.
+    """
+    if urlsplit(url).scheme in ("", "file"):
+        path = "/" + url.removeprefix("file:").lstrip("/") if url.startswith("file:") else url
+        try:
+            with open(path, encoding="utf-8") as file:  # noqa: PTH123 - the path is a string from Spark
+                return file.read()
+        except FileNotFoundError:
+            return None
+    try:
+        import fsspec  # noqa: PLC0415 - an extra
+
+        with fsspec.open(url, "rt", encoding="utf-8") as remote:
+            return str(remote.read())
+    except FileNotFoundError:
+        return None
+    except (ImportError, ValueError) as error:
+        raise ConfigurationError(
+            f"cannot read {url} from Python ({error}): install fsspec's package for it, or use exactly_once(…)"
+        ) from error

@@ -1,0 +1,171 @@
+"""The stream writer and the batch writer of a onceward format."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from ...core.checkpoint import Admission, Coordinator
+from ...core.errors import ConfigurationError, FencedError
+from ...core.log import EpochInput, read
+from .opened import Opened, one_token, open_writer
+from .options import FormatOptions, read_text
+from .projection import Projection
+from .query import epoch_input
+from .runs import batch_epoch, batch_pipeline, batch_store
+from .task import where_am_i, write_partition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+    from ...core.log import LogStore
+    from ...core.transaction import Acknowledgement
+    from ...sinks.base import TwoPhaseCommitSink
+
+_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+
+
+@dataclass(frozen=True)
+class WrittenPartition(WriterCommitMessage):
+    """What an executor answers: its acknowledgement (None if the epoch was a replay), and under which START."""
+
+    opened: Opened
+    acknowledgement: Acknowledgement | None
+
+
+class _Writer:
+    """What streams and batches share: opened once, when it is pickled."""
+
+    def __init__(self, sink: TwoPhaseCommitSink[Any], options: FormatOptions) -> None:
+        self.sink = sink
+        self.options = options
+        self.opened: Opened | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Spark pickles the writer in its first driver process, before any executor runs: start there."""
+        if self.opened is None:
+            self.opened = self._open()
+        return dict(self.__dict__)
+
+    def _open(self) -> Opened:
+        raise NotImplementedError
+
+    def _store(self, pipeline: str) -> LogStore:
+        raise NotImplementedError
+
+    def _write(self, opened: Opened, epoch: int, batches: Iterator[pa.RecordBatch]) -> WrittenPartition:
+        if opened.is_replay(epoch):
+            for _ in batches:  # a stateful query must run all the same
+                pass
+            return WrittenPartition(opened, None)
+        subtask, attempt = where_am_i()
+        context = opened.context(self.sink.name, epoch, subtask=subtask, attempt=attempt)
+        ack = write_partition([self.sink], [context], Projection([self.sink]), batches, retried=attempt > 0)
+        return WrittenPartition(opened, ack)
+
+    def _commit(self, messages: Sequence[WriterCommitMessage | None], epoch: int, about: EpochInput) -> None:
+        written = [message for message in messages if isinstance(message, WrittenPartition)]
+        opened = one_token([message.opened for message in written]) if written else self._open_empty()
+        coordinator = Coordinator(opened.pipeline, self._store(opened.pipeline), [self.sink], self.options.policy())
+        coordinator.resume(opened.token)
+        if coordinator.admit(epoch, about, adopt=opened.adopt) is Admission.REPLAY:
+            return
+        acks = [message.acknowledgement for message in written if message.acknowledgement is not None]
+        coordinator.commit(epoch, acks, about)
+
+    def _open_empty(self) -> Opened:
+        """A batch without any partition brings no token: the START at the log's tail is this query's own."""
+        raise NotImplementedError
+
+    def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Touch nothing that is decided; else make the decision impossible first, then abort (invariant 4)."""
+        written = [message for message in messages if isinstance(message, WrittenPartition)]
+        found = [c for m in written if m.acknowledgement is not None for c in m.acknowledgement.committables]
+        if not found:
+            return
+        opened = one_token([message.opened for message in written])
+        coordinator = Coordinator(opened.pipeline, self._store(opened.pipeline), [self.sink], self.options.policy())
+        try:
+            coordinator.resume(opened.token)
+            coordinator.abandon(found)
+        except FencedError:
+            return  # decided, or a newer writer has started: both look after these transactions
+
+
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """Writes each micro-batch of a streaming query as one epoch."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write one partition of one epoch (executor)."""
+        from pyspark import TaskContext  # noqa: PLC0415 - only there on an executor
+
+        context = TaskContext.get()
+        batch = context.getLocalProperty(_BATCH) if context is not None else None
+        if batch is None or self.opened is None:
+            raise ConfigurationError("this format's stream writer works inside a streaming query only")
+        return self._write(self.opened, int(batch), iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Decide and commit the epoch (driver)."""
+        root = self.options.checkpoint_root()
+        self._commit(messages, batchId, epoch_input(read_text, root, self.options.query(), batchId))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
+        """Abort what is not decided (driver). Called with decided messages too, when commit raised."""
+        self._abort(messages)
+
+    def _open(self) -> Opened:
+        query = self.options.query()
+        name = self.options.pipeline or query
+        rewind = self.options.rewind if self._is_other_query(name, query) else None
+        return open_writer(
+            name, query, self._store(name), self.sink, self.options.policy(), adopt=self.options.adopt, rewind=rewind
+        )
+
+    def _is_other_query(self, pipeline: str, query: str) -> bool:
+        """A rewind is done once, by the first START of the query that asks for it."""
+        newest = read(self._store(pipeline)).newest
+        return newest is None or newest.input.query != query
+
+    def _store(self, pipeline: str) -> LogStore:
+        return self.options.open_store(pipeline)
+
+    def _open_empty(self) -> Opened:
+        return self._open()
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    """Writes one batch DataFrame as one epoch: idempotent by pipeline and run key, else atomic only."""
+
+    def __init__(self, sink: TwoPhaseCommitSink[Any], options: FormatOptions) -> None:
+        super().__init__(sink, options)
+        self.run = options.run_key or uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write one partition (executor)."""
+        if self.opened is None:
+            raise ConfigurationError("this format's writer works inside Spark only")
+        return self._write(self.opened, 0, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Decide and commit (driver)."""
+        self._commit(messages, 0, batch_epoch(self.run))
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Abort what is not decided (driver)."""
+        self._abort(messages)
+
+    def _open(self) -> Opened:
+        name = batch_pipeline(self.options, self.run)
+        return open_writer(name, self.run, self._store(name), self.sink, self.options.policy())
+
+    def _store(self, pipeline: str) -> LogStore:
+        return batch_store(self.options, pipeline)
+
+    def _open_empty(self) -> Opened:
+        return self._open()
