@@ -1,0 +1,1 @@
+"""PostgreSQL: connections, binary COPY from Arrow, the ledger, prepared transactions, staging."""

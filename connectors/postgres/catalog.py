@@ -1,0 +1,133 @@
+"""What the server's catalog says of a table: its columns and their real types, domains resolved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .connections import Connection
+    from .tables import TableName
+
+ORDINARY: Final = "r"
+PARTITIONED: Final = "p"
+_KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "i": "an index"}
+
+
+@dataclass(frozen=True)
+class PgType:
+    """A type of the server, seen through its domains."""
+
+    oid: int
+    """Of the type as declared, even if it is a domain: arrays are marked with it."""
+    name: str
+    """pg_type.typname of the base type, for example `int4`."""
+    modifier: int = -1
+    """Length or precision as PostgreSQL packs it (atttypmod); -1 for none."""
+    enum: bool = False
+    element: PgType | None = None
+    """For arrays."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table."""
+
+    name: str
+    type: PgType
+    declared: str
+    """The type as SQL spells it, for messages and DDL, for example `numeric(10,2)`."""
+    not_null: bool = False
+    has_default: bool = False
+    """A default, an identity or a generation expression fills it if it is not written."""
+    generated: bool = False
+    """GENERATED ALWAYS AS (…) STORED: cannot be written."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table and its columns, in order."""
+
+    oid: int
+    schema: str
+    name: str
+    kind: str
+    """pg_class.relkind."""
+    persistence: str
+    """pg_class.relpersistence: p permanent, u unlogged, t temporary."""
+    columns: tuple[Column, ...]
+
+    def column(self, name: str) -> Column | None:
+        """The column of exactly this name."""
+        return next((column for column in self.columns if column.name == name), None)
+
+    @property
+    def kind_text(self) -> str:
+        """What it is, in words."""
+        return _KINDS.get(self.kind, "a table")
+
+
+_FIND: Final = """
+SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relpersistence::text
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = pg_catalog.to_regclass(%(table)s)
+"""
+
+_COLUMNS: Final = """
+SELECT attname, atttypid, atttypmod, pg_catalog.format_type(atttypid, atttypmod), attnotnull,
+       atthasdef OR attidentity <> '', attgenerated <> ''
+FROM pg_catalog.pg_attribute
+WHERE attrelid = pg_catalog.to_regclass(%(table)s) AND attnum > 0 AND NOT attisdropped
+ORDER BY attnum
+"""
+
+_TYPES: Final = """
+WITH RECURSIVE used(oid) AS (
+  SELECT atttypid FROM pg_catalog.pg_attribute
+  WHERE attrelid = pg_catalog.to_regclass(%(table)s) AND attnum > 0 AND NOT attisdropped
+  UNION
+  SELECT CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE t.typelem END
+  FROM pg_catalog.pg_type t JOIN used ON used.oid = t.oid WHERE t.typtype = 'd' OR t.typcategory = 'A'
+)
+SELECT t.oid, t.typname, t.typtype::text, t.typcategory::text, t.typelem, t.typbasetype, t.typtypmod, t.typnotnull
+FROM pg_catalog.pg_type t JOIN used ON used.oid = t.oid
+"""
+
+
+def read_table(connection: Connection, name: TableName) -> Table | None:
+    """Read a table's columns in one round trip; None if there is no such table.
+
+    Binary COPY trusts the caller's types: a column of another type of the same width would be filled with nonsense.
+    So a writer reads this in the transaction that writes, after it locked the table against ALTER TABLE.
+    """
+    parameters = {"table": str(name)}
+    with connection.pipeline():
+        found = connection.execute(_FIND, parameters)
+        columns = connection.execute(_COLUMNS, parameters)
+        types = connection.execute(_TYPES, parameters)
+    row = found.fetchone()
+    if row is None:
+        return None
+    known = {type_row[0]: type_row for type_row in types.fetchall()}
+    oid, schema, relation, kind, persistence = row
+    found_columns = tuple(_column(column, known) for column in columns.fetchall())
+    return Table(oid, schema, relation, kind, persistence, found_columns)
+
+
+def _column(row: Sequence[Any], types: dict[int, Any]) -> Column:
+    name, oid, modifier, declared, not_null, has_default, generated = row
+    column_type, domain_not_null = _resolve(oid, modifier, types)
+    return Column(name, column_type, declared, not_null or domain_not_null, has_default, generated)
+
+
+def _resolve(oid: int, modifier: int, types: dict[int, Any]) -> tuple[PgType, bool]:
+    """The type behind `oid`, and whether a domain on the way forbids null."""
+    _, name, kind, category, element, base, base_modifier, not_null = types[oid]
+    if kind == "d":
+        found, inner_not_null = _resolve(base, base_modifier, types)
+        return replace(found, oid=oid), not_null or inner_not_null
+    if category == "A" and element:
+        return PgType(oid, name, modifier, element=_resolve(element, modifier, types)[0]), False
+    return PgType(oid, name, modifier, enum=kind == "e"), False

@@ -1,0 +1,231 @@
+"""The merge of staged rows into their table, and their abort; see staging.py for why it is exactly once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+from psycopg import sql
+
+from ...core.errors import PostgresError
+from ...core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
+from .connections import borrowed
+from .failures import NO_SCHEMA, NO_TABLE, may_pass, server_words
+from .ledger import Verdict
+from .patience import settle
+from .prepared import ABORT_VERDICTS, COMMIT_VERDICTS
+from .staging import DURABLE, ID, ROW
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...core.transaction import Committable
+    from .connections import Connection
+    from .target import Target
+
+_SLOWEST_MERGE: Final = 5_000
+"""Rows per second below which a merge is taken for hanging."""
+
+_TAKE: Final = """
+WITH held AS (SELECT gid FROM {schema}.staged WHERE gid = ANY(%s) ORDER BY gid FOR UPDATE),
+taken AS (DELETE FROM {schema}.staged s USING held WHERE s.gid = held.gid RETURNING s.*)
+SELECT gid, id, subtask, rows, stage, target, columns, key FROM taken
+"""
+_TAKE_AND_NOTE: Final = """
+WITH held AS (SELECT gid FROM {schema}.staged WHERE gid = ANY(%s) ORDER BY gid FOR UPDATE),
+taken AS (DELETE FROM {schema}.staged s USING held WHERE s.gid = held.gid RETURNING s.*),
+noted AS (
+  INSERT INTO {schema}.ledger (gid, pipeline, sink, log, writer, epoch, subtask, attempt, rows)
+  SELECT gid, pipeline, sink, log, writer, epoch, subtask, attempt, rows FROM taken
+)
+SELECT gid, id, subtask, rows, stage, target, columns, key FROM taken
+"""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """One row of `staged`."""
+
+    gid: str
+    id: int
+    subtask: int
+    rows: int
+    stage: str
+    target: tuple[str, ...]
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+
+    @property
+    def move(self) -> tuple[object, ...]:
+        """Rows with the same of these are moved by one statement."""
+        return (self.stage, self.target, self.columns, self.key)
+
+
+def commit_staged(target: Target, committables: Sequence[Committable]) -> list[CommitOutcome]:
+    """Merge in one transaction for each epoch, in order.
+
+    Raises:
+        PostgresError: The table refuses the rows (a constraint, a missing table): the decision stands.
+    """
+    outcomes: list[CommitOutcome] = []
+    for _, epoch in groupby(committables, key=lambda c: (c.log, c.epoch)):
+        outcomes += _commit_epoch(target, list(epoch))
+    return outcomes
+
+
+def _commit_epoch(target: Target, committables: list[Committable]) -> list[CommitOutcome]:
+    outcomes: dict[str, CommitOutcome] = {}
+    seconds = target.answer_within + sum(c.rows for c in committables) / _SLOWEST_MERGE
+
+    def round_trip() -> bool:
+        with borrowed(target.dsn, "cannot merge", answer_within=seconds) as connection:
+            merged = _merge(connection, target, committables)
+            outcomes.update({gid: CommitOutcome(CommitStatus.COMMITTED) for gid in merged})
+            rest = [c for c in committables if c.transaction not in outcomes]
+            outcomes.update(_look_up(connection, target, rest))
+        return True
+
+    words = settle(round_trip)
+    unanswered = CommitOutcome(CommitStatus.RETRY_LATER, words)
+    return [outcomes.get(c.transaction, unanswered) for c in committables]
+
+
+def _look_up(connection: Connection, target: Target, committables: list[Committable]) -> dict[str, CommitOutcome]:
+    if not committables:
+        return {}
+    first = committables[0]
+    facts = target.ledger.facts(connection, first.pipeline, first.sink, [c.transaction for c in committables])
+    verdicts = {c.transaction: facts.judge(c) for c in committables}
+    return {gid: CommitOutcome(COMMIT_VERDICTS[verdict], why) for gid, (verdict, why) in verdicts.items()}
+
+
+def _merge(connection: Connection, target: Target, committables: list[Committable]) -> list[str]:
+    """Move what is staged; the gids that this call moved."""
+    try:
+        with connection.transaction():
+            _prepare_session(connection, target)
+            taken = _take(connection, target, [c.transaction for c in committables], record=True)
+            for move in dict.fromkeys(staged.move for staged in taken):
+                _move(connection, target, [staged for staged in taken if staged.move == move])
+    except psycopg.Error as error:
+        if error.sqlstate in (NO_TABLE, NO_SCHEMA) and not target.ledger.exists(connection):
+            return []
+        if may_pass(error):
+            raise
+        raise _refused(error, target, committables) from error
+    return [staged.gid for staged in taken]
+
+
+def _refused(error: psycopg.Error, target: Target, committables: list[Committable]) -> PostgresError:
+    first = committables[0]
+    return PostgresError(
+        f"the decided rows of this epoch cannot be moved into the table: {target.dsn.redact(server_words(error))}. "
+        "They are safe in the staging table and the decision stands: change the table so that it takes them, or "
+        "delete the rows that are in their way, and start again",
+        pipeline=first.pipeline,
+        sink=first.sink,
+        epoch=first.epoch,
+    )
+
+
+def _prepare_session(connection: Connection, target: Target) -> None:
+    milliseconds = max(1, round(target.lock_timeout * 1000))
+    with connection.pipeline():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE")
+        connection.execute(
+            "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', '0', true)",
+            [str(milliseconds)],
+        )
+        connection.execute(DURABLE)
+
+
+def _take(connection: Connection, target: Target, gids: list[str], *, record: bool) -> list[Staged]:
+    """Delete the rows of `staged`, waiting for whoever holds them; with `record`, note them in the ledger."""
+    rows = connection.execute(target.ledger.query(_TAKE_AND_NOTE if record else _TAKE), [gids]).fetchall()
+    return [Staged(*row[:5], *(tuple(names) for names in row[5:])) for row in rows]
+
+
+def _move(connection: Connection, target: Target, group: list[Staged]) -> None:
+    first = group[0]
+    stage = target.ledger.table(first.stage)
+    into = sql.Identifier(*first.target)
+    ids = [staged.id for staged in group]
+    if first.key:
+        connection.execute(_upsert(first, stage, into), {"ids": ids, "subtasks": [staged.subtask for staged in group]})
+    else:
+        columns = _names(first.columns)
+        statement = sql.SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM {} WHERE {} = ANY(%(ids)s)")
+        connection.execute(statement.format(into, columns, columns, stage, sql.Identifier(ID)), {"ids": ids})
+    removed = _delete(connection, stage, ids)
+    expected = sum(staged.rows for staged in group)
+    if removed != expected:
+        raise PostgresError(f"staging table {first.stage} holds {removed} rows of {expected}: somebody changed it")
+
+
+def _upsert(first: Staged, stage: sql.Composable, into: sql.Composable) -> sql.Composed:
+    """DISTINCT ON keeps each key's last row; its order by key makes concurrent merges lock in the same order."""
+    others = [column for column in first.columns if column not in first.key]
+    updates = [sql.SQL("{} = EXCLUDED.{}").format(sql.Identifier(c), sql.Identifier(c)) for c in others]
+    action = sql.SQL("UPDATE SET ") + sql.SQL(", ").join(updates) if updates else sql.SQL("NOTHING")
+    return sql.SQL(
+        "INSERT INTO {into} ({columns}) OVERRIDING SYSTEM VALUE"
+        " SELECT DISTINCT ON ({keys}) {values} FROM {stage} s"
+        " JOIN unnest(%(ids)s::bigint[], %(subtasks)s::integer[]) AS part(id, subtask) ON part.id = s.{id}"
+        " ORDER BY {keys}, part.subtask DESC, s.{row} DESC"
+        " ON CONFLICT ({key}) DO {action}"
+    ).format(
+        into=into,
+        columns=_names(first.columns),
+        values=_names(first.columns, "s"),
+        keys=_names(first.key, "s"),
+        key=_names(first.key),
+        stage=stage,
+        id=sql.Identifier(ID),
+        row=sql.Identifier(ROW),
+        action=action,
+    )
+
+
+def _names(columns: Sequence[str], table: str | None = None) -> sql.Composed:
+    prefix = () if table is None else (table,)
+    return sql.SQL(", ").join(sql.Identifier(*prefix, column) for column in columns)
+
+
+def _delete(connection: Connection, stage: sql.Composable, ids: list[int]) -> int:
+    statement = sql.SQL("DELETE FROM {} WHERE {} = ANY(%s)").format(stage, sql.Identifier(ID))
+    return connection.execute(statement, [ids]).rowcount
+
+
+def abort_staged(target: Target, committable: Committable) -> AbortOutcome:
+    """Delete exactly these staged rows; refused if they were merged."""
+    outcome = AbortOutcome(AbortStatus.RETRY_LATER, "no answer")
+
+    def round_trip() -> bool:
+        nonlocal outcome
+        with borrowed(target.dsn, "cannot abort", answer_within=target.answer_within) as connection:
+            outcome = _abort_once(connection, target, committable)
+        return outcome.status is not AbortStatus.RETRY_LATER
+
+    words = settle(round_trip)
+    if outcome.status is AbortStatus.RETRY_LATER and words:
+        return AbortOutcome(AbortStatus.RETRY_LATER, words)
+    return outcome
+
+
+def _abort_once(connection: Connection, target: Target, committable: Committable) -> AbortOutcome:
+    if not target.ledger.exists(connection):
+        return AbortOutcome(AbortStatus.ABORTED, "this database has no ledger, so nothing is staged in it")
+    with connection.transaction():
+        _prepare_session(connection, target)
+        taken = _take(connection, target, [committable.transaction], record=False)
+        for staged in taken:
+            _delete(connection, target.ledger.table(staged.stage), [staged.id])
+    if taken:
+        return AbortOutcome(AbortStatus.ABORTED)
+    facts = target.ledger.facts(connection, committable.pipeline, committable.sink, [committable.transaction])
+    verdict, why = facts.judge(committable)
+    if verdict is Verdict.UNKNOWN and facts.log is None:
+        return AbortOutcome(AbortStatus.ABORTED, why)
+    return AbortOutcome(ABORT_VERDICTS[verdict], why)

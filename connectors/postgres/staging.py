@@ -1,0 +1,155 @@
+"""Writing through a staging table: each attempt commits its rows aside, one merge per epoch moves them.
+
+Why the merge is exactly once:
+
+1. Staged rows are in no reader's table. A row in `staged`, committed together with them, says that they are whole.
+2. The merge deletes that row, moves the data, and writes the ledger row in one transaction; an abort deletes that
+   row and the data. Whoever deletes it wins; the other one waits, finds it gone, and asks the ledger.
+3. So at any time exactly one of these holds: staged, in the ledger, or neither (aborted, or never staged).
+
+Staging tables are ordinary, logged tables: an unlogged one would be emptied by a crash of the server after the
+subtask had acknowledged. A role or database with synchronous_commit=off would lose acknowledged commits in a crash
+likewise, so these transactions switch it on for themselves.
+
+Within one epoch the last row of a key wins: the order is (subtask, position in the subtask).
+"""
+
+from __future__ import annotations
+
+import array
+import hashlib
+import json
+import secrets
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from psycopg import sql
+
+from ...core.errors import ConfigurationError, SchemaError
+from .catalog import Table, read_table
+from .connections import borrowed
+from .copy_writer import CopyWriter
+from .ledger import CREATION_LOCK
+from .listing import STAGED
+from .plan import plan_copy
+from .tables import TableName
+from .target import make_committable
+from .writing import Writing
+
+if TYPE_CHECKING:
+    from ...core.transaction import Committable
+    from .connections import Connection
+    from .target import Target
+
+ID: Final = "onceward_id"
+ROW: Final = "onceward_row"
+_OWN_FIELDS: Final = (pa.field(ID, pa.int64()), pa.field(ROW, pa.int64()))
+
+DURABLE: Final = (
+    "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
+)
+
+
+class StagedWriting(Writing):
+    """One attempt's transaction, which ends as committed rows of a staging table."""
+
+    id: int
+    stage: TableName
+    table: Table
+
+    def open_copy(self, schema: pa.Schema) -> CopyWriter:
+        """COPY into the staging table, with the transaction's id and each row's position beside the data."""
+        lock = sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(self.target.table.identifier())
+        self.table = self.lock_and_read(lock, schema)
+        plan_copy(schema, self.table)
+        check_key(schema, self.target.key)
+        self.id = secrets.randbits(62)
+        self.stage = stage_name(self.target, self.context.pipeline, self.context.sink, self.table)
+        stage = read_table(self.connection, self.stage) or self._create_stage()
+        extended = pa.schema([*schema, *_OWN_FIELDS])
+        return CopyWriter(self.connection, self.stage.identifier(), plan_copy(extended, stage))
+
+    def _create_stage(self) -> Table:
+        """On another connection: in this one, the others would wait for the end of this transaction."""
+        with borrowed(
+            self.target.dsn, "cannot create a staging table", answer_within=self.target.answer_within
+        ) as other:
+            create_stage(other, self.target, self.stage, self.table)
+        stage = read_table(self.connection, self.stage)
+        if stage is None:
+            raise ConfigurationError(f"the staging table {self.stage} was dropped while it was created")
+        return stage
+
+    def send(self, batch: pa.RecordBatch) -> None:
+        """Add id and position, and write."""
+        assert self.copy is not None  # noqa: S101 - write opened it
+        for column in self.target.key:
+            if batch.column(column).null_count:
+                raise SchemaError(f"key column {column!r} has nulls: an upsert cannot match them")
+        positions = array.array("q", range(self.copy.rows, self.copy.rows + batch.num_rows))
+        own = [
+            pa.repeat(pa.scalar(self.id, pa.int64()), batch.num_rows),
+            pa.Array.from_buffers(pa.int64(), batch.num_rows, [None, pa.py_buffer(positions)]),
+        ]
+        schema = pa.schema([*batch.schema, *_OWN_FIELDS])
+        self.copy.write(pa.RecordBatch.from_arrays([*batch.columns, *own], schema=schema))
+
+    def make_durable(self, rows: int) -> Committable:
+        """Note that the rows are whole, and commit."""
+        if self.copy is None:
+            raise ConfigurationError("nothing was written: an empty epoch has no transaction")
+        insert = self.target.ledger.query(
+            "INSERT INTO {schema}.staged (gid, pipeline, sink, log, writer, epoch, subtask, attempt, rows, id, stage,"
+            " target, columns, key) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
+        )
+        name = self.name
+        row = [str(name), *name.scope, name.start, name.epoch, name.subtask, name.attempt, rows, self.id]
+        columns = [column for column in self.copy.columns if column not in (ID, ROW)]
+        row += [self.stage.table, [self.table.schema, self.table.name], columns, list(self.target.key)]
+        with self.connection.pipeline():
+            self.connection.execute(DURABLE)
+            self.connection.execute(insert, row)
+            self.connection.execute("COMMIT")
+        return make_committable(STAGED, name, rows)
+
+
+def check_key(schema: pa.Schema, key: tuple[str, ...]) -> None:
+    """Raise SchemaError unless every key column is in the data."""
+    missing = [column for column in key if column not in schema.names]
+    if missing:
+        raise SchemaError(f"key columns {missing} are not in the data, which has {schema.names}")
+
+
+def stage_name(target: Target, pipeline: str, sink: str, table: Table) -> TableName:
+    """The staging table's name: another layout of the target makes another one."""
+    layout = [[c.name, c.declared, c.not_null and not c.has_default] for c in table.columns]
+    text = json.dumps([pipeline, sink, table.schema, table.name, layout])
+    return TableName(target.ledger.schema, "stage_" + hashlib.sha256(text.encode()).hexdigest()[:24])
+
+
+def create_stage(connection: Connection, target: Target, stage: TableName, table: Table) -> None:
+    """Create a staging table for `table`, unless it is there."""
+    taken = [name for name in (ID, ROW) if table.column(name) is not None]
+    if taken:
+        raise ConfigurationError(f"table {target.table} has columns {taken}, which staging needs: rename them")
+    columns: list[sql.Composable] = [sql.SQL("onceward_id bigint NOT NULL, onceward_row bigint NOT NULL")]
+    for column in table.columns:
+        if not column.generated:
+            needed = " NOT NULL" if column.not_null and not column.has_default else ""
+            declared = sql.SQL(column.declared + needed)
+            columns.append(sql.SQL("{} {}").format(sql.Identifier(column.name), declared))
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", [CREATION_LOCK])
+        connection.execute(
+            # Each epoch's rows live for a moment: without eager vacuuming the dead ones pile up for a minute.
+            sql.SQL(
+                "CREATE TABLE IF NOT EXISTS {} ({}) WITH (autovacuum_vacuum_scale_factor = 0,"
+                " autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_insert_threshold = -1)"
+            ).format(stage.identifier(), sql.SQL(", ").join(columns))
+        )
+        index = sql.Identifier(stage.table + "_id")
+        connection.execute(
+            sql.SQL("CREATE INDEX IF NOT EXISTS {} ON {} (onceward_id)").format(index, stage.identifier())
+        )
+        comment = f"onceward: rows on their way to {table.schema}.{table.name}"
+        connection.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(stage.identifier(), sql.Literal(comment)))
