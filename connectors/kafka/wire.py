@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kafka.errors import BrokerResponseError
 from kafka.net.manager import KafkaConnectionManager
+from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.net.selector import NetworkSelector
 from kafka.protocol.admin.transactions import (
     DescribeProducersRequest,
@@ -31,6 +32,8 @@ from .codes import FORBIDDEN, Code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from .oauth import TokenSource
 
 END_TXN_VERSION: Final = 3
 INIT_PRODUCER_ID_VERSION: Final = 4
@@ -187,7 +190,25 @@ def describe_producers(partitions: Mapping[str, Sequence[int]]) -> Any:
     return DescribeProducersRequest(topics=topics)
 
 
+class _Tokens(AbstractTokenProvider):  # type: ignore[misc]
+    """kafka-python's shape of a token source."""
+
+    def __init__(self, source: TokenSource) -> None:
+        super().__init__()
+        self._source = source
+
+    def token(self) -> str:
+        return self._source.token().value
+
+    def extensions(self) -> dict[str, str]:
+        return self._source.extensions
+
+
 def _connect(config: Mapping[str, Any], seconds: float) -> Any:
+    config = dict(config)
+    source = config.pop("token_source", None)
+    if source is not None:
+        config["sasl_oauth_token_provider"] = _Tokens(source)
     own = {
         "max_in_flight_requests_per_connection": PIPELINE + 20,
         "receive_message_max_bytes": 100_000_000,

@@ -1,0 +1,231 @@
+"""Settings: what reaches which client, what is refused, and that secrets stay hidden."""
+
+import http.server
+import json
+import pickle
+import ssl
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from onceward.connectors.kafka.oauth import TokenSource
+from onceward.connectors.kafka.settings import KafkaSettings, split_options
+from onceward.connectors.kafka.settings_table import TABLE, Goes, as_markdown
+from onceward.core.errors import ConfigurationError
+
+ROOT = Path(__file__).resolve().parent.parent
+SASL = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-512"}
+USER = {"sasl.username": "alice", "sasl.password": "wonder-land"}
+
+
+def settings(**config):
+    return KafkaSettings("broker:9092", {name.replace("_", "."): value for name, value in config.items()})
+
+
+def test_the_documentation_is_the_table():
+    assert (ROOT / "docs" / "kafka-settings.md").read_text() == as_markdown()
+
+
+def test_the_password_reaches_both_clients_and_nobody_else():
+    made = KafkaSettings("broker:9092", {**SASL, **USER})
+    assert made.for_producer()["sasl.password"] == "wonder-land"
+    assert made.for_consumer()["sasl.password"] == "wonder-land"
+    assert made.for_wire()["sasl_plain_password"] == "wonder-land"
+    assert made.for_wire()["sasl_mechanism"] == "SCRAM-SHA-512"
+    assert "wonder-land" not in repr(made)
+    assert "wonder-land" not in str(made)
+
+
+def test_spark_spelling_is_understood():
+    given, rest = split_options({"kafka.bootstrap.servers": "a:1,b:2", "kafka.linger.ms": "7", "topic": "t"})
+    assert rest == {"topic": "t"}
+    made = KafkaSettings(None, given)
+    assert made.for_producer()["bootstrap.servers"] == "a:1,b:2"
+    assert made.for_wire()["bootstrap_servers"] == "a:1,b:2"
+
+
+def test_names_may_keep_their_prefix_and_servers_may_be_a_list():
+    made = KafkaSettings(["a:1", "b:2"], {"kafka.client.id": "me"})
+    assert made["bootstrap.servers"] == "a:1,b:2"
+    assert made.for_wire()["client_id"] == made.for_producer()["client.id"] == "me"
+
+
+def test_the_java_clients_login_line_is_read():
+    line = """org.apache.kafka.common.security.plain.PlainLoginModule required username="al ice" password="a\\"b=c" ;"""
+    made = KafkaSettings("b:1", {"security.protocol": "sasl_ssl", "sasl.mechanism": "plain", "sasl.jaas.config": line})
+    assert made["sasl.username"] == "al ice"
+    assert made["sasl.password"] == 'a"b=c'
+    assert "sasl.jaas.config" not in made.for_producer()
+
+
+def test_producer_settings_do_not_reach_consumers_nor_the_other_way_round():
+    made = settings(linger_ms=5, group_id="g", fetch_min_bytes=1)
+    assert "linger.ms" in made.for_producer()
+    assert "linger.ms" not in made.for_consumer()
+    assert "group.id" not in made.for_producer()
+    assert made.for_consumer()["group.id"] == "g"
+    assert made.for_admin().keys() == {"bootstrap.servers", "client.id"}
+
+
+def test_an_unknown_setting_goes_to_librdkafka_only():
+    made = settings(broker_address_family="v4")
+    assert made.for_producer()["broker.address.family"] == "v4"
+    assert not any("family" in name for name in made.for_wire())
+
+
+@pytest.mark.parametrize("name", [s.name for s in TABLE.values() if s.goes is Goes.NOWHERE])
+def test_what_is_refused_is_named_with_its_reason(name):
+    with pytest.raises(ConfigurationError, match=name.replace(".", r"\.")) as caught:
+        KafkaSettings("b:1", {name: "hush"})
+    assert TABLE[name].says in str(caught.value)
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["ssl.some.day", "sasl.some.day", "https.some.day", "enable.ssl.some.day", "ssl_ca"])
+def test_security_that_is_not_known_to_reach_both_is_refused(name):
+    with pytest.raises(ConfigurationError, match=name):
+        KafkaSettings("b:1", {name: "1"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("acks", "1"),
+        ("request.required.acks", "0"),
+        ("enable.idempotence", False),
+        ("isolation.level", "none"),
+        ("security.protocol", "TLS"),
+        ("sasl.oauthbearer.method", "magic"),
+    ],
+)
+def test_what_would_break_the_protocol_is_refused(name, value):
+    with pytest.raises(ConfigurationError, match=name):
+        KafkaSettings("b:1", {name: value})
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (SASL, "sasl.password"),
+        ({"security.protocol": "SASL_SSL", "sasl.mechanism": "GSSAPI"}, "GSSAPI"),
+        ({"security.protocol": "SASL_SSL"}, "sasl.mechanism"),
+        ({"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}, "oauth_cb"),
+        ({**SASL, "sasl.jaas.config": "Krb5LoginModule required;"}, "sasl.jaas.config"),
+    ],
+)
+def test_incomplete_security_says_what_is_missing(config, named):
+    with pytest.raises(ConfigurationError, match=named):
+        KafkaSettings("b:1", config)
+
+
+def test_missing_servers_are_said():
+    with pytest.raises(ConfigurationError, match=r"bootstrap\.servers"):
+        KafkaSettings(None, {})
+
+
+def test_settings_survive_pickling_and_are_equal_by_value():
+    made = KafkaSettings("b:1", {**SASL, **USER})
+    again = pickle.loads(pickle.dumps(made))
+    assert again == made
+    assert hash(again) == hash(made)
+    assert again != KafkaSettings("b:1", {**SASL, **USER, "sasl.password": "other"})
+
+
+def test_verification_can_be_switched_off_for_both():
+    made = settings(security_protocol="ssl", enable_ssl_certificate_verification="false")
+    context = made.for_wire()["ssl_context"]
+    assert context.verify_mode is ssl.CERT_NONE
+    assert made.for_producer()["enable.ssl.certificate.verification"] == "false"
+
+
+def test_host_names_are_checked_unless_switched_off():
+    assert settings(security_protocol="ssl").for_wire()["ssl_context"].check_hostname
+    off = settings(security_protocol="ssl", ssl_endpoint_identification_algorithm="none").for_wire()["ssl_context"]
+    assert not off.check_hostname
+    assert off.verify_mode is ssl.CERT_REQUIRED
+
+
+def test_a_certificate_file_that_is_not_there_is_a_configuration_error(tmp_path):
+    made = settings(security_protocol="ssl", ssl_ca_location=str(tmp_path / "none.pem"))
+    with pytest.raises(ConfigurationError, match=r"ssl\.ca\.location"):
+        made.for_wire()
+
+
+def tokens(config: str) -> tuple[str, float]:
+    return f"token-of-{config}", time.time() + 100
+
+
+OAUTH = {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
+
+
+def test_a_function_makes_the_tokens_of_both_clients():
+    made = KafkaSettings("b:1", {**OAUTH, "oauth_cb": tokens, "sasl.oauthbearer.config": "me"})
+    assert made.for_wire()["token_source"].token().value == "token-of-me"
+    assert made.for_producer()["oauth_cb"]("")[0] == "token-of-me"
+    assert "sasl.oauthbearer.config" not in made.for_producer()
+
+
+def test_a_function_may_be_given_by_name():
+    made = KafkaSettings("b:1", {**OAUTH, "oauth_cb": "time:time"})
+    assert callable(made.for_wire()["token_source"]._make)
+    with pytest.raises(ConfigurationError, match="module:function"):
+        KafkaSettings("b:1", {**OAUTH, "oauth_cb": "no.such:thing"})
+
+
+def test_a_token_is_kept_for_most_of_its_life_and_then_replaced(monkeypatch):
+    calls = []
+
+    def make(config):
+        calls.append(config)
+        return f"t{len(calls)}", 1000.0 + 100 * len(calls)
+
+    now = [1000.0]
+    monkeypatch.setattr("onceward.connectors.kafka.oauth.time.time", lambda: now[0])
+    source = TokenSource({"oauth_cb": make})
+    assert [source.token().value, source.token().value] == ["t1", "t1"]
+    now[0] = 1079.0
+    assert source.token().value == "t1"
+    now[0] = 1081.0
+    assert source.token().value == "t2"
+
+
+class Endpoint(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        form = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        body = json.dumps({"access_token": f"{self.headers['Authorization']}|{form}", "expires_in": 60}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+def test_tokens_come_from_the_endpoint_by_client_credentials():
+    with http.server.HTTPServer(("127.0.0.1", 0), Endpoint) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        made = KafkaSettings(
+            "b:1",
+            {
+                **OAUTH,
+                "sasl.oauthbearer.method": "oidc",
+                "sasl.oauthbearer.client.id": "id",
+                "sasl.oauthbearer.client.secret": "pw",
+                "sasl.oauthbearer.scope": "kafka",
+                "sasl.oauthbearer.token.endpoint.url": f"http://127.0.0.1:{server.server_port}/token",
+                "sasl.oauthbearer.extensions": "cluster=a,pool=b",
+            },
+        )
+        token, expires, _, extensions = made.for_producer()["oauth_cb"]("")
+        server.shutdown()
+    assert token == "Basic aWQ6cHc=|grant_type=client_credentials&scope=kafka"
+    assert 0 < expires - time.time() <= 60
+    assert extensions == {"cluster": "a", "pool": "b"}
+
+
+def test_an_endpoint_without_credentials_is_refused():
+    with pytest.raises(ConfigurationError, match=r"sasl\.oauthbearer\.client\.secret"):
+        KafkaSettings("b:1", {**OAUTH, "sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.client.id": "id"})
