@@ -1,0 +1,168 @@
+# ruff: noqa: ARG002 - the fakes keep the protocols' signatures
+"""A store in memory with scripted faults, and a participant that remembers its calls; for tests of core/ alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onceward.core.checkpoint import Backoff, CommitPolicy
+from onceward.core.errors import StoreError
+from onceward.core.transaction import (
+    AbortOutcome,
+    AbortStatus,
+    Acknowledgement,
+    CommitOutcome,
+    CommitStatus,
+    Committable,
+    ExternalState,
+    WriteContext,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from onceward.core.names import Scope
+
+
+class MemoryStore:
+    """LogStore in a dict. `faults` holds one function per coming put: called with the put's effect as argument."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, bytes] = {}
+        self.put_faults: list[Callable[[Callable[[], bool]], bool] | None] = []
+        self.read_faults = 0
+        self.delete_faults = 0
+        self.before_delete: Callable[[str], None] | None = None
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        def effect() -> bool:
+            if key in self.entries:
+                return False
+            self.entries[key] = data
+            return True
+
+        fault = self.put_faults.pop(0) if self.put_faults else None
+        return effect() if fault is None else fault(effect)
+
+    def get(self, key: str) -> bytes | None:
+        self._read()
+        return self.entries.get(key)
+
+    def list_keys(self) -> list[str]:
+        self._read()
+        return sorted(self.entries)
+
+    def delete(self, key: str) -> None:
+        if self.delete_faults:
+            self.delete_faults -= 1
+            raise StoreError("delete failed")
+        self.entries.pop(key, None)
+
+    def describe(self) -> str:
+        return "memory"
+
+    @property
+    def shared(self) -> bool:
+        return False
+
+    def _read(self) -> None:
+        if self.read_faults:
+            self.read_faults -= 1
+            raise StoreError("read failed")
+
+
+def not_written(effect: Callable[[], bool]) -> bool:
+    """A put that failed and did not happen."""
+    raise StoreError("put failed")
+
+
+def answer_lost(effect: Callable[[], bool]) -> bool:
+    """A put that happened and whose answer was lost."""
+    effect()
+    raise StoreError("answer lost")
+
+
+class FakeSink:
+    """Participant whose answers are scripted: `answers` is taken from the front, then every commit succeeds."""
+
+    def __init__(self, name: str = "a", timeout: float | None = None) -> None:
+        self.name = name
+        self.transaction_timeout = timeout
+        self.answers: list[CommitStatus | Exception] = []
+        self.open: list[Committable] = []
+        self.committed: list[str] = []
+        self.aborted: list[str] = []
+        self.calls: list[str] = []
+        self.states: dict[str, ExternalState] = {}
+        self.abort_status = AbortStatus.ABORTED
+        self.claim_error: Exception | None = None
+        self.completed_error: Exception | None = None
+        self.when_listed: Callable[[], object] | None = None
+
+    def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
+        return [self._commit(c) for c in committables]
+
+    def _commit(self, committable: Committable) -> CommitOutcome:
+        self.calls.append(f"commit {committable.transaction}")
+        answer = self.answers.pop(0) if self.answers else CommitStatus.COMMITTED
+        if isinstance(answer, Exception):
+            raise answer
+        outcome = CommitOutcome(answer, "scripted")
+        if outcome.settled:
+            self.committed.append(committable.transaction)
+        return outcome
+
+    def abort(self, committable: Committable) -> AbortOutcome:
+        self.aborted.append(committable.transaction)
+        self.open = [c for c in self.open if c != committable]
+        return AbortOutcome(self.abort_status)
+
+    def lingering(self, scope: Scope) -> Iterable[Committable]:
+        listed = list(self.open)
+        if self.when_listed is not None:
+            self.when_listed()
+        return listed
+
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
+        return [self.states.get(c.transaction, ExternalState.PREPARED) for c in committables]
+
+    def claim(self, scope: Scope) -> None:
+        self.calls.append(f"claim {scope.log}")
+        if self.claim_error is not None:
+            raise self.claim_error
+
+    def release(self, scope: Scope) -> None:
+        self.calls.append("release")
+
+    def completed(self, scope: Scope, epoch: int) -> None:
+        self.calls.append(f"completed {epoch}")
+        if self.completed_error is not None:
+            raise self.completed_error
+
+
+def policy(**changes: object) -> CommitPolicy:
+    """A policy without waiting."""
+    still = Backoff(attempts=3, sleep=lambda _: None)
+    return CommitPolicy(**{"commits": still, "puts": still, "now": lambda: "", **changes})  # type: ignore[arg-type]
+
+
+def prepared(context: WriteContext, rows: int = 1) -> Committable:
+    """The committable that a subtask returns for `context`."""
+    return Committable(
+        kind="fake",
+        pipeline=context.pipeline,
+        sink=context.sink,
+        log=context.log,
+        writer=context.writer,
+        epoch=context.epoch,
+        subtask=context.subtask,
+        attempt=context.attempt,
+        transaction=str(context.transaction_name()),
+        rows=rows,
+    )
+
+
+def acknowledgement(*committables: Committable, epoch: int = 0, subtask: int = 0, **changes: object) -> Acknowledgement:
+    """The acknowledgement of a subtask that serves sink `a` only."""
+    values: dict[str, object] = {"epoch": epoch, "subtask": subtask, "attempt": 0, "sinks": ("a",), **changes}
+    return Acknowledgement(committables=committables, **values)  # type: ignore[arg-type]

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+import pytest
+
+from onceward.core.errors import LogDamagedError
+from onceward.core.log import Completed, Decide, Entry, EpochInput, Resolved, Rewind, Start, Void
+from onceward.core.log.entries import decode, encode, key_of, position_of
+from onceward.core.transaction import Committable
+
+BASE = {"pipeline": "p", "log": "0a0b0c0d", "position": 7, "writer": "00112233", "start": 3, "at": "2024-05-01T00:00Z"}
+COMMITTABLE = Committable(
+    kind="kafka",
+    pipeline="p",
+    sink="a",
+    log="0a0b0c0d",
+    writer=3,
+    epoch=5,
+    transaction="onceward:1:p:a:0a0b0c0d:beef:0",
+    handle={"producer": 12, "epoch": 3, "é": [None, True, 1.5]},
+    rows=9,
+)
+ENTRIES: list[Entry] = [
+    Start(**BASE),
+    Decide(
+        **BASE,
+        epoch=5,
+        sinks=("a", "b"),
+        committables=(COMMITTABLE,),
+        input=EpochInput(query="q", digest="d", start=[1, {"x": 2}], end=None),
+        state={"count": {"file": "x"}},
+    ),
+    Completed(**BASE, epoch=5, floor=4),
+    Rewind(**BASE, epoch=2, why="wrong code"),
+    Void(**BASE, epoch=5, proofs=("gid: absent",)),
+    Resolved(**BASE, epoch=5, transaction="t", action="skip", who="me", why="lost"),
+]
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: type(entry).__name__)
+def test_an_entry_is_read_back_as_it_was_written(entry: Entry):
+    assert decode(encode(entry), 7) == entry
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: type(entry).__name__)
+def test_equal_entries_give_equal_bytes(entry: Entry):
+    assert encode(msgspec.json.decode(msgspec.json.encode(entry), type=Entry)) == encode(entry)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: type(entry).__name__)
+def test_every_flipped_byte_is_detected_and_the_entry_is_named(entry: Entry):
+    data = encode(entry)
+    for place in range(len(data)):
+        for flip in (0x01, 0x20, 0x80, 0xFF):
+            damaged = data[:place] + bytes([data[place] ^ flip]) + data[place + 1 :]
+            with pytest.raises(LogDamagedError, match="entry 7 of the decision log"):
+                decode(damaged, 7)
+
+
+def test_every_truncation_that_loses_content_is_detected():
+    data = encode(ENTRIES[1])
+    for length in range(len(data) - 1):
+        with pytest.raises(LogDamagedError, match="entry 7"):
+            decode(data[:length], 7)
+    assert decode(data[:-1], 7) == ENTRIES[1]  # only the line's end is gone
+
+
+def test_an_entry_at_another_position_is_refused():
+    with pytest.raises(LogDamagedError, match="entry 8 of the decision log says that it is entry 7"):
+        decode(encode(ENTRIES[0]), 8)
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"entry":"NEWER"}', b"not json", b"[]"])
+def test_an_entry_of_an_unknown_layout_is_refused(body: bytes):
+    data = b"onceward-log/1 " + hashlib.sha256(body).hexdigest().encode() + b"\n" + body + b"\n"
+    with pytest.raises(LogDamagedError, match="entry 7 of the decision log is not readable"):
+        decode(data, 7)
+
+
+def test_keys_sort_as_positions_do_and_only_entries_have_positions():
+    positions = [0, 9, 10, 99, 12345678901234567890]
+    keys = [key_of(position) for position in positions]
+    assert keys == sorted(keys)
+    assert [position_of(key) for key in keys] == positions
+    assert [position_of(key) for key in ("", "1", ".put-0", "٣" * 20, "x" * 20, "0" * 21)] == [None] * 6
+
+
+def test_inputs_are_the_same_when_they_write_down_as_the_same_json():
+    one = EpochInput(query="q", start=(1, 2), end={"b": 1, "a": 2})
+    two = EpochInput(query="q", start=[1, 2], end={"a": 2, "b": 1})
+    assert one.same_as(two)
+    for other in (EpochInput(query="r"), EpochInput(query="q", digest="d"), EpochInput(query="q", start=[2, 1])):
+        assert not one.same_as(other)

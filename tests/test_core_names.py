@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import random
+import string
+
+import pytest
+
+from onceward.core.errors import ConfigurationError
+from onceward.core.names import (
+    PooledName,
+    Scope,
+    TransactionName,
+    check_pipeline_name,
+    check_sink_name,
+    parse_pooled_name,
+    parse_transaction_name,
+)
+from onceward.core.transaction import WriteContext
+
+LETTERS = string.ascii_letters + string.digits + "._-"
+
+
+def some_name(rng: random.Random, longest: int) -> str:
+    return "".join(rng.choices(LETTERS, k=rng.randint(1, longest)))
+
+
+def some_scope(rng: random.Random) -> Scope:
+    return Scope(some_name(rng, 64), some_name(rng, 32), f"{rng.getrandbits(32):08x}")
+
+
+def some_transaction(rng: random.Random) -> TransactionName:
+    numbers = [rng.choice([0, 1, 9, 10, rng.getrandbits(31)]) for _ in range(4)]
+    return TransactionName(some_scope(rng), *numbers, unique=f"{rng.getrandbits(32):08x}")
+
+
+def test_names_are_read_back_as_they_were_built():
+    rng = random.Random(1)
+    for _ in range(500):
+        name = some_transaction(rng)
+        assert parse_transaction_name(str(name)) == name
+        pooled = PooledName(name.scope, name.unique, rng.randint(0, 99))
+        assert parse_pooled_name(str(pooled)) == pooled
+        assert parse_pooled_name(str(name)) is None
+        assert parse_transaction_name(str(pooled)) is None
+
+
+def test_whatever_is_read_as_a_name_is_written_back_the_same():
+    """No two texts are one name: a text that parses is the canonical one (invariant 9)."""
+    rng = random.Random(2)
+    alphabet = LETTERS + ":: \n٣²é/+"
+    parsed = 0
+    for _ in range(4000):
+        name = some_transaction(rng)
+        text = list(str(rng.choice([name, PooledName(name.scope, name.unique, rng.randint(0, 99))])))
+        for _ in range(rng.randint(1, 3)):
+            place = rng.randrange(len(text))
+            text[place : place + rng.randint(0, 2)] = rng.choices(alphabet, k=rng.randint(0, 2))
+        for parse in (parse_transaction_name, parse_pooled_name):
+            found = parse("".join(text))
+            if found is not None:
+                parsed += 1
+                assert str(found) == "".join(text)
+    assert parsed > 100
+
+
+@pytest.mark.parametrize("other", ["orders-eu", "order", "orders.", "ORDERS", "orders1"])
+def test_a_name_is_never_taken_for_one_whose_pipeline_only_begins_alike(other: str):
+    mine = Scope("orders", "events", "0a0b0c0d")
+    theirs = TransactionName(Scope(other, "events", "0a0b0c0d"), 0, 0, 0, 0, "0123abcd")
+    found = parse_transaction_name(str(theirs))
+    assert found is not None
+    assert found.scope != mine
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "onceward:1:",
+        "onceward:2:p:s:0a0b0c0d:0:0:0:0:0123abcd",
+        "onceward:1:p:s:0a0b0c0d:0:0:0:0",
+        "onceward:1:p:s:0a0b0c0d:0:0:0:0:0123abcd:",
+        "onceward:1:p:s:0a0b0c0d:0:0:0:0:0123ABCD",
+        "onceward:1:p:s:0a0b0c0d:0:0:0:0:xyz",
+        "onceward:1:p:s:0a0b0c0d:00:0:0:0:0123abcd",
+        "onceward:1:p:s:0a0b0c0d:-1:0:0:0:0123abcd",
+        "onceward:1:p:s:0a0b0c0d:+1:0:0:0:0123abcd",
+        "onceward:1:p:s:0a0b0c0d:٣:0:0:0:0123abcd",
+        "onceward:1:p::0a0b0c0d:0:0:0:0:0123abcd",
+        "onceward:1:p:s:LOG:0:0:0:0:0123abcd",
+        " onceward:1:p:s:0a0b0c0d:0:0:0:0:0123abcd",
+        "onceward:1:p:s:0a0b0c0d:0:0:0:0:0123abcd\n",
+    ],
+)
+def test_anything_else_is_no_name(text: str):
+    assert parse_transaction_name(text) is None
+    assert parse_pooled_name(text) is None
+
+
+def test_the_longest_name_fits_into_a_postgres_gid():
+    scope = Scope("p" * 64, "s" * 32, "f" * 8)
+    assert len(str(TransactionName(scope, 10**12, 10**9, 10**6, 10**3, "f" * 8)).encode()) <= 199
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a:b", "é", "a\n", "a/b", "x" * 65])
+def test_a_bad_pipeline_name_is_refused_with_what_is_allowed(name: str):
+    with pytest.raises(ConfigurationError, match="1 to 64 characters"):
+        check_pipeline_name(name)
+
+
+def test_a_sink_name_is_at_most_32_characters():
+    assert check_sink_name("s" * 32) == "s" * 32
+    with pytest.raises(ConfigurationError, match="1 to 32 characters"):
+        check_sink_name("s" * 33)
+
+
+def test_each_attempt_gets_a_name_of_its_own():
+    context = WriteContext(pipeline="p", sink="s", log="0a0b0c0d", writer=3, epoch=4, subtask=5, attempt=6)
+    names = {str(context.transaction_name()) for _ in range(100)}
+    assert len(names) == 100
+    parsed = parse_transaction_name(names.pop())
+    assert parsed is not None
+    assert (parsed.scope, parsed.start, parsed.epoch, parsed.subtask, parsed.attempt) == (context.scope, 3, 4, 5, 6)
+
+
+@pytest.mark.parametrize(
+    ("writer", "epoch", "free"),
+    [(4, 9, True), (4, 0, True), (5, 6, True), (5, 7, True), (5, 8, False), (5, 9, False), (6, 0, False)],
+)
+def test_a_pooled_name_is_free_only_when_an_entry_proves_that_its_transaction_ended(
+    writer: int, epoch: int, free: bool
+):
+    context = WriteContext(pipeline="p", sink="s", log="0a0b0c0d", writer=5, epoch=9, subtask=0, completed=7)
+    assert context.may_reuse(writer, epoch) is free

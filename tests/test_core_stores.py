@@ -1,0 +1,229 @@
+# ruff: noqa: ARG002 - fixtures and overridden methods keep their signatures
+from __future__ import annotations
+
+import os
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from onceward.core.errors import ConfigurationError, LogDamagedError, StoreError
+from onceward.core.log import DirectoryStore, EpochInput, LogWriter, open_store, read
+from onceward.core.log.entries import key_of
+from onceward.core.log.objects import ObjectStore
+from onceward.core.log.sql import SqlStore
+
+from .store_contract import StoreContract, clock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from onceward.core.log import LogStore
+
+
+class AtomicMemory(MemoryFileSystem):
+    """fsspec's memory file system, made safe for threads: it looks and stores in two steps."""
+
+    cachable = False
+    guard = Lock()
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: object) -> None:
+        with self.guard:
+            super().pipe_file(path, value, mode=mode, **kwargs)
+
+
+@pytest.fixture
+def memory() -> Iterator[AtomicMemory]:
+    filesystem = AtomicMemory()
+    filesystem.store.clear()
+    filesystem.pseudo_dirs[:] = [""]
+    yield filesystem
+    filesystem.store.clear()
+
+
+def decided_log(store: LogStore) -> None:
+    writer = LogWriter(store, "p", clock())
+    writer.start()
+    writer.decide(0, [], sinks=["a"], epoch_input=EpochInput())
+
+
+class TestDirectory(StoreContract):
+    @pytest.fixture
+    def url(self, tmp_path: Path) -> str:
+        return f"file://{tmp_path}/log"
+
+    @pytest.fixture
+    def store(self, url: str) -> LogStore:
+        return open_store(url)
+
+    def test_files_left_behind_by_a_crashed_put_are_no_entries(self, store: DirectoryStore):
+        (store.path / ".put-0123456789abcdef").write_bytes(b"half an ent")
+        decided_log(store)
+        assert read(store).decided == 0
+        assert store.list_keys() == [key_of(0), key_of(1)]
+
+    def test_files_of_others_are_no_entries(self, store: DirectoryStore):
+        (store.path / "README").write_text("not mine")
+        decided_log(store)
+        assert read(store).tail == 1
+
+    @pytest.mark.parametrize("kept", [0, 1, 20, 100])
+    def test_a_truncated_entry_is_an_error_that_names_it(self, store: DirectoryStore, kept: int):
+        decided_log(store)
+        path = store.path / key_of(1)
+        path.write_bytes(path.read_bytes()[:kept])
+        with pytest.raises(LogDamagedError, match="entry 1 of the decision log is damaged"):
+            read(store)
+        with pytest.raises(LogDamagedError, match="entry 1"):
+            LogWriter(store, "p", clock()).start()
+
+    def test_a_missing_entry_is_an_error_that_names_it(self, store: DirectoryStore):
+        decided_log(store)
+        store.delete(key_of(0))
+        with pytest.raises(LogDamagedError, match="gap: entry 0 is missing"):
+            read(store)
+
+    def test_every_fault_of_the_file_system_is_a_store_error(self, store: DirectoryStore, tmp_path: Path):
+        (store.path / key_of(5)).mkdir()
+        with pytest.raises(StoreError, match=key_of(5)):
+            store.get(key_of(5))
+        with pytest.raises(StoreError, match=key_of(5)):
+            store.delete(key_of(5))
+        (store.path / key_of(5)).rmdir()
+        store.path.rmdir()
+        for call in (store.list_keys, lambda: store.put_if_absent(key_of(0), b"x")):
+            with pytest.raises(StoreError):
+                call()
+        (tmp_path / "file").write_text("")
+        with pytest.raises(StoreError, match="cannot make"):
+            DirectoryStore(tmp_path / "file")
+
+    def test_a_link_that_fails_leaves_the_put_in_doubt(self, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch):
+        def no_link(*_: object) -> None:
+            raise OSError(95, "Operation not supported")
+
+        monkeypatch.setattr(os, "link", no_link)
+        with pytest.raises(StoreError, match="not supported"):
+            store.put_if_absent(key_of(0), b"x")
+
+    def test_a_directory_is_shared_only_if_said_so(self, tmp_path: Path):
+        assert not open_store(f"{tmp_path}/plain path").shared
+        assert open_store(f"file://{tmp_path}/a%20b?shared=true").shared
+        assert (tmp_path / "a b").is_dir()
+        assert str(tmp_path / "plain path") in open_store(f"{tmp_path}/plain path").describe()
+
+
+class TestSqlite(StoreContract):
+    @pytest.fixture
+    def url(self, tmp_path: Path) -> str:
+        return f"sqlite:///{tmp_path}/log.db"
+
+    @pytest.fixture
+    def store(self, url: str) -> Iterator[SqlStore]:
+        store = open_store(url, pipeline="contract")
+        assert isinstance(store, SqlStore)
+        yield store
+        store.close()
+
+    def test_pipelines_in_one_table_are_kept_apart(self, store: SqlStore, url: str):
+        other = SqlStore(url, pipeline="contract-eu")
+        assert store.put_if_absent(key_of(0), b"mine")
+        assert other.put_if_absent(key_of(0), b"theirs")
+        store.delete(key_of(0))
+        assert other.list_keys() == [key_of(0)]
+        assert store.list_keys() == []
+        other.close()
+
+    def test_every_fault_of_the_database_is_a_store_error(self, store: SqlStore):
+        with store._engine.begin() as connection:
+            connection.exec_driver_sql("DROP TABLE onceward_decision_log")
+        for call in (
+            store.list_keys,
+            lambda: store.get(key_of(0)),
+            lambda: store.delete(key_of(0)),
+            lambda: store.put_if_absent(key_of(0), b""),
+        ):
+            with pytest.raises(StoreError, match=r"log\.db"):
+                call()
+
+    def test_a_database_that_cannot_be_opened_is_a_store_error(self, tmp_path: Path):
+        with pytest.raises(StoreError):
+            open_store(f"sqlite:///{tmp_path}/no/such/folder/log.db")
+
+    @pytest.mark.parametrize("url", ["postgresql+nodriver://host/db", "sqlite+nothing:///x"])
+    def test_an_unusable_url_is_a_configuration_error(self, url: str):
+        with pytest.raises(ConfigurationError, match="not a usable database URL"):
+            open_store(url)
+
+    def test_sqlite_syncs_every_commit(self, store: SqlStore):
+        with store._engine.connect() as connection:
+            assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+        assert not store.shared
+
+
+class TestMemoryObjects(StoreContract):
+    @pytest.fixture
+    def store(self, memory: AtomicMemory) -> LogStore:
+        return ObjectStore(memory, "/bucket/log/", trusted=True)
+
+    def test_only_listed_file_systems_are_accepted(self, memory: AtomicMemory):
+        with pytest.raises(ConfigurationError, match="no conditional put"):
+            ObjectStore(memory, "/bucket/log")
+
+    def test_a_listed_protocol_is_accepted_whatever_its_alias(self, memory: AtomicMemory):
+        memory.protocol = ("s3", "s3a")  # type: ignore[misc]
+        assert ObjectStore(memory, "/bucket/log").shared
+
+    def test_the_probe_refuses_a_put_that_only_pretends_to_be_conditional(self, memory: AtomicMemory):
+        class Liar(AtomicMemory):
+            def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: object) -> None:
+                super().pipe_file(path, value, mode="overwrite", **kwargs)
+
+        with pytest.raises(ConfigurationError, match="let 2 of two concurrent writers win"):
+            ObjectStore(Liar(), "/bucket/log", trusted=True)
+
+    def test_every_fault_of_the_file_system_is_a_store_error(self, memory: AtomicMemory):
+        store = ObjectStore(memory, "/bucket/log", trusted=True)
+
+        def broken(*_: object, **__: object) -> None:
+            raise ConnectionResetError("reset by peer")
+
+        memory.pipe_file = memory.cat_file = memory.ls = memory.rm_file = broken  # type: ignore[assignment]
+        for call in (
+            store.list_keys,
+            lambda: store.get(key_of(0)),
+            lambda: store.delete(key_of(0)),
+            lambda: store.put_if_absent(key_of(0), b""),
+        ):
+            with pytest.raises(StoreError, match="reset by peer"):
+                call()
+
+    def test_the_probe_leaves_nothing_behind(self, memory: AtomicMemory):
+        ObjectStore(memory, "/bucket/log", trusted=True)
+        assert not memory.store
+
+
+@pytest.mark.parametrize("url", ["memory://log", "http://host/log", "kafka://host"])
+def test_a_url_that_cannot_hold_a_log_is_a_configuration_error(url: str):
+    with pytest.raises(ConfigurationError, match="cannot hold a decision log"):
+        open_store(url)
+
+
+def test_an_object_store_lives_under_its_pipelines_name(memory: AtomicMemory, monkeypatch: pytest.MonkeyPatch):
+    memory.protocol = "s3"  # type: ignore[misc]
+    monkeypatch.setattr(fsspec.core, "url_to_fs", lambda _: (memory, "/bucket/logs/"))
+    store = open_store("s3://bucket/logs/", pipeline="orders")
+    assert isinstance(store, ObjectStore)
+    assert store.prefix == "/bucket/logs/orders"
+
+
+def test_an_object_store_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    def missing(_: str) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
+    with pytest.raises(ConfigurationError, match=r"onceward\[objects\].*Install s3fs"):
+        open_store("s3://bucket/log")

@@ -1,0 +1,98 @@
+"""The recovery table, the lifecycle table, outcomes and the permit."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from onceward.core.errors import LifecycleError
+from onceward.core.log import CommitPermit, Decide
+from onceward.core.transaction import AbortStatus, CommitOutcome, CommitStatus, ExternalState
+from onceward.core.transaction.lifecycle import PREDECESSORS, Lifecycle, TransactionState
+from onceward.core.transaction.recovery import (
+    AFTER_COMMIT,
+    PROVEN_NOT_COMMITTED,
+    RECOVERY,
+    Action,
+    AfterCommit,
+    LogState,
+    action,
+)
+
+from .test_core_entries import BASE, COMMITTABLE
+
+
+def test_every_pair_of_states_has_exactly_one_action():
+    assert set(RECOVERY) == set(product(LogState, ExternalState))
+    for log, external in product(LogState, ExternalState):
+        assert action(log, external) in Action
+
+
+def test_only_a_durable_and_open_decision_commits():
+    assert {log for (log, _), what in RECOVERY.items() if what is Action.COMMIT} == {LogState.DECIDED}
+
+
+def test_nothing_that_a_decision_names_is_ever_aborted():
+    assert {log for (log, _), what in RECOVERY.items() if what is Action.ABORT} == {LogState.STARTED}
+
+
+def test_what_is_not_of_this_log_is_never_changed():
+    answers = {what for (log, _), what in RECOVERY.items() if log is LogState.NO_START}
+    assert answers <= {Action.REPORT, Action.NOTHING}
+
+
+def test_a_decided_transaction_that_is_gone_is_loud():
+    for external in (ExternalState.ABORTED, ExternalState.EXPIRED):
+        assert action(LogState.DECIDED, external) is Action.LOST
+
+
+def test_every_commit_answer_has_exactly_one_consequence():
+    assert set(AFTER_COMMIT) == set(CommitStatus)
+    settled = {status for status in CommitStatus if CommitOutcome(status).settled}
+    assert settled == {status for status, after in AFTER_COMMIT.items() if after is AfterCommit.SETTLED}
+    assert CommitStatus.UNKNOWN not in PROVEN_NOT_COMMITTED
+    assert not PROVEN_NOT_COMMITTED & settled
+
+
+def test_abort_says_who_won():
+    assert {"aborted", "committed"} <= set(AbortStatus)
+
+
+@pytest.mark.parametrize(("before", "after"), list(product(TransactionState, TransactionState)))
+def test_a_transaction_moves_only_along_the_table(before: TransactionState, after: TransactionState):
+    life = Lifecycle("t")
+    life.state = before
+    if before in PREDECESSORS[after]:
+        life.enter(after)
+        life.require(after, TransactionState.NEW)
+        assert life.state is after
+    else:
+        with pytest.raises(LifecycleError, match=f"t cannot go from {before} to {after}"):
+            life.enter(after)
+        assert life.state is before
+
+
+def test_every_state_has_a_row_and_the_ends_have_no_successor():
+    assert set(PREDECESSORS) == set(TransactionState)
+    entered_from = set().union(*PREDECESSORS.values())
+    assert set(TransactionState) - entered_from == {
+        TransactionState.COMMITTED,
+        TransactionState.ABORTED,
+        TransactionState.LOST,
+    }
+
+
+def test_a_decided_transaction_is_never_aborted():
+    assert TransactionState.DECIDED not in PREDECESSORS[TransactionState.ABORTED]
+    with pytest.raises(LifecycleError, match="is new, not decided or prepared"):
+        Lifecycle("t").require(TransactionState.DECIDED, TransactionState.PREPARED)
+
+
+def test_a_permit_cannot_be_made_without_the_log():
+    decision = Decide(**BASE, epoch=5, committables=(COMMITTABLE,))
+    with pytest.raises(TypeError):
+        CommitPermit(decision)  # type: ignore[call-arg]
+    for mint in (None, object(), "mint"):
+        with pytest.raises(LifecycleError, match="made by the decision log only"):
+            CommitPermit(decision, mint=mint)
