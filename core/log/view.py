@@ -28,7 +28,7 @@ class LogView:
         tail: Position of the newest entry; NONE for an empty log.
         floor: Entries below it are void.
         writer: Identity of the newest START's writer.
-        start: Position of the newest START.
+        start: Position of the newest START, which may itself be pruned.
         decided: Newest decided epoch, the one that the next must follow; NONE if any epoch may come.
         completed: Newest epoch whose transactions have all ended.
         newest: The decision of `decided`, if it is still in the log.
@@ -75,7 +75,10 @@ def fold(entries: Iterable[Entry], floor: int = 0) -> LogView:
             raise LogDamagedError(
                 f"entry {entry.position} belongs to another decision log ({entry.log}, not {view.log})"
             )
-        view = replace(_step(view, entry), log=entry.log, tail=entry.position)
+        # Every entry names its writer: the START itself may be pruned.
+        view = replace(
+            _step(view, entry), log=entry.log, tail=entry.position, writer=entry.writer, start=entry.start
+        )
         places.append((entry.position, entry))
     return replace(view, positions=tuple(places))
 
@@ -83,7 +86,7 @@ def fold(entries: Iterable[Entry], floor: int = 0) -> LogView:
 def _step(view: LogView, entry: Entry) -> LogView:
     match entry:
         case Start():
-            return replace(view, writer=entry.writer, start=entry.position)
+            return view
         case Decide():
             return _decide(view, entry)
         case Completed():
