@@ -72,6 +72,7 @@ class LogWriter:
         self.token = WriterToken("", clock.token(), -1, -1)
         self.view = LogView()
         self._pending: tuple[int, bytes] | None = None
+        self._barring: tuple[WriterToken, bytes] | None = None
 
     def start(self) -> LogView:
         """Become the newest writer: put START behind the tail, and return what the log says.
@@ -85,13 +86,13 @@ class LogWriter:
             self.view = read(self.store)
             position = self.view.tail + 1
             log = self.view.log or self._clock.token()[:8]
-            self.token = WriterToken(log, self.token.writer, position, position)
-            entry = Start(**self._fields(position, position))
-            if self._offer(position, encode(entry)):
+            token = WriterToken(log, self.token.writer, position, position)
+            if self._offer(position, encode(self._start_entry(token))):
                 break
             if not self._clock.pause(attempt):
                 raise FencedError(f"{attempt + 1} other writers took the log while this one started", **self._who())
             attempt += 1
+        self.token, self._pending, self._barring = token, None, None
         self._look_at_tail(position)
         if self.view.start != position:
             raise self._fenced(f"entry {self.view.start} is a later START")
@@ -107,7 +108,8 @@ class LogWriter:
         writer = cls(store, pipeline, clock)
         writer.token = token
         writer.view = read(store)
-        if (writer.view.log, writer.view.tail, writer.view.start) != (token.log, token.last, token.start):
+        view = writer.view
+        if WriterToken(view.log, view.writer, view.start, view.tail) != token:
             raise writer._fenced(f"the log's tail is entry {writer.view.tail}, this writer's last was {token.last}")
         return writer
 
@@ -169,21 +171,27 @@ class LogWriter:
     def bar(self) -> None:
         """Put a START into the slot that this writer's next entry would take: no such entry can exist any more.
 
+        Can be called again after a StoreError.
+
         Raises:
             FencedError: Something else is in that slot; ask the log again.
             StoreError: The store did not give a definite answer.
         """
-        self._pending = None  # a START may take the slot of a put that is in doubt
         position = self.token.last + 1
-        self.token = WriterToken(self.token.log, self._clock.token(), position, position)
-        if not self._offer(position, encode(Start(**self._fields(position, position)))):
+        if self._barring is None or self._barring[0].start != position:
+            token = WriterToken(self.token.log, self._clock.token(), position, position)
+            self._barring = token, encode(self._start_entry(token))
+        token, data = self._barring
+        if not self._offer(position, data):
             raise self._fenced(f"entry {position} was there before")
+        self.token, self._pending, self._barring = token, None, None  # the START took the slot of what was in doubt
         self._look_at_tail(position)
 
     def still_newest(self) -> bool:
         """Whether no other writer has started since (reads the tail)."""
         self.view = read(self.store)
-        return self.view.start == self.token.start and self.view.log == self.token.log
+        mine = (self.token.log, self.token.writer, self.token.start)
+        return (self.view.log, self.view.writer, self.view.start) == mine
 
     def _append(self, entry: Entry) -> None:
         position, data = entry.position, encode(entry)
@@ -251,13 +259,18 @@ class LogWriter:
         except StoreError:
             return
 
-    def _fields(self, position: int | None = None, start: int | None = None) -> dict[str, Any]:
+    def _start_entry(self, token: WriterToken) -> Start:
+        """The START of a token that is this writer's once the put has won."""
+        return Start(**self._fields(token, token.start))
+
+    def _fields(self, token: WriterToken | None = None, position: int | None = None) -> dict[str, Any]:
+        token = token or self.token
         return {
             "pipeline": self.pipeline,
-            "log": self.token.log,
-            "position": self.token.last + 1 if position is None else position,
-            "writer": self.token.writer,
-            "start": self.token.start if start is None else start,
+            "log": token.log,
+            "position": token.last + 1 if position is None else position,
+            "writer": token.writer,
+            "start": token.start,
             "at": self._clock.now(),
         }
 
