@@ -36,8 +36,8 @@ def finish(permit: CommitPermit, writer: LogWriter, sinks: Mapping[str, Particip
     """
     _check_sinks(permit, sinks)
     failures: Failures = []
-    for name in permit.decision.sinks:
-        failures += _commit_sink(permit, sinks[name], policy, writer)
+    for sink in sinks.values():
+        failures += _commit_sink(permit, sink, policy, writer)
     if failures and not _resolve(permit, failures, writer, policy):
         return False
     writer.complete(permit.decision.epoch)
