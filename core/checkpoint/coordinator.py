@@ -112,6 +112,8 @@ class Coordinator:
             EpochConflictError: Neither.
         """
         view = self.view
+        if view.undone is not None:
+            check_next(view, epoch, self.pipeline)
         if view.newest is not None and epoch == view.newest.epoch:
             if view.newest.input.same_as(epoch_input):
                 return Admission.REPLAY
