@@ -130,6 +130,7 @@ class Coordinator:
                 "was deleted, restore it",
             )
         check_next(view, epoch, self.pipeline)
+        self._check_continues(view, epoch, epoch_input)
         self._began = self.policy.monotonic()
         return Admission.NEW
 
@@ -198,6 +199,26 @@ class Coordinator:
             self.sinks[committable.sink].abort(committable)
             reach(Step.ABORT_AFTER)
         return True
+
+    def _check_continues(self, view: LogView, epoch: int, epoch_input: EpochInput) -> None:
+        """The right number is not enough (invariant 5): the input must go on where the newest decided one ended."""
+        if view.newest is None:
+            return
+        before = view.newest.input
+        if epoch_input.query != before.query:
+            raise self._conflict(
+                epoch,
+                f"epoch {view.newest.epoch} was decided by another query ({before.query}, not {epoch_input.query}). Use "
+                "the checkpoint that belongs to this pipeline, give the pipeline another name, or go back on purpose "
+                "with an explicit rewind",
+            )
+        if not epoch_input.follows(before):
+            raise self._conflict(
+                epoch,
+                f"its input does not begin where epoch {view.newest.epoch} ended ({epoch_input.start}, not "
+                f"{before.end}): rows would be skipped or written twice. Use the checkpoint that belongs to this "
+                "pipeline, or go back on purpose with an explicit rewind",
+            )
 
     def _claim(self, rewind: str | None) -> None:
         """Once per log: afterwards the log itself shows a conflict."""

@@ -35,6 +35,14 @@ class EpochInput(msgspec.Struct, frozen=True, kw_only=True):
         """Whether both write down as the same JSON."""
         return msgspec.json.encode(self, order="deterministic") == msgspec.json.encode(other, order="deterministic")
 
+    def follows(self, before: EpochInput) -> bool:
+        """Whether this input begins where `before` ended (invariant 5), as far as both say so."""
+        if before.end is None or self.start is None:
+            return True
+        return msgspec.json.encode(self.start, order="deterministic") == msgspec.json.encode(
+            before.end, order="deterministic"
+        )
+
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry"):
     pipeline: str
