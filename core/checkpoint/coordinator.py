@@ -68,12 +68,12 @@ class Coordinator:
         """What the log said when it was last read."""
         return self.writer.view
 
-    def open(self, *, rewind: str | None = None, first_epoch: int | None = 0) -> LogView:
+    def open(self, *, rewind: str | None = None, first_epoch: int | None = None) -> LogView:
         """Become the newest writer, finish what is decided, abort what lingers.
 
         Args:
             rewind: Why the pipeline goes back to an older state on purpose; None if it does not.
-            first_epoch: Epoch that the driver will offer first, where a rewind needs it.
+            first_epoch: The only epoch that may follow the rewind; None for whichever the driver offers first.
 
         Raises:
             FencedError: Another writer started at the same time.
@@ -88,7 +88,7 @@ class Coordinator:
         self._claim(rewind)
         self._finish_decided()
         if rewind is not None:
-            self.writer.rewind(first_epoch or 0, rewind)
+            self.writer.rewind(NONE if first_epoch is None else first_epoch, rewind)
         sweep(self.writer, self.sinks.values())
         return self.view
 
@@ -208,9 +208,9 @@ class Coordinator:
         if epoch_input.query != before.query:
             raise self._conflict(
                 epoch,
-                f"epoch {view.newest.epoch} was decided by another query ({before.query}, not {epoch_input.query}). Use "
-                "the checkpoint that belongs to this pipeline, give the pipeline another name, or go back on purpose "
-                "with an explicit rewind",
+                f"epoch {view.newest.epoch} was decided by another query ({before.query}, not {epoch_input.query}). "
+                "Use the checkpoint that belongs to this pipeline, give the pipeline another name, or go back on "
+                "purpose with an explicit rewind",
             )
         if not epoch_input.follows(before):
             raise self._conflict(

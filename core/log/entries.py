@@ -80,7 +80,7 @@ class Completed(_Entry, frozen=True, kw_only=True, tag="COMPLETED"):
 
 
 class Rewind(_Entry, frozen=True, kw_only=True, tag="REWIND"):
-    """Somebody chose to go back: the next decision is for `epoch`."""
+    """Somebody chose to go back: the next decision is for `epoch`; -1 for whichever the driver offers first."""
 
     epoch: int
     why: str

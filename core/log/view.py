@@ -34,6 +34,8 @@ class LogView:
         newest: The decision of `decided`, if it is still in the log.
         undone: The decision that is not completed, if there is one (a writer decides only after completing).
         skipped: Transactions that RESOLVED entries exempt from the undone decision.
+        rewound: Whether a REWIND is newer than any decision.
+        awaited: The only epoch that a REWIND or a VOID lets be decided next; NONE if none of them said so.
     """
 
     log: str = ""
@@ -47,6 +49,7 @@ class LogView:
     undone: Decide | None = None
     skipped: frozenset[str] = frozenset()
     rewound: bool = False
+    awaited: int = NONE
     positions: tuple[tuple[int, Entry], ...] = ()
 
     def permit(self) -> CommitPermit | None:
@@ -76,9 +79,7 @@ def fold(entries: Iterable[Entry], floor: int = 0) -> LogView:
                 f"entry {entry.position} belongs to another decision log ({entry.log}, not {view.log})"
             )
         # Every entry names its writer: the START itself may be pruned.
-        view = replace(
-            _step(view, entry), log=entry.log, tail=entry.position, writer=entry.writer, start=entry.start
-        )
+        view = replace(_step(view, entry), log=entry.log, tail=entry.position, writer=entry.writer, start=entry.start)
         places.append((entry.position, entry))
     return replace(view, positions=tuple(places))
 
@@ -92,9 +93,11 @@ def _step(view: LogView, entry: Entry) -> LogView:
         case Completed():
             return _complete(view, entry)
         case Rewind():
-            return replace(view, decided=entry.epoch - 1, completed=entry.epoch - 1, newest=None, rewound=True)
+            before = max(entry.epoch - 1, NONE)
+            return replace(view, decided=before, completed=before, newest=None, rewound=True, awaited=entry.epoch)
         case Void():
-            return replace(view, decided=entry.epoch - 1, newest=None, undone=None, skipped=frozenset())
+            before = entry.epoch - 1
+            return replace(view, decided=before, newest=None, undone=None, skipped=frozenset(), awaited=entry.epoch)
         case Resolved():
             return replace(view, skipped=view.skipped | {entry.transaction})
 
@@ -104,9 +107,17 @@ def _decide(view: LogView, entry: Decide) -> LogView:
         raise LogDamagedError(
             f"entry {entry.position} decides epoch {entry.epoch} while epoch {view.undone.epoch} is not completed"
         )
-    if view.decided != NONE and entry.epoch != view.decided + 1:
+    if _next_epoch(view) not in (None, entry.epoch):
         raise LogDamagedError(f"entry {entry.position} decides epoch {entry.epoch} after epoch {view.decided}")
-    return replace(view, decided=entry.epoch, newest=entry, undone=entry, skipped=frozenset(), rewound=False)
+    return replace(
+        view,
+        decided=entry.epoch,
+        newest=entry,
+        undone=entry,
+        skipped=frozenset(),
+        rewound=False,
+        awaited=NONE,
+    )
 
 
 def _complete(view: LogView, entry: Completed) -> LogView:
@@ -115,6 +126,13 @@ def _complete(view: LogView, entry: Completed) -> LogView:
             f"entry {entry.position} completes epoch {entry.epoch}, but epoch {view.undone.epoch} is the one decided"
         )
     return replace(view, completed=entry.epoch, undone=None, floor=max(view.floor, entry.floor))
+
+
+def _next_epoch(view: LogView) -> int | None:
+    """The only epoch that may be decided next; None if any may."""
+    if view.awaited != NONE:
+        return view.awaited
+    return view.decided + 1 if view.decided != NONE else None
 
 
 def check_next(view: LogView, epoch: int, pipeline: str) -> None:
@@ -129,9 +147,10 @@ def check_next(view: LogView, epoch: int, pipeline: str) -> None:
             pipeline=pipeline,
             epoch=epoch,
         )
-    if view.decided != NONE and epoch != view.decided + 1:
+    expected = _next_epoch(view)
+    if expected is not None and epoch != expected:
         raise EpochConflictError(
-            f"the newest decided epoch is {view.decided}, so only epoch {view.decided + 1} can be decided next. "
+            f"the newest decided epoch is {view.decided}, so only epoch {expected} can be decided next. "
             "Probably an older or a new checkpoint is used with this pipeline's name: give the pipeline another name, "
             "use the checkpoint that belongs to it, or go back on purpose with an explicit rewind",
             pipeline=pipeline,

@@ -157,7 +157,7 @@ class LogWriter:
         self._prune(floor)
 
     def rewind(self, epoch: int, why: str) -> None:
-        """Record that the next decision is for `epoch`, whatever was decided before."""
+        """Record that the next decision is for `epoch` (NONE: for any), whatever was decided before."""
         self._append(Rewind(**self._fields(), epoch=epoch, why=why))
 
     def void(self, epoch: int, proofs: Sequence[str]) -> None:
