@@ -1,4 +1,4 @@
-# ruff: noqa: ARG002 - the fakes keep the protocols' signatures
+# ruff: noqa: ARG001, ARG002 - the fakes keep the protocols' signatures
 """A store in memory with scripted faults, and a participant that remembers its calls; for tests of core/ alone."""
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -27,9 +28,8 @@ for n in range(count):
 
 
 def clock(tries: int = 3) -> WriterClock:
-    """A clock without waiting, whose identities are counted."""
-    count = iter(range(10**6))
-    return WriterClock(token=lambda: f"{next(count):016x}", now=lambda: "", pause=lambda attempt: attempt < tries)
+    """A clock without waiting."""
+    return WriterClock(token=lambda: secrets.token_hex(8), now=lambda: "", pause=lambda attempt: attempt < tries)
 
 
 class StoreContract:

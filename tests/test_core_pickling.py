@@ -36,12 +36,12 @@ def test_an_error_without_context_is_its_message():
 
 
 def test_a_subclass_with_its_own_constructor_pickles_too():
-    back = pickle.loads(pickle.dumps(Special(42)))
-    assert isinstance(back, Special)
+    back = pickle.loads(pickle.dumps(NumberError(42)))
+    assert isinstance(back, NumberError)
     assert (back.number, str(back)) == (42, "number 42")
 
 
-class Special(OncewardError):
+class NumberError(OncewardError):
     def __init__(self, number: int) -> None:
         super().__init__(f"number {number}")
         self.number = number

@@ -26,7 +26,8 @@ def test_hooks_nest_and_are_taken_down():
     seen: list[str] = []
     reach(Step.START_BEFORE)
     with hooked(lambda step: seen.append(f"outer {step}")):
-        with hooked(lambda step: seen.append(f"inner {step}")), pytest.raises(KeyError):
+        fails_inside = pytest.raises(KeyError)
+        with fails_inside, hooked(lambda step: seen.append(f"inner {step}")):
             reach(Step.START_BEFORE)
             raise KeyError
         reach(Step.START_AFTER)
