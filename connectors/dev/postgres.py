@@ -8,6 +8,8 @@ from functools import cached_property
 from signal import SIGINT, SIGQUIT
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import psutil
+
 from .errors import DevServiceError
 from .ports import LOOPBACK, accepts_connections, free_port
 from .postgres_programs import data_folder, private_copy, programs_for, unprivileged_user
@@ -31,6 +33,22 @@ FOR_TWO_PHASE_COMMIT: Mapping[str, str] = {
     # Over TCP only: a socket's path may be too long, and a folder for it not writable.
     "unix_socket_directories": "",
 }
+
+
+def _drop_stale_lock(lock: Path) -> None:
+    """Removes a killed server's lock file where the server itself would take it for valid.
+
+    It asks only whether the process id is in use: by a killed server that nobody has waited for yet, it is.
+    """
+    try:
+        process = psutil.Process(int(lock.read_text().split("\n", 1)[0]))
+        if process.status() != psutil.STATUS_ZOMBIE and process.name() == "postgres":
+            return
+    except FileNotFoundError:
+        return
+    except psutil.NoSuchProcess:
+        pass
+    lock.unlink()
 
 
 class PostgresServer(Service):
@@ -90,6 +108,7 @@ class PostgresServer(Service):
         data = data_folder(self.folder, self._run_as())
         if not self._initialised(data):
             self._initialise(data)
+        _drop_stale_lock(data / "postmaster.pid")
         config = {**FOR_TWO_PHASE_COMMIT, "listen_addresses": LOOPBACK, "port": str(self.port), **self.config}
         settings = [part for key, value in config.items() for part in ("-c", f"{key}={value}")]
         return [self._programs / "postgres", "-D", data, *settings]

@@ -89,7 +89,15 @@ class BackgroundProcess:
                 group=user.gid if user else None,
                 extra_groups=[] if user else None,
             )
+        try:
+            self._remember(child)
+        except BaseException:
+            child.kill()
+            child.wait()
+            raise
         self._child = child
+
+    def _remember(self, child: subprocess.Popen[bytes]) -> None:
         created = psutil.Process(child.pid).create_time()
         if not self.detached:
             self._guard = _start_guard(child.pid, created)
