@@ -12,7 +12,7 @@ import psutil
 
 from .errors import DevServiceError
 from .ports import LOOPBACK, accepts_connections, free_port
-from .postgres_programs import data_folder, private_copy, programs_for, unprivileged_user
+from .postgres_programs import data_folder, delete_outside_data, private_copy, programs_for, unprivileged_user
 from .process import run_program
 from .service import Service
 
@@ -89,6 +89,11 @@ class PostgresServer(Service):
             return False
         probe: list[str | Path] = [self._programs / "pg_isready", "-q", "-t", "1", "-h", LOOPBACK, "-p", str(self.port)]
         return run_program(probe, user=self._run_as(), env=self._environment()).returncode == 0
+
+    def delete(self) -> None:
+        """Kills the server and deletes its data, its settings and its log."""
+        super().delete()
+        delete_outside_data(self.folder)
 
     @cached_property
     def _programs(self) -> Path:

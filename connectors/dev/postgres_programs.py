@@ -133,11 +133,21 @@ def data_folder(service_folder: Path, user: RunAs | None) -> Path:
         data.mkdir(mode=0o700, exist_ok=True)
         return data
     reachable = run_program(["test", "-x", service_folder], user=user).returncode == 0
-    name = hashlib.sha256(str(service_folder).encode()).hexdigest()[:16]
-    data = (service_folder if reachable else _own_folder(f"onceward-data-{name}")) / "data"
+    data = (service_folder if reachable else _own_folder(_outside_name(service_folder))) / "data"
     data.mkdir(mode=0o700, exist_ok=True)
     os.chown(data, user.uid, user.gid)
     return data
+
+
+def delete_outside_data(service_folder: Path) -> None:
+    """Deletes the data that had to be kept outside the service's folder, if there is any."""
+    outside = OPEN_TO_ALL / _outside_name(service_folder)
+    if outside.exists():
+        shutil.rmtree(_own_folder(outside.name))
+
+
+def _outside_name(service_folder: Path) -> str:
+    return f"onceward-data-{hashlib.sha256(str(service_folder).encode()).hexdigest()[:16]}"
 
 
 def _own_folder(name: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -111,6 +112,12 @@ class Service(ABC):
         self.stop()
         self.start()
         self.wait_ready(timeout)
+
+    def delete(self) -> None:
+        """Kills the server and deletes its data, its settings and its log."""
+        self.kill()
+        shutil.rmtree(self.folder)
+        self._settings = None
 
     def pause(self) -> None:
         """Freezes the server (SIGSTOP): connections stay open and nothing is answered."""

@@ -1,0 +1,146 @@
+"""Real services for the tests: one Kafka broker, one PostgreSQL server and one Spark session for the whole run.
+
+A test may crash, pause or restart a service; whatever it leaves down is up again before the next test.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from onceward.connectors.dev import KafkaServer, PostgresServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import SparkSession
+
+    from onceward.connectors.dev import Service
+
+STARTED: pytest.StashKey[list[Service]] = pytest.StashKey()
+SOURCE = Path(__file__).parent.parent / "src"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[STARTED] = []
+
+
+def _run(service: Service, config: pytest.Config) -> Iterator[Any]:
+    try:
+        service.start()
+        service.wait_ready()
+        config.stash[STARTED].append(service)
+        yield service
+    finally:
+        if service in config.stash[STARTED]:
+            config.stash[STARTED].remove(service)
+        service.delete()
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
+    """A Kafka broker that serves clients at `kafka.bootstrap_servers`."""
+    yield from _run(KafkaServer(tmp_path_factory.mktemp("kafka")), pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[PostgresServer]:
+    """A PostgreSQL server; take `dsn` for a database of the test's own."""
+    yield from _run(PostgresServer(tmp_path_factory.mktemp("postgres")), pytestconfig)
+
+
+@pytest.fixture(autouse=True)
+def _services_up_again(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    for service in request.config.stash[STARTED]:
+        service.resume()
+        service.start()
+        service.wait_ready()
+
+
+@pytest.fixture
+def topic(kafka: KafkaServer) -> Callable[..., str]:
+    """Makes topics: `topic(partitions=3, **config)` returns the name, new at each call."""
+
+    def make(partitions: int = 1, *, prefix: str = "topic", **config: str) -> str:
+        name = f"{prefix}-{uuid.uuid4().hex[:12]}"
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        settings = {key.replace("_", "."): value for key, value in config.items()}
+        created = admin.create_topics([NewTopic(name, partitions, 1, config=settings)])
+        created[name].result(timeout=30)
+        return name
+
+    return make
+
+
+@pytest.fixture
+def dsn(postgres: PostgresServer) -> Iterator[str]:
+    """Connection URI of an empty database, dropped after the test with whatever is still prepared in it."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')
+    yield postgres.dsn_of(name)
+    postgres.start()
+    postgres.wait_ready()
+    _drop(postgres, name)
+
+
+def _drop(postgres: PostgresServer, name: str) -> None:
+    with psycopg.connect(postgres.dsn_of(name), autocommit=True) as connection:
+        mine = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+        for (gid,) in connection.execute(mine).fetchall():
+            connection.execute(f"ROLLBACK PREPARED {psycopg.sql.quote(gid)}")
+    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+@pytest.fixture(scope="session")
+def driver_environment() -> dict[str, str]:
+    """Environment for a Spark driver in a process of its own: this Python, this source, no word of another Spark."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "PYSPARK_"))}
+    return {
+        **inherited,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(SOURCE), inherited.get("PYTHONPATH")])),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+
+
+@pytest.fixture(scope="session")
+def spark(driver_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One local Spark session with two task slots and no web page."""
+    from pyspark.sql import SparkSession
+
+    patch = pytest.MonkeyPatch()
+    for key in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH", "SPARK_LOCAL_IP"):
+        patch.setenv(key, driver_environment[key])
+    builder = SparkSession.builder.master("local[2]").appName("onceward tests")
+    for key, value in spark_settings(tmp_path_factory.mktemp("spark")).items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+    patch.undo()
+
+
+def spark_settings(scratch: Path) -> dict[str, str]:
+    """Settings of a small local session whose files stay in the scratch folder."""
+    return {
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.local.dir": str(scratch / "local"),
+    }

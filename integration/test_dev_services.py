@@ -1,0 +1,90 @@
+"""The local services are real, survive a crash with what they acknowledged, and come back where they were."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from confluent_kafka import Consumer, Producer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+    from onceward.connectors.dev import KafkaServer, PostgresServer
+
+
+def produce(kafka: KafkaServer, topic: str, value: bytes) -> None:
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+    producer.produce(topic, value)
+    assert producer.flush(30) == 0
+
+
+def first_record(kafka: KafkaServer, topic: str) -> bytes | None:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": kafka.bootstrap_servers,
+            "group.id": topic,
+            "auto.offset.reset": "earliest",
+            "log_level": 0,
+        }
+    )
+    consumer.subscribe([topic])
+    try:
+        record = consumer.poll(30)
+        assert record is not None
+        assert record.error() is None
+        return record.value()
+    finally:
+        consumer.close()
+
+
+@pytest.mark.kafka
+def test_a_broker_crash_keeps_records_and_address(kafka: KafkaServer, topic: Callable[..., str]) -> None:
+    name, address, before = topic(partitions=2), kafka.bootstrap_servers, kafka.pid
+    produce(kafka, name, b"kept")
+    kafka.kill()
+    assert not kafka.running
+    kafka.start()
+    kafka.wait_ready()
+    assert kafka.bootstrap_servers == address
+    assert kafka.pid != before
+    assert first_record(kafka, name) == b"kept"
+
+
+@pytest.mark.postgres
+def test_a_database_crash_keeps_prepared_transactions(postgres: PostgresServer, dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE kept (n int)")
+        connection.execute("BEGIN; INSERT INTO kept VALUES (1); PREPARE TRANSACTION 'kept'")
+    postgres.kill()
+    postgres.start()
+    postgres.wait_ready()
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("COMMIT PREPARED 'kept'")
+        assert connection.execute("SELECT n FROM kept").fetchall() == [(1,)]
+
+
+@pytest.mark.postgres
+def test_each_test_has_an_empty_database(dsn: str) -> None:
+    with psycopg.connect(dsn) as connection:
+        tables = "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"
+        assert connection.execute(tables).fetchone() == (0,)
+
+
+@pytest.mark.kafka
+@pytest.mark.postgres
+def test_what_a_test_left_down_is_up_for_the_next(kafka: KafkaServer, postgres: PostgresServer) -> None:
+    """Leaves the broker paused and the database dead, as a failed test would: the other tests of this file notice."""
+    assert kafka.answers()
+    assert postgres.answers()
+    kafka.pause()
+    postgres.kill()
+
+
+@pytest.mark.spark
+def test_spark_runs_this_python(spark: SparkSession) -> None:
+    frame = spark.range(10).mapInPandas(lambda batches: batches, "id long")
+    assert frame.count() == 10
