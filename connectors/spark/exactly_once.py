@@ -7,11 +7,12 @@ Spark logs the batch. A batch that Spark replays because it died in between is r
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
 from ...core.checkpoint import Admission, CommitPolicy, Coordinator, OnLost
-from ...core.errors import ConfigurationError
+from ...core.errors import ConfigurationError, OncewardError
 from ...core.log import LogStore, open_store
 from ...core.names import check_pipeline_name
 from ...core.transaction import Acknowledgement
@@ -138,7 +139,14 @@ class EpochHandler:
     def _write(self, frame: DataFrame, coordinator: Coordinator, batch: int) -> list[Acknowledgement]:
         contexts = [coordinator.context(sink.name, batch, subtask=-1) for sink in self.sinks]
         task = EpochTask(self.sinks, contexts, self._projection)
-        rows = self._projection.of(frame, self.sinks).mapInArrow(task, ACK_SCHEMA).collect()
+        try:
+            rows = self._projection.of(frame, self.sinks).mapInArrow(task, ACK_SCHEMA).collect()
+        except BaseException:
+            # Partitions that were through hold locks and readers: end them now, not at the next start.
+            self._coordinator = None
+            with contextlib.suppress(OncewardError):
+                coordinator.give_up()
+            raise
         return [Acknowledgement.from_json(row[0]) for row in rows]
 
     def _coordinator_of(self, run: QueryRun, batch: int) -> Coordinator:

@@ -220,6 +220,18 @@ class Coordinator:
                 "pipeline, or go back on purpose with an explicit rewind",
             )
 
+    def give_up(self) -> None:
+        """After an epoch's writing failed: bar its decision and abort what its subtasks prepared, so that nobody waits.
+
+        This coordinator is of no use afterwards; the next start opens a new one.
+
+        Raises:
+            FencedError: Another writer took the slot; it sweeps.
+            StoreError: No definite answer; nothing was aborted.
+        """
+        self.writer.bar()
+        sweep(self.writer, self.sinks.values())
+
     def _claim(self, rewind: str | None) -> None:
         """Once per log: afterwards the log itself shows a conflict."""
         for sink in self.sinks.values():
