@@ -1,1 +1,1 @@
-"""sources of onceward."""
+"""Sources: resettable, so that an epoch can be read again exactly as it was."""
