@@ -68,6 +68,7 @@ class KafkaServer(Service):
     """
 
     title: ClassVar[str] = "Kafka"
+    address_name: ClassVar[str] = "bootstrap_servers"
     stop_signals: ClassVar[Sequence[tuple[Signals, float]]] = ((SIGTERM, 15.0),)
 
     def __init__(
@@ -81,6 +82,11 @@ class KafkaServer(Service):
     def bootstrap_servers(self) -> str:
         """Address for clients, `host:port`."""
         return f"{LOOPBACK}:{self.settings['port']}"
+
+    @property
+    def address(self) -> str:
+        """The bootstrap servers."""
+        return self.bootstrap_servers
 
     def answers(self) -> bool:
         """Whether the broker is registered and serves metadata."""

@@ -61,6 +61,7 @@ class PostgresServer(Service):
     """
 
     title: ClassVar[str] = "PostgreSQL"
+    address_name: ClassVar[str] = "dsn"
     # Fast shutdown, then immediate shutdown.
     stop_signals: ClassVar[Sequence[tuple[Signals, float]]] = ((SIGINT, 15.0), (SIGQUIT, 5.0))
 
@@ -78,6 +79,11 @@ class PostgresServer(Service):
     def dsn(self) -> str:
         """Connection URI of the superuser, password included, for database `postgres`."""
         return self.dsn_of("postgres")
+
+    @property
+    def address(self) -> str:
+        """The connection URI."""
+        return self.dsn
 
     def dsn_of(self, database: str) -> str:
         """Connection URI of the superuser, password included, for this database."""
@@ -107,6 +113,8 @@ class PostgresServer(Service):
         return {key: value for key, value in os.environ.items() if not key.startswith(("PG", "LC_", "LANG"))}
 
     def _new_settings(self) -> dict[str, Any]:
+        # Left over if somebody deleted this folder by hand: a server with another password.
+        delete_outside_data(self.folder)
         return {"port": free_port(), "password": secrets.token_hex(12)}
 
     def _prepare(self) -> list[str | Path]:

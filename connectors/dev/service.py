@@ -37,6 +37,8 @@ class Service(ABC):
     """
 
     title: ClassVar[str]
+    address_name: ClassVar[str]
+    """What clients call this service's address."""
     stop_signals: ClassVar[Sequence[tuple[Signals, float]]]
     """Signals to try in turn for an orderly stop, each with the seconds to wait."""
 
@@ -56,6 +58,11 @@ class Service(ABC):
     def running(self) -> bool:
         """Whether the server's process is there; `wait_ready` says whether it answers."""
         return self.pid is not None
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """What a client connects to."""
 
     @property
     def settings(self) -> dict[str, Any]:

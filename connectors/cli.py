@@ -1,0 +1,60 @@
+"""`onceward`: the command line.
+
+What a command needs is imported when it runs, so that each works with its own extra installed and no other.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..core.errors import ConfigurationError, OncewardError
+from .dev.commands import app as dev_app
+
+EXIT_FAILED, EXIT_MISUSED, EXIT_INTERRUPTED = 1, 2, 130
+
+app = typer.Typer(
+    name="onceward",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Exactly-once sinks and sources for PySpark, by two-phase commit.",
+)
+app.add_typer(dev_app, name="dev")
+
+
+@app.command()
+def demo(
+    *,
+    orders: Annotated[int, typer.Option(min=1, help="How many orders to produce.")] = 200_000,
+    users: Annotated[int, typer.Option(min=1, help="How many users they belong to.")] = 1_000,
+    kills: Annotated[int, typer.Option(min=0, help="How often the driver is killed.")] = 5,
+    seed: Annotated[int, typer.Option(help="Of the orders and of the moments of the kills.")] = 1,
+    home: Annotated[Path, typer.Option(help="Folder for services, checkpoints and logs; emptied first.")] = Path(
+        ".run/demo"
+    ),
+    picture: Annotated[Path, typer.Option(help="Where the picture goes (PNG or SVG).")] = Path(".run/demo.png"),
+) -> None:
+    """Kafka → Spark → Kafka and PostgreSQL while everything is killed at random: nothing missing, nothing doubled."""
+    try:
+        from .demo.command import demo as run_demo  # noqa: PLC0415 - needs the extra `demo`
+    except ImportError as error:
+        raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[demo]'") from error
+    raise typer.Exit(
+        run_demo(orders=orders, users=users, kills=kills, seed=seed, home=home.absolute(), picture=picture)
+    )
+
+
+def main() -> None:
+    """Runs the command line; faults end it with one message, without a traceback."""
+    try:
+        app()
+    except OncewardError as error:
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(EXIT_MISUSED if isinstance(error, ConfigurationError) else EXIT_FAILED)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
