@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from . import wire
 from .codes import PASSING, Code
 from .errors import kafka_error
-from .handle import Handle
+from .handle import Handle, Partition
 from .rounds import Rounds
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
 T = TypeVar("T")
-Partition = tuple[str, int]
-
 PATIENCE: Final = 5.0
 """Seconds that a call goes on asking before it answers with the last code it got."""
 TRIES_BEFORE_BOOTSTRAP: Final = 4
@@ -92,11 +90,18 @@ class TransactionCoordinatorClient:
     def fence(self, transactional_id: str, producer_id: int, producer_epoch: int, *, timeout_ms: int = 60_000) -> int:
         """Raise the producer epoch, so that the producer which holds it can do nothing any more.
 
-        It aborts an open transaction, also one that a NEWER epoch of the same producer id has begun: the coordinator
-        compares the epoch in every state except Ongoing (measured). So end the transaction by EndTxn first, which is
-        exact, and look at the description.
+        An open transaction is aborted by that, and the answer is CONCURRENT_TRANSACTIONS while the markers are being
+        written: describe shows the end. The request is not repeated then: that would raise the epoch once more and
+        wipe out the proof that this transaction was aborted. Look at the description right before: the coordinator
+        compares the epoch in every state except Ongoing, where a transaction of a NEWER epoch of the same producer id
+        would be aborted (measured).
         """
         request = wire.init_producer_id(transactional_id, producer_id, producer_epoch, timeout_ms=timeout_ms)
+        return self._ask_each({(transactional_id, 0): request}, again=PASSING)[transactional_id, 0]
+
+    def register(self, transactional_id: str) -> int:
+        """Make a transactional id known to its coordinator, as a producer's start does."""
+        request = wire.init_producer_id(transactional_id, -1, -1, timeout_ms=60_000)
         return self._ask_each({(transactional_id, 0): request})[transactional_id, 0]
 
     def describe(self, ids: Iterable[str]) -> dict[str, Description]:
@@ -156,7 +161,9 @@ class TransactionCoordinatorClient:
                 break
         return found
 
-    def _ask_each(self, requests: Mapping[tuple[str, int], Any]) -> dict[tuple[str, int], int]:
+    def _ask_each(
+        self, requests: Mapping[tuple[str, int], Any], again: Collection[int] = ASK_AGAIN
+    ) -> dict[tuple[str, int], int]:
         """Send each request to its id's coordinator, again while that may help; the last code of each."""
         codes: dict[tuple[str, int], int] = dict.fromkeys(requests, Code.NO_ANSWER)
         waiting = list(codes)
@@ -168,7 +175,7 @@ class TransactionCoordinatorClient:
             answers = self._wire.exchange([(nodes[key[0]], requests[key]) for key in asked], seconds=rounds.left)
             codes |= {key: failed[key[0]] for key in waiting if key[0] in failed}
             codes |= {key: answer.result for key, answer in zip(asked, answers, strict=True)}
-            waiting = [key for key in waiting if codes[key] in ASK_AGAIN]
+            waiting = [key for key in waiting if codes[key] in again]
             if not waiting:
                 break
         return codes

@@ -11,6 +11,9 @@ from ...core.transaction import ANY_EPOCH, Committable
 if TYPE_CHECKING:
     from ...core.names import Scope
 
+Partition = tuple[str, int]
+"""Topic and number."""
+
 KIND: Final = "kafka"
 VERSION: Final = 1
 """Layout of the handle. A producer that takes part in two-phase commit without time-out (KIP-939) would be 2."""

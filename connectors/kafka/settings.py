@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...core.errors import ConfigurationError
 from .oauth import TokenSource
-from .settings_table import ALIASES, CONNECTION, SECURITY_PREFIXES, TABLE, Goes, is_secret
+from .settings_table import ALIASES, CONNECTION, SECURITY_PREFIXES, TABLE, Goes, goes_to, is_secret
 from .tls import tls_context
 
 if TYPE_CHECKING:
@@ -70,11 +70,20 @@ class KafkaSettings:
         """Value of a setting under librdkafka's name."""
         return self._values.get(name, default)
 
+    def connection(self) -> KafkaSettings:
+        """Only what decides where to connect and who we are."""
+        values = {name: value for name, value in self._values.items() if goes_to(name) is Goes.BOTH}
+        return self._copy(values)
+
     def without(self, *names: str) -> KafkaSettings:
         """The same settings, less some."""
-        kept = object.__new__(KafkaSettings)
-        kept._values = {name: value for name, value in self._values.items() if name not in names}
-        return kept
+        return self._copy({name: value for name, value in self._values.items() if name not in names})
+
+    @classmethod
+    def _copy(cls, values: dict[str, Any]) -> KafkaSettings:
+        made = object.__new__(cls)
+        made._values = values
+        return made
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, KafkaSettings) and self._values == other._values
@@ -124,12 +133,8 @@ class KafkaSettings:
         return str(self._values.get("sasl.mechanism", "")).upper() if self.protocol.startswith("SASL") else ""
 
     def _for_librdkafka(self, *others: Goes) -> dict[str, Any]:
-        config: dict[str, Any] = {"client.id": "onceward"}
-        for name, value in self._values.items():
-            setting = TABLE.get(name)
-            if name.startswith(TOKENS) or (setting is not None and setting.goes in others):
-                continue
-            config[name] = value
+        kept = {n: v for n, v in self._values.items() if not n.startswith(TOKENS) and goes_to(n) not in others}
+        config = {"client.id": "onceward", **kept}
         if self.mechanism == "OAUTHBEARER":
             config["oauth_cb"] = TokenSource(self._values).for_librdkafka
         return config

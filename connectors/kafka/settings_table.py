@@ -195,6 +195,12 @@ obey it. Passwords, keys and tokens never appear in messages, logs, reprs or com
 """
 
 
+def goes_to(name: str) -> Goes | None:
+    """Where a setting goes; None for one that is not in the table, which goes to librdkafka."""
+    known = TABLE.get(name)
+    return known.goes if known is not None else None
+
+
 def is_secret(name: str) -> bool:
     """Whether the value of this setting must not be shown."""
     known = TABLE.get(ALIASES.get(name, name))

@@ -13,22 +13,27 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from kafka.errors import BrokerResponseError
-from kafka.net.manager import KafkaConnectionManager
-from kafka.net.sasl.oauth import AbstractTokenProvider
-from kafka.net.selector import NetworkSelector
-from kafka.protocol.admin.transactions import (
-    DescribeProducersRequest,
-    DescribeTransactionsRequest,
-    ListTransactionsRequest,
-)
-from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
-from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
-
 from .codes import FORBIDDEN, Code
+
+with warnings.catch_warnings():
+    # kafka-python reads its schemas by a function that Python 3.11 and 3.12 call deprecated (3.13 does not any more).
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from kafka.errors import BrokerResponseError
+    from kafka.net.manager import KafkaConnectionManager
+    from kafka.net.sasl.oauth import AbstractTokenProvider
+    from kafka.net.selector import NetworkSelector
+    from kafka.protocol.admin import DescribeConfigsRequest
+    from kafka.protocol.admin.transactions import (
+        DescribeProducersRequest,
+        DescribeTransactionsRequest,
+        ListTransactionsRequest,
+    )
+    from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
+    from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +47,7 @@ PIPELINE: Final = 100
 """Requests in flight on one connection."""
 
 ANY_NODE: Final = None
+BROKER_RESOURCE: Final = 4
 
 
 class Answer(NamedTuple):
@@ -70,6 +76,8 @@ class Wire:
         self._bootstrap_seconds = bootstrap_seconds
         self._lock = threading.Lock()
         self._manager: Any = None
+        self.last_fault = ""
+        """Why the newest request that got no answer got none."""
 
     def exchange(self, requests: Sequence[tuple[int | None, Any]], *, seconds: float) -> list[Answer]:
         """Send requests to nodes (None: any), all at once, and wait for the answers.
@@ -87,6 +95,7 @@ class Wire:
         answers: list[Answer] = []
         for begin in range(0, len(requests), PIPELINE):
             answers += self._exchange(requests[begin : begin + PIPELINE], deadline)
+        self.last_fault = next((a.detail for a in answers if a.code), self.last_fault)
         return answers
 
     def _exchange(self, requests: Sequence[tuple[int | None, Any]], deadline: float) -> list[Answer]:
@@ -132,6 +141,30 @@ class Wire:
             for partition in topic.partitions
             if partition.error_code == Code.NONE and partition.leader_id >= 0
         }
+
+    def topic(self, name: str, *, seconds: float) -> Answer:
+        """Look a topic up; the response is its number of partitions."""
+        request = MetadataRequest(
+            topics=[MetadataRequest.MetadataRequestTopic(name=name)], allow_auto_topic_creation=False, max_version=12
+        )
+        [answer] = self.exchange([(ANY_NODE, request)], seconds=seconds)
+        if answer.code:
+            return answer
+        [topic] = answer.response.topics
+        return Answer(topic.error_code, len(topic.partitions))
+
+    def broker_config(self, node: int, *, seconds: float) -> Answer:
+        """A broker's configuration; the response is a dictionary of texts."""
+        resource = DescribeConfigsRequest.DescribeConfigsResource(
+            resource_type=BROKER_RESOURCE, resource_name=str(node), configuration_keys=None
+        )
+        [answer] = self.exchange([(node, DescribeConfigsRequest(resources=[resource]))], seconds=seconds)
+        if answer.code:
+            return answer
+        [result] = answer.response.results
+        return Answer(
+            result.error_code, {row.name: row.value for row in result.configs}, detail=result.error_message or ""
+        )
 
     def forget(self) -> None:
         """Drop all connections; the next exchange starts from the bootstrap servers again."""

@@ -1,0 +1,116 @@
+"""What the brokers know under a pipeline's and sink's name: what lingers, and whether another log has used it.
+
+Nothing can be deleted in Kafka: a transactional id is remembered for transactional.id.expiration.ms (7 days) after
+its last use. That is what `claim` looks at, and how `accept` remembers: it registers one more transactional id, whose
+name says which log accepts which other. It lives longer than the ids of the other log, because it is younger.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from ...core.errors import EpochConflictError
+from ...core.names import FORMAT, parse_pooled_name
+from .codes import Code
+from .errors import kafka_error
+from .handle import listed_committable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ...core.names import Scope
+    from ...core.transaction import Committable
+    from .coordinator import Description, TransactionCoordinatorClient
+
+ACCEPTS: Final = "onceward-accepts:1"
+_LOG: Final = re.compile(r"[0-9a-f]{4,32}")
+
+
+def lingering(client: TransactionCoordinatorClient, scope: Scope) -> list[Committable]:
+    """The open transactions under exactly this pipeline's and sink's name, whatever log they belong to.
+
+    Raises:
+        KafkaError: Not every broker answered.
+    """
+    listed = [row.transactional_id for row in client.list_transactions(["Ongoing"], prefix=_head(scope))]
+    mine = [name for name in listed if _belongs(name, scope)]
+    described = client.describe(mine) if mine else {}
+    handles = [found.handle for found in described.values() if found.state == "Ongoing" and found.handle is not None]
+    committables = (listed_committable(handle, scope) for handle in handles)
+    return [committable for committable in committables if committable is not None]
+
+
+def claim(client: TransactionCoordinatorClient, scope: Scope) -> None:
+    """Refuse a name under which another log may have committed something.
+
+    Raises:
+        EpochConflictError: It may have.
+        KafkaError: Not every broker answered.
+    """
+    others = _other_logs(client, scope) - _accepted(client, scope)
+    if others:
+        raise EpochConflictError(
+            f"Kafka knows this pipeline and sink from another decision log ({', '.join(sorted(others))}): its data "
+            "are in the topic already, and this log would write them again. If the checkpoint folder was deleted or "
+            "replaced, bring it back, or give the pipeline another name; if writing again is what you want, rewind it",
+            pipeline=scope.pipeline,
+            sink=scope.sink,
+        )
+
+
+def accept(client: TransactionCoordinatorClient, scope: Scope) -> None:
+    """Let this log use the name although others have; remembered by the brokers.
+
+    Raises:
+        KafkaError: Not every broker answered.
+    """
+    for log in _other_logs(client, scope) - _accepted(client, scope):
+        name = f"{_accepts(scope)}{log}"
+        code = client.register(name)
+        if code != Code.NONE:
+            raise kafka_error("cannot remember that another log's data are accepted", code, transaction=name)
+
+
+def _other_logs(client: TransactionCoordinatorClient, scope: Scope) -> set[str]:
+    """Logs that may have committed something under the name."""
+    listed = [row.transactional_id for row in client.list_transactions(prefix=_head(scope))]
+    foreign = {name: log for name, log in _logs(listed, scope) if log != scope.log}
+    described = client.describe(foreign) if foreign else {}
+    return {foreign[name] for name, description in described.items() if not never_committed(description)}
+
+
+def never_committed(description: Description) -> bool:
+    """Whether no transaction of this id was ever committed: it is at its first producer epoch, and that is not.
+
+    A first transaction that was aborted by its time-out or by a fence has raised the epoch to one.
+    """
+    if description.handle is None:
+        return description.code == Code.TRANSACTIONAL_ID_NOT_FOUND
+    epoch, state = description.handle.producer_epoch, description.state
+    return (epoch == 0 and state in {"Empty", "Ongoing"}) or (epoch <= 1 and state in {"PrepareAbort", "CompleteAbort"})
+
+
+def _accepted(client: TransactionCoordinatorClient, scope: Scope) -> set[str]:
+    head = _accepts(scope)
+    listed = (row.transactional_id[len(head) :] for row in client.list_transactions(prefix=head))
+    return {log for log in listed if _LOG.fullmatch(log)}
+
+
+def _logs(names: Iterable[str], scope: Scope) -> Iterable[tuple[str, str]]:
+    for name in names:
+        parsed = parse_pooled_name(name)
+        if parsed is not None and (parsed.scope.pipeline, parsed.scope.sink) == (scope.pipeline, scope.sink):
+            yield name, parsed.scope.log
+
+
+def _belongs(name: str, scope: Scope) -> bool:
+    return any(True for _ in _logs([name], scope))
+
+
+def _head(scope: Scope) -> str:
+    return f"{FORMAT}:{scope.pipeline}:{scope.sink}:"
+
+
+def _accepts(scope: Scope) -> str:
+    return f"{ACCEPTS}:{scope.pipeline}:{scope.sink}:{scope.log}:"

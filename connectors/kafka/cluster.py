@@ -1,0 +1,99 @@
+"""One cluster, as this process sees it: the coordinator client, and what the brokers allow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ...core.errors import ConfigurationError
+from .codes import FORBIDDEN, Code
+from .errors import INSTALL, kafka_error
+from .processwide import PerProcess
+
+if TYPE_CHECKING:
+    from .coordinator import TransactionCoordinatorClient
+    from .settings import KafkaSettings
+    from .wire import Wire
+
+ASK_SECONDS: Final = 10.0
+USUAL_LONGEST_TIMEOUT_MS: Final = 900_000
+"""Kafka's default of transaction.max.timeout.ms, where the broker's may not be asked for."""
+
+
+class Limits(NamedTuple):
+    """What the brokers say of themselves."""
+
+    brokers: int
+    longest_timeout_ms: int
+    """transaction.max.timeout.ms"""
+    known: bool
+    """Whether the broker told; if asking for its configuration is forbidden, Kafka's default is assumed."""
+    creates_topics: bool
+
+
+class Cluster:
+    """Connections of one process to one cluster.
+
+    Args:
+        settings: Where and how to connect.
+    """
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        wire, client = _modules()
+        self.wire: Wire = wire.Wire(settings.for_wire())
+        self.transactions: TransactionCoordinatorClient = client.TransactionCoordinatorClient(self.wire)
+        self._limits: Limits | None = None
+
+    def limits(self) -> Limits:
+        """What the brokers allow; asked once.
+
+        Raises:
+            KafkaError: No broker answers.
+        """
+        if self._limits is None:
+            self._limits = self._ask_limits()
+        return self._limits
+
+    def partitions_of(self, topic: str) -> int:
+        """How many partitions the topic has; 0 if there is no such topic.
+
+        Raises:
+            KafkaError: No broker answers, or asking is forbidden.
+        """
+        answer = self.wire.topic(topic, seconds=ASK_SECONDS)
+        if answer.code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+            return 0
+        if answer.code:
+            raise kafka_error(f"cannot look topic {topic} up", answer.code, answer.detail)
+        return int(answer.response)
+
+    def _ask_limits(self) -> Limits:
+        nodes = self.wire.nodes(seconds=ASK_SECONDS)
+        if not nodes:
+            raise kafka_error("no broker answers", Code.NO_ANSWER, self.wire.last_fault)
+        answer = self.wire.broker_config(nodes[0], seconds=ASK_SECONDS)
+        if answer.code in FORBIDDEN:
+            return Limits(len(nodes), USUAL_LONGEST_TIMEOUT_MS, known=False, creates_topics=True)
+        if answer.code:
+            raise kafka_error("cannot read the brokers' configuration", answer.code, answer.detail)
+        config: dict[str, str] = answer.response
+        longest = int(config.get("transaction.max.timeout.ms", USUAL_LONGEST_TIMEOUT_MS))
+        creates = config.get("auto.create.topics.enable", "true") == "true"
+        return Limits(len(nodes), longest, known=True, creates_topics=creates)
+
+
+def cluster_of(settings: KafkaSettings) -> Cluster:
+    """This process's connections to the cluster; producers' and consumers' own settings make no difference."""
+    return _clusters.get(settings.connection())
+
+
+def _modules() -> tuple[Any, Any]:
+    try:
+        from . import coordinator, wire  # noqa: PLC0415 - they need kafka-python, an extra
+    except ImportError as error:
+        raise ConfigurationError(INSTALL) from error
+    return wire, coordinator
+
+
+_clusters: Final[PerProcess[KafkaSettings, Cluster]] = PerProcess(Cluster)
+
+__all__ = ["ASK_SECONDS", "Cluster", "Limits", "cluster_of"]

@@ -1,0 +1,165 @@
+"""Arrow record batches as Kafka messages: columns `value`, `key`, `headers`, `topic`, `partition`.
+
+Columns and rules are those of Spark's own Kafka sink ("Structured Streaming + Kafka Integration Guide"). Cells become
+Python objects column by column, and `produce` is called by `map`: no Python bytecode runs per row.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import repeat
+from operator import length_hint
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...core.errors import KafkaError, SchemaError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+SLICE: Final = 5000
+"""Rows between two looks at delivery failures."""
+UNASSIGNED: Final = -1
+_BYTES: Final = "binary or string"
+
+
+class QueueFull(Exception):  # noqa: N818 - it is a signal, not a fault
+    """librdkafka's queue is full; `done` rows were taken."""
+
+    def __init__(self, done: int) -> None:
+        super().__init__(done)
+        self.done = done
+
+
+class Rows:
+    """The messages of one record batch.
+
+    Args:
+        batch: With columns as check_columns wants them.
+        topic: Topic of all rows; None: each row's own.
+
+    Raises:
+        KafkaError: A row has no topic, or a header without key.
+    """
+
+    def __init__(self, batch: pa.RecordBatch, topic: str | None) -> None:
+        names = batch.schema.names
+        self._length: int = batch.num_rows
+        self._values = _cells(batch.column("value"))
+        self._keys = _cells(batch.column("key")) if "key" in names else None
+        self._partitions = _partitions(batch.column("partition")) if "partition" in names else None
+        self._headers = _headers(batch.column("headers")) if "headers" in names else None
+        self._topic = topic
+        self._topics = _topics(batch.column("topic")) if topic is None else None
+
+    def __len__(self) -> int:
+        return self._length
+
+    def feed(self, produce: Callable[..., None], begin: int) -> int:
+        """Produce up to SLICE rows from row `begin` on; how many rows are done then.
+
+        Raises:
+            QueueFull: The queue is full.
+        """
+        end = min(self._length, begin + SLICE)
+        position = iter(self._values[begin:end])
+        try:
+            deque(map(produce, *self._arguments(begin, end, position)), maxlen=0)
+        except BufferError:
+            raise QueueFull(end - length_hint(position) - 1) from None
+        return end
+
+    @property
+    def topics(self) -> str:
+        """The topics, for messages to people."""
+        return self._topic if self._topic is not None else ", ".join(sorted(set(self._topics or ())))
+
+    def _arguments(self, begin: int, end: int, values: Iterable[Any]) -> list[Iterable[Any]]:
+        """Positional arguments of Producer.produce: topic, value, key, partition, two callbacks, timestamp, headers."""
+        topics = repeat(self._topic) if self._topics is None else self._topics[begin:end]
+        keys = repeat(None) if self._keys is None else self._keys[begin:end]
+        arguments: list[Iterable[Any]] = [topics, values, keys]
+        if self._partitions is None and self._headers is None:
+            return arguments
+        arguments.append(repeat(UNASSIGNED) if self._partitions is None else self._partitions[begin:end])
+        if self._headers is not None:
+            arguments += [repeat(None), repeat(None), repeat(0), self._headers[begin:end]]
+        return arguments
+
+
+def check_columns(schema: pa.Schema, topic: str | None, sink: str) -> None:
+    """Check names and types; columns that are no part of a message are ignored, as Spark's sink does.
+
+    Raises:
+        SchemaError: A column is missing or has a type that does not fit; the message names it.
+    """
+    if "value" not in schema.names:
+        raise SchemaError(f"column value is missing: give {_BYTES}", sink=sink)
+    if topic is None and "topic" not in schema.names:
+        raise SchemaError("column topic is missing, and the sink has no topic: give one of them", sink=sink)
+    wanted = {
+        "value": (_is_bytes, _BYTES),
+        "key": (_is_bytes, _BYTES),
+        "topic": (_is_string, "string"),
+        "partition": (pa.types.is_int32, "int"),
+        "headers": (_is_headers, "array<struct<key: string, value: binary>>"),
+    }
+    for name, (fits, words) in wanted.items():
+        if name not in schema.names or (name == "topic" and topic is not None):
+            continue
+        if schema.names.count(name) > 1:
+            raise SchemaError(f"there are several columns {name}", sink=sink)
+        if not fits(schema.field(name).type):
+            raise SchemaError(f"column {name} has type {schema.field(name).type}; Kafka needs {words}", sink=sink)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return _is_string(kind) or any((pa.types.is_binary(kind), pa.types.is_large_binary(kind), kind == pa.binary_view()))
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    return any((pa.types.is_string(kind), pa.types.is_large_string(kind), kind == pa.string_view()))
+
+
+def _is_headers(kind: pa.DataType) -> bool:
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
+        return False
+    fields: dict[str, pa.DataType] = {field.name: field.type for field in kind.value_type}
+    return fields.keys() == {"key", "value"} and _is_string(fields["key"]) and _is_bytes(fields["value"])
+
+
+def _cells(column: pa.Array) -> list[bytes | None]:
+    kind = column.type
+    if _is_string(kind):
+        column = column.cast(pa.binary() if pa.types.is_string(kind) else pa.large_binary())
+    cells: list[bytes | None] = column.to_pylist()
+    return cells
+
+
+def _topics(column: pa.Array) -> list[str]:
+    if column.null_count:
+        raise KafkaError("a row's topic is null and the sink has no topic: set one of them")
+    names: list[str] = column.to_pylist()
+    return names
+
+
+def _partitions(column: pa.Array) -> list[int]:
+    numbers: list[int] = pc.fill_null(column, UNASSIGNED).to_pylist()
+    return numbers
+
+
+def _headers(column: pa.Array) -> Sequence[list[tuple[str, bytes | None]] | None]:
+    """Each row's headers in order; names may repeat."""
+    flat = column.flatten()
+    if flat.null_count or flat.field("key").null_count:
+        raise KafkaError("a header or its key is null: only a header's value may be null")
+    pairs = list(zip(flat.field("key").to_pylist(), _cells(flat.field("value")), strict=True))
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_pylist()
+    rows: list[list[tuple[str, bytes | None]] | None] = []
+    at = 0
+    for length in lengths:
+        rows.append(pairs[at : at + length] or None)
+        at += length
+    return rows

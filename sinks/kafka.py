@@ -1,0 +1,256 @@
+"""KafkaSink: exactly once into Kafka topics, by transactions that any process can commit.
+
+Each subtask writes an epoch in one Kafka transaction and flushes it (pre-commit). Once the decision is durable, the
+driver ends the transaction by handle: transactional id, producer id and producer epoch. After the flush the data
+survive the producer's process and the broker's restart; what can end them early is only the transaction's time-out.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+from ..connectors.kafka import claims, commits
+from ..connectors.kafka.cluster import cluster_of
+from ..connectors.kafka.errors import kafka_error
+from ..connectors.kafka.handle import KIND, VERSION, Handle
+from ..connectors.kafka.pool import PoolKey, pool_of
+from ..connectors.kafka.rows import Rows, check_columns
+from ..connectors.kafka.settings import KafkaSettings, split_options
+from ..connectors.kafka.verdict import STATE, Seen, judge
+from ..core.errors import ConfigurationError, KafkaError
+from ..core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable
+from .base import TwoPhaseCommitSink
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from ..connectors.kafka.coordinator import TransactionCoordinatorClient
+    from ..connectors.kafka.pool import ProducerPool
+    from ..connectors.kafka.producer import TransactionalProducer
+    from ..core.names import Scope
+    from ..core.transaction import ExternalState, WriteContext
+
+NOTHING_WRITTEN = "nothing was written"
+FLUSH_SHARE = 0.5
+"""Share of the transaction's time-out that a flush may take."""
+
+
+class KafkaTransaction:
+    """One subtask's open transaction."""
+
+    def __init__(self, context: WriteContext, pool: ProducerPool, producer: TransactionalProducer) -> None:
+        self.context = context
+        self.pool = pool
+        self.producer = producer
+
+
+class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
+    """Writes rows as messages; each epoch becomes visible to read_committed consumers at its commit, once.
+
+    Columns are those of Spark's own Kafka sink: `value` (binary or string; null is a tombstone), and, where wanted,
+    `key` (binary or string), `headers` (array<struct<key: string, value: binary>>), `topic` (string) and `partition`
+    (int; null leaves it to the partitioner). Other columns are ignored.
+
+    Args:
+        name: See Sink.
+        bootstrap_servers: Comma-separated `host:port`, or a list of them.
+        topic: Topic of all rows; the column `topic` is ignored then. None: each row's own.
+        config: Further settings under librdkafka's names; docs/kafka-settings.md says which go where.
+        transaction_timeout: Seconds after which the broker aborts a transaction that nobody ends. Default: as long as
+            the broker allows (transaction.max.timeout.ms). An outage that lasts longer loses decided data, loudly.
+        select: See Sink.
+        where: See Sink.
+
+    Raises:
+        ConfigurationError: A setting is refused.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        bootstrap_servers: str | list[str] | None = None,
+        topic: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        transaction_timeout: float | None = None,
+        select: Sequence[str] | None = None,
+        where: str | None = None,
+    ) -> None:
+        super().__init__(name, select=select, where=where)
+        settings = KafkaSettings(bootstrap_servers, config)
+        if transaction_timeout is None and (given := settings.get("transaction.timeout.ms")) is not None:
+            transaction_timeout = _seconds(given)
+        if transaction_timeout is not None and transaction_timeout < 1:
+            raise ConfigurationError(
+                f"transaction_timeout must be at least 1 s, not {transaction_timeout} s", sink=name
+            )
+        self.settings = settings.without("transaction.timeout.ms")
+        self.topic = topic
+        self._timeout = transaction_timeout
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> Self:
+        """A sink out of the options of a Spark format: `kafka.*`, `topic`, `name` (default: kafka).
+
+        Raises:
+            ConfigurationError: An option is unknown or refused.
+        """
+        config, rest = split_options(options)
+        name, topic = rest.pop("name", "kafka"), rest.pop("topic", None)
+        timeout = rest.pop("transactiontimeout", None)
+        if rest:
+            raise ConfigurationError(
+                f"unknown options: {', '.join(sorted(rest))}. Known are topic, name, transactionTimeout (seconds) and "
+                "Kafka's settings with 'kafka.' in front",
+                sink=name,
+            )
+        seconds = _seconds(timeout, per_second=1) if timeout is not None else None
+        return cls(name, topic=topic, config=config, transaction_timeout=seconds)
+
+    def __repr__(self) -> str:
+        return f"KafkaSink({self.name!r}, topic={self.topic!r}, {self.settings})"
+
+    @property
+    def transaction_timeout(self) -> float:
+        """Seconds after which the broker aborts an open transaction; asks the broker once if none was given."""
+        if self._timeout is not None:
+            return self._timeout
+        return cluster_of(self.settings).limits().longest_timeout_ms / 1000
+
+    def validate(self, schema: pa.Schema) -> None:
+        """Check columns, topic and time-out; see Sink.
+
+        Raises:
+            SchemaError: A column is missing or has a type that does not fit.
+            ConfigurationError: The topic does not exist, or the time-out is longer than the broker allows.
+            KafkaError: No broker answers.
+        """
+        check_columns(schema, self.topic, self.name)
+        cluster = cluster_of(self.settings)
+        limits = cluster.limits()
+        if self._timeout is not None and self._timeout * 1000 > limits.longest_timeout_ms and limits.known:
+            raise ConfigurationError(
+                f"transaction_timeout is {self._timeout:g} s ({self._timeout * 1000:.0f} ms), but the broker allows "
+                f"transaction.max.timeout.ms={limits.longest_timeout_ms} ms: make it shorter, or raise the broker's",
+                sink=self.name,
+            )
+        if self.topic is not None and not cluster.partitions_of(self.topic) and not limits.creates_topics:
+            raise ConfigurationError(
+                f"topic {self.topic} does not exist and the broker does not create topics by itself: create it first",
+                sink=self.name,
+            )
+
+    def begin(self, context: WriteContext) -> KafkaTransaction:
+        """Take a producer that is ready."""
+        pool = self._pool(context.scope)
+        return KafkaTransaction(context, pool, pool.take(context))
+
+    def write(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> None:
+        """Hand the rows to the producer; it sends them in the background.
+
+        Raises:
+            KafkaError: A message was refused, of this batch or of an earlier one.
+        """
+        transaction.producer.write(Rows(batch, self.topic))
+
+    def pre_commit(self, transaction: KafkaTransaction) -> Committable:
+        """Wait for the brokers' acknowledgements, ask for the handle, and let the producer go.
+
+        Raises:
+            KafkaError: A message was refused, or the transaction is not open any more.
+        """
+        producer, context = transaction.producer, transaction.context
+        producer.flush(time.monotonic() + self.transaction_timeout * FLUSH_SHARE)
+        handle = self._handle_of(str(producer.name)).to_json() if producer.rows else {}
+        committable = Committable(
+            kind=KIND,
+            version=VERSION,
+            pipeline=context.pipeline,
+            sink=context.sink,
+            log=context.log,
+            writer=context.writer,
+            epoch=context.epoch,
+            subtask=context.subtask,
+            attempt=context.attempt,
+            transaction=str(producer.name),
+            handle=handle,
+            rows=producer.rows,
+        )
+        transaction.pool.keep(producer.name, context)
+        producer.drop()
+        return committable
+
+    def discard(self, transaction: KafkaTransaction) -> None:
+        """Abort a transaction that was not pre-committed; its id is free then."""
+        transaction.producer.rollback()
+        transaction.pool.release(transaction.producer.name)
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        """Commit by handle; see TwoPhaseCommitSink."""
+        return self.commit_many([committable])[0]
+
+    def commit_many(self, committables: Sequence[Committable]) -> list[CommitOutcome]:
+        """Commit by handle, with one round trip for all; see TwoPhaseCommitSink."""
+        handles = [Handle.of(committable) for committable in committables]
+        outcomes = iter(commits.commit(self._client, [handle for handle in handles if handle is not None]))
+        nothing = CommitOutcome(CommitStatus.COMMITTED, NOTHING_WRITTEN)
+        return [nothing if handle is None else next(outcomes) for handle in handles]
+
+    def abort(self, committable: Committable) -> AbortOutcome:
+        """Fence the producer of exactly this transaction; see TwoPhaseCommitSink."""
+        handle = Handle.of(committable)
+        if handle is None:
+            return AbortOutcome(AbortStatus.ABORTED, NOTHING_WRITTEN)
+        return commits.abort(self._client, handle)
+
+    def inspect_many(self, committables: Sequence[Committable]) -> list[ExternalState]:
+        """Ask coordinators and partitions; see TwoPhaseCommitSink."""
+        handles = [Handle.of(committable) for committable in committables]
+        looks = iter(commits.look_at(self._client, [handle for handle in handles if handle is not None]))
+        return [STATE[Seen.OPEN if handle is None else next(looks).seen] for handle in handles]
+
+    def lingering(self, scope: Scope) -> Iterable[Committable]:
+        """Open transactions under exactly this name; see TwoPhaseCommitSink."""
+        return claims.lingering(self._client, scope)
+
+    def claim(self, scope: Scope) -> None:
+        """Refuse a name that another log may have committed under; see TwoPhaseCommitSink."""
+        claims.claim(self._client, scope)
+
+    def release(self, scope: Scope) -> None:
+        """Accept what other logs have committed under this name, for good; see TwoPhaseCommitSink."""
+        claims.accept(self._client, scope)
+
+    def warm_up(self, context: WriteContext) -> None:
+        """Make the next epoch's producer ready in the background."""
+        self._pool(context.scope).warm_up(context)
+
+    def _handle_of(self, name: str) -> Handle:
+        """The handle of the open transaction; the coordinator is asked, so that it is known to be open."""
+        description = self._client.describe([name])[name]
+        if description.handle is None:
+            raise kafka_error("the transaction's producer epoch cannot be read", description.code, transaction=name)
+        if description.state != "Ongoing" or judge(description.handle, description) is not Seen.OPEN:
+            raise KafkaError(
+                f"the transaction ended before it could be prepared: the coordinator says {description.state}. If "
+                f"writing took longer than its time-out ({self.transaction_timeout:g} s), make epochs shorter",
+                transaction=name,
+            )
+        return description.handle
+
+    def _pool(self, scope: Scope) -> ProducerPool:
+        return pool_of(PoolKey(self.settings, scope, round(self.transaction_timeout * 1000)))
+
+    @property
+    def _client(self) -> TransactionCoordinatorClient:
+        return cluster_of(self.settings).transactions
+
+
+def _seconds(text: str, *, per_second: int = 1000) -> float:
+    try:
+        return float(text) / per_second
+    except ValueError:
+        raise ConfigurationError(f"the transaction's time-out must be a number, not {text!r}") from None
