@@ -49,6 +49,27 @@ def demo(
     )
 
 
+@app.command()
+def doctor(
+    *,
+    bootstrap_servers: Annotated[str | None, typer.Option(help="Kafka's address.")] = None,
+    kafka: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting of the connection to Kafka; repeatable.")
+    ] = None,
+    dsn: Annotated[str | None, typer.Option(help="PostgreSQL's connection string.")] = None,
+    store: Annotated[str | None, typer.Option(help="The decision log's store, or the checkpoint folder.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check Java, Python, Kafka, PostgreSQL and the store: what is wrong, and what to do about it."""
+    from .doctor import examine  # noqa: PLC0415 - looks at extras
+    from .doctor.commands import exit_code, show  # noqa: PLC0415
+
+    pairs = dict(pair.partition("=")[::2] for pair in kafka or [])
+    findings = examine(bootstrap_servers=bootstrap_servers, kafka_config=pairs, dsn=dsn, store=store)
+    show(findings, as_json=json)
+    raise typer.Exit(exit_code(findings))
+
+
 def main() -> None:
     """Runs the command line; faults end it with one message, without a traceback."""
     try:

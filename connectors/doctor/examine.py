@@ -1,0 +1,52 @@
+"""Run all checks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .finding import Finding, failed
+from .machine import check_java, check_python, check_spark, check_store
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def examine(
+    *,
+    bootstrap_servers: str | None = None,
+    kafka_config: Mapping[str, str] | None = None,
+    dsn: str | None = None,
+    store: str | None = None,
+) -> list[Finding]:
+    """Check this machine, and the services that are named.
+
+    Args:
+        bootstrap_servers: Kafka's address.
+        kafka_config: Further settings of the connection, under librdkafka's names.
+        dsn: PostgreSQL's connection string.
+        store: URL of the decision log's store, or the checkpoint folder.
+    """
+    return [
+        check_java(),
+        check_spark(),
+        check_python(),
+        check_store(store),
+        *_kafka(bootstrap_servers, kafka_config or {}),
+        *_postgres(dsn),
+    ]
+
+
+def _kafka(bootstrap_servers: str | None, config: Mapping[str, str]) -> list[Finding]:
+    try:
+        from .kafka import check_kafka  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        return [failed("kafka client", f"{error.name} is not installed", "pip install 'onceward[kafka]'")]
+    return check_kafka(bootstrap_servers, config)
+
+
+def _postgres(dsn: str | None) -> list[Finding]:
+    try:
+        from .postgres import check_postgres  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        return [failed("postgresql client", f"{error.name} is not installed", "pip install 'onceward[postgres]'")]
+    return check_postgres(dsn)
