@@ -1,0 +1,138 @@
+"""What a source guarantees, so that an epoch can be read again exactly as it was.
+
+A position says how far a source was read: a JSON value over all splits (Kafka: `{"orders": {"0": 123}}`). Drivers store
+it with the epoch's decision and hand it back after a failure; nothing else of a source outlives its process. So both
+drivers work alike. Spark asks the driver for `start`, `latest` and `splits`, and runs `read` in its tasks. The embedded
+engine gives each subtask its `share` of the splits; the subtask does the same for its share, injects its barriers
+between two pieces, and stores its position at the barrier; `merge` takes the positions of all subtasks to however many
+there are after a restore.
+
+The shape follows Flink's split enumerator and reader (FLIP-27) and Spark's micro-batch sources: offsets are planned in
+one place, read in many.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+Position = Any
+"""How far a source was read: a JSON value, opaque to whoever stores it."""
+
+
+class Split(msgspec.Struct, frozen=True):
+    """A range of one unit of the source that is read in order: a partition's offsets, a file's lines.
+
+    Picklable and JSON-serialisable.
+
+    Attributes:
+        unit: Names the unit within the source.
+        start: Where the range begins.
+        end: Where it ends; this one is not part of it.
+    """
+
+    unit: str
+    start: int
+    end: int
+
+
+class Piece(NamedTuple):
+    """A part of a split, as it was read."""
+
+    batch: pa.RecordBatch
+    """At least one row, in the source's schema."""
+    next: int
+    """Where the split goes on: `Split(unit, next, end)` delivers exactly what is missing."""
+
+
+class Source(ABC):
+    """Where a pipeline's data comes from: record batches in one schema."""
+
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """Schema of every batch."""
+
+    @property
+    @abstractmethod
+    def bounded(self) -> bool:
+        """Whether it ends."""
+
+    def validate(self) -> None:  # noqa: B027 - a source without checks is fine
+        """Check settings and that the source can be reached, before anything is read.
+
+        Raises:
+            ConfigurationError: A setting is wrong.
+            SourceError: The source does not answer, or lacks what is to be read.
+        """
+
+
+class ResettableSource(Source):
+    """A source that can be read again from any stored position.
+
+    What an implementer guarantees:
+
+    1. Identical replay: `read` of the same split delivers the same rows in the same order, whenever, wherever and in
+       whatever pieces. Rows that may still change (an open transaction) lie behind `latest`.
+    2. What cannot be delivered any more, for example below the source's retention, is a SourceError that names it;
+       never silence.
+    3. `splits(start, end)` covers exactly what lies between the positions: nothing twice, nothing left out. So
+       reading start to middle and middle to end is reading start to end.
+    4. Positions only grow: `latest` is never before the position it was given.
+
+    The object holds configuration only and is picklable; connections are opened where they are used.
+    """
+
+    @abstractmethod
+    def start(self) -> Position:
+        """Where a pipeline without a stored position begins. Called once; whoever calls stores the answer."""
+
+    @abstractmethod
+    def latest(self, position: Position, limit: int | None = None) -> Position:
+        """How far can be read now; the same position if there is nothing new.
+
+        Args:
+            position: How far was read. What has appeared since (a new partition) begins at its beginning.
+            limit: Go at most about this many rows further, fairly over the units.
+
+        Raises:
+            SourceError: What follows `position` is gone.
+        """
+
+    @abstractmethod
+    def splits(self, start: Position, end: Position, parallelism: int = 1) -> Sequence[Split]:
+        """The ranges between two positions; at least `parallelism` of them where there are enough rows.
+
+        Raises:
+            SourceError: What lies between is gone.
+        """
+
+    @abstractmethod
+    def read(self, split: Split) -> Iterator[Piece]:
+        """Read a range to its end, in order. Called in any process.
+
+        Raises:
+            SourceError: Rows of the range are gone, or the source does not deliver them in time.
+        """
+
+    @abstractmethod
+    def advance(self, position: Position, split: Split, to: int) -> Position:
+        """The position after `split` was read up to `to`, the rest unchanged."""
+
+    @abstractmethod
+    def share(self, subtask: int, parallelism: int) -> Self:
+        """This source, less what other subtasks read: each unit belongs to exactly one of `parallelism` subtasks."""
+
+    @abstractmethod
+    def merge(self, positions: Sequence[Position]) -> Position:
+        """One position out of those that the subtasks of an earlier run stored, less what is not in this share."""
+
+    def publish(self, position: Position) -> None:  # noqa: B027 - few sources have readers to tell
+        """Tell the outside how far was read. Called after the epoch is completed, never before; may be skipped."""
