@@ -126,7 +126,7 @@ class PostgresSink(TwoPhaseCommitSink[Writing]):
             check_server(facts, self.target, self.parallelism, self._path)
             _log.info("sink %s commits through %s: %s", self.name, self._path, why)
             self.target.ledger.ensure(connection)
-            check_table(connection, self.target, schema, self._path)
+            check_table(connection, self.target, self.name, schema, self._path)
 
     def begin(self, context: WriteContext) -> Writing:
         """Open a transaction on a connection of this process."""

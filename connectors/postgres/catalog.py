@@ -69,6 +69,10 @@ class Table:
         return _KINDS.get(self.kind, "a table")
 
 
+_FIRST_OF_USERS: Final = 16_384
+_built_in: Final[dict[int, Any]] = {}
+"""Types that are alike on every server: asking for them each time would double the cost of a small epoch."""
+
 _FIND: Final = """
 SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relpersistence::text
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -106,14 +110,23 @@ def read_table(connection: Connection, name: TableName) -> Table | None:
     with connection.pipeline():
         found = connection.execute(_FIND, parameters)
         columns = connection.execute(_COLUMNS, parameters)
-        types = connection.execute(_TYPES, parameters)
     row = found.fetchone()
     if row is None:
         return None
-    known = {type_row[0]: type_row for type_row in types.fetchall()}
+    column_rows = columns.fetchall()
+    known = _types(connection, parameters, {column[1] for column in column_rows})
     oid, schema, relation, kind, persistence = row
-    found_columns = tuple(_column(column, known) for column in columns.fetchall())
+    found_columns = tuple(_column(column, known) for column in column_rows)
     return Table(oid, schema, relation, kind, persistence, found_columns)
+
+
+def _types(connection: Connection, parameters: dict[str, str], wanted: set[int]) -> dict[int, Any]:
+    """Rows of pg_type for the wanted oids and whatever they are made of."""
+    if wanted <= _built_in.keys():
+        return _built_in
+    known = {row[0]: row for row in connection.execute(_TYPES, parameters).fetchall()}
+    _built_in.update({oid: row for oid, row in known.items() if oid < _FIRST_OF_USERS})
+    return known
 
 
 def _column(row: Sequence[Any], types: dict[int, Any]) -> Column:

@@ -12,7 +12,7 @@ from .catalog import ORDINARY, PARTITIONED, read_table
 from .ddl import create_table
 from .explain import HOW_TO_ENABLE
 from .plan import plan_copy
-from .staging import check_key
+from .staging import check_key, create_stage, stage_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -109,8 +109,8 @@ def check_server(facts: ServerFacts, target: Target, parallelism: int | None, pa
         )
 
 
-def check_table(connection: Connection, target: Target, schema: pa.Schema, path: CommitPath) -> Table:
-    """Read, or create, the table, and see that `schema` fits, that the role may write, and that a key is unique.
+def check_table(connection: Connection, target: Target, sink: str, schema: pa.Schema, path: CommitPath) -> None:
+    """See that `schema` fits, that the role may write, that a key is unique; create table and stage if need be.
 
     Raises:
         SchemaError: Something of the table or its columns does not fit.
@@ -132,7 +132,8 @@ def check_table(connection: Connection, target: Target, schema: pa.Schema, path:
             "without WHERE), which an upsert needs"
         )
     _note_deferred(connection, table, path)
-    return table
+    if path is CommitPath.STAGING:
+        create_stage(connection, target, stage_name(target, sink, table), table)
 
 
 def _check_kind(table: Table, target: Target) -> None:

@@ -6,6 +6,7 @@ not be used, nor even closed, by a child: closing would say goodbye on the paren
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
 import socket
@@ -101,6 +102,9 @@ def close_idle() -> None:
             for connection, _ in idle:
                 connection.close()
         pool.idle.clear()
+
+
+atexit.register(close_idle)
 
 
 def _silent(connection: Connection) -> bool:

@@ -107,7 +107,7 @@ def _merge(connection: Connection, target: Target, committables: list[Committabl
         with connection.transaction():
             _prepare_session(connection, target)
             taken = _take(connection, target, [c.transaction for c in committables], record=True)
-            for move in dict.fromkeys(staged.move for staged in taken):
+            for move in dict.fromkeys(staged.move for staged in taken if staged.stage):
                 _move(connection, target, [staged for staged in taken if staged.move == move])
     except psycopg.Error as error:
         if error.sqlstate in (NO_TABLE, NO_SCHEMA) and not target.ledger.exists(connection):
@@ -133,7 +133,7 @@ def _refused(error: psycopg.Error, target: Target, committables: list[Committabl
 def _prepare_session(connection: Connection, target: Target) -> None:
     milliseconds = max(1, round(target.lock_timeout * 1000))
     with connection.pipeline():
-        connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE")
+        connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         connection.execute(
             "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', '0', true)",
             [str(milliseconds)],
@@ -220,7 +220,7 @@ def _abort_once(connection: Connection, target: Target, committable: Committable
     with connection.transaction():
         _prepare_session(connection, target)
         taken = _take(connection, target, [committable.transaction], record=False)
-        for staged in taken:
+        for staged in (staged for staged in taken if staged.stage):
             _delete(connection, target.ledger.table(staged.stage), [staged.id])
     if taken:
         return AbortOutcome(AbortStatus.ABORTED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from tenacity import RetryCallState, Retrying, retry_if_result, stop_after_delay, wait_random_exponential
 
@@ -11,12 +11,12 @@ from ...core.errors import RetryableSinkError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PATIENCE: Final = 3.0
+PATIENCE = 3.0
 """Seconds; whatever takes longer is RETRY_LATER, and its caller's decision."""
 
 
-def settle(round_trip: Callable[[], bool], patience: float = PATIENCE) -> str:
-    """Call `round_trip` until it answers True (all settled) or `patience` seconds are over.
+def settle(round_trip: Callable[[], bool]) -> str:
+    """Call `round_trip` until it answers True (all settled) or PATIENCE is over.
 
     A RetryableSinkError is a round without result: what it left open is asked again in the next one.
 
@@ -35,7 +35,7 @@ def settle(round_trip: Callable[[], bool], patience: float = PATIENCE) -> str:
 
     Retrying(
         retry=retry_if_result(lambda settled: not settled),
-        stop=stop_after_delay(patience),
+        stop=stop_after_delay(PATIENCE),
         wait=wait_random_exponential(multiplier=0.005, max=0.5),
         retry_error_callback=_give_up,
     )(attempt)

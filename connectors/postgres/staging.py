@@ -53,7 +53,7 @@ DURABLE: Final = (
 class StagedWriting(Writing):
     """One attempt's transaction, which ends as committed rows of a staging table."""
 
-    id: int
+    id: int = 0
     stage: TableName
     table: Table
 
@@ -64,7 +64,7 @@ class StagedWriting(Writing):
         plan_copy(schema, self.table)
         check_key(schema, self.target.key)
         self.id = secrets.randbits(62)
-        self.stage = stage_name(self.target, self.context.pipeline, self.context.sink, self.table)
+        self.stage = stage_name(self.target, self.context.sink, self.table)
         stage = read_table(self.connection, self.stage) or self._create_stage()
         extended = pa.schema([*schema, *_OWN_FIELDS])
         return CopyWriter(self.connection, self.stage.identifier(), plan_copy(extended, stage))
@@ -96,21 +96,25 @@ class StagedWriting(Writing):
 
     def make_durable(self, rows: int) -> Committable:
         """Note that the rows are whole, and commit."""
-        if self.copy is None:
-            raise ConfigurationError("nothing was written: an empty epoch has no transaction")
         insert = self.target.ledger.query(
             "INSERT INTO {schema}.staged (gid, pipeline, sink, log, writer, epoch, subtask, attempt, rows, id, stage,"
             " target, columns, key) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
         )
         name = self.name
         row = [str(name), *name.scope, name.start, name.epoch, name.subtask, name.attempt, rows, self.id]
-        columns = [column for column in self.copy.columns if column not in (ID, ROW)]
-        row += [self.stage.table, [self.table.schema, self.table.name], columns, list(self.target.key)]
+        row += self._movement()
         with self.connection.pipeline():
             self.connection.execute(DURABLE)
             self.connection.execute(insert, row)
             self.connection.execute("COMMIT")
         return make_committable(STAGED, name, rows)
+
+    def _movement(self) -> list[object]:
+        """What the merge is to move, and where; nothing if no rows came."""
+        if self.copy is None:
+            return ["", [], [], []]
+        columns = [column for column in self.copy.columns if column not in (ID, ROW)]
+        return [self.stage.table, [self.table.schema, self.table.name], columns, list(self.target.key)]
 
 
 def check_key(schema: pa.Schema, key: tuple[str, ...]) -> None:
@@ -120,10 +124,10 @@ def check_key(schema: pa.Schema, key: tuple[str, ...]) -> None:
         raise SchemaError(f"key columns {missing} are not in the data, which has {schema.names}")
 
 
-def stage_name(target: Target, pipeline: str, sink: str, table: Table) -> TableName:
+def stage_name(target: Target, sink: str, table: Table) -> TableName:
     """The staging table's name: another layout of the target makes another one."""
     layout = [[c.name, c.declared, c.not_null and not c.has_default] for c in table.columns]
-    text = json.dumps([pipeline, sink, table.schema, table.name, layout])
+    text = json.dumps([sink, table.schema, table.name, layout])
     return TableName(target.ledger.schema, "stage_" + hashlib.sha256(text.encode()).hexdigest()[:24])
 
 

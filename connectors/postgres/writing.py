@@ -140,7 +140,7 @@ class Writing(ABC):
             _claimed.add(claim)
         milliseconds = max(1, round(self.target.lock_timeout * 1000))
         with connection.pipeline():
-            connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+            connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
             # A COPY stays open for as long as the rows take to arrive: that is not a slow statement.
             connection.execute(
                 "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', '0', true)",

@@ -1,0 +1,472 @@
+"""Scenarios 19, 20, 33, 71 to 77: locks, lost answers, crashed servers, races, foreign transactions."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from onceward.connectors.postgres import patience
+from onceward.connectors.postgres.prepared import PreparedWriting
+from onceward.core.errors import ConfigurationError, PostgresError, RetryableSinkError
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState
+
+from .postgres_kit import (
+    SCHEMA,
+    SCOPE,
+    Database,
+    Proxy,
+    context,
+    data_directory,
+    expected,
+    fresh_database,
+    make_sink,
+    running_server,
+    words,
+    words_table,
+    write,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from onceward.connectors.dev import PostgresServer
+    from onceward.sinks.postgres import PostgresSink
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    # A process that is killed loses nothing that it gave to the system: fsync=off only spares the disk.
+    with running_server(fsync="off", full_page_writes="off") as running:
+        yield running
+
+
+@pytest.fixture
+def database(server: PostgresServer) -> Iterator[Database]:
+    with fresh_database(server) as fresh:
+        words_table(fresh)
+        yield fresh
+
+
+@pytest.fixture(params=["prepared", "staging", "upsert"])
+def sink(request: pytest.FixtureRequest, database: Database) -> PostgresSink:
+    made = make_sink(database, request.param)
+    made.validate(SCHEMA)
+    made.claim(SCOPE)
+    return made
+
+
+@pytest.fixture
+def proxied(server: PostgresServer, database: Database) -> Iterator[Callable[..., tuple[PostgresSink, Proxy]]]:
+    """Makes a sink behind a proxy that loses the answer to what contains `words`."""
+    proxies: list[Proxy] = []
+
+    def make(how: str, lose: bytes, *, hang: bool = False, times: int = 1) -> tuple[PostgresSink, Proxy]:
+        proxy = Proxy(server.port, lambda data: lose in data, hang=hang, times=times)
+        proxies.append(proxy)
+        dsn = database.dsn.replace(f":{server.port}/", f":{proxy.port}/")
+        return make_sink(database, how, dsn=dsn, answer_within=0.3), proxy
+
+    yield make
+    for proxy in proxies:
+        proxy.close()
+
+
+COMMIT_WORDS = {"prepared": b"COMMIT PREPARED", "staging": b"COMMIT\0", "upsert": b"COMMIT\0"}
+
+
+# Retries over rows that a lost attempt holds
+
+
+def test_a_retry_over_rows_that_a_lost_attempt_holds_prepared_fails_and_says_why(database: Database) -> None:
+    sink = make_sink(database, "prepared", lock_timeout=0.2)
+    lost = write(sink, context(attempt=0), words(1))
+    with pytest.raises(RetryableSinkError, match=r"more than 0\.2 s \(lock_timeout\).*must not end it") as caught:
+        write(sink, context(attempt=1), words(1))
+    assert lost.transaction in str(caught.value)
+    assert "55P03" in str(caught.value)
+    assert sink.abort(lost).status is AbortStatus.ABORTED
+    retried = write(sink, context(attempt=2), words(1))
+    assert sink.commit(retried).status is CommitStatus.COMMITTED
+    assert database.rows() == expected(1)
+
+
+@pytest.mark.parametrize("how", ["staging", "upsert"])
+def test_a_retry_over_staged_rows_of_a_lost_attempt_just_works(database: Database, how: str) -> None:
+    sink = make_sink(database, how, lock_timeout=0.2)
+    lost = write(sink, context(attempt=0), words(1, word="lost"))
+    retried = write(sink, context(attempt=1), words(1))
+    assert sink.commit(retried).status is CommitStatus.COMMITTED
+    assert sink.abort(lost).status is AbortStatus.ABORTED
+    assert database.rows() == expected(1)
+
+
+def test_the_lost_attempt_can_still_win_after_the_retry_failed(database: Database) -> None:
+    sink = make_sink(database, "prepared", lock_timeout=0.2)
+    first = write(sink, context(attempt=0), words(1))
+    with pytest.raises(RetryableSinkError):
+        write(sink, context(attempt=1), words(1))
+    assert sink.commit(first).status is CommitStatus.COMMITTED
+    assert database.rows() == expected(1)
+
+
+# Servers that crash
+
+
+def test_what_was_pre_committed_survives_a_crash_of_the_server(
+    sink: PostgresSink, server: PostgresServer, database: Database
+) -> None:
+    committables = [write(sink, context(subtask=n), words(10 * n)) for n in range(2)]
+    server.kill()
+    server.start()
+    server.wait_ready()
+    database.reconnect()
+    assert list(sink.inspect_many(committables)) == [ExternalState.PREPARED] * 2
+    assert [o.status for o in sink.commit_many(committables)] == [CommitStatus.COMMITTED] * 2
+    assert database.rows() == expected(0) + expected(10)
+
+
+def test_a_commit_while_the_server_is_down_is_tried_again_later(
+    sink: PostgresSink, server: PostgresServer, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "PATIENCE", 0.1)
+    committable = write(sink, context(), words(1))
+    server.kill()
+    outcome = sink.commit(committable)
+    assert outcome.status is CommitStatus.RETRY_LATER
+    assert "cannot connect" in outcome.detail
+    assert sink.abort(committable).status is AbortStatus.RETRY_LATER
+    server.start()
+    server.wait_ready()
+    database.reconnect()
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+
+
+def test_an_idle_connection_that_a_restart_cut_is_replaced(
+    sink: PostgresSink, server: PostgresServer, database: Database
+) -> None:
+    sink.commit(write(sink, context(1), words(1)))
+    server.restart()
+    database.reconnect()
+    assert sink.commit(write(sink, context(2), words(10))).status is CommitStatus.COMMITTED
+    assert database.rows() == expected(1) + expected(10)
+
+
+def test_a_standby_is_refused_and_proves_nothing(
+    sink: PostgresSink, server: PostgresServer, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "PATIENCE", 0.1)
+    committable = write(sink, context(), words(1))
+    signal = data_directory(server) / "standby.signal"
+    server.stop()
+    signal.touch()
+    signal.chmod(0o666)
+    try:
+        server.start()
+        server.wait_ready()
+        with pytest.raises(ConfigurationError, match="is a standby"):
+            sink.validate(SCHEMA)
+        assert sink.commit(committable).status is CommitStatus.RETRY_LATER
+    finally:
+        server.stop()
+        signal.unlink(missing_ok=True)
+        server.start()
+        server.wait_ready()
+        database.reconnect()
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+
+
+# Answers that are lost
+
+
+@pytest.mark.parametrize("hang", [False, True], ids=["cut", "silence"])
+@pytest.mark.parametrize("how", ["prepared", "staging", "upsert"])
+def test_a_lost_answer_to_a_commit_is_resolved_by_asking(
+    proxied: Callable[..., tuple[PostgresSink, Proxy]], database: Database, how: str, hang: bool
+) -> None:
+    committable = write(make_sink(database, how), context(), words(1))
+    sink, proxy = proxied(how, COMMIT_WORDS[how], hang=hang)
+    assert sink.commit(committable).status is CommitStatus.ALREADY_COMMITTED
+    assert proxy.lost == 1
+    assert database.rows() == expected(1)
+
+
+def test_when_every_answer_is_lost_nothing_is_assumed(
+    proxied: Callable[..., tuple[PostgresSink, Proxy]], database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "PATIENCE", 0.2)
+    committable = write(make_sink(database), context(), words(1))
+    sink, _ = proxied("prepared", b"COMMIT PREPARED", times=1000)
+    assert sink.commit(committable).status is CommitStatus.RETRY_LATER
+    assert database.rows() == expected(1)
+    assert make_sink(database).commit(committable).status is CommitStatus.ALREADY_COMMITTED
+
+
+@pytest.mark.parametrize(("how", "lose"), [("prepared", b"PREPARE TRANSACTION"), ("staging", b"COMMIT\0")])
+def test_a_lost_answer_to_pre_commit_fails_the_attempt_and_leaves_a_name_to_sweep(
+    proxied: Callable[..., tuple[PostgresSink, Proxy]], database: Database, how: str, lose: bytes
+) -> None:
+    direct = make_sink(database, how)
+    direct.validate(SCHEMA)
+    direct.claim(SCOPE)
+    sink, _ = proxied(how, lose)
+    transaction = sink.begin(context())
+    sink.write(transaction, words(1))
+    with pytest.raises(RetryableSinkError, match="cannot prepare"):
+        sink.pre_commit(transaction)
+    (found,) = direct.lingering(SCOPE)
+    assert found.transaction == str(transaction.name)
+    assert direct.abort(found).status is AbortStatus.ABORTED
+    assert database.rows() == []
+
+
+# Races
+
+
+def test_of_two_committers_both_learn_that_it_is_committed(sink: PostgresSink, database: Database) -> None:
+    barrier = threading.Barrier(2)
+
+    def commit(committable: Committable) -> CommitStatus:
+        barrier.wait()
+        return sink.commit(committable).status
+
+    with ThreadPoolExecutor(2) as pool:
+        for epoch in range(1, 41):
+            committable = write(sink, context(epoch), words(10 * epoch))
+            answers = sorted(pool.map(commit, [committable] * 2))
+            assert answers == [CommitStatus.ALREADY_COMMITTED, CommitStatus.COMMITTED]
+    assert len(database.rows()) == 120
+
+
+def test_of_commit_and_abort_one_wins_and_both_are_told(sink: PostgresSink, database: Database) -> None:
+    barrier = threading.Barrier(2)
+
+    def race(end: Callable[[Committable], object], committable: Committable) -> object:
+        barrier.wait()
+        return end(committable).status  # type: ignore[attr-defined]
+
+    winners = set()
+    with ThreadPoolExecutor(2) as pool:
+        for epoch in range(1, 41):
+            committable = write(sink, context(epoch), words(10 * epoch))
+            first, second = (pool.submit(race, end, committable) for end in (sink.commit, sink.abort))
+            told = (first.result(), second.result())
+            there = database.one("SELECT count(*) FROM words WHERE id / 10 = %s", epoch) == 3
+            won = (CommitStatus.COMMITTED, AbortStatus.COMMITTED)
+            assert told == (won if there else (CommitStatus.LOST, AbortStatus.ABORTED))
+            winners.add(there)
+    assert (database.prepared(), database.staged()) == ([], 0)
+
+
+def test_a_busy_gid_is_asked_again_and_never_taken_for_lost(database: Database) -> None:
+    sink = make_sink(database)
+    committables = [write(sink, context(subtask=n), words(10 * n)) for n in range(20)]
+    with ThreadPoolExecutor(4) as pool:
+        rounds = list(pool.map(sink.commit_many, [committables, committables[::-1], committables, committables[::-1]]))
+    for outcomes in rounds:
+        assert all(outcome.settled for outcome in outcomes)
+    assert len(database.rows()) == 60
+
+
+# Settings and other people's transactions
+
+
+def test_without_prepared_transactions_the_error_says_how_to_allow_them() -> None:
+    with running_server(max_prepared_transactions="0") as other, fresh_database(other) as database:
+        words_table(database)
+        with pytest.raises(ConfigurationError, match=r"max_prepared_transactions is 0: set max_prepared.*restart"):
+            make_sink(database, "prepared").validate(SCHEMA)
+        with pytest.raises(ConfigurationError, match=r"SQLSTATE 55000.*max_prepared_transactions"):
+            write(make_sink(database, "prepared"), context(), words(1))
+        sink = make_sink(database, "auto")
+        sink.validate(SCHEMA)
+        assert sink.commit_path == "staging"
+        assert sink.commit(write(sink, context(), words(1))).status is CommitStatus.COMMITTED
+        assert database.rows() == expected(1)
+
+
+def test_auto_chooses_prepared_where_the_server_allows_it_and_says_so(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "onceward.postgres")
+    sink = make_sink(database, "auto")
+    assert sink.commit_path is None
+    sink.validate(SCHEMA)
+    assert sink.commit_path == "prepared"
+    assert "commits through prepared: the server allows it" in caplog.text
+    assert make_sink(database, "upsert").commit_path == "staging"
+
+
+def test_too_few_prepared_transactions_for_the_parallelism_are_a_warning(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_sink(database, "prepared", parallelism=60).validate(SCHEMA)
+    assert "max_prepared_transactions is 100 for 60 parallel subtasks" in caplog.text
+
+
+def test_used_up_prepared_transactions_are_a_clear_error() -> None:
+    with running_server(max_prepared_transactions="2") as other, fresh_database(other) as database:
+        words_table(database)
+        sink = make_sink(database, "prepared")
+        kept = [write(sink, context(subtask=n), words(10 * n)) for n in range(2)]
+        with pytest.raises(RetryableSinkError, match=r"2 of them are of this pipeline.*Raise max_prepared"):
+            write(sink, context(subtask=2), words(20))
+        assert [o.status for o in sink.commit_many(kept)] == [CommitStatus.COMMITTED] * 2
+
+
+def test_foreign_prepared_transactions_are_never_touched(sink: PostgresSink, database: Database) -> None:
+    foreign = ["batch-7", f"onceward:1:orders:words:{SCOPE.log}", f"onceward:1:orders:words:{SCOPE.log}:3:1:0:0:XYZ"]
+    for number, gid in enumerate(foreign):
+        database.run("BEGIN")
+        database.run(f"CREATE TABLE foreign_{number} ()")
+        database.run(f"PREPARE TRANSACTION '{gid}'")
+    own = write(sink, context(), words(1))
+    assert [c.transaction for c in sink.lingering(SCOPE)] == [own.transaction]
+    sink.abort(own)
+    assert set(foreign) <= set(database.prepared())
+
+
+def test_a_gid_that_is_in_use_is_refused(database: Database) -> None:
+    sink = make_sink(database, lock_timeout=0.2)
+    first = write(sink, context(), words(1))
+    reused = PreparedWriting(sink.target, context())
+    reused.name = reused.name._replace(unique=first.transaction.rsplit(":", 1)[1])
+    reused.write(words(10))
+    with pytest.raises((PostgresError, RetryableSinkError), match=r"SQLSTATE (42710|23505|55P03)"):
+        reused.pre_commit()
+
+
+def test_a_gid_that_was_committed_before_is_refused_by_the_ledger(database: Database) -> None:
+    sink = make_sink(database)
+    first = write(sink, context(), words(1))
+    sink.commit(first)
+    reused = PreparedWriting(sink.target, context())
+    reused.name = reused.name._replace(unique=first.transaction.rsplit(":", 1)[1])
+    reused.write(words(10))
+    with pytest.raises(PostgresError, match="SQLSTATE 23505"):
+        reused.pre_commit()
+    assert database.prepared() == []
+
+
+def test_a_deferred_constraint_fails_the_epoch_when_it_is_prepared(database: Database) -> None:
+    database.run("CREATE TABLE known (id bigint PRIMARY KEY)")
+    database.run("ALTER TABLE words ADD FOREIGN KEY (id) REFERENCES known DEFERRABLE INITIALLY DEFERRED")
+    sink = make_sink(database)
+    sink.validate(SCHEMA)
+    with pytest.raises(PostgresError, match=r"violates foreign key constraint.*SQLSTATE 23503"):
+        write(sink, context(), words(1))
+    assert (database.rows(), database.prepared()) == ([], [])
+
+
+def test_a_constraint_that_stops_a_merge_keeps_the_decided_rows(database: Database) -> None:
+    sink = make_sink(database, "staging")
+    database.run("INSERT INTO words VALUES (2, 'in the way')")
+    committable = write(sink, context(), words(1))
+    with pytest.raises(PostgresError, match=r"decision stands.*start again"):
+        sink.commit(committable)
+    database.run("DELETE FROM words")
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert database.rows() == expected(1)
+
+
+def test_a_gid_that_an_operator_rolled_back_is_lost(database: Database) -> None:
+    sink = make_sink(database)
+    committable = write(sink, context(), words(1))
+    database.run(f"ROLLBACK PREPARED '{committable.transaction}'")
+    assert sink.commit(committable).status is CommitStatus.LOST
+
+
+def test_staged_rows_that_somebody_changed_are_not_merged(database: Database) -> None:
+    sink = make_sink(database, "staging")
+    committable = write(sink, context(), words(1))
+    stage = database.one("SELECT stage FROM onceward.staged")
+    database.run(f"DELETE FROM onceward.{stage} WHERE id = 1")
+    with pytest.raises(PostgresError, match="holds 2 rows of 3"):
+        sink.commit(committable)
+    assert database.rows() == []
+
+
+def test_another_database_of_a_server_is_a_clear_error_and_no_loss(server: PostgresServer, database: Database) -> None:
+    committable = write(make_sink(database), context(), words(1))
+    with fresh_database(server) as other:
+        words_table(other)
+        elsewhere = make_sink(other)
+        with pytest.raises(PostgresError, match=r"SQLSTATE 0A000.*must name the database that prepared it"):
+            elsewhere.commit(committable)
+        assert list(elsewhere.lingering(SCOPE)) == []
+        assert make_sink(database).commit(committable).status is CommitStatus.COMMITTED
+        assert elsewhere.commit(committable).status is CommitStatus.UNKNOWN
+        assert list(elsewhere.inspect_many([committable])) == [ExternalState.UNKNOWN]
+
+
+def test_two_databases_of_one_server_do_not_disturb_each_other(server: PostgresServer, database: Database) -> None:
+    with fresh_database(server) as other:
+        words_table(other)
+        sinks = [make_sink(database), make_sink(other)]
+        committables = [write(made, context(), words(10 * n)) for n, made in enumerate(sinks)]
+        for made, committable in zip(sinks, committables, strict=True):
+            assert [c.transaction for c in made.lingering(SCOPE)] == [committable.transaction]
+            assert made.commit(committable).status is CommitStatus.COMMITTED
+        assert (database.rows(), other.rows()) == (expected(0), expected(10))
+
+
+def test_a_kind_that_is_not_postgres_is_refused(sink: PostgresSink) -> None:
+    committable = write(sink, context(), words(1))
+    kafka = Committable.from_json(committable.to_json().replace(committable.kind, "kafka"))
+    with pytest.raises(ConfigurationError, match="not a PostgresSink's"):
+        sink.commit(kafka)
+
+
+# Roles
+
+
+@pytest.fixture
+def restricted(database: Database) -> Iterator[str]:
+    """The connection string of a role without any rights."""
+    database.run("CREATE ROLE limited LOGIN PASSWORD 'geheim'")
+    yield f"postgresql://limited:geheim@{database.dsn.rsplit('@', 1)[1]}"
+    database.run("DROP OWNED BY limited")
+    database.run("DROP ROLE limited")
+
+
+def test_a_role_that_may_not_create_the_ledger_is_told_what_to_run(database: Database, restricted: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"(?s)may not create them.*CREATE TABLE IF NOT EXISTS") as caught:
+        make_sink(database, dsn=restricted).validate(SCHEMA)
+    assert "geheim" not in str(caught.value)
+
+
+def test_a_role_that_may_not_write_the_table_is_told_so(database: Database, restricted: str) -> None:
+    database.run("GRANT CREATE ON DATABASE " + database.name + " TO limited")
+    with pytest.raises(ConfigurationError, match="may not INSERT on table"):
+        make_sink(database, dsn=restricted).validate(SCHEMA)
+    database.run("GRANT INSERT, SELECT ON words TO limited")
+    with pytest.raises(ConfigurationError, match="may not UPDATE on table"):
+        make_sink(database, "upsert", dsn=restricted).validate(SCHEMA)
+    sink = make_sink(database, dsn=restricted)
+    sink.validate(SCHEMA)
+    assert sink.commit(write(sink, context(), words(1))).status is CommitStatus.COMMITTED
+
+
+def test_what_another_role_prepared_cannot_be_ended_and_the_error_says_so(database: Database, restricted: str) -> None:
+    committable = write(make_sink(database), context(), words(1))
+    with pytest.raises(PostgresError, match="SQLSTATE 42501"):
+        make_sink(database, dsn=restricted).commit(committable)
+
+
+def test_a_wrong_password_is_a_clear_error_without_it(database: Database) -> None:
+    dsn = psycopg.conninfo.make_conninfo(database.dsn, password="not the right one")
+    with pytest.raises((PostgresError, RetryableSinkError), match="password authentication failed") as caught:
+        make_sink(database, dsn=dsn).validate(SCHEMA)
+    assert "not the right one" not in str(caught.value)
+
+
+def test_many_processes_may_create_the_ledger_at_once(database: Database) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: make_sink(database, "staging").validate(SCHEMA), range(8)))
+        list(pool.map(lambda n: write(make_sink(database, "staging"), context(subtask=n), words(10 * n)), range(8)))
+    assert database.staged() == 8

@@ -1,0 +1,305 @@
+"""Scenarios 1 to 6, 9 to 15, 17, 21, 22, 26, 29 to 31, 37 to 39: each for every way of waiting for the decision."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from onceward.core.errors import EpochConflictError
+from onceward.core.names import Scope
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState
+
+from .postgres_kit import (
+    SCHEMA,
+    SCOPE,
+    Database,
+    context,
+    expected,
+    fresh_database,
+    in_child,
+    make_sink,
+    running_server,
+    words,
+    words_table,
+    write,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from onceward.connectors.dev import PostgresServer
+    from onceward.sinks.postgres import PostgresSink
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with running_server(fsync="off", full_page_writes="off") as running:
+        yield running
+
+
+@pytest.fixture
+def database(server: PostgresServer) -> Iterator[Database]:
+    with fresh_database(server) as fresh:
+        words_table(fresh)
+        yield fresh
+
+
+@pytest.fixture(params=["prepared", "staging", "upsert"])
+def sink(request: pytest.FixtureRequest, database: Database) -> PostgresSink:
+    made = make_sink(database, request.param)
+    made.validate(SCHEMA)
+    made.claim(SCOPE)
+    return made
+
+
+def statuses(sink: PostgresSink, *committables: Committable) -> list[CommitStatus]:
+    return [outcome.status for outcome in sink.commit_many(committables)]
+
+
+def test_rows_written_without_a_checkpoint_are_invisible(sink: PostgresSink, database: Database) -> None:
+    transaction = sink.begin(context())
+    sink.write(transaction, words(1))
+    assert database.rows() == []
+    sink.discard(transaction)
+
+
+def test_rows_pre_committed_without_a_decision_are_invisible(sink: PostgresSink, database: Database) -> None:
+    committable = write(sink, context(), words(1))
+    assert database.rows() == []
+    assert list(sink.inspect_many([committable])) == [ExternalState.PREPARED]
+
+
+def test_rows_of_a_complete_epoch_are_visible_exactly_once(sink: PostgresSink, database: Database) -> None:
+    committables = [write(sink, context(subtask=n), words(10 * n), words(10 * n + 3)) for n in range(3)]
+    assert statuses(sink, *committables) == [CommitStatus.COMMITTED] * 3
+    assert database.rows() == expected(0, 6) + expected(10, 6) + expected(20, 6)
+    assert list(sink.inspect_many(committables)) == [ExternalState.COMMITTED] * 3
+    assert database.one("SELECT sum(rows) FROM onceward.ledger") == 18
+    assert [c.rows for c in committables] == [6, 6, 6]
+
+
+def test_an_epoch_of_empty_batches_leaves_nothing_behind(sink: PostgresSink, database: Database) -> None:
+    committable = write(sink, context(), words(1, 0))
+    assert committable.rows == 0
+    assert statuses(sink, committable) == [CommitStatus.COMMITTED]
+    assert (database.rows(), database.prepared(), database.staged()) == ([], [], 0)
+
+
+def test_a_writer_discarded_before_pre_commit_leaves_nothing(sink: PostgresSink, database: Database) -> None:
+    transaction = sink.begin(context())
+    sink.write(transaction, words(1))
+    sink.discard(transaction)
+    sink.discard(transaction)
+    assert list(sink.lingering(SCOPE)) == []
+    assert statuses(sink, write(sink, context(attempt=1), words(1))) == [CommitStatus.COMMITTED]
+    assert database.rows() == expected(1)
+
+
+_DIE_IN_WRITE = """
+sink, context, batch = arguments
+transaction = sink.begin(context)
+for _ in range(50):
+    sink.write(transaction, batch)
+die()
+"""
+
+
+def test_a_writer_killed_in_the_middle_of_write_leaves_nothing(sink: PostgresSink, database: Database) -> None:
+    in_child(_DIE_IN_WRITE, sink, context(), words(1, 500))
+    assert list(sink.lingering(SCOPE)) == []
+    retried = write(sink, context(attempt=1), words(1))
+    assert statuses(sink, retried) == [CommitStatus.COMMITTED]
+    assert database.rows() == expected(1)
+
+
+_DIE_AFTER_PRE_COMMIT = """
+sink, context, batch = arguments
+transaction = sink.begin(context)
+sink.write(transaction, batch)
+print(sink.pre_commit(transaction).to_json())
+die()
+"""
+
+
+def test_a_writer_killed_after_pre_commit_is_committed_by_another_process(
+    sink: PostgresSink, database: Database
+) -> None:
+    committable = Committable.from_json(in_child(_DIE_AFTER_PRE_COMMIT, sink, context(), words(1)))
+    assert statuses(sink, committable) == [CommitStatus.COMMITTED]
+    assert database.rows() == expected(1)
+
+
+def test_what_was_never_acknowledged_is_found_by_name_and_aborted(sink: PostgresSink, database: Database) -> None:
+    lost = Committable.from_json(in_child(_DIE_AFTER_PRE_COMMIT, sink, context(), words(1)))
+    found = list(sink.lingering(SCOPE))
+    assert [c.identity() for c in found] == [lost.identity()]
+    assert (found[0].writer, found[0].epoch, found[0].subtask) == (3, 1, 0)
+    assert sink.abort(found[0]).status is AbortStatus.ABORTED
+    assert list(sink.lingering(SCOPE)) == []
+    assert database.rows() == []
+
+
+_COMMIT = """
+from onceward.core.transaction import Committable
+sink, texts = arguments
+print([str(o.status) for o in sink.commit_many([Committable.from_json(t) for t in texts])])
+"""
+
+
+def test_a_decision_is_finished_by_a_process_that_never_saw_the_data(sink: PostgresSink, database: Database) -> None:
+    committables = [write(sink, context(subtask=n), words(10 * n)) for n in range(2)]
+    assert in_child(_COMMIT, sink, [c.to_json() for c in committables]) == "['committed', 'committed']\n"
+    assert statuses(sink, *committables) == [CommitStatus.ALREADY_COMMITTED] * 2
+    assert database.rows() == expected(0) + expected(10)
+
+
+def test_a_decision_half_committed_is_finished_once(sink: PostgresSink, database: Database) -> None:
+    committables = [write(sink, context(subtask=n), words(10 * n)) for n in range(3)]
+    assert statuses(sink, committables[1]) == [CommitStatus.COMMITTED]
+    done, already = CommitStatus.COMMITTED, CommitStatus.ALREADY_COMMITTED
+    assert statuses(sink, *committables) == [done, already, done]
+    assert database.rows() == expected(0) + expected(10) + expected(20)
+
+
+def test_committing_again_after_a_crash_before_it_was_recorded_changes_nothing(
+    sink: PostgresSink, database: Database
+) -> None:
+    committable = write(sink, context(), words(1))
+    assert statuses(sink, committable) == [CommitStatus.COMMITTED]
+    for _ in range(3):
+        assert statuses(sink, committable) == [CommitStatus.ALREADY_COMMITTED]
+    assert database.rows() == expected(1)
+
+
+def test_a_notice_of_an_older_epoch_after_a_newer_one_changes_nothing(sink: PostgresSink, database: Database) -> None:
+    older = write(sink, context(1), words(1, word="old"))
+    assert statuses(sink, older) == [CommitStatus.COMMITTED]
+    newer = write(sink, context(2), words(10, word="new"))
+    assert statuses(sink, newer) == [CommitStatus.COMMITTED]
+    assert statuses(sink, older) == [CommitStatus.ALREADY_COMMITTED]
+    assert database.rows() == expected(1, word="old") + expected(10, word="new")
+
+
+def test_a_decided_transaction_that_somebody_aborted_is_lost(sink: PostgresSink) -> None:
+    committable = write(sink, context(), words(1))
+    assert sink.abort(committable).status is AbortStatus.ABORTED
+    outcome = sink.commit(committable)
+    assert outcome.status is CommitStatus.LOST
+    assert "nor in the ledger" in outcome.detail
+    assert list(sink.inspect_many([committable])) == [ExternalState.ABORTED]
+
+
+def test_a_lost_one_does_not_keep_the_others_from_their_commit(sink: PostgresSink, database: Database) -> None:
+    committables = [write(sink, context(subtask=n), words(10 * n)) for n in range(2)]
+    sink.abort(committables[0])
+    assert statuses(sink, *committables) == [CommitStatus.LOST, CommitStatus.COMMITTED]
+    assert database.rows() == expected(10)
+
+
+def test_an_absent_row_proves_nothing_once_the_ledger_is_pruned(sink: PostgresSink, database: Database) -> None:
+    committable = write(sink, context(5), words(1))
+    assert statuses(sink, committable) == [CommitStatus.COMMITTED]
+    sink.ledger_epochs = 100
+    sink.completed(SCOPE, 150)
+    assert statuses(sink, committable) == [CommitStatus.ALREADY_COMMITTED]
+    sink.completed(SCOPE, 200)
+    assert database.one("SELECT count(*) FROM onceward.ledger") == 0
+    assert statuses(sink, committable) == [CommitStatus.UNKNOWN]
+    assert sink.abort(committable).status is AbortStatus.UNKNOWN
+
+
+def test_pruning_leaves_young_epochs_and_other_pipelines_alone(sink: PostgresSink, database: Database) -> None:
+    sink.ledger_epochs = 100
+    other = context(5, pipeline="orders-eu")
+    committables = [write(sink, where, words(10 * n)) for n, where in enumerate([context(101), context(100), other])]
+    for committable in committables:
+        assert statuses(sink, committable) == [CommitStatus.COMMITTED]
+    sink.completed(SCOPE, 200)
+    left = database.run("SELECT pipeline, epoch FROM onceward.ledger ORDER BY 1, 2")
+    assert left == [("orders", 101), ("orders-eu", 5)]
+
+
+def test_aborting_an_unknown_transaction_has_no_effect(sink: PostgresSink) -> None:
+    committable = write(sink, context(), words(1))
+    name = committable.transaction
+    unknown = Committable.from_json(committable.to_json().replace(name, f"{name}0"))
+    assert sink.abort(unknown).status is AbortStatus.ABORTED
+    assert statuses(sink, committable) == [CommitStatus.COMMITTED]
+
+
+def test_aborting_a_committed_transaction_is_refused(sink: PostgresSink, database: Database) -> None:
+    committable = write(sink, context(), words(1))
+    sink.commit(committable)
+    assert sink.abort(committable).status is AbortStatus.COMMITTED
+    assert database.rows() == expected(1)
+
+
+def test_aborting_twice_has_no_effect(sink: PostgresSink, database: Database) -> None:
+    committable = write(sink, context(), words(1))
+    assert [sink.abort(committable).status for _ in range(2)] == [AbortStatus.ABORTED] * 2
+    assert (database.prepared(), database.staged()) == ([], 0)
+
+
+def test_names_that_begin_alike_are_not_touched(sink: PostgresSink) -> None:
+    own = write(sink, context(), words(1))
+    write(sink, context(pipeline="orders-eu"), words(10))
+    write(sink, context(sink="words-2"), words(20))
+    assert [c.identity() for c in sink.lingering(SCOPE)] == [own.identity()]
+    assert list(sink.lingering(Scope("order", "words", SCOPE.log))) == []
+
+
+def test_leftovers_of_another_log_are_listed_with_their_log(sink: PostgresSink) -> None:
+    own = write(sink, context(), words(1))
+    scope = Scope("orders", "words", "ffff0000")
+    sink.release(scope)
+    assert [(c.log, c.transaction) for c in sink.lingering(scope)] == [(SCOPE.log, own.transaction)]
+
+
+def test_of_two_attempts_one_commits_and_the_other_is_aborted(sink: PostgresSink, database: Database) -> None:
+    first = write(sink, context(attempt=0), words(1))
+    second = write(sink, context(attempt=1), words(10))
+    assert first.transaction != second.transaction
+    assert statuses(sink, second) == [CommitStatus.COMMITTED]
+    assert [sink.abort(c).status for c in sink.lingering(SCOPE)] == [AbortStatus.ABORTED]
+    assert database.rows() == expected(10)
+
+
+def test_another_decision_log_under_the_same_names_is_refused(sink: PostgresSink) -> None:
+    sink.claim(SCOPE)
+    with pytest.raises(EpochConflictError, match=f"belongs to decision log {SCOPE.log}.*second time"):
+        sink.claim(Scope("orders", "words", "ffff0000"))
+    with pytest.raises(EpochConflictError, match="belongs to decision log"):
+        sink.begin(context(log="ffff0000"))
+
+
+def test_a_released_name_belongs_to_the_new_log(sink: PostgresSink) -> None:
+    old = write(sink, context(), words(1))
+    sink.commit(old)
+    new = Scope("orders", "words", "ffff0000")
+    sink.release(new)
+    sink.claim(new)
+    with pytest.raises(EpochConflictError):
+        sink.claim(SCOPE)
+    assert statuses(sink, old) == [CommitStatus.ALREADY_COMMITTED]
+
+
+def test_ledger_rows_of_another_log_are_a_conflict_even_without_its_claim(
+    sink: PostgresSink, database: Database
+) -> None:
+    sink.commit(write(sink, context(4), words(1)))
+    database.run("DELETE FROM onceward.pipelines")
+    with pytest.raises(EpochConflictError, match=f"holds rows of decision log {SCOPE.log} up to its epoch 4"):
+        sink.claim(Scope("orders", "words", "ffff0000"))
+    sink.claim(SCOPE)
+
+
+def test_rows_staged_or_prepared_by_the_other_way_are_still_found(database: Database) -> None:
+    prepared, staging = make_sink(database, "prepared"), make_sink(database, "staging")
+    committables = [write(prepared, context(1), words(1)), write(staging, context(2), words(10))]
+    for made in (prepared, staging):
+        assert {c.identity() for c in made.lingering(SCOPE)} == {c.identity() for c in committables}
+    assert statuses(prepared, *committables) == [CommitStatus.COMMITTED] * 2
+    assert database.rows() == expected(1) + expected(10)
