@@ -1,0 +1,84 @@
+# `make help` lists the targets. Each stops at its first failure.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+export PYTHON ?= python3
+export VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## Make .venv with the locked packages and this checkout (done by the others when needed)
+	@scripts/prerequisites.sh python
+	@scripts/setup.sh
+
+.PHONY: check
+check: lint types unit ## Lint, types, unit tests: under two minutes, no service needed
+
+.PHONY: lint
+lint: setup
+	@echo "== ruff"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+.PHONY: types
+types: setup
+	@echo "== mypy"
+	@$(BIN)/mypy
+	@echo "== basedpyright"
+	@$(BIN)/basedpyright
+
+.PHONY: unit
+unit: setup
+	@echo "== unit tests"
+	@$(BIN)/python -m pytest tests -q $(ARGS)
+
+.PHONY: java
+java:
+	@scripts/prerequisites.sh java
+
+.PHONY: test
+test: java check integration ## Everything but container tests, on a real Kafka broker and PostgreSQL server
+
+.PHONY: integration
+integration: java setup ## The tests on real services alone; ARGS="-k word" selects
+	@echo "== integration tests"
+	@$(BIN)/python -m pytest integration -q -m "not containers" --durations=10 $(ARGS)
+
+.PHONY: containers
+containers: java setup ## The tests that need a Docker engine
+	@echo "== container tests"
+	@$(BIN)/python -m pytest integration -q -m containers --durations=5 $(ARGS)
+
+.PHONY: demo
+demo: java setup ## Kafka to Spark to Kafka and PostgreSQL, killed at random: about five minutes
+	@$(BIN)/onceward demo $(ARGS)
+
+.PHONY: services-up
+services-up: java setup ## Start a Kafka broker and a PostgreSQL server in the background
+	@$(BIN)/onceward dev up $(ARGS)
+
+.PHONY: services-down
+services-down: setup ## Stop them
+	@$(BIN)/onceward dev down $(ARGS)
+
+.PHONY: simulate
+simulate: setup ## Run the protocol's simulator at length; ARGS are its own
+	@$(BIN)/python -m tests.simulator $(ARGS)
+
+.PHONY: lock
+lock: ## Resolve the dependencies anew into requirements.lock, with hashes (needs uv)
+	@command -v uv >/dev/null || { echo "error: uv is needed: pip install uv" >&2; exit 1; }
+	uv pip compile pyproject.toml --quiet --group dev --all-extras --universal --python-version 3.11 \
+	  --generate-hashes --no-header --output-file requirements.lock
+
+.PHONY: clean
+clean: ## Stop the services and delete their state and all caches of this folder
+	@if [[ -x $(BIN)/onceward && -d .run ]]; then $(BIN)/onceward dev down --delete; fi
+	@rm -rf .run .cache .mypy_cache .ruff_cache .pytest_cache build dist spark-warehouse

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Makes the virtual environment with exactly the packages of requirements.lock, and this checkout in it.
+# Does nothing if that was done for this lock already. Takes uv if there is one, else pip; pip decides in the end,
+# because uv does not read pip's configuration.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+venv=${VENV:-.venv}
+python=${PYTHON:-python3}
+stamp=$venv/installed.lock
+
+if cmp --silent requirements.lock "$stamp" && [[ -x $venv/bin/onceward ]]; then
+  exit 0
+fi
+
+echo "setting up $venv (once for each requirements.lock; pyspark alone is some 400 MB)"
+"$python" -m venv "$venv"
+installed=no
+if command -v uv >/dev/null; then
+  uv pip install --quiet --python "$venv/bin/python" --require-hashes -r requirements.lock && installed=yes
+fi
+if [[ $installed == no ]]; then
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+fi
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+cp requirements.lock "$stamp"
+echo "done: $venv/bin/onceward"
