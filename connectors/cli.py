@@ -31,7 +31,7 @@ app.add_typer(dev_app, name="dev")
 def demo(
     *,
     orders: Annotated[int, typer.Option(min=1, help="How many orders to produce.")] = 200_000,
-    users: Annotated[int, typer.Option(min=1, help="How many users they belong to.")] = 1_000,
+    users: Annotated[int, typer.Option(min=1, help="How many users they belong to.")] = 200,
     kills: Annotated[int, typer.Option(min=0, help="How often the driver is killed.")] = 5,
     seed: Annotated[int, typer.Option(help="Of the orders and of the moments of the kills.")] = 1,
     home: Annotated[Path, typer.Option(help="Folder for services, checkpoints and logs; emptied first.")] = Path(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
@@ -35,6 +36,7 @@ def demo(*, orders: int, users: int, kills: int, seed: int, home: Path, picture:
         picture: Where the picture goes (PNG or SVG).
     """
     console = Console()
+    signal.signal(signal.SIGTERM, _interrupt)  # so that whoever ends the demo leaves no process behind
     console.print("setting up: jars, a Kafka broker, a PostgreSQL server …")
     ensure_jars(PEER_JARS)
     shutil.rmtree(home, ignore_errors=True)
@@ -47,6 +49,10 @@ def demo(*, orders: int, users: int, kills: int, seed: int, home: Path, picture:
     console.print(summary(story))
     console.print(f"picture: {picture}   logs: {home}")
     return 0 if all(verdict.exact for verdict in story.verdicts[:2]) else 1
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _show(live: Live, story: Story) -> None:

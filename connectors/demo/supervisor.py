@@ -104,7 +104,7 @@ def _produce(settings: DemoSettings) -> None:
             failures.append(str(error))
 
     producer = confluent_kafka.Producer(
-        {"bootstrap.servers": settings.bootstrap_servers, "enable.idempotence": True, "linger.ms": 20}
+        {"bootstrap.servers": settings.bootstrap_servers, "enable.idempotence": True, "linger.ms": 20, "log_level": 2}
     )
     for order in generate(settings.seed, settings.orders, settings.users):
         partition = order.user % settings.partitions
