@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import DecisionInDoubtError, FencedError, ProtocolError, StoreError
+from ..errors import DecisionInDoubtError, EpochConflictError, FencedError, ProtocolError, StoreError
 from ..steps import Step, reach
 from .entries import Completed, Decide, Entry, EpochInput, Resolved, Rewind, Start, Void, encode, key_of, position_of
 from .permit import CommitPermit, _mint
@@ -80,10 +80,12 @@ class LogWriter:
         Raises:
             StoreError: The store did not give a definite answer.
             FencedError: Yet another writer started in between.
+            EpochConflictError: The log is another pipeline's.
         """
         attempt = 0
         while True:
             self.view = read(self.store)
+            self._check_owner()
             position = self.view.tail + 1
             log = self.view.log or self._clock.token()[:8]
             token = WriterToken(log, self.token.writer, position, position)
@@ -192,6 +194,15 @@ class LogWriter:
         self.view = read(self.store)
         mine = (self.token.log, self.token.writer, self.token.start)
         return (self.view.log, self.view.writer, self.view.start) == mine
+
+    def _check_owner(self) -> None:
+        owner = next((entry.pipeline for _, entry in self.view.positions), self.pipeline)
+        if owner != self.pipeline:
+            raise EpochConflictError(
+                f"the decision log in {self.store.describe()} belongs to pipeline {owner!r}: use that name, or a "
+                "checkpoint (or store) of its own for this pipeline",
+                **self._who(),
+            )
 
     def _append(self, entry: Entry) -> None:
         position, data = entry.position, encode(entry)
