@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _HEX_DIGITS: Final = 32
+_TRAILER: Final = b"\xff\xff"
 _INT: Final = struct.Struct(">i")
 _ARRAY_EMPTY: Final = struct.Struct(">iiI")
 _ARRAY_ONE_DIMENSION: Final = struct.Struct(">iiIii")
@@ -38,8 +39,9 @@ def uuid_images(array: pa.Array) -> pa.Array:
     Raises:
         ValueError: One is not a UUID; the message shows it.
     """
-    digits = pc.replace_substring_regex(array.cast(pa.string()), pattern="[-{}]", replacement="")
-    bad = pc.filter(array, pc.invert(pc.match_substring_regex(digits, "^[0-9a-fA-F]{32}$")))
+    texts = array.cast(pa.large_string())
+    digits = pc.replace_substring_regex(texts, pattern="[-{}]", replacement="")
+    bad = pc.filter(texts, pc.invert(pc.match_substring_regex(digits, "^[0-9a-fA-F]{32}$")))
     if len(bad):
         raise ValueError(f"{bad[0].as_py()!r} is not a UUID")
     filled = pc.fill_null(digits, "0" * _HEX_DIGITS)
@@ -52,11 +54,10 @@ def array_images(
     convert: Callable[[pa.Array], pa.Array], builder: Callable[[pa.Field], Any], oid: int, array: pa.Array
 ) -> pa.Array:
     """One-dimensional arrays, each element in the image that pgpq makes of it, marked with the element type's oid."""
-    lists = array.cast(pa.large_list(array.type.value_type))
-    elements = _element_images(convert(lists.flatten()), builder)
+    elements = _element_images(convert(array.flatten()), builder)
     images: list[bytes | None] = []
     position = 0
-    for length in pc.list_value_length(lists).to_pylist():
+    for length in pc.list_value_length(array).to_pylist():
         if length is None:
             images.append(None)
             continue
@@ -77,12 +78,13 @@ def _element_images(values: pa.Array, builder: Callable[[pa.Field], Any]) -> lis
     schema = pa.schema([pa.field("element", values.type)])
     encoder = pgpq.ArrowToPostgresBinaryEncoder.new_with_encoders(schema, {"element": builder(schema.field(0))})
     encoder.write_header()
-    rows = memoryview(encoder.write_batch(pa.RecordBatch.from_arrays([values], schema=schema)))
+    batch = pa.RecordBatch.from_arrays([values], schema=schema)
+    rows = encoder.write_batch(batch) + encoder.finish()
     images: list[bytes] = []
     start = 0
-    while start < len(rows):
+    while start < len(rows) - len(_TRAILER):
         first = start + 2  # after the row's count of columns
         (length,) = _INT.unpack_from(rows, first)
         start = first + _INT.size + max(length, 0)
-        images.append(bytes(rows[first:start]))
+        images.append(rows[first:start])
     return images

@@ -148,31 +148,33 @@ def _take(connection: Connection, target: Target, gids: list[str], *, record: bo
 
 
 def _move(connection: Connection, target: Target, group: list[Staged]) -> None:
+    # Literals, not parameters: a % in a column's name would be taken for a placeholder.
     first = group[0]
     stage = target.ledger.table(first.stage)
     into = sql.Identifier(*first.target)
     ids = [staged.id for staged in group]
     if first.key:
-        connection.execute(_upsert(first, stage, into), {"ids": ids, "subtasks": [staged.subtask for staged in group]})
+        connection.execute(_upsert(group, stage, into))
     else:
         columns = _names(first.columns)
-        statement = sql.SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM {} WHERE {} = ANY(%(ids)s)")
-        connection.execute(statement.format(into, columns, columns, stage, sql.Identifier(ID)), {"ids": ids})
+        statement = sql.SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM {} WHERE {} = ANY({})")
+        connection.execute(statement.format(into, columns, columns, stage, sql.Identifier(ID), sql.Literal(ids)))
     removed = _delete(connection, stage, ids)
     expected = sum(staged.rows for staged in group)
     if removed != expected:
         raise PostgresError(f"staging table {first.stage} holds {removed} rows of {expected}: somebody changed it")
 
 
-def _upsert(first: Staged, stage: sql.Composable, into: sql.Composable) -> sql.Composed:
+def _upsert(group: list[Staged], stage: sql.Composable, into: sql.Composable) -> sql.Composed:
     """DISTINCT ON keeps each key's last row; its order by key makes concurrent merges lock in the same order."""
+    first = group[0]
     others = [column for column in first.columns if column not in first.key]
     updates = [sql.SQL("{} = EXCLUDED.{}").format(sql.Identifier(c), sql.Identifier(c)) for c in others]
     action = sql.SQL("UPDATE SET ") + sql.SQL(", ").join(updates) if updates else sql.SQL("NOTHING")
     return sql.SQL(
         "INSERT INTO {into} ({columns}) OVERRIDING SYSTEM VALUE"
         " SELECT DISTINCT ON ({keys}) {values} FROM {stage} s"
-        " JOIN unnest(%(ids)s::bigint[], %(subtasks)s::integer[]) AS part(id, subtask) ON part.id = s.{id}"
+        " JOIN unnest({ids}::bigint[], {subtasks}::integer[]) AS part(id, subtask) ON part.id = s.{id}"
         " ORDER BY {keys}, part.subtask DESC, s.{row} DESC"
         " ON CONFLICT ({key}) DO {action}"
     ).format(
@@ -184,6 +186,8 @@ def _upsert(first: Staged, stage: sql.Composable, into: sql.Composable) -> sql.C
         stage=stage,
         id=sql.Identifier(ID),
         row=sql.Identifier(ROW),
+        ids=sql.Literal([staged.id for staged in group]),
+        subtasks=sql.Literal([staged.subtask for staged in group]),
         action=action,
     )
 
@@ -194,8 +198,8 @@ def _names(columns: Sequence[str], table: str | None = None) -> sql.Composed:
 
 
 def _delete(connection: Connection, stage: sql.Composable, ids: list[int]) -> int:
-    statement = sql.SQL("DELETE FROM {} WHERE {} = ANY(%s)").format(stage, sql.Identifier(ID))
-    return connection.execute(statement, [ids]).rowcount
+    statement = sql.SQL("DELETE FROM {} WHERE {} = ANY({})").format(stage, sql.Identifier(ID), sql.Literal(ids))
+    return connection.execute(statement).rowcount
 
 
 def abort_staged(target: Target, committable: Committable) -> AbortOutcome:
