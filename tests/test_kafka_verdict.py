@@ -13,7 +13,6 @@ from onceward.core.errors import LogDamagedError
 from onceward.core.names import PooledName, Scope
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState
 
-
 MINE = Handle("id", 7, 3, 1000)
 STATES = [
     "Empty",

@@ -29,7 +29,7 @@ def kafka_error(what: str, code: int, detail: str = "", **context: Any) -> Kafka
     return error
 
 
-def client_error(what: str, error: Exception, **context: Any) -> KafkaError:
+def client_error(what: str, error: BaseException, **context: Any) -> KafkaError:
     """A KafkaError for a KafkaException of confluent-kafka; keeps its code, drops the object (it does not pickle)."""
     cause = error.args[0] if error.args else error
     name, words = getattr(cause, "name", None), getattr(cause, "str", None)

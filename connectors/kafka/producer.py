@@ -17,6 +17,8 @@ from .errors import client_error, confluent
 from .rows import QueueFull
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ...core.names import PooledName
     from .rows import Rows
     from .settings import KafkaSettings
@@ -28,6 +30,7 @@ ROLLBACK_SECONDS: Final = 5.0
 SLICE_SECONDS: Final = 0.5
 FEW_BROKERS: Final = 8
 """Up to this many brokers a producer connects to all at once: ready in 7 ms instead of 60 to 510 ms (measured)."""
+LOST: Final = "the transaction cannot go on"
 
 TUNED: Final = {
     # Java's producers, and with them Spark's own sink, put a key into the partition that murmur2 says.
@@ -110,20 +113,16 @@ class TransactionalProducer:
         Raises:
             KafkaError: A message was refused, of these rows or of earlier ones.
         """
-        kafka = confluent()
         produce, total = self._producer.produce, len(rows)
-        done = 0
+        done, wait = 0, 0.0
         while done < total:
             try:
-                done = rows.feed(produce, done)
+                done = self._call(f"a message for {rows.label} was refused", rows.feed, produce, done)
+                wait = 0.0
             except QueueFull as full:
                 done = full.done
-                self._producer.poll(SLICE_SECONDS / 10)
-            except kafka.KafkaException as error:
-                self._check()
-                raise client_error(f"a message for topic {rows.topics} was refused", error) from None
-            self._producer.poll(0)
-            self._check()
+                wait = SLICE_SECONDS / 10
+            self._call(LOST, self._producer.poll, wait)
         self.rows += total
 
     def flush(self, deadline: float) -> None:
@@ -135,14 +134,12 @@ class TransactionalProducer:
         Raises:
             KafkaError: A message was refused, or the time is over.
         """
-        while waiting := self._producer.flush(SLICE_SECONDS):
-            self._check()
+        while waiting := self._call(LOST, self._producer.flush, SLICE_SECONDS):
             if time.monotonic() > deadline:
                 raise KafkaError(
                     f"{waiting} messages were not acknowledged within the transaction's time-out",
                     transaction=str(self.name),
                 )
-        self._check()
 
     def drop(self) -> None:
         """Let the producer go and leave its transaction as it is."""
@@ -157,6 +154,19 @@ class TransactionalProducer:
             producer.abort_transaction(ROLLBACK_SECONDS)
         except (kafka.KafkaException, RuntimeError) as error:
             _log.info("transaction %s was not rolled back, recovery does it: %s", self.name, error)
+
+    def _call(self, what: str, function: Callable[..., int], *arguments: Any) -> int:
+        """Call librdkafka; what it raises, and what delivery reports said meanwhile, becomes a KafkaError."""
+        kafka = confluent()
+        try:
+            answer = function(*arguments)
+        except (kafka.KafkaException, SystemError) as error:
+            # A fatal error sets its exception first, and the next delivery report then fails with a SystemError.
+            cause = error.__cause__ if isinstance(error, SystemError) and error.__cause__ is not None else error
+            self._check()
+            raise client_error(what, cause, transaction=str(self.name)) from None
+        self._check()
+        return answer
 
     def _check(self) -> None:
         if self._failures.count:

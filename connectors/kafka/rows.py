@@ -72,9 +72,9 @@ class Rows:
         return end
 
     @property
-    def topics(self) -> str:
-        """The topics, for messages to people."""
-        return self._topic if self._topic is not None else ", ".join(sorted(set(self._topics or ())))
+    def label(self) -> str:
+        """Where they go, for messages to people."""
+        return f"topic {self._topic}" if self._topic is not None else "a row's own topic"
 
     def _arguments(self, begin: int, end: int, values: Iterable[Any]) -> list[Iterable[Any]]:
         """Positional arguments of Producer.produce: topic, value, key, partition, two callbacks, timestamp, headers."""

@@ -23,6 +23,7 @@ with warnings.catch_warnings():
     # kafka-python reads its schemas by a function that Python 3.11 and 3.12 call deprecated (3.13 does not any more).
     warnings.simplefilter("ignore", DeprecationWarning)
     from kafka.errors import BrokerResponseError
+    from kafka.net.inet import KafkaNetSocket
     from kafka.net.manager import KafkaConnectionManager
     from kafka.net.sasl.oauth import AbstractTokenProvider
     from kafka.net.selector import NetworkSelector
@@ -223,6 +224,19 @@ def describe_producers(partitions: Mapping[str, Sequence[int]]) -> Any:
     return DescribeProducersRequest(topics=topics)
 
 
+class _ClosingSocket(KafkaNetSocket):  # type: ignore[misc]
+    """A socket that is closed at once if it cannot connect; kafka-python leaves that to the garbage collector."""
+
+    SCHEMES = ("onceward",)
+
+    async def sock_connect(self, net: Any, sock: Any, sockaddr: Any, timeout_at: float | None = None) -> Any:
+        try:
+            return await super().sock_connect(net, sock, sockaddr, timeout_at=timeout_at)
+        except BaseException:
+            sock.close()
+            raise
+
+
 class _Tokens(AbstractTokenProvider):  # type: ignore[misc]
     """kafka-python's shape of a token source."""
 
@@ -243,6 +257,7 @@ def _connect(config: Mapping[str, Any], seconds: float) -> Any:
     if source is not None:
         config["sasl_oauth_token_provider"] = _Tokens(source)
     own = {
+        "proxy_url": "onceward:///",
         "max_in_flight_requests_per_connection": PIPELINE + 20,
         "receive_message_max_bytes": 100_000_000,
         "reconnect_backoff_max_ms": 1000,

@@ -1,0 +1,398 @@
+"""KafkaSink on a real broker: lifecycle, answers, aborts and names (SCENARIOS 1 to 6, 9 to 15, 19 to 23, 29 to 38)."""
+
+import threading
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from onceward.connectors.kafka import commits
+from onceward.connectors.kafka.verdict import Seen
+from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, KafkaError, SchemaError
+from onceward.core.names import Scope
+from onceward.core.transaction import AbortStatus, CommitStatus, ExternalState
+from onceward.sinks.kafka import KafkaSink
+from onceward.sinks.subtask import SubtaskEpoch
+
+from .kafka_kit import Bench, eventually, handle_of, numbered, rows, writer_process
+
+pytestmark = pytest.mark.kafka
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+@pytest.fixture
+def bench(kafka, topic):
+    return Bench(kafka.bootstrap_servers, topic())
+
+
+def test_01_02_03_data_are_invisible_until_the_commit_and_then_there_once(bench):
+    transaction = bench.sink.begin(bench.context())
+    bench.sink.write(transaction, numbered(0, 100))
+    transaction.producer.flush(1e12)
+    assert bench.values() == []
+    committable = bench.sink.pre_commit(transaction)
+    assert bench.values() == []
+    assert bench.sink.inspect_many([committable]) == [ExternalState.PREPARED]
+    assert bench.sink.commit(committable).status is CommitStatus.COMMITTED
+    assert sorted(bench.values()) == sorted(str(i).encode() for i in range(100))
+    assert bench.sink.inspect_many([committable]) == [ExternalState.COMMITTED]
+
+
+def test_04_an_epoch_without_rows_leaves_nothing_at_the_broker(bench):
+    epoch = SubtaskEpoch(bench.sink, bench.context())
+    epoch.write(numbered(0, 0))
+    assert epoch.pre_commit() is None
+    assert bench.producers() == []
+
+
+def test_05_closed_before_pre_commit_is_aborted_and_readers_go_on(bench):
+    transaction = bench.sink.begin(bench.context())
+    bench.sink.write(transaction, rows("never"))
+    transaction.producer.flush(1e12)
+    bench.sink.discard(transaction)
+    assert bench.sink.commit_many([]) == []
+    assert list(bench.sink.lingering(bench.scope)) == []
+    bench.sink.commit(bench.write(rows("after"), epoch=1))
+    assert bench.values() == [b"after"]
+
+
+def test_06_11_what_was_pre_committed_survives_the_killed_process(bench):
+    with writer_process(bench, ["a", "b"], bench.context()) as (committable, kill):
+        kill()
+    assert bench.values() == []
+    assert [c.identity() for c in bench.sink.lingering(bench.scope)] == [committable.identity()]
+    assert bench.sink.commit(committable).status is CommitStatus.COMMITTED
+    assert bench.values() == [b"a", b"b"]
+
+
+def test_09_10_a_process_killed_while_writing_leaves_a_transaction_that_the_sweep_ends(bench):
+    with writer_process(bench, ["a"], bench.context(), until="flush") as (_, kill):
+        kill()
+    [left] = bench.sink.lingering(bench.scope)
+    assert bench.sink.abort(left).status is AbortStatus.ABORTED
+    assert list(bench.sink.lingering(bench.scope)) == []
+    bench.sink.commit(bench.write(rows("next"), writer=1))
+    assert bench.values() == [b"next"]
+
+
+def test_14_15_21_committing_again_is_success_and_says_so(bench):
+    committables = [bench.write(rows(str(i)), subtask=i) for i in range(3)]
+    bench.sink.commit(committables[0])
+    outcomes = bench.sink.commit_many(committables)
+    assert [o.status for o in outcomes] == [
+        CommitStatus.ALREADY_COMMITTED,
+        CommitStatus.COMMITTED,
+        CommitStatus.COMMITTED,
+    ]
+    assert all(o.status is CommitStatus.ALREADY_COMMITTED for o in bench.sink.commit_many(committables))
+    assert sorted(bench.values()) == [b"0", b"1", b"2"]
+
+
+def test_22_a_decided_transaction_that_somebody_aborted_is_proven_lost(bench):
+    committable = bench.write(rows("lost"))
+    bench.client.end_many([handle_of(committable)], commit=False)
+    outcome = bench.sink.commit(committable)
+    assert outcome.status is CommitStatus.LOST
+    assert bench.sink.inspect_many([committable]) == [ExternalState.ABORTED]
+    assert bench.values() == []
+
+
+def test_22_markers_written_behind_the_coordinators_back_are_found_out(bench, kafka):
+    """`kafka-transactions abort` does this: the coordinator still says Ongoing and would confirm a commit."""
+    committable = bench.write(rows("gone"))
+    handle = handle_of(committable)
+    write_abort_marker(kafka.bootstrap_servers, bench.topic, handle)
+    eventually(lambda: commits.look_at(bench.client, [handle])[0].seen is Seen.BEHIND, "the marker is there")
+    assert bench.state_of(committable) == "Ongoing"
+    assert bench.sink.inspect_many([committable]) == [ExternalState.ABORTED]
+    assert bench.sink.commit(committable).status is CommitStatus.LOST
+
+
+def write_abort_marker(servers, topic, handle):
+    from kafka import KafkaAdminClient, TopicPartition
+    from kafka.admin import AbortTransactionSpec
+
+    admin = KafkaAdminClient(bootstrap_servers=servers)
+    try:
+        where = TopicPartition(topic, 0)
+        admin.abort_transaction(AbortTransactionSpec(where, handle.producer_id, handle.producer_epoch))
+    finally:
+        admin.close()
+
+
+def test_23_an_id_that_was_used_again_proves_nothing(bench):
+    committable = bench.write(rows("x"))
+    bench.sink.commit(committable)
+    take_over(bench, committable.transaction)
+    assert bench.sink.commit(committable).status is CommitStatus.UNKNOWN
+    assert bench.sink.inspect_many([committable]) == [ExternalState.UNKNOWN]
+    assert bench.sink.abort(committable).status is AbortStatus.UNKNOWN
+
+
+def take_over(bench, name):
+    """What a second process with the same transactional id does."""
+    producer = Producer({"bootstrap.servers": bench.servers, "transactional.id": name, "log_level": 0})
+    producer.init_transactions()
+    return producer
+
+
+def test_29_aborting_what_never_was_has_no_effect(bench):
+    committable = bench.write(rows("x"))
+    unknown = handle_of(committable)._replace(transactional_id="onceward:1:no:out:abcd:abcd:0")
+    assert commits.abort(bench.client, unknown).status is AbortStatus.ABORTED
+    assert bench.sink.commit(committable).status is CommitStatus.COMMITTED
+
+
+def test_30_a_committed_transaction_is_not_aborted(bench):
+    committable = bench.write(rows("x"))
+    bench.sink.commit(committable)
+    assert bench.sink.abort(committable).status is AbortStatus.COMMITTED
+    assert bench.values() == [b"x"]
+
+
+def test_31_aborting_twice_is_aborting_once(bench):
+    committable = bench.write(rows("x"))
+    assert bench.sink.abort(committable).status is AbortStatus.ABORTED
+    assert bench.sink.abort(committable).status is AbortStatus.ABORTED
+    assert bench.sink.commit(committable).status is CommitStatus.LOST
+    assert bench.values() == []
+
+
+def test_33_of_a_racing_commit_and_abort_one_wins_and_both_are_told(bench):
+    for number in range(8):
+        committable = bench.write(rows(str(number)), epoch=number)
+        outcomes = race(lambda c=committable: bench.sink.commit(c), lambda c=committable: bench.sink.abort(c))
+        committed = str(number).encode() in bench.values()
+        statuses = (outcomes[0].status, outcomes[1].status)
+        if committed:
+            assert statuses[0] in (CommitStatus.COMMITTED, CommitStatus.ALREADY_COMMITTED, CommitStatus.UNKNOWN)
+            assert statuses[1] in (AbortStatus.COMMITTED, AbortStatus.UNKNOWN)
+        else:
+            assert statuses == (CommitStatus.LOST, AbortStatus.ABORTED)
+
+
+def race(*calls):
+    results, barrier = [None] * len(calls), threading.Barrier(len(calls))
+
+    def run(index, call):
+        barrier.wait()
+        results[index] = call()
+
+    threads = [threading.Thread(target=run, args=item) for item in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_34_a_process_that_served_a_newer_writer_refuses_an_older_one(bench):
+    bench.sink.commit(bench.write(rows("new"), writer=5))
+    with pytest.raises(FencedError, match="START 5"):
+        bench.sink.begin(bench.context(1, writer=4))
+
+
+def test_35_an_old_committer_does_no_harm(bench):
+    """97: a late commit of the id's former transaction meets a newer, undecided one."""
+    first = bench.write(rows("first"), epoch=0)
+    bench.sink.commit(first)
+    bench.write(rows("second"), epoch=1)
+    third = bench.write(rows("third"), epoch=2)
+    assert third.transaction == first.transaction
+    assert bench.sink.commit(first).status is CommitStatus.UNKNOWN
+    assert bench.client.end_many([handle_of(first)], commit=True) == [90]
+    assert bench.values() == [b"first"]
+
+
+def test_36_91_a_second_log_under_the_same_name_is_detected(bench):
+    bench.sink.claim(bench.scope)
+    bench.sink.commit(bench.write(rows("x")))
+    bench.sink.claim(bench.scope)
+    other = Scope(bench.pipeline, "out", "deadbeef")
+    with pytest.raises(EpochConflictError, match=bench.log):
+        bench.sink.claim(other)
+    bench.sink.release(other)
+    bench.sink.claim(other)
+    with pytest.raises(EpochConflictError):
+        bench.sink.claim(other._replace(log="cafecafe"))
+
+
+def test_36_a_log_that_never_committed_is_no_conflict(bench):
+    committable = bench.write(rows("x"))
+    bench.sink.abort(committable)
+    bench.sink.claim(Scope(bench.pipeline, "out", "deadbeef"))
+
+
+def test_37_names_that_are_prefixes_of_each_other_are_left_alone(bench, kafka):
+    longer = Bench(kafka.bootstrap_servers, bench.topic)
+    longer.pipeline, longer.log = f"{bench.pipeline}-eu", bench.log
+    mine, theirs = bench.write(rows("mine")), longer.write(rows("theirs"))
+    assert [c.transaction for c in bench.sink.lingering(bench.scope)] == [mine.transaction]
+    assert [c.transaction for c in longer.sink.lingering(longer.scope)] == [theirs.transaction]
+    bench.sink.claim(Scope(bench.pipeline[:-1], "out", "deadbeef"))
+
+
+def test_38_another_logs_leftovers_are_listed_with_their_log(bench):
+    committable = bench.write(rows("left"))
+    [left] = bench.sink.lingering(Scope(bench.pipeline, "out", "deadbeef"))
+    assert (left.log, left.transaction) == (bench.log, committable.transaction)
+
+
+def test_40_44_readers_go_on_as_soon_as_what_lingers_is_swept(bench):
+    with writer_process(bench, ["lost"], bench.context(), until="flush") as (_, kill):
+        kill()
+    bench.sink.commit(bench.write(rows("seen"), writer=1))
+    assert bench.values() == []
+    [left] = bench.sink.lingering(bench.scope)
+    bench.sink.abort(left)
+    assert bench.values() == [b"seen"]
+
+
+def test_41_43_a_decided_transaction_that_timed_out_is_proven_lost(kafka, topic):
+    bench = Bench(kafka.bootstrap_servers, topic(), transaction_timeout=1.5)
+    committable = bench.write(rows("late"))
+    eventually(lambda: bench.state_of(committable) == "CompleteAbort", "timed out", seconds=30)
+    assert bench.sink.inspect_many([committable]) == [ExternalState.EXPIRED]
+    outcome = bench.sink.commit(committable)
+    assert outcome.status is CommitStatus.LOST
+    assert "time-out" in outcome.detail
+
+
+def test_42_a_time_out_above_the_brokers_is_refused_with_both_numbers(bench, kafka):
+    sink = KafkaSink("out", bootstrap_servers=kafka.bootstrap_servers, topic=bench.topic, transaction_timeout=3600)
+    with pytest.raises(ConfigurationError, match=r"3600 s .*transaction\.max\.timeout\.ms=900000 ms"):
+        sink.validate(rows("x").schema)
+
+
+def test_the_time_out_is_as_long_as_the_broker_allows(bench):
+    assert bench.sink.transaction_timeout == 900
+    committable = bench.write(rows("x"))
+    assert bench.describe(committable.transaction).timeout_ms == 900_000
+
+
+def test_96_a_zombie_fails_for_good_after_the_sweep(bench):
+    transaction = bench.sink.begin(bench.context())
+    bench.sink.write(transaction, rows("before"))
+    transaction.producer.flush(1e12)
+    [left] = bench.sink.lingering(bench.scope)
+    bench.sink.abort(left)
+    with pytest.raises(KafkaError, match=r"INVALID_PRODUCER_EPOCH|FENCED"):
+        go_on(bench.sink, transaction)
+    bench.sink.discard(transaction)
+    assert list(bench.sink.lingering(bench.scope)) == []
+    assert bench.values() == []
+
+
+def go_on(sink, transaction):
+    sink.write(transaction, rows("after"))
+    return sink.pre_commit(transaction)
+
+
+def test_81_a_message_that_the_broker_refuses_fails_the_epoch(kafka, topic):
+    small = topic(max_message_bytes="1000")
+    bench = Bench(kafka.bootstrap_servers, small)
+    transaction = bench.sink.begin(bench.context())
+    with pytest.raises(KafkaError, match=f"topic {small}.*MSG_SIZE_TOO_LARGE") as caught:
+        go_on_with(bench.sink, transaction, rows("x" * 5000))
+    assert caught.value.transaction is not None
+    bench.sink.discard(transaction)
+    assert list(bench.sink.lingering(bench.scope)) == []
+    bench.sink.commit(bench.write(rows("ok"), epoch=1))
+    assert bench.values() == [b"ok"]
+
+
+def go_on_with(sink, transaction, batch):
+    sink.write(transaction, batch)
+    return sink.pre_commit(transaction)
+
+
+def test_81_a_message_that_the_client_refuses_fails_the_epoch(bench):
+    transaction = bench.sink.begin(bench.context())
+    with pytest.raises(KafkaError, match=f"topic {bench.topic}.*MSG_SIZE_TOO_LARGE"):
+        go_on_with(bench.sink, transaction, rows("x" * 2_000_000))
+    bench.sink.discard(transaction)
+
+
+def test_a_partition_that_does_not_exist_fails_the_epoch(bench):
+    transaction = bench.sink.begin(bench.context())
+    with pytest.raises(KafkaError, match="UNKNOWN_PARTITION"):
+        go_on_with(bench.sink, transaction, rows("x", partition=pa.array([7], pa.int32())))
+    bench.sink.discard(transaction)
+
+
+def test_columns_arrive_as_they_are(kafka, topic):
+    into = topic(partitions=3)
+    bench = Bench(kafka.bootstrap_servers, into)
+    batch = pa.record_batch(
+        {
+            "value": pa.array([b"v", None, b"", b"plain"]),
+            "key": pa.array([b"k", b"tombstone", None, b""]),
+            "partition": pa.array([2, 2, 1, 0], pa.int32()),
+            "headers": pa.array(
+                [
+                    [{"key": "a", "value": b"1"}, {"key": "a", "value": None}, {"key": "ü", "value": b""}],
+                    None,
+                    [],
+                    None,
+                ],
+                HEADERS,
+            ),
+        }
+    )
+    bench.sink.validate(batch.schema)
+    bench.sink.commit(bench.write(batch))
+    found = [(m.partition(), m.key(), m.value(), m.headers()) for m in bench.messages()]
+    assert found == [
+        (0, b"", b"plain", None),
+        (1, None, b"", None),
+        (2, b"k", b"v", [("a", b"1"), ("a", None), ("ü", b"")]),
+        (2, b"tombstone", None, None),
+    ]
+
+
+def test_rows_go_to_their_own_topics_in_one_transaction(kafka, topic):
+    one, two = topic(), topic()
+    bench = Bench(kafka.bootstrap_servers, None)
+    committable = bench.write(rows("1", "2", "3", topic=[one, two, one]))
+    assert (bench.values(one), bench.values(two)) == ([], [])
+    bench.sink.commit(committable)
+    assert (bench.values(one), bench.values(two)) == ([b"1", b"3"], [b"2"])
+
+
+def test_keys_land_where_javas_producers_put_them(kafka, topic):
+    """murmur2, as in Kafka's own test vectors: positive(murmur2(key)) % partitions."""
+    into = topic(partitions=10)
+    bench = Bench(kafka.bootstrap_servers, into)
+    keys = {b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536}
+    bench.sink.commit(bench.write(rows(*["v"] * 3, key=pa.array(list(keys)))))
+    assert {m.key(): m.partition() for m in bench.messages()} == {k: (h & 0x7FFFFFFF) % 10 for k, h in keys.items()}
+
+
+def test_more_rows_than_the_queue_holds_all_arrive_in_order(kafka, topic):
+    bench = Bench(kafka.bootstrap_servers, topic(), config={"queue.buffering.max.messages": 500})
+    bench.sink.commit(bench.write(numbered(0, 12_345)))
+    assert bench.values() == [str(i).encode() for i in range(12_345)]
+
+
+def test_validate_checks_columns_and_topic(bench):
+    with pytest.raises(SchemaError, match="value"):
+        bench.sink.validate(pa.schema([("v", pa.string())]))
+    bench.sink.validate(rows("x").schema)
+
+
+def test_a_missing_topic_is_an_error_unless_the_broker_creates_it(bench, kafka):
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    assert bench.sink.validate(rows("x").schema) is None
+    sink = KafkaSink("out", bootstrap_servers=kafka.bootstrap_servers, topic="made-by-the-broker")
+    sink.validate(rows("x").schema)
+    assert "made-by-the-broker" not in admin.list_topics(timeout=10).topics
+    with pytest.raises(Exception, match="exists"):
+        admin.create_topics([NewTopic(bench.topic)])[bench.topic].result()
+
+
+def test_no_broker_is_said_at_once():
+    sink = KafkaSink("out", bootstrap_servers="127.0.0.1:1", topic="t")
+    with pytest.raises(KafkaError, match="no broker answers") as caught:
+        sink.validate(rows("x").schema)
+    assert caught.value.retryable
