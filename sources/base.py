@@ -134,5 +134,5 @@ class ResettableSource(Source):
     def merge(self, positions: Sequence[Position]) -> Position:
         """One position out of those that the subtasks of an earlier run stored, less what is not in this share."""
 
-    def publish(self, position: Position) -> None:  # noqa: B027 - few sources have readers to tell
+    def publish(self, position: Position) -> None:
         """Tell the outside how far was read. Called after the epoch is completed, never before; may be skipped."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
     from pyspark.sql.types import StructType
 
     from ...sinks.base import TwoPhaseCommitSink
@@ -67,6 +68,25 @@ class KafkaFormat(SinkFormat):
     def name(cls) -> str:
         """Name of the format."""
         return "onceward-kafka"
+
+    def schema(self) -> StructType:
+        """Columns of Spark's own Kafka source; headers with includeHeaders."""
+        from .kafka_source import spark_schema  # noqa: PLC0415 - an extra
+        from .kafka_source_options import includes_headers  # noqa: PLC0415 - read here only
+
+        return spark_schema(include_headers=includes_headers(self.options))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's name
+        """A stream reader out of `subscribe`, `startingOffsets` and what else docs/kafka-source.md lists."""
+        from .kafka_source import stream_reader  # noqa: PLC0415 - an extra
+
+        return stream_reader(self.options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's signature
+        """A batch reader: the same options, and `endingOffsets`."""
+        from .kafka_source import batch_reader  # noqa: PLC0415 - an extra
+
+        return batch_reader(self.options)
 
     def make_sink(self, options: Mapping[str, str]) -> TwoPhaseCommitSink[Any]:
         """A KafkaSink out of `kafka.*`, `topic`, `name`."""

@@ -1,0 +1,284 @@
+"""KafkaSource: topics as a resettable source, read_committed and bounded by the last stable offset.
+
+Planning (planning.py) is pure; what the brokers hold comes from kafka_lookup.py; ranges are read by kafka_consumer.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from ..connectors.kafka.settings import KafkaSettings
+from ..core.errors import ConfigurationError, SourceError
+from . import planning
+from .base import Piece, Position, ResettableSource, Split
+from .bounds import EARLIEST, LATEST, AtTime, Bound, bound, check_end, spread
+from .kafka_consumer import Gone, borrowed
+from .kafka_lookup import Lookup
+from .kafka_rows import schema, to_batch
+from .offsets import Offsets, Partition, assignment_from_json, from_json, in_share, to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+
+_log = logging.getLogger("onceward.sources")
+
+COMMITTED: Final = "read_committed"
+ISOLATION: Final = "isolation.level"
+PATIENCE: Final = 120.0
+
+
+class KafkaSource(ResettableSource):
+    """Reads Kafka topics; columns key, value, topic, partition, offset, timestamp, timestampType[, headers].
+
+    One of `topics`, `pattern` and `assign` says what is read. New partitions, and with `pattern` new topics, are picked
+    up and read from their beginning.
+
+    Args:
+        bootstrap_servers: Comma-separated `host:port`, or a list of them.
+        topics: Names of topics.
+        pattern: Regular expression that a topic's whole name matches.
+        assign: Partitions: `{"topic": [0, 1]}`.
+        starting: Where a pipeline without a stored position begins: "earliest", "latest",
+            `{"topic": {"0": 123}}` (-2 earliest, -1 latest; every partition must be named), a datetime with zone, or a
+            Bound.
+        ending: Where it ends, likewise; None: never.
+        config: Further settings under librdkafka's names; docs/kafka-settings.md says which go where.
+        include_headers: Add the column headers.
+        isolation: "read_committed" or "read_uncommitted", which also delivers what is aborted later: then a replay is
+            not identical, and nothing downstream is exactly once.
+        fail_on_data_loss: Whether records that are gone stop the reading; otherwise they are logged and left out.
+        min_partitions: Cut ranges so that there are at least so many.
+        max_offsets_per_trigger: How many offsets an epoch may take, about.
+        max_records_per_partition: Cut ranges that are longer.
+        group: Consumer group to which offsets are published after their epoch is completed. Default:
+            `group.id` in `config`.
+        timeout: Seconds for which the brokers may deliver nothing of what they hold.
+
+    Raises:
+        ConfigurationError: A setting is wrong.
+    """
+
+    def __init__(
+        self,
+        *,
+        bootstrap_servers: str | list[str] | None = None,
+        topics: Sequence[str] | None = None,
+        pattern: str | None = None,
+        assign: Mapping[str, Sequence[int]] | None = None,
+        starting: Any = "earliest",
+        ending: Any = None,
+        config: Mapping[str, Any] | None = None,
+        include_headers: bool = False,
+        isolation: str | None = None,
+        fail_on_data_loss: bool = True,
+        min_partitions: int | None = None,
+        max_offsets_per_trigger: int | None = None,
+        max_records_per_partition: int | None = None,
+        group: str | None = None,
+        timeout: float = PATIENCE,
+    ) -> None:
+        if sum(choice is not None for choice in (topics, pattern, assign)) != 1:
+            raise ConfigurationError(
+                "say what to read by exactly one of topics (subscribe), pattern (subscribePattern) and assign"
+            )
+        self.topics = tuple(sorted(set(topics))) if topics is not None else None
+        self.pattern = pattern
+        self.assign = assignment_from_json(dict(assign)) if assign is not None else None
+        self.starting: Bound = bound(starting, "starting")
+        self.ending: Bound | None = check_end(bound(ending, "ending")) if ending is not None else None
+        settings = {"isolation.level": isolation or COMMITTED, **(config or {})}
+        self.settings = KafkaSettings(bootstrap_servers, settings)
+        self.include_headers = include_headers
+        self.fail_on_data_loss = fail_on_data_loss
+        self.min_partitions = min_partitions
+        self.max_offsets_per_trigger = max_offsets_per_trigger
+        self.max_records_per_partition = max_records_per_partition
+        self.group = group or self.settings.get("group.id")
+        self.timeout = timeout
+        self._share: tuple[int, int] | None = None
+        _check_numbers(self)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of every batch."""
+        return schema(include_headers=self.include_headers)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether `ending` was given."""
+        return self.ending is not None
+
+    def validate(self) -> None:
+        """Check that the topics are there.
+
+        Raises:
+            SourceError: They are not, or no broker answers.
+        """
+        self._partitions(required=True)
+
+    def start(self) -> Position:
+        """Where a pipeline without a stored position begins, resolved to offsets."""
+        return to_json(self._resolved(self.starting, self._partitions(required=True), "startingOffsets"))
+
+    def end(self) -> Position:
+        """`ending`, or now, resolved to offsets."""
+        partitions = self._partitions(required=False)
+        return to_json(self._resolved(self.ending or bound("latest", "ending"), partitions, "endingOffsets"))
+
+    def latest(self, position: Position, limit: int | None = None, until: Position | None = None) -> Position:
+        """How far can be read now; see ResettableSource."""
+        before = from_json(position)
+        held = self._held(before)
+        end = planning.reach(before, held, limit=limit, until=None if until is None else from_json(until))
+        return to_json(end)
+
+    def splits(self, start: Position, end: Position, parallelism: int = 1) -> Sequence[Split]:
+        """The ranges between two positions; see ResettableSource."""
+        found = planning.ranges(from_json(start), from_json(end))
+        whole = [Split(str(partition), begins, stop) for partition, begins, stop in found]
+        parts = max(parallelism, self.min_partitions or 1)
+        return planning.cut(whole, parts, self.max_records_per_partition)
+
+    def read(self, split: Split) -> Iterator[Piece]:
+        """Read a range to its end; see ResettableSource."""
+        topic, _, number = split.unit.rpartition("-")
+        partition, at = Partition(topic, int(number)), split.start
+        while at < split.end:
+            lost = None
+            with borrowed(self.settings) as consumer:
+                try:
+                    for messages in consumer.read(partition, at, split.end, self.timeout):
+                        at = messages[-1].offset() + 1
+                        yield Piece(to_batch(partition, messages, include_headers=self.include_headers), at)
+                except Gone as gone:
+                    lost = (consumer.held(partition), str(gone))
+            at = split.end if lost is None else self._past_loss(partition, at, split, *lost)
+
+    def advance(self, position: Position, split: Split, to: int) -> Position:
+        """The position after `split` was read up to `to`."""
+        topic, _, number = split.unit.rpartition("-")
+        return to_json({**from_json(position), Partition(topic, int(number)): to})
+
+    def share(self, subtask: int, parallelism: int) -> Self:
+        """This source, less what other subtasks read."""
+        part = copy.copy(self)
+        part._share = (subtask, parallelism)  # noqa: SLF001 - its own copy
+        return part
+
+    def merge(self, positions: Sequence[Position]) -> Position:
+        """One position out of several, less what is not in this share."""
+        merged = {partition: offset for position in positions for partition, offset in from_json(position).items()}
+        return to_json({partition: offset for partition, offset in merged.items() if self._mine(partition)})
+
+    def publish(self, position: Position) -> None:
+        """Commit offsets to the consumer group, if there is one.
+
+        Raises:
+            KafkaError: The brokers refuse.
+        """
+        if self.group is not None:
+            from ..connectors.kafka.offsets import publish_offsets  # noqa: PLC0415 - few sources have a group
+
+            publish_offsets(self.settings, self.group, position)
+
+    def _mine(self, partition: Partition) -> bool:
+        return self._share is None or in_share(partition, *self._share)
+
+    def _lookup(self) -> Lookup:
+        committed = str(self.settings[ISOLATION]).lower() == COMMITTED
+        return Lookup(self.settings.connection(), committed=committed, patience=self.timeout)
+
+    def _partitions(self, *, required: bool) -> list[Partition]:
+        """What is read, as far as it exists now.
+
+        Raises:
+            SourceError: `required`, and something is missing.
+        """
+        lookup = self._lookup()
+        if self.assign is not None:
+            names: Sequence[str] = sorted({partition.topic for partition in self.assign})
+        else:
+            names = lookup.topics_like(self.pattern) if self.pattern is not None else self.topics or ()
+        counts = {topic: count for topic, (_, count) in lookup.partitions_of(names).items()}
+        there = [Partition(topic, n) for topic, count in counts.items() for n in range(count)]
+        if self.assign is not None:
+            there = [partition for partition in there if partition in set(self.assign)]
+        missing = [str(p) for p in self.assign or () if p not in there]
+        missing += [] if self.pattern is not None else [name for name in names if name not in counts]
+        if required and (missing or not there):
+            what = ", ".join(missing) or f"a topic that matches {self.pattern!r}"
+            raise SourceError(f"Kafka at {self.settings['bootstrap.servers']} has no {what}: create it first")
+        return sorted(partition for partition in there if self._mine(partition))
+
+    def _held(self, position: Offsets) -> dict[Partition, planning.Held]:
+        held = self._lookup().held(self._partitions(required=False), position)
+        found = planning.losses(position, held)
+        if found and self.fail_on_data_loss:
+            raise SourceError(_loss_message([str(loss) for loss in found]))
+        for loss in found:
+            _log.warning("records are lost and left out, as failOnDataLoss=false allows: %s", loss)
+        return held
+
+    def _resolved(self, given: Bound, partitions: Sequence[Partition], what: str) -> Offsets:
+        lookup = self._lookup()
+        numbers = spread(given, partitions, what) if self._share is None else _within(given, partitions, what)
+        if not isinstance(given, AtTime):
+            [offsets] = lookup.offsets(numbers)
+            return offsets
+        found = lookup.at_times(numbers)
+        late = [str(partition) for partition, offset in found.items() if offset < 0]
+        if late and not given.or_latest and what.startswith("starting"):
+            raise SourceError(
+                f"no record of {', '.join(late)} is as new as the starting time: with "
+                "startingOffsetsByTimestampStrategy=latest (AtTime(or_latest=True)) reading begins at the end"
+            )
+        [offsets] = lookup.offsets({partition: LATEST if o < 0 else o for partition, o in found.items()})
+        return offsets
+
+    def _past_loss(self, partition: Partition, at: int, split: Split, held: tuple[int, int], why: str) -> int:
+        """Where to go on where offsets are gone.
+
+        Raises:
+            SourceError: They may not be left out.
+        """
+        low, high = held
+        here = planning.Held(low, high, high)
+        if low <= at <= high:
+            raise SourceError(
+                f"cannot read {partition} at offset {at}, though offsets {low} to {high - 1} exist: {why}"
+            )
+        told = f"{planning.Loss(partition, at, here)}; wanted were offsets {at} to {split.end - 1}"
+        if self.fail_on_data_loss:
+            raise SourceError(_loss_message([told]))
+        _log.warning("records are lost and left out, as failOnDataLoss=false allows: %s", told)
+        return min(low, split.end) if at < low else split.end
+
+
+def _within(given: Bound, partitions: Sequence[Partition], what: str) -> dict[Partition, int]:
+    """As `spread`, for a share: partitions of other shares may be named."""
+    named = dict(given.offsets if not isinstance(given, AtTime) else given.of)
+    default = given.milliseconds if isinstance(given, AtTime) else given.default
+    if default is None and any(partition not in named for partition in partitions):
+        return spread(given, partitions, what)
+    return {partition: named.get(partition, EARLIEST if default is None else default) for partition in partitions}
+
+
+def _loss_message(found: list[str]) -> str:
+    return (
+        f"records are lost before they were read: {'; '.join(found)}. Nothing was skipped. Either bring them back, or "
+        "let the query leave them out by failOnDataLoss=false (fail_on_data_loss=False); a longer retention "
+        "(retention.ms, retention.bytes) keeps it from happening again"
+    )
+
+
+def _check_numbers(source: KafkaSource) -> None:
+    for name in ("min_partitions", "max_offsets_per_trigger", "max_records_per_partition"):
+        value = getattr(source, name)
+        if value is not None and value < 1:
+            raise ConfigurationError(f"{name} must be 1 or more, not {value}")
+    if source.timeout <= 0:
+        raise ConfigurationError(f"timeout must be more than 0 s, not {source.timeout}")
