@@ -1,0 +1,226 @@
+"""PostgresSink without a server: configuration, secrets, names, choices, and what the ledger proves."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from onceward.connectors.postgres.checks import CommitPath, choose_path
+from onceward.connectors.postgres.dsn import Dsn
+from onceward.connectors.postgres.ledger import Facts, Verdict
+from onceward.connectors.postgres.tables import TableName
+from onceward.connectors.postgres.target import own_name
+from onceward.core.errors import ConfigurationError, RetryableSinkError
+from onceward.core.transaction import Committable, WriteContext
+from onceward.sinks.postgres import PostgresSink
+
+PASSWORD = "ge heim&%"
+DSN = f"host=127.0.0.1 port=1 user=writer dbname=shop password='{PASSWORD}' connect_timeout=1"
+URI = "postgresql://writer:ge%20heim%26%25@127.0.0.1:1/shop?connect_timeout=1"
+
+
+def sink(**settings: Any) -> PostgresSink:
+    return PostgresSink("totals", **{"dsn": DSN, "table": "public.totals", **settings})
+
+
+def committable(**fields: Any) -> Committable:
+    given = {"pipeline": "orders", "sink": "totals", "log": "0123abcd", "writer": 3, "epoch": 7}
+    return Committable(**{"kind": "postgres-prepared", "transaction": "gid", **given, **fields})
+
+
+# Secrets
+
+
+@pytest.mark.parametrize("dsn", [DSN, URI])
+def test_a_password_is_never_shown(dsn: str) -> None:
+    made = sink(dsn=dsn)
+    for text in (repr(made), str(made.target), repr(made.target.dsn), str(made.target.dsn), f"{made.__dict__}"):
+        assert "heim" not in text
+        assert "shop" in text or "totals" in text
+
+
+@pytest.mark.parametrize("dsn", [DSN, URI])
+def test_a_password_survives_pickling_of_the_sink(dsn: str) -> None:
+    copied = pickle.loads(pickle.dumps(sink(dsn=dsn)))
+    assert copied.target == sink(dsn=dsn).target
+    assert copied.target.dsn.parameters()["password"] == PASSWORD
+
+
+def test_a_password_is_cut_out_of_messages() -> None:
+    for form in (PASSWORD, "ge%20heim%26%25"):
+        assert Dsn(DSN).redact(f"cannot use {form} here") == "cannot use *** here"
+
+
+@pytest.mark.parametrize("text", ["host=x password=geheim foo", "postgresql://u:ge heim@h/db", "geheim"])
+def test_a_broken_connection_string_is_not_repeated(text: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        sink(dsn=text)
+    assert "heim" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_server_that_is_not_there_may_be_there_later() -> None:
+    context = WriteContext(pipeline="p", sink="totals", log="0123abcd", writer=1, epoch=1, subtask=0)
+    with pytest.raises(RetryableSinkError, match="cannot connect") as caught:
+        sink(commit="prepared").begin(context)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.retryable) == (str(caught.value), True)
+    assert "heim" not in str(again)
+
+
+def test_the_users_connection_settings_win_over_the_defaults() -> None:
+    parameters = Dsn("host=a,b connect_timeout=3").parameters()
+    assert (parameters["connect_timeout"], parameters["target_session_attrs"]) == ("3", "primary")
+    assert "target_session_attrs" not in Dsn("host=a").parameters()
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "mode", "path"),
+    [
+        ({}, "insert", None),
+        ({"mode": "insert"}, "insert", None),
+        ({"key": ["id"]}, "upsert", "staging"),
+        ({"key": "id", "mode": "upsert"}, "upsert", "staging"),
+        ({"mode": "staging"}, "insert", "staging"),
+        ({"mode": "staging", "key": ["id"]}, "upsert", "staging"),
+        ({"mode": "prepared"}, "insert", "prepared"),
+        ({"commit": "staging"}, "insert", "staging"),
+        ({"commit": "prepared"}, "insert", "prepared"),
+        ({"mode": "staging", "commit": "staging"}, "insert", "staging"),
+    ],
+)
+def test_mode_and_commit_say_what_is_written_and_how_it_waits(
+    settings: dict[str, Any], mode: str, path: str | None
+) -> None:
+    made = sink(**settings)
+    assert (made.mode, made.commit_path) == (mode, path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"mode": "replace"}, "mode 'replace' is unknown"),
+        ({"mode": "upsert"}, "needs key"),
+        ({"mode": "insert", "key": ["id"]}, "takes no key"),
+        ({"key": ["id", "id"]}, "repeated"),
+        ({"commit": "later"}, "commit 'later' is unknown"),
+        ({"mode": "staging", "commit": "prepared"}, "contradicts"),
+        ({"key": ["id"], "commit": "prepared"}, "upsert cannot wait as a prepared transaction"),
+        ({"lock_timeout": 0}, "must be above 0"),
+        ({"ledger_epochs": -1}, "must be above 0"),
+        ({"table": "a.b.c"}, "not a table's name"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        sink(**settings)
+
+
+def test_auto_prepares_only_plain_inserts_on_a_server_that_can() -> None:
+    plain, upsert = sink().target, sink(key=["id"]).target
+    assert choose_path(CommitPath.AUTO, plain, 10)[0] is CommitPath.PREPARED
+    assert choose_path(CommitPath.AUTO, plain, 0)[0] is CommitPath.STAGING
+    assert choose_path(CommitPath.AUTO, upsert, 10)[0] is CommitPath.STAGING
+    with pytest.raises(ConfigurationError, match="max_prepared_transactions is 0: set"):
+        choose_path(CommitPath.PREPARED, plain, 0)
+
+
+def test_options_of_spark_make_the_same_sink() -> None:
+    options = {
+        "dsn": DSN,
+        "dbTable": "public.totals",
+        "name": "totals",
+        "key": "id, day",
+        "createTable": "True",
+        "lock_timeout": "2.5",
+        "ledgerSchema": "Books",
+    }
+    made = PostgresSink.from_options(options)
+    same = sink(key=["id", "day"], create_table=True, lock_timeout=2.5, ledger_schema="Books")
+    assert (made.target, made.name, made.mode) == (same.target, "totals", "upsert")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"dsn": DSN}, "'dbtable' is missing"),
+        ({"dbtable": "t"}, "'dsn' is missing"),
+        ({"dsn": DSN, "dbtable": "t", "batchsize": "5"}, "unknown options.*batchsize"),
+        ({"dsn": DSN, "dbtable": "t", "createTable": "perhaps"}, "'createtable' cannot be read"),
+    ],
+)
+def test_options_that_cannot_be_read_are_refused(options: dict[str, str], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why) as caught:
+        PostgresSink.from_options(options)
+    assert "heim" not in str(caught.value)
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "table"),
+    [
+        ("t", None, "t"),
+        ("Totals", None, "totals"),
+        (" public . totals ", "public", "totals"),
+        ('"My Schema"."T"', "My Schema", "T"),
+        ('"a.b"."say ""hi"""', "a.b", 'say "hi"'),
+        ("_x$1", None, "_x$1"),
+        ("straße", None, "straße"),
+    ],
+)
+def test_table_names_are_read_as_in_sql(text: str, schema: str | None, table: str) -> None:
+    assert TableName.parse(text) == (schema, table)
+    assert TableName.parse(str(TableName.parse(text))) == (schema, table)
+
+
+@pytest.mark.parametrize("text", ["", "a b", "1a", "a.", '"', '""', "a;drop", "a.b.c", "x" * 64, '"' + "ü" * 32 + '"'])
+def test_what_is_no_table_name_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"table's name|longer than"):
+        TableName.parse(text)
+
+
+@pytest.mark.parametrize(
+    "gid",
+    [
+        "onceward:1:orders-eu:totals:0123abcd:3:7:0:0:89ab",
+        "onceward:1:orders:totals2:0123abcd:3:7:0:0:89ab",
+        "onceward:1:orders:totals:0123abcd:3:7:0:0",
+        "onceward:1:orders:totals:0123abcd:3:7:0:0:89ab:more",
+        "onceward:2:orders:totals:0123abcd:3:7:0:0:89ab",
+        "orders",
+    ],
+)
+def test_a_gid_that_is_not_exactly_ours_is_not_ours(gid: str) -> None:
+    assert own_name("onceward:1:orders:totals:0123abcd:3:7:0:0:89ab", "orders", "totals") is not None
+    assert own_name(gid, "orders", "totals") is None
+
+
+# What the ledger proves
+
+FACTS = {"standby": False, "log": "0123abcd", "pruned": 6, "committed": frozenset[str]()}
+
+
+@pytest.mark.parametrize(
+    ("facts", "epoch", "verdict"),
+    [
+        ({}, 7, Verdict.NOT_COMMITTED),
+        ({"committed": frozenset({"gid"})}, 7, Verdict.COMMITTED),
+        ({"committed": frozenset({"gid"}), "standby": True, "log": None, "pruned": 9}, 7, Verdict.COMMITTED),
+        ({"committed": frozenset({"gid2"})}, 7, Verdict.NOT_COMMITTED),
+        ({"standby": True}, 7, Verdict.ASK_AGAIN),
+        ({"log": None}, 7, Verdict.UNKNOWN),
+        ({"log": "ffff0000"}, 7, Verdict.UNKNOWN),
+        ({}, 6, Verdict.UNKNOWN),
+    ],
+)
+def test_an_absent_row_proves_something_only_where_it_would_have_to_be(
+    facts: dict[str, Any], epoch: int, verdict: Verdict
+) -> None:
+    assert Facts(**{**FACTS, **facts}).judge(committable(epoch=epoch))[0] is verdict
