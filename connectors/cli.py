@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from ..core.errors import ConfigurationError, OncewardError
-from .dev.commands import app as dev_app
+from .dev_commands import app as dev_app
 
 EXIT_FAILED, EXIT_MISUSED, EXIT_INTERRUPTED = 1, 2, 130
 

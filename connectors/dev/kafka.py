@@ -8,11 +8,11 @@ from pathlib import Path
 from signal import SIGTERM
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...core.errors import ConfigurationError
 from .errors import DevServiceError
 from .jars import ensure_jars
 from .java import find_java
 from .ports import LOOPBACK, accepts_connections, free_port
+from .probe import broker_answers
 from .process import run_program
 from .service import Service
 
@@ -90,18 +90,7 @@ class KafkaServer(Service):
 
     def answers(self) -> bool:
         """Whether the broker is registered and serves metadata."""
-        if not accepts_connections(self.settings["port"]):
-            return False
-        try:
-            from confluent_kafka import KafkaException  # noqa: PLC0415 - optional dependency
-            from confluent_kafka.admin import AdminClient  # noqa: PLC0415
-        except ImportError as error:
-            raise ConfigurationError("confluent-kafka is needed: pip install 'onceward[kafka]'") from error
-        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
-        try:
-            return bool(admin.list_topics(timeout=1).brokers)
-        except KafkaException:
-            return False
+        return accepts_connections(self.settings["port"]) and broker_answers(self.bootstrap_servers)
 
     def _new_settings(self) -> dict[str, Any]:
         port = free_port()

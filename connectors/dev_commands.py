@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from ...core.errors import ConfigurationError
+from ..core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from .services import DevServices
+    from .dev import DevServices
 
 app = typer.Typer(no_args_is_help=True, help="A real Kafka broker and PostgreSQL server in the background.")
 
@@ -66,15 +66,15 @@ def status(*, home: Home = None, as_json: AsJson = False) -> None:
 
 def _services(home: Path | None, *, kafka: bool = True, postgres: bool = True) -> DevServices:
     try:
-        from .services import services_at  # noqa: PLC0415 - so that other commands work without this extra
+        from .dev import services_at  # noqa: PLC0415 - so that other commands work without this extra
     except ImportError as error:
         raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[dev-services,kafka]'") from error
     return services_at(home, kafka=kafka, postgres=postgres, detached=True)
 
 
 def _fetch_kafka(say: Console) -> None:
-    from .jars import ensure_jars, jars_present  # noqa: PLC0415
-    from .kafka import KAFKA_LOCK  # noqa: PLC0415
+    from .dev.jars import ensure_jars, jars_present  # noqa: PLC0415
+    from .dev.kafka import KAFKA_LOCK  # noqa: PLC0415
 
     if not jars_present(KAFKA_LOCK):
         with say.status("fetching Kafka's jars, once …"):
