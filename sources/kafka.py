@@ -136,6 +136,19 @@ class KafkaSource(ResettableSource):
         end = planning.reach(before, held, limit=limit, until=None if until is None else from_json(until))
         return to_json(end)
 
+    def range(self) -> tuple[Position, Position]:
+        """Start and end of a bounded reading, both resolved now.
+
+        Raises:
+            ConfigurationError: It ends before it starts.
+        """
+        start, end = self.start(), self.end()
+        ends = from_json(end)
+        wrong = [f"{p}: {o} to {ends[p]}" for p, o in from_json(start).items() if p in ends and o > ends[p]]
+        if wrong:
+            raise ConfigurationError(f"reading would end before it starts: {', '.join(wrong)}")
+        return start, end
+
     def splits(self, start: Position, end: Position, parallelism: int = 1) -> Sequence[Split]:
         """The ranges between two positions; see ResettableSource."""
         found = planning.ranges(from_json(start), from_json(end))
@@ -148,15 +161,15 @@ class KafkaSource(ResettableSource):
         topic, _, number = split.unit.rpartition("-")
         partition, at = Partition(topic, int(number)), split.start
         while at < split.end:
-            lost = None
+            why = None
             with borrowed(self.settings) as consumer:
                 try:
                     for messages in consumer.read(partition, at, split.end, self.timeout):
                         at = messages[-1].offset() + 1
                         yield Piece(to_batch(partition, messages, include_headers=self.include_headers), at)
                 except Gone as gone:
-                    lost = (consumer.held(partition), str(gone))
-            at = split.end if lost is None else self._past_loss(partition, at, split, *lost)
+                    why = str(gone)
+            at = split.end if why is None else self._past_loss(partition, at, split.end, why)
 
     def advance(self, position: Position, split: Split, to: int) -> Position:
         """The position after `split` was read up to `to`."""
@@ -209,18 +222,15 @@ class KafkaSource(ResettableSource):
             there = [partition for partition in there if partition in set(self.assign)]
         missing = [str(p) for p in self.assign or () if p not in there]
         missing += [] if self.pattern is not None else [name for name in names if name not in counts]
-        if required and (missing or not there):
-            what = ", ".join(missing) or f"a topic that matches {self.pattern!r}"
-            raise SourceError(f"Kafka at {self.settings['bootstrap.servers']} has no {what}: create it first")
+        if required and missing:
+            raise SourceError(
+                f"Kafka at {self.settings['bootstrap.servers']} has no {', '.join(missing)}: create it first"
+            )
         return sorted(partition for partition in there if self._mine(partition))
 
     def _held(self, position: Offsets) -> dict[Partition, planning.Held]:
         held = self._lookup().held(self._partitions(required=False), position)
-        found = planning.losses(position, held)
-        if found and self.fail_on_data_loss:
-            raise SourceError(_loss_message([str(loss) for loss in found]))
-        for loss in found:
-            _log.warning("records are lost and left out, as failOnDataLoss=false allows: %s", loss)
+        self._report([str(loss) for loss in planning.losses(position, held)])
         return held
 
     def _resolved(self, given: Bound, partitions: Sequence[Partition], what: str) -> Offsets:
@@ -239,23 +249,30 @@ class KafkaSource(ResettableSource):
         [offsets] = lookup.offsets({partition: LATEST if o < 0 else o for partition, o in found.items()})
         return offsets
 
-    def _past_loss(self, partition: Partition, at: int, split: Split, held: tuple[int, int], why: str) -> int:
+    def _past_loss(self, partition: Partition, at: int, end: int, why: str) -> int:
         """Where to go on where offsets are gone.
 
         Raises:
             SourceError: They may not be left out.
         """
-        low, high = held
-        here = planning.Held(low, high, high)
-        if low <= at <= high:
+        lookup = self._lookup()
+        _, count = lookup.partitions_of([partition.topic]).get(partition.topic, ("", 0))
+        here = lookup.held([partition], {partition: at})[partition] if partition.number < count else None
+        loss = planning.Loss(partition, at, here)
+        if here is not None and here.earliest <= at <= here.end:
+            raise SourceError(f"cannot read {partition} at offset {at}, though {here} is there: {why}")
+        self._report([f"{loss}; wanted were offsets {at} to {end - 1}"])
+        return min(here.earliest, end) if here is not None and at < here.earliest else end
+
+    def _report(self, losses: list[str]) -> None:
+        if losses and self.fail_on_data_loss:
             raise SourceError(
-                f"cannot read {partition} at offset {at}, though offsets {low} to {high - 1} exist: {why}"
+                f"records are lost before they were read: {'; '.join(losses)}. Nothing was skipped. Bring them back, "
+                "or let the query leave them out by failOnDataLoss=false (fail_on_data_loss=False); a longer retention "
+                "(retention.ms, retention.bytes) keeps it from happening again"
             )
-        told = f"{planning.Loss(partition, at, here)}; wanted were offsets {at} to {split.end - 1}"
-        if self.fail_on_data_loss:
-            raise SourceError(_loss_message([told]))
-        _log.warning("records are lost and left out, as failOnDataLoss=false allows: %s", told)
-        return min(low, split.end) if at < low else split.end
+        for loss in losses:
+            _log.warning("records are lost and left out, as failOnDataLoss=false allows: %s", loss)
 
 
 def _within(given: Bound, partitions: Sequence[Partition], what: str) -> dict[Partition, int]:
@@ -265,14 +282,6 @@ def _within(given: Bound, partitions: Sequence[Partition], what: str) -> dict[Pa
     if default is None and any(partition not in named for partition in partitions):
         return spread(given, partitions, what)
     return {partition: named.get(partition, EARLIEST if default is None else default) for partition in partitions}
-
-
-def _loss_message(found: list[str]) -> str:
-    return (
-        f"records are lost before they were read: {'; '.join(found)}. Nothing was skipped. Either bring them back, or "
-        "let the query leave them out by failOnDataLoss=false (fail_on_data_loss=False); a longer retention "
-        "(retention.ms, retention.bytes) keeps it from happening again"
-    )
 
 
 def _check_numbers(source: KafkaSource) -> None:

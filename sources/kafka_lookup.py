@@ -53,7 +53,10 @@ class Lookup:
         names = sorted(set(topics))
         if not names:
             return {}
-        return self._ask(f"look up {', '.join(names)}", lambda admin: _described(admin, names))
+        found: dict[str, tuple[str, int]] = self._ask(
+            f"look up {', '.join(names)}", lambda admin: _described(admin, names)
+        )
+        return found
 
     def held(self, partitions: Iterable[Partition], position: Mapping[Partition, int]) -> dict[Partition, Held]:
         """First and last offsets of partitions; the end behind open transactions only where a position needs it."""
@@ -97,7 +100,8 @@ class Lookup:
             ]
             return [{Partition(tp.topic, tp.partition): int(f.result().offset) for tp, f in s.items()} for s in sent]
 
-        return self._ask("ask for offsets", ask)
+        answers: list[dict[Partition, int]] = self._ask("ask for offsets", ask)
+        return answers
 
     def _ask(self, what: str, question: Callable[[Any], Any]) -> Any:
         """Ask until there is an answer, while the fault may pass."""

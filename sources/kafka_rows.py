@@ -12,8 +12,6 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from confluent_kafka import Message
-
     from .offsets import Partition
 
 PLAIN: Final = pa.schema(
@@ -38,7 +36,7 @@ def schema(*, include_headers: bool) -> pa.Schema:
     return WITH_HEADERS if include_headers else PLAIN
 
 
-def to_batch(partition: Partition, messages: Sequence[Message], *, include_headers: bool) -> pa.RecordBatch:
+def to_batch(partition: Partition, messages: Sequence[Any], *, include_headers: bool) -> pa.RecordBatch:
     """A record batch out of messages of one partition."""
     kind = type(messages[0])
     count = len(messages)

@@ -1,13 +1,14 @@
-"""Publish offsets to a consumer group, for people and tools that watch lag. Nothing here is ever read back.
+"""Publishing how far a source was read: offsets are committed to a consumer group that nobody joins.
 
-The source of truth is the position in the decision; a group's offsets are written after the epoch is completed, so
-they are never ahead of what is committed (scenario 69).
+For people and tools that watch lag. The library itself never reads them: positions come from the epoch's decision and
+the checkpoint. So publishing is idempotent, and may be skipped.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from ...core.errors import ConfigurationError
 from .errors import client_error, confluent
 from .processwide import PerProcess
 
@@ -16,41 +17,49 @@ if TYPE_CHECKING:
 
     from .settings import KafkaSettings
 
-PUBLISH_SECONDS: Final = 10.0
+ASK_SECONDS: Final = 10.0
 
 
 def publish_offsets(settings: KafkaSettings, group: str, offsets: Mapping[str, Mapping[str, int]]) -> None:
-    """Write offsets of a consumer group that has no members.
+    """Commit offsets to a consumer group without joining it (AlterConsumerGroupOffsets, KIP-396).
+
+    Call it only after the epoch that ends at these offsets is completed.
 
     Args:
-        settings: Of the cluster.
-        group: The consumer group.
-        offsets: By topic and partition, the next offset to read: `{"orders": {"0": 123}}`.
+        settings: Where and how to connect.
+        group: Name of the group. It must have no member that consumes at present.
+        offsets: The next offset of each partition: `{"topic": {"0": 123}}`.
 
     Raises:
-        KafkaError: The brokers do not answer, or refuse, for example because the group has members.
+        ConfigurationError: The group's name is empty.
+        KafkaError: No broker answers, or it refuses: the group has live members, or we may not.
     """
-    kafka = confluent()
-    rows = [kafka.TopicPartition(t, int(n), offset) for t, parts in offsets.items() for n, offset in parts.items()]
-    if not rows:
+    library = confluent()
+    if not group:
+        raise ConfigurationError("the consumer group's name is empty")
+    found = [library.TopicPartition(t, int(n), o) for t, numbers in offsets.items() for n, o in numbers.items()]
+    if not found:
         return
-    request = kafka.ConsumerGroupTopicPartitions(group, rows)
     what = f"cannot publish offsets to consumer group {group}"
     try:
-        admin = _admins.get(settings.connection())
-        [future] = admin.alter_consumer_group_offsets([request], request_timeout=PUBLISH_SECONDS).values()
-        refused = [row.error for row in future.result().topic_partitions if row.error is not None]
-    except kafka.KafkaException as error:
+        request = library.ConsumerGroupTopicPartitions(group, found)
+        futures = _admins.get(settings.connection()).alter_consumer_group_offsets(
+            [request], request_timeout=ASK_SECONDS
+        )
+        answer = futures[group].result()
+    except library.KafkaException as error:
         raise client_error(what, error) from None
-    if refused:
-        raise client_error(what, kafka.KafkaException(refused[0])) from None
+    for partition in answer.topic_partitions:
+        if partition.error is not None:
+            where = f"{what} for {partition.topic}-{partition.partition}"
+            raise client_error(where, library.KafkaException(partition.error))
 
 
-def _make(settings: KafkaSettings) -> Any:
+def _admin(settings: KafkaSettings) -> Any:
     confluent()
     from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - an extra
 
-    return AdminClient(settings.for_admin())
+    return AdminClient({"log_level": 0, **settings.for_admin()})
 
 
-_admins: Final[PerProcess[KafkaSettings, Any]] = PerProcess(_make)
+_admins: Final[PerProcess[KafkaSettings, Any]] = PerProcess(_admin)

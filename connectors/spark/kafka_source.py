@@ -106,8 +106,7 @@ class KafkaBatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """The tasks."""
-        start, end = self._source.start(), self._source.end()
-        return [KafkaRange(split) for split in self._source.splits(start, end)]
+        return [KafkaRange(split) for split in self._source.splits(*self._source.range())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one range; called in the tasks."""
