@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Runs the container tests, on the official images where they can be had, else on stand-ins built from Debian
+# packages (as root). Needs a Docker engine: `with-docker.sh container-tests.sh`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+official=(apache/kafka:4.3.1 postgres:17)
+
+can_be_had() {
+  docker image inspect "$1" >/dev/null 2>&1 || timeout 300 docker pull --quiet "$1" >/dev/null 2>&1
+}
+
+have_official() {
+  local image
+  for image in "${official[@]}"; do
+    can_be_had "$image" || return 1
+  done
+}
+
+if [[ -z ${ONCEWARD_TEST_KAFKA_IMAGE:-} || -z ${ONCEWARD_TEST_POSTGRES_IMAGE:-} ]] && ! have_official; then
+  echo "the official images are out of reach: building stand-ins"
+  if ! command -v mmdebstrap >/dev/null; then
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends mmdebstrap >/dev/null
+  fi
+  jars=$("${VENV:-.venv}/bin/python" -c 'from onceward.connectors.dev.jars import ensure_jars
+from onceward.connectors.dev.kafka import KAFKA_LOCK
+print(ensure_jars(KAFKA_LOCK))')
+  images=$(integration/containers/images/build.sh "$jars")
+  export ${images?}
+  # The image of testcontainers' own cleaner is out of reach too.
+  export TESTCONTAINERS_RYUK_DISABLED=true
+fi
+export TC_POOLING_INTERVAL=0.1
+
+make containers
