@@ -18,6 +18,7 @@ from ...core.names import check_pipeline_name
 from ...core.transaction import Acknowledgement
 from ...sinks.base import TwoPhaseCommitSink
 from .projection import Projection, schema_for
+from .publication import with_publication
 from .query import QueryRun, current_run, epoch_input, hadoop_reader
 from .store import check_store, default_store
 from .task import ACK_SCHEMA, EpochTask
@@ -76,7 +77,7 @@ def exactly_once(
         policy=CommitPolicy(on_lost=OnLost(on_lost)),
         adopt=adopt,
         rewind=rewind,
-        on_complete=on_complete,
+        on_complete=with_publication(df, on_complete),
     )
     writer = df.writeStream.foreachBatch(handler)
     return writer.option("checkpointLocation", checkpoint) if checkpoint is not None else writer

@@ -1,0 +1,118 @@
+"""Publishing a query's Kafka offsets to consumer groups, once an epoch is completed.
+
+Spark tells a Python source of a finished batch one batch late, and of the last one never. So whoever completes an epoch
+publishes. Which sources a query reads stands in its analyzed plan: its streaming leaves, in the order in which the
+checkpoint's offsets files list them (measured on pyspark 4.2).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from ...core.errors import OncewardError
+from ...sources.offsets import Offsets, from_json, to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pyspark.sql import DataFrame
+
+    from ...core.log import EpochInput
+    from ..kafka.settings import KafkaSettings
+
+    OnComplete = Callable[[int, EpochInput], None]
+
+_log = logging.getLogger("onceward.spark")
+
+FORMAT: Final = "onceward-kafka"
+GROUP: Final = "kafka.group.id"
+_NOTHING: Final = "-"
+"""What an offsets file says of a source that has not begun."""
+
+
+def publisher_for(df: DataFrame) -> OnComplete | None:
+    """What publishes the offsets of the query that `df` becomes; None if no source of it has a `kafka.group.id`.
+
+    The function takes an epoch's number and input. Faults are logged and not raised: the epoch is completed, the next
+    one publishes again, and nothing here reads what is published.
+    """
+    groups = [_group_of(leaf) for leaf in _streaming_leaves(df)]
+    return Publisher(groups) if any(group is not None for group in groups) else None
+
+
+def with_publication(df: DataFrame, on_complete: OnComplete | None) -> OnComplete | None:
+    """Publish first, then call `on_complete`."""
+    publish = publisher_for(df)
+    if publish is None or on_complete is None:
+        return publish or on_complete
+
+    def both(epoch: int, about: EpochInput) -> None:
+        publish(epoch, about)
+        on_complete(epoch, about)
+
+    return both
+
+
+class Publisher:
+    """Publishes an epoch's end offsets.
+
+    Args:
+        groups: For each streaming source of the query, in order: where and to which group; None: not published.
+    """
+
+    def __init__(self, groups: Sequence[tuple[KafkaSettings, str] | None]) -> None:
+        self._groups = list(groups)
+
+    def __call__(self, epoch: int, about: EpochInput) -> None:
+        """Publish; `about.end` holds one JSON text for each source."""
+        from ..kafka.offsets import publish_offsets  # noqa: PLC0415 - an extra
+
+        ends = list(about.end or [])
+        if len(ends) != len(self._groups):
+            _log.warning(
+                "epoch %s: no offsets are published, for the checkpoint lists %s sources and the query has %s",
+                epoch,
+                len(ends),
+                len(self._groups),
+            )
+            return
+        for (settings, group), offsets in self._by_group(ends):
+            try:
+                publish_offsets(settings, group, to_json(offsets))
+            except OncewardError as error:
+                _log.warning("epoch %s is completed, but its offsets are not published: %s", epoch, error)
+
+    def _by_group(self, ends: Sequence[str]) -> list[tuple[tuple[KafkaSettings, str], Offsets]]:
+        """Offsets of each group; where two sources read one partition, how far both are."""
+        found: dict[tuple[KafkaSettings, str], Offsets] = {}
+        for key, text in zip(self._groups, ends, strict=True):
+            if key is None or text == _NOTHING:
+                continue
+            offsets = found.setdefault(key, {})
+            for partition, offset in from_json(json.loads(text)).items():
+                offsets[partition] = min(offset, offsets.get(partition, offset))
+        return list(found.items())
+
+
+def _streaming_leaves(df: DataFrame) -> list[Any]:
+    jdf: Any = getattr(df, "_jdf", None)
+    if jdf is None:
+        return []
+    leaves = jdf.queryExecution().analyzed().collectLeaves()
+    every = [leaves.apply(number) for number in range(leaves.size())]
+    return [leaf for leaf in every if leaf.isStreaming()]
+
+
+def _group_of(leaf: Any) -> tuple[KafkaSettings, str] | None:
+    if not leaf.getClass().getName().endswith(".StreamingRelationV2") or leaf.sourceName() != FORMAT:
+        return None
+    options = {name.lower(): value for name, value in dict(leaf.extraOptions()).items()}
+    group = options.get(GROUP)
+    if not group:
+        return None
+    from ..kafka.settings import KafkaSettings, split_options  # noqa: PLC0415 - an extra
+
+    settings, _ = split_options(options)
+    return KafkaSettings(config=settings), group
