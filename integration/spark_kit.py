@@ -1,0 +1,115 @@
+"""What the Spark tests share: a stream that is fed file by file, targets, and crashes at durable steps."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import confluent_kafka
+import psycopg
+
+from onceward.core.steps import Step, hooked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+SCHEMA = "id long, word string"
+
+
+class Feed:
+    """A folder of JSON files that a streaming query reads, one file a micro-batch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "feed"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.rows = 0
+        self.files = 0
+
+    def add(self, rows: int = 20) -> None:
+        lines = [json.dumps({"id": number, "word": f"w{number % 7}"}) for number in range(self.rows, self.rows + rows)]
+        partial = self.folder / f".{uuid.uuid4().hex}"
+        partial.write_text("\n".join(lines))
+        partial.rename(self.folder / f"{self.files:05d}.json")
+        self.rows += rows
+        self.files += 1
+
+    def stream(self, spark: SparkSession, partitions: int = 2) -> DataFrame:
+        frame = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(self.folder))
+        return frame.repartition(partitions)
+
+
+class Crash(Exception):
+    """The driver dies here. Not a BaseException: Spark would wait for ever for the answer of its callback."""
+
+
+@contextmanager
+def crash_at(step: Step, count: int = 1) -> Iterator[None]:
+    """Die when the driver passes the step for the n-th time."""
+    left = count
+
+    def hook(reached: Step) -> None:
+        nonlocal left
+        if reached is step:
+            left -= 1
+            if left == 0:
+                raise Crash(step)
+
+    with hooked(hook):
+        yield
+
+
+def make_table(dsn: str, table: str = "words", *, key: bool = False) -> None:
+    with psycopg.connect(dsn) as connection:
+        primary = " PRIMARY KEY" if key else ""
+        connection.execute(f"CREATE TABLE {table} (id bigint{primary}, word text)")
+
+
+def ids_in_table(dsn: str, table: str = "words") -> Counter[int]:
+    with psycopg.connect(dsn) as connection:
+        return Counter(row[0] for row in connection.execute(f"SELECT id FROM {table}").fetchall())
+
+
+def prepared_in(dsn: str) -> int:
+    with psycopg.connect(dsn) as connection:
+        row = connection.execute(
+            "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()"
+        ).fetchone()
+        return int(row[0]) if row else 0
+
+
+def ids_in_topic(bootstrap_servers: str, topic: str) -> Counter[int]:
+    """What a read_committed consumer gets, from the beginning to the last stable offset."""
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": uuid.uuid4().hex,
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+        }
+    )
+    found: Counter[int] = Counter()
+    try:
+        partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+        consumer.assign([confluent_kafka.TopicPartition(topic, number, 0) for number in partitions])
+        unread = set(partitions)
+        while unread:
+            for message in consumer.consume(1000, 1.0):
+                if message.error() is None:
+                    found[json.loads(message.value())["id"]] += 1
+                else:
+                    unread.discard(message.partition())
+    finally:
+        consumer.close()
+    return found
+
+
+def once(rows: int) -> Counter[int]:
+    """Each id exactly once."""
+    return Counter(range(rows))

@@ -1,0 +1,308 @@
+"""`exactly_once` on real Spark, Kafka and PostgreSQL. Numbers are those of the scenario list."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from onceward.connectors.spark import exactly_once
+from onceward.core.checkpoint import CommitPolicy
+from onceward.core.errors import ConfigurationError, EpochConflictError, SchemaError
+from onceward.core.log import LogWriter, open_store, read
+from onceward.core.steps import Step
+from onceward.sinks import KafkaSink, PostgresSink
+
+from spark_kit import Feed, crash_at, ids_in_table, ids_in_topic, make_table, once, prepared_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from onceward.connectors.dev import KafkaServer
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres]
+JSON = ["to_json(struct(*)) AS value"]
+
+
+class Job:
+    """A pipeline of the tests: feed → Kafka and PostgreSQL."""
+
+    def __init__(self, spark: SparkSession, folder: Path, kafka: KafkaServer, topic: str, dsn: str) -> None:
+        self.spark, self.folder, self.dsn, self.topic = spark, folder, dsn, topic
+        self.servers = kafka.bootstrap_servers
+        self.feed = Feed(folder)
+        self.checkpoint = folder / "checkpoint"
+        self.pipeline = f"words-{folder.name}"[:60]
+        make_table(dsn)
+
+    def sinks(self) -> list[Any]:
+        return [
+            KafkaSink("topic", bootstrap_servers=self.servers, topic=self.topic, select=JSON),
+            PostgresSink("table", dsn=self.dsn, table="words"),
+        ]
+
+    def start(self, frame: DataFrame | None = None, **options: Any) -> StreamingQuery:
+        frame = self.feed.stream(self.spark) if frame is None else frame
+        options = {"checkpoint": str(self.checkpoint), "pipeline": self.pipeline, **options}
+        return exactly_once(frame, *self.sinks(), **options).trigger(availableNow=True).start()
+
+    def run(self, frame: DataFrame | None = None, **options: Any) -> None:
+        query = self.start(frame, **options)
+        try:
+            query.awaitTermination()
+        finally:
+            query.stop()
+
+    def seen_once(self) -> bool:
+        return (
+            ids_in_topic(self.servers, self.topic) == once(self.feed.rows)
+            and ids_in_table(self.dsn) == once(self.feed.rows)
+            and prepared_in(self.dsn) == 0
+        )
+
+
+@pytest.fixture
+def job(spark: SparkSession, tmp_path: Path, kafka: KafkaServer, topic: Callable[..., str], dsn: str) -> Job:
+    return Job(spark, tmp_path, kafka, topic(partitions=2), dsn)
+
+
+def test_each_record_shows_once_in_both_targets_across_a_clean_restart(job: Job) -> None:
+    job.feed.add()
+    job.feed.add()
+    job.run()
+    assert job.seen_once()
+    job.feed.add()
+    job.run()
+    assert job.seen_once()
+
+
+DRIVER_STEPS = [
+    Step.START_AFTER,
+    Step.SWEEP_AFTER,
+    Step.ACKNOWLEDGED,
+    Step.DECIDE_BEFORE,
+    Step.DECIDE_AFTER,
+    Step.COMMIT_BEFORE,
+    Step.COMMIT_AFTER,
+    Step.COMPLETE_BEFORE,
+    Step.COMPLETE_AFTER,
+    Step.LOG_DELETE_BEFORE,
+]
+
+
+@pytest.mark.parametrize("step", DRIVER_STEPS)
+def test_88_a_driver_that_dies_at_any_step_loses_and_doubles_nothing(job: Job, step: Step) -> None:
+    job.feed.add()
+    job.run()
+    job.feed.add()
+    with crash_at(step), pytest.raises(StreamingQueryException):
+        job.run()
+    job.feed.add()
+    job.run()
+    assert job.seen_once()
+
+
+def test_16_dying_twice_in_recovery_loses_and_doubles_nothing(job: Job) -> None:
+    job.feed.add()
+    with crash_at(Step.DECIDE_AFTER), pytest.raises(StreamingQueryException):
+        job.run()
+    for step in (Step.COMMIT_AFTER, Step.COMPLETE_BEFORE):
+        with crash_at(step), pytest.raises(StreamingQueryException):
+            job.run()
+    job.run()
+    assert job.seen_once()
+
+
+def newest(folder: Path) -> Path:
+    return max((file for file in folder.iterdir() if file.name.isdigit()), key=lambda file: int(file.name))
+
+
+def forget(file: Path) -> None:
+    file.unlink()
+    (file.parent / f".{file.name}.crc").unlink(missing_ok=True)
+
+
+def test_87_a_replayed_batch_is_recognised_and_not_written_again(job: Job) -> None:
+    job.feed.add()
+    job.feed.add()
+    job.run()
+    forget(newest(job.checkpoint / "commits"))
+    job.run()
+    job.feed.add()
+    job.run()
+    assert job.seen_once()
+
+
+def test_90_the_same_batch_with_other_content_is_refused(job: Job) -> None:
+    job.feed.add()
+    job.run()
+    forget(newest(job.checkpoint / "commits"))
+    offsets = newest(job.checkpoint / "offsets")
+    changed = offsets.read_text().replace('"batchWatermarkMs":0', '"batchWatermarkMs":1')
+    assert changed != offsets.read_text()
+    forget(offsets)
+    offsets.write_text(changed)
+    with pytest.raises(StreamingQueryException, match="other input"):
+        job.run()
+
+
+def test_91_an_old_name_with_a_new_checkpoint_is_refused(job: Job) -> None:
+    job.feed.add()
+    job.run()
+    shutil.rmtree(job.checkpoint)
+    with pytest.raises(StreamingQueryException, match=job.pipeline):
+        job.run()
+    assert job.seen_once()
+
+
+def test_91_an_older_copy_of_the_checkpoint_is_refused(job: Job) -> None:
+    job.feed.add()
+    job.run(store=str(job.folder / "log"))
+    copy = job.folder / "copy"
+    shutil.copytree(job.checkpoint, copy)
+    job.feed.add()
+    job.feed.add()
+    job.run(store=str(job.folder / "log"))
+    with pytest.raises(StreamingQueryException, match="newest decided epoch"):
+        job.run(checkpoint=str(copy), store=str(job.folder / "log"))
+    assert job.seen_once()
+
+
+def test_18_going_back_on_purpose_needs_a_reason_and_is_recorded(job: Job) -> None:
+    job.feed.add()
+    job.run()
+    shutil.rmtree(job.checkpoint)
+    job.run(rewind="the table was emptied by hand")
+    assert ids_in_table(job.dsn) == once(job.feed.rows) + once(job.feed.rows)
+    assert ids_in_topic(job.servers, job.topic) == once(job.feed.rows) + once(job.feed.rows)
+
+
+def test_a_checkpoint_folder_of_another_pipeline_is_refused(job: Job) -> None:
+    job.feed.add()
+    job.run()
+    job.feed.add()
+    with pytest.raises(StreamingQueryException, match="belongs to pipeline"):
+        job.run(pipeline="another")
+
+
+def test_36_a_second_writer_fences_the_first_which_stops_and_doubles_nothing(job: Job) -> None:
+    job.feed.add()
+    job.run()
+
+    def intrude(*_: object) -> None:
+        store = open_store(str(job.checkpoint / "onceward"))
+        LogWriter(store, job.pipeline, CommitPolicy().writer_clock()).start()
+
+    job.feed.add()
+    job.feed.add()
+    with pytest.raises(StreamingQueryException, match="newer writer"):
+        job.run(on_complete=intrude)
+    job.run()
+    assert job.seen_once()
+
+
+@pytest.mark.parametrize("partitions", [(3, 1), (1, 4), (4, 2)])
+def test_45_47_the_number_of_partitions_may_change_over_a_crash(job: Job, partitions: tuple[int, int]) -> None:
+    before, after = partitions
+    job.feed.add()
+    with crash_at(Step.ACKNOWLEDGED), pytest.raises(StreamingQueryException):
+        job.run(job.feed.stream(job.spark, before))
+    job.feed.add()
+    job.run(job.feed.stream(job.spark, after))
+    assert job.seen_once()
+
+
+def test_99_a_stateful_query_that_replays_a_decided_batch_keeps_its_totals(job: Job) -> None:
+    def counts() -> DataFrame:
+        words = job.spark.readStream.schema("id long, word string").option("maxFilesPerTrigger", 1)
+        counted = words.json(str(job.feed.folder)).groupBy("word").count()
+        return counted.selectExpr("`count` AS id", "word")
+
+    def run() -> None:
+        sink = PostgresSink("table", dsn=job.dsn, table="totals", mode="upsert", key=["word"])
+        writer = exactly_once(counts(), sink, checkpoint=str(job.checkpoint), pipeline=job.pipeline)
+        query = writer.outputMode("update").trigger(availableNow=True).start()
+        query.awaitTermination()
+
+    import psycopg
+
+    with psycopg.connect(job.dsn) as connection:
+        connection.execute("CREATE TABLE totals (word text PRIMARY KEY, id bigint)")
+    job.feed.add(21)
+    job.feed.add(21)
+    run()
+    forget(newest(job.checkpoint / "commits"))
+    job.feed.add(21)
+    run()
+    with psycopg.connect(job.dsn) as connection:
+        assert dict(connection.execute("SELECT word, id FROM totals").fetchall()) == {f"w{n}": 9 for n in range(7)}
+
+
+def test_the_checkpoint_location_may_come_from_the_configuration(job: Job) -> None:
+    job.feed.add()
+    job.spark.conf.set("spark.sql.streaming.checkpointLocation", str(job.folder / "all"))
+    try:
+        writer = exactly_once(job.feed.stream(job.spark), *job.sinks(), pipeline=job.pipeline)
+        writer.queryName("configured").trigger(availableNow=True).start().awaitTermination()
+    finally:
+        job.spark.conf.unset("spark.sql.streaming.checkpointLocation")
+    assert job.seen_once()
+    assert read(open_store(str(job.folder / "all" / "configured" / "onceward"))).completed == 0
+
+
+def test_every_trigger_works(job: Job) -> None:
+    for trigger in ({"once": True}, {"availableNow": True}):
+        job.feed.add()
+        writer = exactly_once(
+            job.feed.stream(job.spark), *job.sinks(), checkpoint=str(job.checkpoint), pipeline=job.pipeline
+        )
+        writer.trigger(**trigger).start().awaitTermination()
+    job.feed.add()
+    writer = exactly_once(
+        job.feed.stream(job.spark), *job.sinks(), checkpoint=str(job.checkpoint), pipeline=job.pipeline
+    )
+    query = writer.trigger(processingTime="200 milliseconds").start()
+    query.processAllAvailable()
+    query.stop()
+    assert job.seen_once()
+
+
+def test_a_wrong_column_is_named_before_anything_is_written(job: Job) -> None:
+    frame = job.feed.stream(job.spark).withColumnRenamed("word", "wrod")
+    with pytest.raises(SchemaError, match="wrod"):
+        exactly_once(frame, PostgresSink("table", dsn=job.dsn, table="words"), checkpoint=str(job.checkpoint))
+    assert not job.checkpoint.exists()
+
+
+def test_two_sinks_of_one_name_are_refused(job: Job) -> None:
+    sinks = [PostgresSink("same", dsn=job.dsn, table="words") for _ in range(2)]
+    with pytest.raises(ConfigurationError, match="name of its own"):
+        exactly_once(job.feed.stream(job.spark), *sinks, checkpoint=str(job.checkpoint))
+
+
+def test_where_and_select_feed_several_outputs_in_one_pass(job: Job) -> None:
+    make_table(job.dsn, "even")
+    make_table(job.dsn, "odd")
+    job.feed.add()
+    even = PostgresSink("even", dsn=job.dsn, table="even", where="id % 2 = 0")
+    odd = PostgresSink("odd", dsn=job.dsn, table="odd", where="id % 2 = 1", select=["id", "upper(word) AS word"])
+    writer = exactly_once(job.feed.stream(job.spark), even, odd, checkpoint=str(job.checkpoint))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    assert sorted(ids_in_table(job.dsn, "even")) == list(range(0, 20, 2))
+    assert sorted(ids_in_table(job.dsn, "odd")) == list(range(1, 20, 2))
+
+
+def test_conflicts_survive_the_way_through_spark(job: Job) -> None:
+    """What a user sees is our message, not only Spark's."""
+    job.feed.add()
+    job.run()
+    shutil.rmtree(job.checkpoint)
+    with pytest.raises(StreamingQueryException) as caught:
+        job.run()
+    assert EpochConflictError.__name__ in str(caught.value)
