@@ -118,11 +118,12 @@ class PostgresServer(Service):
         return {"port": free_port(), "password": secrets.token_hex(12)}
 
     def _prepare(self) -> list[str | Path]:
+        port = self.port  # the settings first: making them deletes what an older server left outside
         data = data_folder(self.folder, self._run_as())
         if not self._initialised(data):
             self._initialise(data)
         _drop_stale_lock(data / "postmaster.pid")
-        config = {**FOR_TWO_PHASE_COMMIT, "listen_addresses": LOOPBACK, "port": str(self.port), **self.config}
+        config = {**FOR_TWO_PHASE_COMMIT, "listen_addresses": LOOPBACK, "port": str(port), **self.config}
         settings = [part for key, value in config.items() for part in ("-c", f"{key}={value}")]
         return [self._programs / "postgres", "-D", data, *settings]
 
