@@ -164,7 +164,9 @@ class KafkaSource(ResettableSource):
             why = None
             with borrowed(self.settings) as consumer:
                 try:
-                    for messages in consumer.read(partition, at, split.end, self.timeout):
+                    for messages in consumer.read(
+                        partition, at, split.end, patience=self.timeout, is_there=lambda: self._is_there(partition)
+                    ):
                         at = messages[-1].offset() + 1
                         yield Piece(to_batch(partition, messages, include_headers=self.include_headers), at)
                 except Gone as gone:
@@ -201,9 +203,10 @@ class KafkaSource(ResettableSource):
     def _mine(self, partition: Partition) -> bool:
         return self._share is None or in_share(partition, *self._share)
 
-    def _lookup(self) -> Lookup:
+    def _lookup(self, patience: float | None = None) -> Lookup:
         committed = str(self.settings[ISOLATION]).lower() == COMMITTED
-        return Lookup(self.settings.connection(), committed=committed, patience=self.timeout)
+        patience = self.timeout if patience is None else patience
+        return Lookup(self.settings.connection(), committed=committed, patience=patience)
 
     def _partitions(self, *, required: bool) -> list[Partition]:
         """What is read, as far as it exists now.
@@ -249,15 +252,21 @@ class KafkaSource(ResettableSource):
         [offsets] = lookup.offsets({partition: LATEST if o < 0 else o for partition, o in found.items()})
         return offsets
 
+    def _is_there(self, partition: Partition) -> bool:
+        """Whether the brokers know the partition; as far as they answer at all."""
+        try:
+            _, count = self._lookup(patience=0).partitions_of([partition.topic]).get(partition.topic, ("", 0))
+        except SourceError:
+            return True
+        return partition.number < count
+
     def _past_loss(self, partition: Partition, at: int, end: int, why: str) -> int:
         """Where to go on where offsets are gone.
 
         Raises:
             SourceError: They may not be left out.
         """
-        lookup = self._lookup()
-        _, count = lookup.partitions_of([partition.topic]).get(partition.topic, ("", 0))
-        here = lookup.held([partition], {partition: at})[partition] if partition.number < count else None
+        here = self._lookup().held([partition], {partition: at})[partition] if self._is_there(partition) else None
         loss = planning.Loss(partition, at, here)
         if here is not None and here.earliest <= at <= here.end:
             raise SourceError(f"cannot read {partition} at offset {at}, though {here} is there: {why}")

@@ -23,15 +23,15 @@ from .kafka_lookup import passes
 from .offsets import Partition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ..connectors.kafka.settings import KafkaSettings
 
 ROWS: Final = 10_000
 """Rows of one batch: Spark's default of spark.sql.execution.arrow.maxRecordsPerBatch."""
 POLL_SECONDS: Final = 1.0
-UNKNOWN_SECONDS: Final = 10.0
-"""For so long a partition may be unknown to the brokers: a topic that was just made, a broker that just started."""
+ASK_AFTER_SECONDS: Final = 5.0
+"""Of silence: then the brokers are asked whether the partition is still there."""
 KEPT: Final = 8
 """Idle consumers that a process keeps for one cluster."""
 FIXED: Final = {
@@ -70,7 +70,9 @@ class RangeConsumer:
         self._topic_partition = library.TopicPartition
         self._servers = settings["bootstrap.servers"]
 
-    def read(self, partition: Partition, start: int, end: int, patience: float) -> Iterator[list[Any]]:
+    def read(
+        self, partition: Partition, start: int, end: int, *, patience: float, is_there: Callable[[], bool]
+    ) -> Iterator[list[Any]]:
         """Messages of offsets `start` to `end` - 1, in order, in lists of up to ROWS.
 
         Args:
@@ -78,6 +80,7 @@ class RangeConsumer:
             start: First offset.
             end: Offset behind the last one.
             patience: Seconds for which nothing may come.
+            is_there: Asked while nothing comes: whether the partition is still there. librdkafka does not say so.
 
         Raises:
             Gone: The next offset is not there: deleted, or behind the partition's end.
@@ -86,18 +89,19 @@ class RangeConsumer:
         self._consumer.assign([self._topic_partition(partition.topic, partition.number, start)])
         reading = _Range(partition, start, end)
         ready: list[Any] = []
-        news = time.monotonic()
+        watch = _Silence(patience, is_there)
         while reading.at < end:
             before = reading.at
             ready += reading.take(self._what_came(min(ROWS - len(ready), end - before)))
-            news = time.monotonic() if reading.at > before else news
-            gone = reading.gone_after(time.monotonic() - news)
-            if len(ready) >= ROWS or (ready and gone):
+            if len(ready) >= ROWS or (ready and reading.gone):
                 yield ready
-                ready, news = [], time.monotonic()
-            if gone:
-                raise Gone(gone)
-            if time.monotonic() - news > patience:
+                ready = []
+                watch.news()
+            if reading.at > before:
+                watch.news()
+            if reading.gone or watch.is_gone():
+                raise Gone(reading.gone or "the partition is not there")
+            if watch.is_too_long():
                 raise self._too_late(reading, patience)
         if ready:
             yield ready
@@ -135,8 +139,8 @@ class _Range:
         self.end = end
         self.fault = ""
         """What the client last complained of."""
-        self._gone = ""
-        self._unknown = False
+        self.gone = ""
+        """Why the next offset is not there."""
 
     def take(self, came: list[Any]) -> list[Any]:
         """The range's records among what came; moves on past them, and past gaps that are known to be empty."""
@@ -164,26 +168,43 @@ class _Range:
             )
         self.at = last.offset() + 1
 
-    def gone_after(self, seconds: float) -> str:
-        """Why the next offset is not there, once that is certain; empty until then.
-
-        Args:
-            seconds: For how long nothing has come.
-        """
-        return self._gone or (self.fault if self._unknown and seconds > UNKNOWN_SECONDS else "")
-
     def _event(self, message: Any, error: Any) -> None:
         kinds, code = type(error), error.code()
         if code == kinds._PARTITION_EOF:  # noqa: SLF001 - confluent's name of a local event
             self.at = max(self.at, message.offset())
             return
         self.fault = error.str()
-        self._unknown = code in (kinds.UNKNOWN_TOPIC_OR_PART, kinds._UNKNOWN_PARTITION, kinds._UNKNOWN_TOPIC)  # noqa: SLF001
+        unknown = (kinds.UNKNOWN_TOPIC_OR_PART, kinds._UNKNOWN_PARTITION, kinds._UNKNOWN_TOPIC)  # noqa: SLF001
         if code in (kinds._AUTO_OFFSET_RESET, kinds._LOG_TRUNCATION):  # noqa: SLF001
-            self._gone = self.fault
+            self.gone = self.fault
         # A group is named because librdkafka wants one; whether it may be used makes no difference to reading.
-        elif not (self._unknown or passes(error) or code == kinds.GROUP_AUTHORIZATION_FAILED):
+        elif not (passes(error) or code in (*unknown, kinds.GROUP_AUTHORIZATION_FAILED)):
             raise SourceError(f"cannot read {self.partition} from Kafka: {self.fault}")
+
+
+class _Silence:
+    """For how long nothing came."""
+
+    def __init__(self, patience: float, is_there: Callable[[], bool]) -> None:
+        self._patience = patience
+        self._is_there = is_there
+        self.news()
+
+    def news(self) -> None:
+        """Something came."""
+        self._since = time.monotonic()
+        self._ask_at = self._since + ASK_AFTER_SECONDS
+
+    def is_gone(self) -> bool:
+        """Whether what should come is known to be gone; asked now and then only."""
+        if time.monotonic() < self._ask_at:
+            return False
+        self._ask_at = time.monotonic() + ASK_AFTER_SECONDS
+        return not self._is_there()
+
+    def is_too_long(self) -> bool:
+        """Whether patience is at its end."""
+        return time.monotonic() - self._since > self._patience
 
 
 class _Idle:

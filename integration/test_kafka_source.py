@@ -1,0 +1,356 @@
+"""KafkaSource against a real broker, without Spark: what is read, what is never read, what is told when it is gone."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from onceward.core.errors import ConfigurationError, KafkaError, SourceError
+from onceward.sources.bounds import AtTime
+
+from .kafka_source_kit import Writer, rows, values, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from onceward.connectors.dev import KafkaServer
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def writer(kafka: KafkaServer) -> Writer:
+    return Writer(kafka.bootstrap_servers)
+
+
+def texts(*numbers: int) -> list[str]:
+    return [str(number) for number in range(*numbers)]
+
+
+def test_67_the_same_positions_give_the_same_rows_in_whatever_pieces(writer: Writer, topic: Callable[..., str]):
+    name = topic(2)
+    writer.commit(name, range(30), partition=0)
+    writer.abort(name, range(100, 120), partition=0)
+    writer.commit(name, range(30, 60), partition=0)
+    writer.send(name, range(60, 90), partition=1)
+    source = writer.source(name)
+    start, end = source.start(), source.latest(source.start())
+    whole = sorted(rows(source, source.splits(start, end)))
+    assert [value for _, _, value in whole] == [text.encode() for text in texts(90)]
+    writer.commit(name, range(1000, 1010), partition=0)
+    assert sorted(rows(source, source.splits(start, end))) == whole
+    assert sorted(rows(source, source.splits(start, end, parallelism=9))) == whole
+    middle = source.latest(start, 40)
+    assert middle not in (start, end)
+    halves = [*source.splits(start, middle), *source.splits(middle, end)]
+    assert sorted(rows(source, halves)) == whole
+    elsewhere = pickle.loads(pickle.dumps(source))
+    assert sorted(rows(elsewhere, elsewhere.splits(start, end))) == whole
+
+
+def test_67_a_split_goes_on_from_any_piece(writer: Writer, topic: Callable[..., str]):
+    name = topic()
+    writer.send(name, range(25_000))
+    source = writer.source(name)
+    [split] = source.splits(source.start(), source.latest(source.start()))
+    first = next(iter(source.read(split)))
+    assert first.batch.num_rows == 10_000
+    position = source.advance(source.start(), split, first.next)
+    assert position == {name: {"0": 10_000}}
+    assert values(source, position, {name: {"0": 25_000}}) == texts(10_000, 25_000)
+
+
+def test_68_an_offset_below_retention_is_an_error_that_names_it(writer: Writer, topic: Callable[..., str]):
+    name = topic()
+    writer.send(name, range(20))
+    writer.delete_before(name, 0, 12)
+    source = writer.source(name)
+    with pytest.raises(SourceError, match=rf"{name}-0: offsets 5 to 11 are deleted.*failOnDataLoss"):
+        source.latest({name: {"0": 5}})
+
+
+def test_68_records_deleted_after_they_were_planned_are_an_error_too(writer: Writer, topic: Callable[..., str]):
+    name = topic()
+    writer.send(name, range(20))
+    source = writer.source(name)
+    splits = source.splits({name: {"0": 5}}, {name: {"0": 20}})
+    writer.delete_before(name, 0, 12)
+    with pytest.raises(SourceError, match=rf"{name}-0: offsets 5 to 11 are deleted.*wanted were offsets 5 to 19"):
+        rows(source, splits)
+
+
+def test_68_where_losses_are_allowed_the_rest_is_read_and_the_loss_logged(
+    writer: Writer, topic: Callable[..., str], caplog: pytest.LogCaptureFixture
+):
+    name = topic()
+    writer.send(name, range(20))
+    writer.delete_before(name, 0, 12)
+    source = writer.source(name, fail_on_data_loss=False)
+    start = {name: {"0": 5}}
+    assert values(source, start, source.latest(start)) == texts(12, 20)
+    assert f"{name}-0: offsets 5 to 11 are deleted" in caplog.text
+
+
+def test_68_a_topic_made_anew_is_not_taken_for_the_old_one(writer: Writer, topic: Callable[..., str]):
+    name = topic()
+    writer.send(name, range(20))
+    writer.delete_topic(name)
+    wait_until(lambda: not writer.source(name)._partitions(required=False))
+    writer.create_topic(name)
+    writer.send(name, range(3))
+    with pytest.raises(SourceError, match=rf"{name}-0 ends at offset 3, before 20.*made anew"):
+        writer.source(name).latest({name: {"0": 20}})
+    lenient = writer.source(name, fail_on_data_loss=False)
+    end = lenient.latest({name: {"0": 20}})
+    assert values(lenient, {name: {"0": 20}}, end) == texts(3)
+
+
+def test_68_a_deleted_topic_is_an_error_or_left_out(writer: Writer, topic: Callable[..., str]):
+    kept, name = topic(prefix="del"), topic(prefix="del")
+    writer.send(name, range(20))
+    writer.send(kept, range(2))
+    strict, lenient = (writer.source(kept, name, fail_on_data_loss=fail) for fail in (True, False))
+    position = strict.latest(strict.start())
+    [split] = lenient.splits({name: {"0": 0}}, {name: {"0": 20}})
+    writer.delete_topic(name)
+    wait_until(lambda: len(lenient._partitions(required=False)) == 1)
+    with pytest.raises(SourceError, match=f"{name}-0 was deleted"):
+        strict.latest(position)
+    assert lenient.latest(position) == {kept: {"0": 2}}
+    assert rows(lenient, [split]) == []
+
+
+def test_70_a_new_partition_and_a_new_topic_are_read_from_their_beginning(writer: Writer, topic: Callable[..., str]):
+    name = topic(prefix="grow")
+    writer.send(name, range(5))
+    source = writer.source(pattern=f"{re.escape(name)}.*", starting="latest")
+    position = source.start()
+    assert position == {name: {"0": 5}}
+    assert source.latest(position) == position
+    writer.add_partitions(name, 2)
+    writer.create_topic(f"{name}-more")
+    wait_until(lambda: len(source._partitions(required=False)) == 3)
+    writer.send(name, [7], partition=1)
+    writer.send(f"{name}-more", [8])
+    end = source.latest(position)
+    assert end == {name: {"0": 5, "1": 1}, f"{name}-more": {"0": 1}}
+    assert sorted(values(source, position, end)) == ["7", "8"]
+
+
+def test_a_pattern_matches_whole_names_and_no_internal_topic(writer: Writer, topic: Callable[..., str]):
+    name = topic(prefix="whole")
+    other = f"{name}-x"
+    writer.create_topic(other)
+    assert writer.source(pattern=re.escape(name)).start() == {name: {"0": 0}}
+    assert not [topic for topic in writer.source(pattern=".*").start() if topic.startswith("__")]
+
+
+def test_reading_stops_at_the_first_open_transaction_and_goes_on_after_it(writer: Writer, topic: Callable[..., str]):
+    name = topic()
+    source = writer.source(name)
+    writer.commit(name, range(3))
+    with writer.transaction(name, range(3, 5)) as transaction:
+        writer.commit(name, range(5, 7))
+        start = source.start()
+        held_back = source.latest(start)
+        assert held_back == {name: {"0": 4}}
+        assert values(source, start, held_back) == texts(3)
+        transaction.commit()
+    end = source.latest(held_back)
+    assert values(source, held_back, end) == texts(3, 7)
+
+
+def test_aborted_records_are_never_read(writer: Writer, topic: Callable[..., str]):
+    name = topic()
+    writer.abort(name, range(5))
+    writer.commit(name, range(5, 8))
+    writer.abort(name, range(8, 10))
+    source = writer.source(name)
+    end = source.latest(source.start())
+    assert end == {name: {"0": 13}}
+    assert values(source, source.start(), end) == texts(5, 8)
+
+
+def test_read_uncommitted_reads_what_is_open_and_aborted(writer: Writer, topic: Callable[..., str]):
+    name = topic()
+    writer.abort(name, range(2))
+    with writer.transaction(name, range(2, 4)):
+        source = writer.source(name, isolation="read_uncommitted")
+        assert values(source, source.start(), source.latest(source.start())) == texts(4)
+
+
+def test_a_range_that_holds_nothing_readable_ends_soon(writer: Writer, topic: Callable[..., str]):
+    """Control records, aborted data, an open transaction behind: no record ever tells that the end is reached."""
+    name = topic()
+    writer.commit(name, range(3))
+    writer.abort(name, range(3, 40))
+    with writer.transaction(name, [99]):
+        source = writer.source(name)
+        rows(source, source.splits({name: {"0": 0}}, {name: {"0": 2}}))
+        for first in (3, 4, 20, 41):
+            began = time.monotonic()
+            assert rows(source, source.splits({name: {"0": first}}, {name: {"0": 42}})) == []
+            assert time.monotonic() - began < 5
+
+
+def test_compacted_away_offsets_do_not_stop_a_range(writer: Writer, topic: Callable[..., str]):
+    """A gap in the middle, made by a transaction that was aborted, and plain records around it."""
+    name = topic()
+    writer.send(name, range(5))
+    writer.abort(name, range(100, 150))
+    writer.send(name, range(5, 8))
+    source = writer.source(name)
+    for first, last in ((0, 59), (3, 40), (30, 58), (56, 59)):
+        found = [offset for _, offset, _ in rows(source, source.splits({name: {"0": first}}, {name: {"0": last}}))]
+        assert found == [offset for offset in (*range(5), 56, 57, 58) if first <= offset < last]
+
+
+def test_data_that_do_not_come_are_an_error_and_not_a_hang(writer: Writer, kafka: KafkaServer, topic):
+    name = topic()
+    writer.send(name, range(5))
+    source = writer.source(name, timeout=2.0)
+    splits = source.splits(source.start(), source.latest(source.start()))
+    assert len(rows(source, splits)) == 5
+    kafka.pause()
+    try:
+        began = time.monotonic()
+        with pytest.raises(SourceError, match=rf"nothing came from {name}-0 .* for 2 s: offsets 0 to 4 are missing"):
+            rows(source, splits)
+        assert time.monotonic() - began < 10
+    finally:
+        kafka.resume()
+    assert len(rows(writer.source(name), splits)) == 5
+
+
+def test_a_broker_that_restarts_is_waited_for(writer: Writer, kafka: KafkaServer, topic):
+    name = topic()
+    writer.send(name, range(5))
+    source = writer.source(name, timeout=60.0)
+    start, end = source.start(), source.latest(source.start())
+    kafka.kill()
+    kafka.start()
+    assert source.latest(start) == end
+    assert values(source, start, end) == texts(5)
+
+
+def test_null_keys_values_and_headers_arrive_as_they_are(writer: Writer, topic: Callable[..., str]):
+    name = topic()
+    writer.send(name, [None], key=b"tombstone", headers=[("a", b"1"), ("a", None), ("b", b"")], timestamp=1234)
+    writer.send(name, ["x"])
+    source = writer.source(name, include_headers=True)
+    [split] = source.splits(source.start(), source.latest(source.start()))
+    [piece] = source.read(split)
+    one, two = piece.batch.to_pylist()
+    assert (one["key"], one["value"], one["timestamp"]) == (b"tombstone", None, datetime.fromtimestamp(1.234, UTC))
+    assert [(h["key"], h["value"]) for h in one["headers"]] == [("a", b"1"), ("a", None), ("b", b"")]
+    assert (two["key"], two["value"], two["headers"]) == (None, b"x", None)
+    assert piece.batch.schema == source.schema
+
+
+def test_starting_points(writer: Writer, topic: Callable[..., str]):
+    name = topic(2)
+    writer.send(name, range(3), partition=0, timestamp=1_000_000)
+    writer.send(name, range(3), partition=0, timestamp=2_000_000)
+    writer.send(name, range(2), partition=1, timestamp=2_500_000)
+    starts = {
+        "earliest": [0, 0],
+        "latest": [6, 2],
+        (("0", 4), ("1", -2)): [4, 0],
+        (("0", -1), ("1", 1)): [6, 1],
+    }
+    for given, expected in starts.items():
+        starting = given if isinstance(given, str) else {name: dict(given)}
+        assert list(writer.source(name, starting=starting).start()[name].values()) == expected
+    moment = datetime.fromtimestamp(2000, UTC)
+    assert writer.source(name, starting=moment).start() == {name: {"0": 3, "1": 0}}
+    late = AtTime(milliseconds=2_200_000)
+    with pytest.raises(SourceError, match=rf"no record of {name}-0 is as new"):
+        writer.source(name, starting=late).start()
+    assert writer.source(name, starting=AtTime(2_200_000, or_latest=True)).start() == {name: {"0": 6, "1": 0}}
+
+
+def test_offsets_that_leave_partitions_out_are_refused(writer: Writer, topic: Callable[..., str]):
+    name = topic(2)
+    with pytest.raises(ConfigurationError, match=f"not given: {name}-1"):
+        writer.source(name, starting={name: {"0": 0}}).start()
+
+
+def test_a_topic_that_is_not_there_is_named_and_not_created(writer: Writer):
+    with pytest.raises(SourceError, match="has no nowhere: create it first"):
+        writer.source("nowhere").start()
+    assert "nowhere" not in writer.admin.list_topics(timeout=10).topics
+
+
+def test_assigned_partitions_only_are_read(writer: Writer, topic: Callable[..., str]):
+    name = topic(3)
+    for number in range(3):
+        writer.send(name, [number], partition=number)
+    source = writer.source(assign={name: [0, 2]})
+    assert values(source, source.start(), source.latest(source.start())) == ["0", "2"]
+
+
+def test_subtasks_share_the_partitions_and_their_positions_move_to_another_number(writer: Writer, topic):
+    """What the embedded engine does with a source: read in shares, store positions, restore with other parallelism."""
+    name = topic(5)
+    for number in range(5):
+        writer.send(name, range(10 * number, 10 * number + 10), partition=number)
+    source = writer.source(name)
+    found, stored = [], []
+    for part in (source.share(i, 2) for i in range(2)):
+        start = part.start()
+        end = part.latest(start, 10)
+        found += values(part, start, end)
+        stored.append(end)
+    assert 0 < len(found) < 50
+    for part in (source.share(i, 3) for i in range(3)):
+        start = part.merge(stored)
+        found += values(part, start, part.latest(start))
+    assert sorted(found) == sorted(texts(50))
+
+
+def test_69_offsets_are_published_to_a_group_that_nobody_joins(writer: Writer, topic: Callable[..., str]):
+    name = topic(2)
+    source = writer.source(name, group="published")
+    consumer = Consumer({"bootstrap.servers": writer.servers, "group.id": "published"})
+    wanted = [TopicPartition(name, 0), TopicPartition(name, 1)]
+    assert [p.offset for p in consumer.committed(wanted, timeout=30)] == [-1001, -1001]
+    source.publish({name: {"0": 3, "1": 4}})
+    source.publish({name: {"0": 5, "1": 4}})
+    assert [p.offset for p in consumer.committed(wanted, timeout=30)] == [5, 4]
+    consumer.close()
+
+
+def test_publishing_to_a_group_with_live_members_is_refused_in_words(writer: Writer, topic: Callable[..., str]):
+    name = topic()
+    consumer = Consumer({"bootstrap.servers": writer.servers, "group.id": "busy"})
+    consumer.subscribe([name])
+    wait_until(lambda: consumer.poll(0.2) is None and bool(consumer.assignment()))
+    with pytest.raises(KafkaError, match="cannot publish offsets to consumer group busy"):
+        writer.source(name, group="busy").publish({name: {"0": 0}})
+    consumer.close()
+
+
+def test_two_readers_in_one_process_do_not_disturb_each_other(writer: Writer, topic: Callable[..., str]):
+    name = topic(2)
+    writer.send(name, range(15_000), partition=0)
+    writer.send(name, range(15_000, 30_000), partition=1)
+    source = writer.source(name)
+    first, second = (source.read(split) for split in source.splits(source.start(), source.latest(source.start())))
+    counts = [(one.batch.num_rows, two.batch.num_rows) for one, two in zip(first, second, strict=True)]
+    assert counts == [(10_000, 10_000), (5_000, 5_000)]
+
+
+def test_a_reader_that_is_given_up_leaves_the_next_one_its_range(writer: Writer, topic: Callable[..., str]):
+    name = topic()
+    writer.send(name, range(30_000))
+    source = writer.source(name)
+    for first in (0, 12_345, 0):
+        reading = source.read(source.splits({name: {"0": first}}, {name: {"0": 30_000}})[0])
+        assert next(reading).batch.column("offset")[0].as_py() == first
+        reading.close()

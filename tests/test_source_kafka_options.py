@@ -1,0 +1,173 @@
+"""Options of the Kafka source, in Spark's spelling, and the Python constructor: what is taken and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import UTC, datetime
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from onceward.connectors.spark.kafka_source_options import batch_source, stream_source
+from onceward.core.errors import ConfigurationError
+from onceward.sources import KafkaSource
+from onceward.sources.bounds import EARLIEST, LATEST, AtOffsets, AtTime, bound, spread
+from onceward.sources.kafka_rows import to_batch
+from onceward.sources.offsets import Partition
+
+SERVERS = {"kafka.bootstrap.servers": "broker:9092"}
+ORDERS = {**SERVERS, "subscribe": "orders"}
+
+
+def test_options_are_read_without_regard_to_case():
+    source = stream_source({**SERVERS, "SUBSCRIBE": "b, a", "MaxOffsetsPerTrigger": "10", "includeheaders": "TRUE"})
+    assert source.topics == ("a", "b")
+    assert source.max_offsets_per_trigger == 10
+    assert source.include_headers
+
+
+def test_streams_begin_at_latest_and_batches_cover_everything_as_in_spark():
+    assert stream_source(ORDERS).starting == AtOffsets(default=LATEST)
+    batch = batch_source(ORDERS)
+    assert (batch.starting, batch.ending) == (AtOffsets(default=EARLIEST), AtOffsets(default=LATEST))
+
+
+def test_read_committed_is_the_default_and_kafka_isolation_level_overrides_it():
+    assert stream_source(ORDERS).settings["isolation.level"] == "read_committed"
+    other = stream_source({**ORDERS, "kafka.isolation.level": "read_uncommitted"})
+    assert other.settings["isolation.level"] == "read_uncommitted"
+
+
+def test_unknown_options_are_refused_by_name():
+    with pytest.raises(ConfigurationError, match=r"unknown options maxoffsetpertrigger, subscibe"):
+        stream_source({**SERVERS, "subscibe": "orders", "maxOffsetPerTrigger": "1"})
+
+
+def test_what_spark_adds_by_itself_is_tolerated():
+    stream_source({**ORDERS, "path": "/x", "checkpointLocation": "/y"})
+
+
+@pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp"])
+def test_a_stream_has_no_end(name: str):
+    with pytest.raises(ConfigurationError, match=f"{name} are not for streaming"):
+        stream_source({**ORDERS, name: "latest"})
+
+
+def test_a_batch_has_no_trigger():
+    with pytest.raises(ConfigurationError, match="maxOffsetsPerTrigger are not for batch"):
+        batch_source({**ORDERS, "maxOffsetsPerTrigger": "10"})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"subscribe": "a", "assign": '{"a": [0]}'}, "exactly one of"),
+        ({}, "exactly one of"),
+        ({"subscribe": " , "}, "names no topic"),
+        ({"subscribePattern": "("}, "no regular expression"),
+        ({"assign": '{"a": 1}'}, "shape"),
+        ({"assign": "{}"}, "no partition"),
+        ({"assign": "a"}, "JSON"),
+        ({"subscribe": "a", "startingOffsets": "erliest"}, "earliest, latest or JSON"),
+        ({"subscribe": "a", "startingOffsets": '{"a": {"0": -3}}'}, "-1"),
+        ({"subscribe": "a", "startingOffsets": '{"a": {"0": 1.5}}'}, "shape"),
+        ({"subscribe": "a", "startingTimestamp": "yesterday"}, "milliseconds"),
+        ({"subscribe": "a", "minPartitions": "0"}, "minPartitions"),
+        ({"subscribe": "a", "maxOffsetsPerTrigger": "many"}, "maxOffsetsPerTrigger"),
+        ({"subscribe": "a", "failOnDataLoss": "maybe"}, "failOnDataLoss"),
+        ({"subscribe": "a", "startingOffsetsByTimestampStrategy": "guess"}, "error or latest"),
+        ({"subscribe": "a", "kafka.auto.offset.reset": "earliest"}, "startingOffsets"),
+        ({"subscribe": "a", "kafka.enable.auto.commit": "true"}, "enable.auto.commit"),
+    ],
+)
+def test_wrong_options_are_refused_with_words(options: dict[str, str], words: str):
+    with pytest.raises(ConfigurationError, match=words):
+        stream_source({**SERVERS, **options})
+
+
+def test_an_end_of_earliest_is_refused():
+    with pytest.raises(ConfigurationError, match="cannot be earliest"):
+        batch_source({**ORDERS, "endingOffsets": '{"orders": {"0": -2}}'})
+
+
+def test_sparks_order_of_starting_points_is_time_then_times_then_offsets():
+    options = {**ORDERS, "startingOffsets": "earliest", "startingOffsetsByTimestamp": '{"orders": {"0": 5}}'}
+    assert stream_source(options).starting == AtTime(of=((Partition("orders", 0), 5),))
+    both = {**options, "startingTimestamp": "7", "startingOffsetsByTimestampStrategy": "latest"}
+    assert stream_source(both).starting == AtTime(milliseconds=7, or_latest=True)
+
+
+def test_a_time_without_zone_is_refused():
+    with pytest.raises(ConfigurationError, match="zone"):
+        bound(datetime(2026, 1, 1), "starting")  # noqa: DTZ001
+    assert bound(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), "starting") == AtTime(milliseconds=1000)
+
+
+def test_offsets_must_name_every_partition():
+    given = bound({"a": {"0": 1, "5": 2}}, "starting")
+    with pytest.raises(ConfigurationError, match=r"not given: a-1; not subscribed or not there: a-5"):
+        spread(given, [Partition("a", 0), Partition("a", 1)], "startingOffsets")
+
+
+def test_a_source_survives_pickling_and_shows_no_password():
+    options = {"sasl.mechanism": "PLAIN", "security.protocol": "SASL_SSL", "sasl.username": "u", "sasl.password": "pw!"}
+    source = KafkaSource(bootstrap_servers="b:1", topics=["t"], config=options)
+    copy = pickle.loads(pickle.dumps(source))
+    assert copy.settings == source.settings
+    assert "pw!" not in repr(source.settings)
+
+
+def test_a_share_merges_the_positions_of_other_shares_less_what_is_not_its_own():
+    source = KafkaSource(bootstrap_servers="b:1", topics=["t"])
+    stored = [{"t": {"0": 1, "2": 3}}, {"t": {"1": 2}}]
+    shares = [source.share(i, 3).merge(stored) for i in range(3)]
+    assert source.merge(stored) == {"t": {"0": 1, "1": 2, "2": 3}}
+    assert sorted((n, o) for share in shares for n, o in share.get("t", {}).items()) == [("0", 1), ("1", 2), ("2", 3)]
+
+
+def test_columns_are_those_that_spark_expects():
+    """Spark compares the schema of the first batch with its own, types and names of list elements included."""
+    types = pytest.importorskip("pyspark.sql.pandas.types")
+    from onceward.connectors.spark.kafka_source import spark_schema
+
+    for headers in (False, True):
+        source = KafkaSource(bootstrap_servers="b:1", topics=["t"], include_headers=headers)
+        assert types.to_arrow_schema(spark_schema(include_headers=headers), timezone="UTC").equals(source.schema)
+
+
+class Message(SimpleNamespace):
+    """What a message of confluent-kafka answers."""
+
+    def key(self):
+        return self.k
+
+    def value(self):
+        return self.v
+
+    def offset(self):
+        return self.o
+
+    def timestamp(self):
+        return self.t
+
+    def headers(self):
+        return self.h
+
+
+def test_nulls_headers_and_kinds_of_timestamps_become_columns():
+    messages = [
+        Message(k=None, v=b"1", o=7, t=(1, 1500), h=None),
+        Message(k=b"", v=None, o=9, t=(2, 0), h=[("a", b"x"), ("a", None)]),
+        Message(k=b"k", v=b"", o=10, t=(0, -1), h=[]),
+    ]
+    batch = to_batch(Partition("t", 3), messages, include_headers=True)
+    assert batch.column("key").to_pylist() == [None, b"", b"k"]
+    assert batch.column("value").to_pylist() == [b"1", None, b""]
+    assert batch.column("offset").to_pylist() == [7, 9, 10]
+    assert batch.column("timestamp").cast(pa.int64()).to_pylist() == [1_500_000, 0, -1000]
+    assert batch.column("timestampType").to_pylist() == [0, 1, -1]
+    assert batch.column("topic").to_pylist() == ["t"] * 3
+    assert batch.column("partition").to_pylist() == [3] * 3
+    pairs = [{"key": "a", "value": b"x"}, {"key": "a", "value": None}]
+    assert batch.column("headers").to_pylist() == [None, pairs, None]
