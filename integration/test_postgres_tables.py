@@ -322,3 +322,39 @@ def test_epochs_that_overlap_in_keys_follow_each_other(database: Database) -> No
     second = write(sink, context(2), words(1, word="two"))
     assert {o.status for o in sink.commit_many([first, second])} == {CommitStatus.COMMITTED}
     assert database.rows() == expected(1, word="two")
+
+
+# Staging tables
+
+
+def stage_sizes(database: Database) -> list[int]:
+    stages = "SELECT pg_relation_size(oid) FROM pg_class WHERE relname ~ '^stage_' AND relkind = 'r' ORDER BY 1"
+    return [row[0] for row in database.run(stages)]
+
+
+@pytest.mark.parametrize("how", ["staging", "upsert"])
+def test_a_large_epochs_staging_table_is_emptied_whole(database: Database, how: str) -> None:
+    words_table(database)
+    commit(make_sink(database, how), words(1, 150_000))
+    assert stage_sizes(database) == [0, 0, 0, 0]
+    assert database.one("SELECT count(*) FROM words") == 150_000
+
+
+def test_a_large_merge_leaves_the_rows_of_others_staged(database: Database) -> None:
+    words_table(database)
+    sink = make_sink(database, "staging")
+    other = write(sink, context(pipeline="orders-eu"), words(500_000))
+    commit(sink, words(1, 150_000))
+    assert sink.commit(other).status is CommitStatus.COMMITTED
+    assert database.one("SELECT count(*) FROM words") == 150_003
+
+
+def test_a_large_merge_does_not_wait_for_an_attempt_that_still_writes(database: Database) -> None:
+    words_table(database)
+    sink = make_sink(database, "staging")
+    open_one = sink.begin(context(attempt=1))
+    sink.write(open_one, words(500_000))
+    commit(sink, words(1, 150_000))
+    late = sink.pre_commit(open_one)
+    assert sink.commit(late).status is CommitStatus.COMMITTED
+    assert database.one("SELECT count(*) FROM words") == 150_003

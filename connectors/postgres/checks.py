@@ -12,7 +12,7 @@ from .catalog import ORDINARY, PARTITIONED, read_table
 from .ddl import create_table
 from .explain import HOW_TO_ENABLE
 from .plan import plan_copy
-from .staging import check_key, create_stage, stage_name
+from .staging import TURNS, check_key, create_stage, stage_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -133,7 +133,8 @@ def check_table(connection: Connection, target: Target, sink: str, schema: pa.Sc
         )
     _note_deferred(connection, table, path)
     if path is CommitPath.STAGING:
-        create_stage(connection, target, stage_name(target, sink, table), table)
+        for turn in range(TURNS):
+            create_stage(connection, target, stage_name(target, sink, table, turn), table)
 
 
 def _check_kind(table: Table, target: Target) -> None:

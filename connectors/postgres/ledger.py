@@ -179,10 +179,14 @@ class Ledger:
         if owner != scope.log:
             raise self._conflict(scope, f"belongs to decision log {owner}")
 
-    def _owner(self, connection: Connection, scope: Scope) -> str | None:
+    def owner_query(self, scope: Scope) -> tuple[sql.Composed, list[str]]:
+        """Query and parameters that give the decision log which owns the names; no row if none does."""
         query = self.query("SELECT log FROM {schema}.pipelines WHERE pipeline = %s AND sink = %s")
+        return query, [scope.pipeline, scope.sink]
+
+    def _owner(self, connection: Connection, scope: Scope) -> str | None:
         try:
-            row = connection.execute(query, [scope.pipeline, scope.sink]).fetchone()
+            row = connection.execute(*self.owner_query(scope)).fetchone()
         except psycopg.Error as error:
             if error.sqlstate in (NO_TABLE, NO_SCHEMA):
                 return None

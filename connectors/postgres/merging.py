@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 import psycopg
-from psycopg import sql
 
 from ...core.errors import PostgresError
 from ...core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 from .connections import borrowed
 from .failures import NO_SCHEMA, NO_TABLE, may_pass, server_words
 from .ledger import Verdict
+from .moving import Staged, move_rows, remove_rows
 from .patience import settle
 from .prepared import ABORT_VERDICTS, COMMIT_VERDICTS
-from .staging import DURABLE, ID, ROW
+from .staging import DURABLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,25 +41,6 @@ noted AS (
 )
 SELECT gid, id, subtask, rows, stage, target, columns, key FROM taken
 """
-
-
-@dataclass(frozen=True)
-class Staged:
-    """One row of `staged`."""
-
-    gid: str
-    id: int
-    subtask: int
-    rows: int
-    stage: str
-    target: tuple[str, ...]
-    columns: tuple[str, ...]
-    key: tuple[str, ...]
-
-    @property
-    def move(self) -> tuple[object, ...]:
-        """Rows with the same of these are moved by one statement."""
-        return (self.stage, self.target, self.columns, self.key)
 
 
 def commit_staged(target: Target, committables: Sequence[Committable]) -> list[CommitOutcome]:
@@ -108,7 +88,7 @@ def _merge(connection: Connection, target: Target, committables: list[Committabl
             _prepare_session(connection, target)
             taken = _take(connection, target, [c.transaction for c in committables], record=True)
             for move in dict.fromkeys(staged.move for staged in taken if staged.stage):
-                _move(connection, target, [staged for staged in taken if staged.move == move])
+                move_rows(connection, target.ledger, [staged for staged in taken if staged.move == move])
     except psycopg.Error as error:
         if error.sqlstate in (NO_TABLE, NO_SCHEMA) and not target.ledger.exists(connection):
             return []
@@ -147,61 +127,6 @@ def _take(connection: Connection, target: Target, gids: list[str], *, record: bo
     return [Staged(*row[:5], *(tuple(names) for names in row[5:])) for row in rows]
 
 
-def _move(connection: Connection, target: Target, group: list[Staged]) -> None:
-    # Literals, not parameters: a % in a column's name would be taken for a placeholder.
-    first = group[0]
-    stage = target.ledger.table(first.stage)
-    into = sql.Identifier(*first.target)
-    ids = [staged.id for staged in group]
-    if first.key:
-        connection.execute(_upsert(group, stage, into))
-    else:
-        columns = _names(first.columns)
-        statement = sql.SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM {} WHERE {} = ANY({})")
-        connection.execute(statement.format(into, columns, columns, stage, sql.Identifier(ID), sql.Literal(ids)))
-    removed = _delete(connection, stage, ids)
-    expected = sum(staged.rows for staged in group)
-    if removed != expected:
-        raise PostgresError(f"staging table {first.stage} holds {removed} rows of {expected}: somebody changed it")
-
-
-def _upsert(group: list[Staged], stage: sql.Composable, into: sql.Composable) -> sql.Composed:
-    """DISTINCT ON keeps each key's last row; its order by key makes concurrent merges lock in the same order."""
-    first = group[0]
-    others = [column for column in first.columns if column not in first.key]
-    updates = [sql.SQL("{} = EXCLUDED.{}").format(sql.Identifier(c), sql.Identifier(c)) for c in others]
-    action = sql.SQL("UPDATE SET ") + sql.SQL(", ").join(updates) if updates else sql.SQL("NOTHING")
-    return sql.SQL(
-        "INSERT INTO {into} ({columns}) OVERRIDING SYSTEM VALUE"
-        " SELECT DISTINCT ON ({keys}) {values} FROM {stage} s"
-        " JOIN unnest({ids}::bigint[], {subtasks}::integer[]) AS part(id, subtask) ON part.id = s.{id}"
-        " ORDER BY {keys}, part.subtask DESC, s.{row} DESC"
-        " ON CONFLICT ({key}) DO {action}"
-    ).format(
-        into=into,
-        columns=_names(first.columns),
-        values=_names(first.columns, "s"),
-        keys=_names(first.key, "s"),
-        key=_names(first.key),
-        stage=stage,
-        id=sql.Identifier(ID),
-        row=sql.Identifier(ROW),
-        ids=sql.Literal([staged.id for staged in group]),
-        subtasks=sql.Literal([staged.subtask for staged in group]),
-        action=action,
-    )
-
-
-def _names(columns: Sequence[str], table: str | None = None) -> sql.Composed:
-    prefix = () if table is None else (table,)
-    return sql.SQL(", ").join(sql.Identifier(*prefix, column) for column in columns)
-
-
-def _delete(connection: Connection, stage: sql.Composable, ids: list[int]) -> int:
-    statement = sql.SQL("DELETE FROM {} WHERE {} = ANY({})").format(stage, sql.Identifier(ID), sql.Literal(ids))
-    return connection.execute(statement).rowcount
-
-
 def abort_staged(target: Target, committable: Committable) -> AbortOutcome:
     """Delete exactly these staged rows; refused if they were merged."""
     outcome = AbortOutcome(AbortStatus.RETRY_LATER, "no answer")
@@ -225,7 +150,7 @@ def _abort_once(connection: Connection, target: Target, committable: Committable
         _prepare_session(connection, target)
         taken = _take(connection, target, [committable.transaction], record=False)
         for staged in (staged for staged in taken if staged.stage):
-            _delete(connection, target.ledger.table(staged.stage), [staged.id])
+            remove_rows(connection, target.ledger, staged.stage, [staged.id])
     if taken:
         return AbortOutcome(AbortStatus.ABORTED)
     facts = target.ledger.facts(connection, committable.pipeline, committable.sink, [committable.transaction])

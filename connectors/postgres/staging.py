@@ -7,9 +7,9 @@ Why the merge is exactly once:
    row and the data. Whoever deletes it wins; the other one waits, finds it gone, and asks the ledger.
 3. So at any time exactly one of these holds: staged, in the ledger, or neither (aborted, or never staged).
 
-Staging tables are ordinary, logged tables: an unlogged one would be emptied by a crash of the server after the
-subtask had acknowledged. A role or database with synchronous_commit=off would lose acknowledged commits in a crash
-likewise, so these transactions switch it on for themselves.
+Epochs take turns with a few staging tables for each target. They are ordinary, logged tables: an unlogged one would
+be emptied by a crash of the server after the subtask had acknowledged. A role or database with
+synchronous_commit=off would lose acknowledged commits in a crash likewise, so these transactions switch it on.
 
 Within one epoch the last row of a key wins: the order is (subtask, position in the subtask).
 """
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 ID: Final = "onceward_id"
 ROW: Final = "onceward_row"
+TURNS: Final = 4
 _OWN_FIELDS: Final = (pa.field(ID, pa.int64()), pa.field(ROW, pa.int64()))
 
 DURABLE: Final = (
@@ -64,7 +65,7 @@ class StagedWriting(Writing):
         plan_copy(schema, self.table)
         check_key(schema, self.target.key)
         self.id = secrets.randbits(62)
-        self.stage = stage_name(self.target, self.context.sink, self.table)
+        self.stage = stage_name(self.target, self.context.sink, self.table, self.context.epoch)
         stage = read_table(self.connection, self.stage) or self._create_stage()
         extended = pa.schema([*schema, *_OWN_FIELDS])
         return CopyWriter(self.connection, self.stage.identifier(), plan_copy(extended, stage))
@@ -124,11 +125,14 @@ def check_key(schema: pa.Schema, key: tuple[str, ...]) -> None:
         raise SchemaError(f"key columns {missing} are not in the data, which has {schema.names}")
 
 
-def stage_name(target: Target, sink: str, table: Table) -> TableName:
-    """The staging table's name: another layout of the target makes another one."""
+def stage_name(target: Target, sink: str, table: Table, epoch: int) -> TableName:
+    """The staging table's name: another layout of the target makes another one, and epochs take turns.
+
+    So while one epoch is merged, the next one is written elsewhere, and the merged one's table can be emptied whole.
+    """
     layout = [[c.name, c.declared, c.not_null and not c.has_default] for c in table.columns]
     text = json.dumps([sink, table.schema, table.name, layout])
-    return TableName(target.ledger.schema, "stage_" + hashlib.sha256(text.encode()).hexdigest()[:24])
+    return TableName(target.ledger.schema, f"stage_{hashlib.sha256(text.encode()).hexdigest()[:24]}_{epoch % TURNS}")
 
 
 def create_stage(connection: Connection, target: Target, stage: TableName, table: Table) -> None:
@@ -142,18 +146,9 @@ def create_stage(connection: Connection, target: Target, stage: TableName, table
             needed = " NOT NULL" if column.not_null and not column.has_default else ""
             declared = sql.SQL(column.declared + needed)
             columns.append(sql.SQL("{} {}").format(sql.Identifier(column.name), declared))
+    definition = sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(stage.identifier(), sql.SQL(", ").join(columns))
+    comment = f"onceward: rows on their way to {table.schema}.{table.name}"
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [CREATION_LOCK])
-        connection.execute(
-            # Each epoch's rows live for a moment: without eager vacuuming the dead ones pile up for a minute.
-            sql.SQL(
-                "CREATE TABLE IF NOT EXISTS {} ({}) WITH (autovacuum_vacuum_scale_factor = 0,"
-                " autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_insert_threshold = -1)"
-            ).format(stage.identifier(), sql.SQL(", ").join(columns))
-        )
-        index = sql.Identifier(stage.table + "_id")
-        connection.execute(
-            sql.SQL("CREATE INDEX IF NOT EXISTS {} ON {} (onceward_id)").format(index, stage.identifier())
-        )
-        comment = f"onceward: rows on their way to {table.schema}.{table.name}"
+        connection.execute(definition)
         connection.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(stage.identifier(), sql.Literal(comment)))

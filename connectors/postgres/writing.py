@@ -1,6 +1,6 @@
 """The open transaction of one attempt: what prepared and staged writing have in common.
 
-The order inside: see that the names are ours (claim) → BEGIN with a lock_timeout → lock the table against ALTER and
+The order inside: BEGIN with a lock_timeout, seeing that the names are ours (claim) → lock the table against ALTER and
 read its columns → COPY, kept open over the batches → whatever makes it durable (subclass).
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import psycopg
 
@@ -26,16 +26,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from psycopg import sql
 
-    from ...core.names import Scope
     from ...core.transaction import Committable, WriteContext
     from .catalog import Table
     from .connections import Connection
     from .copy_writer import CopyWriter
-    from .ledger import Ledger
     from .target import Target
-
-_claimed: Final[set[tuple[str, Ledger, Scope]]] = set()
-"""Claims this process has seen in the ledger; a claim is taken away only by an explicit rewind."""
 
 
 class Writing(ABC):
@@ -133,20 +128,31 @@ class Writing(ABC):
         return self._begin(connect(self.target.dsn))
 
     def _begin(self, connection: Connection) -> Connection:
-        scope = self.context.scope
-        claim = (self.target.dsn.secret_text(), self.target.ledger, scope)
-        if claim not in _claimed:
-            self.target.ledger.claim(connection, scope)
-            _claimed.add(claim)
-        milliseconds = max(1, round(self.target.lock_timeout * 1000))
-        with connection.pipeline():
-            connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-            # A COPY stays open for as long as the rows take to arrive: that is not a slow statement.
-            connection.execute(
-                "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', '0', true)",
-                [str(milliseconds)],
-            )
+        """Begin, if the names are ours; make the claim first if nobody has (no extra round trip where it is there)."""
+        ledger, scope = self.target.ledger, self.context.scope
+        if self._begin_if_owned(connection) != scope.log:
+            connection.execute("ROLLBACK")
+            ledger.claim(connection, scope)
+            self._begin_if_owned(connection)
         return connection
+
+    def _begin_if_owned(self, connection: Connection) -> str | None:
+        milliseconds = max(1, round(self.target.lock_timeout * 1000))
+        try:
+            with connection.pipeline():
+                connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+                # A COPY stays open for as long as the rows take to arrive: that is not a slow statement.
+                connection.execute(
+                    "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', '0', true)",
+                    [str(milliseconds)],
+                )
+                owner = connection.execute(*self.target.ledger.owner_query(self.context.scope))
+        except psycopg.Error as error:
+            if error.sqlstate in (NO_TABLE, NO_SCHEMA):
+                return None
+            raise
+        row = owner.fetchone()
+        return None if row is None else str(row[0])
 
     @contextmanager
     def explained(self, what: str) -> Iterator[None]:
