@@ -159,8 +159,8 @@ class BackgroundProcess:
         return self.find() is None
 
     def _reap(self) -> None:
-        if self._child is not None:
-            self._child.poll()
+        if self._child is not None and self._child.poll() is not None:
+            self._dismiss_guard()
 
     def _dismiss_guard(self) -> None:
         if self._child is not None:

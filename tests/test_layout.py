@@ -1,0 +1,87 @@
+"""The four folders at the top, their links, and what the build takes agree; nothing lands under a common name."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PUBLIC = ROOT / "src" / "onceward"
+FOLDERS = ("connectors", "core", "sinks", "sources")
+BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+
+
+def python_files(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def imports(path: Path) -> list[tuple[int, str]]:
+    """Absolute imports of a file: line and module."""
+    found: list[tuple[int, str]] = []
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found.append((node.lineno, node.module))
+    return found
+
+
+def test_every_folder_of_the_package_is_a_link_to_a_real_folder_of_the_top() -> None:
+    links = {path.name: path for path in PUBLIC.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert sorted(links) == sorted([*FOLDERS, "testing"])
+    for name, path in links.items():
+        target = "../../connectors/testing" if name == "testing" else f"../../{name}"
+        assert path.is_symlink()
+        assert path.readlink() == Path(target)
+        assert not path.resolve().is_symlink()
+
+
+def test_the_wheel_takes_every_folder_and_every_file_of_the_top_of_src() -> None:
+    files = {f"src/{path.relative_to(ROOT / 'src')}" for path in (ROOT / "src").rglob("*.py") if not _linked(path)}
+    assert set(BUILD["only-include"]) == {*FOLDERS, *files, "src/onceward/py.typed"}
+    assert BUILD["sources"] == {"src": "", **{name: f"onceward/{name}" for name in FOLDERS}}
+    assert BUILD["force-include"] == {"connectors/testing": "onceward/testing"}
+
+
+def _linked(path: Path) -> bool:
+    return any(parent.is_symlink() for parent in path.parents if parent.is_relative_to(ROOT / "src"))
+
+
+@pytest.mark.parametrize("path", python_files(*FOLDERS, "src", "tests", "integration"), ids=str)
+def test_nothing_is_imported_under_a_name_that_is_not_installed(path: Path) -> None:
+    for line, module in imports(path):
+        assert module.split(".")[0] not in FOLDERS, f"{path}:{line} imports {module}"
+        assert not module.startswith("onceward.connectors.testing"), f"{path}:{line}: its name is onceward.testing"
+
+
+@pytest.mark.slow
+def test_the_wheel_made_from_the_source_distribution_has_all_and_only_our_names(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (sdist,), (wheel,) = tmp_path.glob("*.tar.gz"), tmp_path.glob("*.whl")
+    with tarfile.open(sdist) as archive:
+        shipped = [name.partition("/")[2] for name in archive.getnames()]
+    assert [name for name in shipped if name.startswith(tuple(f"src/onceward/{folder}/" for folder in FOLDERS))] == []
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {
+        "onceward",
+        "pyspark_onceward_kafka.py",
+        "pyspark_onceward_postgres.py",
+    }
+    expected = {f"onceward/{path.relative_to(PUBLIC)}" for path in PUBLIC.rglob("*.py")}
+    for folder in FOLDERS:
+        expected |= {f"onceward/{path.relative_to(ROOT)}" for path in (ROOT / folder).rglob("*.py")}
+    expected = {name for name in expected if not name.startswith("onceward/connectors/testing/")}
+    assert expected <= names
+    assert {name for name in names if name.endswith(".lock")} == {
+        f"onceward/{path.relative_to(ROOT)}" for path in (ROOT / "connectors").rglob("*.lock")
+    }
