@@ -179,6 +179,18 @@ def test_not_a_number_arrives_as_such(database: Database) -> None:
     assert database.run("SELECT value::text FROM words") == [("NaN",)]
 
 
+def test_text_reaches_a_database_of_another_encoding(server: PostgresServer, database: Database) -> None:
+    database.run("CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0")
+    latin = Database(server, "latin")
+    make_table(latin, "text")
+    sink = make_sink(latin)
+    sink.commit(write(sink, context(), batch_of(pa.array(["ü"]))))
+    assert latin.run("SELECT ascii(value), octet_length(value) FROM words") == [(252, 1)]
+    with pytest.raises(PostgresError, match="SQLSTATE 22P05"):
+        write(sink, context(2), batch_of(pa.array(["€"])))
+    latin.look.close()
+
+
 def test_large_batches_with_every_pattern_of_nulls_arrive_whole(database: Database) -> None:
     make_table(database, "bigint[]")
     values = [None if n % 7 == 0 else [n, None] if n % 3 == 0 else list(range(n % 5)) for n in range(150_000)]
@@ -231,6 +243,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     ("values", "declared", "why"),
     [
         (pa.array([1], pa.timestamp("ns")), "timestamp", "would lose data"),
+        (pa.array([-(2**63)]).cast(pa.timestamp("us")), "timestamp", "Underflow"),
         (pa.array([1], pa.time64("ns")), "time", "would lose data"),
         (pa.array([1], pa.duration("ns")), "interval", "would lose data"),
         (pa.array(["not one"]), "uuid", "'not one' is not a UUID"),
@@ -241,7 +254,7 @@ def test_a_value_that_cannot_be_kept_fails_the_attempt_and_names_the_column(
     database: Database, values: pa.Array, declared: str, why: str
 ) -> None:
     make_table(database, declared)
-    with pytest.raises(SchemaError, match=f"column 'value'.*{why}"):
+    with pytest.raises(SchemaError, match=f"'value'.*{why}"):
         write(make_sink(database), context(), batch_of(values))
     assert database.rows() == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import psycopg
 from psycopg import sql
 
 from ...core.errors import SchemaError
@@ -11,7 +12,6 @@ from ...core.errors import SchemaError
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    import psycopg
     import pyarrow as pa
 
     from .connections import Connection
@@ -38,6 +38,7 @@ class CopyWriter:
         self._encoder: Any = plan.encoder()
         self._manager: AbstractContextManager[psycopg.Copy] = connection.cursor().copy(statement)
         self._copy = self._manager.__enter__()
+        self._open = True
         self._copy.write(self._encoder.write_header())
 
     @property
@@ -57,10 +58,25 @@ class CopyWriter:
             raise SchemaError(f"a batch has schema {batch.schema} after others with {first}")
         for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
             piece = self._plan.convert(batch.slice(start, _ROWS_AT_ONCE))
-            self._copy.write(self._encoder.write_batch(piece))
+            self._copy.write(self._encode(piece))
             self.rows += piece.num_rows
 
     def finish(self) -> None:
         """End the COPY: when this returns, the server has all rows and has checked them."""
         self._copy.write(self._encoder.finish())
+        self._open = False
         self._manager.__exit__(None, None, None)
+
+    def cancel(self) -> None:
+        """Break the COPY off, which fails its transaction on the server before this returns."""
+        if self._open:
+            self._open = False
+            why = psycopg.errors.QueryCanceled("discarded")
+            self._manager.__exit__(type(why), why, None)
+
+    def _encode(self, piece: pa.RecordBatch) -> bytes:
+        try:
+            encoded: bytes = self._encoder.write_batch(piece)
+        except ValueError as error:
+            raise SchemaError(f"a value of columns {self._plan.columns} cannot be sent: {error}") from error
+        return encoded

@@ -40,10 +40,13 @@ class Dsn:
         self._parameters = _parse(text)
 
     def parameters(self) -> dict[str, Any]:
-        """What to connect with, secrets included: the user's settings over patient but finite defaults."""
+        """What to connect with, secrets included: the user's settings over patient but finite defaults.
+
+        The encoding is not the user's to choose: Arrow's text is UTF-8, and is sent as it is.
+        """
         several_hosts = "," in str(self._parameters.get("host", ""))
         primary = {"target_session_attrs": "primary"} if several_hosts else {}
-        return {**_DEFAULTS, **primary, **self._parameters}
+        return {**_DEFAULTS, **primary, **self._parameters, "client_encoding": "UTF8"}
 
     def secret_text(self) -> str:
         """The string as it was given, secrets included; for pickling and pool keys only."""

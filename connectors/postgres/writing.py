@@ -75,6 +75,9 @@ class Writing(ABC):
         """Close the connection, on which the server rolls back; safe at any time."""
         if self._held is not None:
             held, self._held = self._held, None
+            if self.copy is not None and not held.closed:
+                with suppress(psycopg.Error, OSError):
+                    self.copy.cancel()
             with suppress(psycopg.Error, OSError):
                 held.close()
 
