@@ -57,7 +57,7 @@ def placed_orders(spark: SparkSession, settings: DemoSettings) -> DataFrame:
     """Read, parse, filter, enrich."""
     rates = sf.create_map(*[sf.lit(item) for pair in CENTS_PER_UNIT.items() for item in pair])
     stream = (
-        spark.readStream.format(os.environ.get("DEMO_SOURCE", "onceward-kafka"))
+        spark.readStream.format("onceward-kafka")
         .option("kafka.bootstrap.servers", settings.bootstrap_servers)
         .option("subscribe", settings.source_topic)
         .option("startingOffsets", "earliest")
