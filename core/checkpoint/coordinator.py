@@ -202,22 +202,22 @@ class Coordinator:
 
     def _check_continues(self, view: LogView, epoch: int, epoch_input: EpochInput) -> None:
         """The right number is not enough (invariant 5): the input must go on where the newest decided one ended."""
-        if view.newest is None:
+        before = view.before
+        if before is None:
             return
-        before = view.newest.input
         if epoch_input.query != before.query:
             raise self._conflict(
                 epoch,
-                f"epoch {view.newest.epoch} was decided by another query ({before.query}, not {epoch_input.query}). "
+                f"the epoch before was decided by another query ({before.query}, not {epoch_input.query}). "
                 "Use the checkpoint that belongs to this pipeline, give the pipeline another name, or go back on "
                 "purpose with an explicit rewind",
             )
         if not epoch_input.follows(before):
             raise self._conflict(
                 epoch,
-                f"its input does not begin where epoch {view.newest.epoch} ended ({epoch_input.start}, not "
-                f"{before.end}): rows would be skipped or written twice. Use the checkpoint that belongs to this "
-                "pipeline, or go back on purpose with an explicit rewind",
+                f"its input does not begin where the epoch before ended ({epoch_input.start}, not {before.end}): rows "
+                "would be skipped or written twice. Use the checkpoint that belongs to this pipeline, or go back on "
+                "purpose with an explicit rewind",
             )
 
     def give_up(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..errors import EpochConflictError, LogDamagedError
-from .entries import Completed, Decide, Entry, Resolved, Rewind, Start, Void
+from .entries import Completed, Decide, Entry, EpochInput, Resolved, Rewind, Start, Void
 from .permit import CommitPermit, _mint
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class LogView:
         skipped: Transactions that RESOLVED entries exempt from the undone decision.
         rewound: Whether a REWIND is newer than any decision.
         awaited: The only epoch that a REWIND or a VOID lets be decided next; NONE if none of them said so.
+        before: What the next decision's input must go on from; None if that is not known.
     """
 
     log: str = ""
@@ -50,6 +51,7 @@ class LogView:
     skipped: frozenset[str] = frozenset()
     rewound: bool = False
     awaited: int = NONE
+    before: EpochInput | None = None
     positions: tuple[tuple[int, Entry], ...] = ()
 
     def permit(self) -> CommitPermit | None:
@@ -94,10 +96,17 @@ def _step(view: LogView, entry: Entry) -> LogView:
             return _complete(view, entry)
         case Rewind():
             before = max(entry.epoch - 1, NONE)
-            return replace(view, decided=before, completed=before, newest=None, rewound=True, awaited=entry.epoch)
+            return replace(
+                view,
+                decided=before,
+                completed=before,
+                newest=None,
+                rewound=True,
+                awaited=entry.epoch,
+                before=None,
+            )
         case Void():
-            before = entry.epoch - 1
-            return replace(view, decided=before, newest=None, undone=None, skipped=frozenset(), awaited=entry.epoch)
+            return _void(view, entry)
         case Resolved():
             return replace(view, skipped=view.skipped | {entry.transaction})
 
@@ -114,9 +123,23 @@ def _decide(view: LogView, entry: Decide) -> LogView:
         decided=entry.epoch,
         newest=entry,
         undone=entry,
+        before=entry.input,
         skipped=frozenset(),
         rewound=False,
         awaited=NONE,
+    )
+
+
+def _void(view: LogView, entry: Void) -> LogView:
+    voided = view.undone.input if view.undone is not None else None
+    return replace(
+        view,
+        decided=entry.epoch - 1,
+        newest=None,
+        undone=None,
+        skipped=frozenset(),
+        awaited=entry.epoch,
+        before=EpochInput(query=voided.query, end=voided.start) if voided is not None else None,
     )
 
 
