@@ -373,6 +373,18 @@ class TestCommitting:
         again = bench.run(bench.opened(), 1)
         assert bench.sink.committed[-1] == again.transaction
 
+    def test_the_epoch_that_is_written_again_has_the_voided_ones_query_and_start(self):
+        bench = Bench(on_lost=OnLost.REPLAY)
+        first = bench.opened()
+        bench.run(first, 0)
+        bench.sink.answers = [LOST]
+        with pytest.raises(EpochConflictError, match="voided"):
+            bench.run(first, 1)
+        for wrong in (about(1, query="other"), msgspec.structs.replace(about(1), start=[0])):
+            with pytest.raises(EpochConflictError):
+                bench.opened().admit(1, wrong)
+        assert bench.opened().admit(1, msgspec.structs.replace(about(1), end=[30])) is Admission.NEW
+
     def test_replay_is_refused_unless_everything_is_proven_not_committed(self):
         for answers in ([LOST, CommitStatus.COMMITTED], [UNKNOWN, LOST]):
             bench = Bench(on_lost=OnLost.REPLAY)

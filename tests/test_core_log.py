@@ -14,7 +14,7 @@ from onceward.core.errors import (
     ProtocolError,
     StoreError,
 )
-from onceward.core.log import Completed, Decide, EpochInput, LogWriter, Start, read
+from onceward.core.log import Completed, Decide, EpochInput, LogWriter, Start, Void, read
 from onceward.core.log.entries import Entry, encode, key_of
 from onceward.core.log.view import check_next, fold
 
@@ -152,6 +152,10 @@ class TestRewindAndVoid:
                     writer.decide(other, [], sinks=["a"], epoch_input=EpochInput())
             run_epochs(writer, epoch)
             assert read(writer.store).completed == epoch
+
+    def test_a_void_without_its_decision_leaves_the_input_open(self):
+        entries = [completed_entry(4, 2, 3), Void(**LOG, position=5, writer="w", start=0, epoch=3, proofs=())]
+        assert fold(entries).before is None
 
     def test_resolved_transactions_are_skipped_until_the_next_decision(self):
         writer = writer_on(MemoryStore())
