@@ -450,6 +450,14 @@ def test_a_role_that_may_not_write_the_table_is_told_so(database: Database, rest
     sink = make_sink(database, dsn=restricted)
     sink.validate(SCHEMA)
     assert sink.commit(write(sink, context(), words(1))).status is CommitStatus.COMMITTED
+    database.run("REVOKE SELECT ON words FROM limited")
+    staged = make_sink(database, "staging", dsn=restricted)
+    staged.validate(SCHEMA)
+    assert staged.commit(write(staged, context(2), words(10))).status is CommitStatus.COMMITTED
+    database.run("GRANT SELECT, UPDATE ON words TO limited")
+    upsert = make_sink(database, "upsert", dsn=restricted)
+    upsert.validate(SCHEMA)
+    assert upsert.commit(write(upsert, context(3), words(1))).status is CommitStatus.COMMITTED
 
 
 def test_what_another_role_prepared_cannot_be_ended_and_the_error_says_so(database: Database, restricted: str) -> None:

@@ -58,8 +58,7 @@ class PreparedWriting(Writing):
 
     def open_copy(self, schema: pa.Schema) -> CopyWriter:
         """COPY into the table itself."""
-        lock = sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(self.target.table.identifier())
-        table = self.lock_and_read(lock, schema)
+        table = self.lock_and_read(schema)
         return CopyWriter(self.connection, sql.Identifier(table.schema, table.name), plan_copy(schema, table))
 
     def make_durable(self, rows: int) -> Committable:

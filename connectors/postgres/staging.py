@@ -60,8 +60,7 @@ class StagedWriting(Writing):
 
     def open_copy(self, schema: pa.Schema) -> CopyWriter:
         """COPY into the staging table, with the transaction's id and each row's position beside the data."""
-        lock = sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(self.target.table.identifier())
-        self.table = self.lock_and_read(lock, schema)
+        self.table = self.lock_and_read(schema)
         plan_copy(schema, self.table)
         check_key(schema, self.target.key)
         self.id = secrets.randbits(62)

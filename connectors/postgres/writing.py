@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import psycopg
+from psycopg import sql
 
 from ...core.errors import OncewardError, SchemaError
 from .catalog import read_table
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
-    from psycopg import sql
 
     from ...core.transaction import Committable, WriteContext
     from .catalog import Table
@@ -94,10 +94,13 @@ class Writing(ABC):
         assert self.copy is not None  # noqa: S101 - write opened it
         self.copy.write(batch)
 
-    def lock_and_read(self, lock: sql.Composed, schema: pa.Schema) -> Table:
-        """Take `lock` and read the target's columns; create the table first, if that was asked for."""
+    def lock_and_read(self, schema: pa.Schema) -> Table:
+        """Read the target's columns, and see that they stay; create the table first, if that was asked for.
+
+        The lock is the one that inserting takes anyway, and the only one that INSERT rights allow on every version.
+        """
         try:
-            return self._lock_and_read(lock)
+            return self._lock_and_read()
         except psycopg.Error as error:
             if error.sqlstate not in (NO_TABLE, NO_SCHEMA):
                 raise
@@ -106,9 +109,10 @@ class Writing(ABC):
         self.connection.execute("ROLLBACK")
         create_table(self.connection, self.target.table, schema, self.target.key)
         self._begin(self.connection)
-        return self._lock_and_read(lock)
+        return self._lock_and_read()
 
-    def _lock_and_read(self, lock: sql.Composed) -> Table:
+    def _lock_and_read(self) -> Table:
+        lock = sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(self.target.table.identifier())
         with self.connection.pipeline():
             self.connection.execute(lock)
             table = read_table(self.connection, self.target.table)
