@@ -4,18 +4,21 @@ Prepare: the file is complete and synced under a hidden name. Commit: it is rena
 atomically. Run it with `python examples/own_sink.py FOLDER`.
 """
 
+import json
 import os
 import sys
 from pathlib import Path
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
+from onceward.connectors.spark import exactly_once
 from onceward.sinks import (
     AbortOutcome,
     AbortStatus,
-    Committable,
     CommitOutcome,
     CommitStatus,
+    Committable,
     Scope,
     TwoPhaseCommitSink,
     WriteContext,
@@ -35,8 +38,7 @@ class JsonLinesSink(TwoPhaseCommitSink[dict]):
         return {"context": context, "name": name, "rows": 0, "file": self._hidden(name).open("w")}
 
     def write(self, transaction: dict, batch: pa.RecordBatch) -> None:
-        frame = batch.to_pandas()
-        transaction["file"].write(frame.to_json(orient="records", lines=True))
+        transaction["file"].writelines(json.dumps(row) + "\n" for row in batch.to_pylist())
         transaction["rows"] += batch.num_rows
 
     def pre_commit(self, transaction: dict) -> Committable:
@@ -70,7 +72,7 @@ class JsonLinesSink(TwoPhaseCommitSink[dict]):
         self._hidden(committable.transaction).unlink(missing_ok=True)
         return AbortOutcome(AbortStatus.ABORTED)
 
-    def lingering(self, scope: Scope) -> list[Committable]:
+    def lingering(self, scope: Scope) -> list[Committable]:  # noqa: ARG002
         return []  # hidden files hold nobody back
 
     def _hidden(self, name: str) -> Path:
@@ -78,3 +80,17 @@ class JsonLinesSink(TwoPhaseCommitSink[dict]):
 
     def _final(self, name: str) -> Path:
         return Path(self.folder) / f"{name}.jsonl"
+
+
+def main(folder: str) -> None:
+    """Write a thousand numbers, in four micro-batches."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    spark = SparkSession.builder.master("local[2]").appName("own-sink").getOrCreate()
+    spark.range(1000).repartition(4).write.json(f"{folder}-input")
+    numbers = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).json(f"{folder}-input")
+    writer = exactly_once(numbers, JsonLinesSink("files", folder), checkpoint=f"{folder}-checkpoint")
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,72 @@
+"""The examples run as their own text says, each in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import confluent_kafka
+import psycopg
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from onceward.connectors.demo.pipeline import PEER_JARS
+from onceward.connectors.dev.jars import ensure_jars
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from onceward.connectors.dev import KafkaServer
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow]
+
+
+@pytest.fixture
+def orders(kafka: KafkaServer, dsn: str) -> Iterator[str]:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    for name, future in admin.create_topics([NewTopic(name, 2, 1) for name in ("orders", "paid")]).items():
+        assert future.result(30) is None, name
+    with psycopg.connect(dsn) as connection:
+        connection.execute('CREATE TABLE paid ("user" text, cents bigint)')
+    producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for number in range(100):
+        producer.produce("orders", key=f"u{number % 5}", value=str(number))
+    producer.flush()
+    yield dsn
+    for future in admin.delete_topics(["orders", "paid"]).values():
+        future.result(30)
+
+
+def run(environment: dict[str, str], *arguments: object) -> None:
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def paid(dsn: str) -> list[int]:
+    with psycopg.connect(dsn) as connection:
+        return sorted(row[0] for row in connection.execute("SELECT cents FROM paid").fetchall())
+
+
+def test_quickstart(kafka: KafkaServer, orders: str, tmp_path: Path, driver_environment: dict[str, str]) -> None:
+    for _ in range(2):
+        run(driver_environment, EXAMPLES / "quickstart.py", kafka.bootstrap_servers, orders, tmp_path / "checkpoint")
+    assert paid(orders) == list(range(1, 100))
+
+
+def test_jvm_source(kafka: KafkaServer, orders: str, tmp_path: Path, driver_environment: dict[str, str]) -> None:
+    jars = ",".join(map(str, ensure_jars(PEER_JARS).glob("*.jar")))
+    checkpoint = tmp_path / "checkpoint"
+    run(driver_environment, EXAMPLES / "jvm_source.py", kafka.bootstrap_servers, orders, checkpoint, jars)
+    assert paid(orders) == list(range(100))
+
+
+def test_own_sink(tmp_path: Path, driver_environment: dict[str, str]) -> None:
+    run(driver_environment, EXAMPLES / "own_sink.py", tmp_path / "out")
+    lines = [line for file in (tmp_path / "out").glob("*.jsonl") for line in file.read_text().splitlines()]
+    assert len(lines) == len(set(lines)) == 1000
