@@ -101,7 +101,7 @@ def test_68_a_topic_made_anew_is_not_taken_for_the_old_one(writer: Writer, topic
     name = topic()
     writer.send(name, range(20))
     writer.delete_topic(name)
-    wait_until(lambda: not writer.source(name)._partitions(required=False))
+    wait_until(lambda: not writer.source(name)._find().partitions)
     writer.create_topic(name)
     writer.send(name, range(3))
     with pytest.raises(SourceError, match=rf"{name}-0 ends at offset 3, before 20.*made anew"):
@@ -109,6 +109,21 @@ def test_68_a_topic_made_anew_is_not_taken_for_the_old_one(writer: Writer, topic
     lenient = writer.source(name, fail_on_data_loss=False)
     end = lenient.latest({name: {"0": 20}})
     assert values(lenient, {name: {"0": 20}}, end) == texts(3)
+
+
+def test_68_a_topic_made_anew_is_noticed_while_a_source_watches_it_though_it_has_as_many_records(
+    writer: Writer, topic: Callable[..., str]
+):
+    name = topic()
+    writer.send(name, range(20))
+    source = writer.source(name)
+    position = source.latest(source.start())
+    writer.delete_topic(name)
+    wait_until(lambda: not source._find().partitions)
+    writer.create_topic(name)
+    writer.send(name, range(40))
+    with pytest.raises(SourceError, match=rf"{name}-0 was deleted and made anew after offset 20"):
+        source.latest(position)
 
 
 def test_68_a_deleted_topic_is_an_error_or_left_out(writer: Writer, topic: Callable[..., str]):
@@ -119,7 +134,7 @@ def test_68_a_deleted_topic_is_an_error_or_left_out(writer: Writer, topic: Calla
     position = strict.latest(strict.start())
     [split] = lenient.splits({name: {"0": 0}}, {name: {"0": 20}})
     writer.delete_topic(name)
-    wait_until(lambda: len(lenient._partitions(required=False)) == 1)
+    wait_until(lambda: len(lenient._find().partitions) == 1)
     with pytest.raises(SourceError, match=f"{name}-0 was deleted"):
         strict.latest(position)
     assert lenient.latest(position) == {kept: {"0": 2}}
@@ -135,7 +150,7 @@ def test_70_a_new_partition_and_a_new_topic_are_read_from_their_beginning(writer
     assert source.latest(position) == position
     writer.add_partitions(name, 2)
     writer.create_topic(f"{name}-more")
-    wait_until(lambda: len(source._partitions(required=False)) == 3)
+    wait_until(lambda: len(source._find().partitions) == 3)
     writer.send(name, [7], partition=1)
     writer.send(f"{name}-more", [8])
     end = source.latest(position)

@@ -49,7 +49,8 @@ class Piece(NamedTuple):
     batch: pa.RecordBatch
     """At least one row, in the source's schema."""
     next: int
-    """Where the split goes on: `Split(unit, next, end)` delivers exactly what is missing."""
+    """Where the split goes on: `Split(unit, next, end)` delivers exactly what is missing. After the last piece the
+    split is read to its end, whatever this says: behind the last row there may be a gap."""
 
 
 class Source(ABC):
@@ -95,12 +96,17 @@ class ResettableSource(Source):
         """Where a pipeline without a stored position begins. Called once; whoever calls stores the answer."""
 
     @abstractmethod
-    def latest(self, position: Position, limit: int | None = None) -> Position:
+    def end(self) -> Position:
+        """Where a bounded source ends, otherwise where it ends just now: something to give to `latest` as `until`."""
+
+    @abstractmethod
+    def latest(self, position: Position, limit: int | None = None, until: Position | None = None) -> Position:
         """How far can be read now; the same position if there is nothing new.
 
         Args:
             position: How far was read. What has appeared since (a new partition) begins at its beginning.
             limit: Go at most about this many rows further, fairly over the units.
+            until: Do not go beyond; what it does not name stays where it is.
 
         Raises:
             SourceError: What follows `position` is gone.

@@ -13,11 +13,13 @@ from ..connectors.kafka.settings import KafkaSettings
 from ..core.errors import ConfigurationError, SourceError
 from . import planning
 from .base import Piece, Position, ResettableSource, Split
-from .bounds import EARLIEST, LATEST, AtTime, Bound, bound, check_end, spread
+from .bounds import FROM_LATEST, Bound, bound, check_end
+from .kafka_bounds import end_offsets, start_offsets
 from .kafka_consumer import Gone, borrowed
 from .kafka_lookup import Lookup
 from .kafka_rows import schema, to_batch
-from .offsets import Offsets, Partition, assignment_from_json, from_json, in_share, to_json
+from .kafka_topics import Found, Selection, find
+from .offsets import Offsets, Partition, from_json, in_share, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -81,13 +83,7 @@ class KafkaSource(ResettableSource):
         group: str | None = None,
         timeout: float = PATIENCE,
     ) -> None:
-        if sum(choice is not None for choice in (topics, pattern, assign)) != 1:
-            raise ConfigurationError(
-                "say what to read by exactly one of topics (subscribe), pattern (subscribePattern) and assign"
-            )
-        self.topics = tuple(sorted(set(topics))) if topics is not None else None
-        self.pattern = pattern
-        self.assign = assignment_from_json(dict(assign)) if assign is not None else None
+        self.selection = Selection.of(topics, pattern, assign)
         self.starting: Bound = bound(starting, "starting")
         self.ending: Bound | None = check_end(bound(ending, "ending")) if ending is not None else None
         settings = {"isolation.level": isolation or COMMITTED, **(config or {})}
@@ -100,6 +96,10 @@ class KafkaSource(ResettableSource):
         self.group = group or self.settings.get("group.id")
         self.timeout = timeout
         self._share: tuple[int, int] | None = None
+        self._ids: dict[str, str] = {}
+        """Topics' ids as this object last saw them."""
+        self.newest: Position | None = None
+        """Where the partitions ended when `latest` last looked."""
         _check_numbers(self)
 
     @property
@@ -118,21 +118,27 @@ class KafkaSource(ResettableSource):
         Raises:
             SourceError: They are not, or no broker answers.
         """
-        self._partitions(required=True)
+        self._find().complete(self.servers)
 
     def start(self) -> Position:
         """Where a pipeline without a stored position begins, resolved to offsets."""
-        return to_json(self._resolved(self.starting, self._partitions(required=True), "startingOffsets"))
+        found = self._find().complete(self.servers)
+        self._ids |= found.ids
+        return self._own(start_offsets(self.starting, found.partitions, self._lookup()))
 
     def end(self) -> Position:
-        """`ending`, or now, resolved to offsets."""
-        partitions = self._partitions(required=False)
-        return to_json(self._resolved(self.ending or bound("latest", "ending"), partitions, "endingOffsets"))
+        """`ending`, or the end as of now, resolved to offsets."""
+        return self._own(end_offsets(self.ending or FROM_LATEST, self._find().partitions, self._lookup()))
 
     def latest(self, position: Position, limit: int | None = None, until: Position | None = None) -> Position:
         """How far can be read now; see ResettableSource."""
         before = from_json(position)
-        held = self._held(before)
+        found = self._find()
+        held = self._lookup().held([p for p in found.partitions if self._is_own(p)], before)
+        anew = {topic for topic, id_ in found.ids.items() if self._ids.get(topic, id_) != id_}
+        self._report([str(loss) for loss in planning.losses(before, held, anew)])
+        self._ids |= found.ids
+        self.newest = to_json({partition: there.stable for partition, there in held.items()})
         end = planning.reach(before, held, limit=limit, until=None if until is None else from_json(until))
         return to_json(end)
 
@@ -181,13 +187,13 @@ class KafkaSource(ResettableSource):
     def share(self, subtask: int, parallelism: int) -> Self:
         """This source, less what other subtasks read."""
         part = copy.copy(self)
-        part._share = (subtask, parallelism)  # noqa: SLF001 - its own copy
+        part._share, part._ids = (subtask, parallelism), {}  # noqa: SLF001 - its own copy
         return part
 
     def merge(self, positions: Sequence[Position]) -> Position:
         """One position out of several, less what is not in this share."""
         merged = {partition: offset for position in positions for partition, offset in from_json(position).items()}
-        return to_json({partition: offset for partition, offset in merged.items() if self._mine(partition)})
+        return self._own(merged)
 
     def publish(self, position: Position) -> None:
         """Commit offsets to the consumer group, if there is one.
@@ -200,57 +206,24 @@ class KafkaSource(ResettableSource):
 
             publish_offsets(self.settings, self.group, position)
 
-    def _mine(self, partition: Partition) -> bool:
+    @property
+    def servers(self) -> str:
+        """The bootstrap servers."""
+        return str(self.settings["bootstrap.servers"])
+
+    def _is_own(self, partition: Partition) -> bool:
         return self._share is None or in_share(partition, *self._share)
+
+    def _own(self, offsets: Offsets) -> Position:
+        return to_json({partition: offset for partition, offset in offsets.items() if self._is_own(partition)})
+
+    def _find(self) -> Found:
+        return find(self.selection, self._lookup())
 
     def _lookup(self, patience: float | None = None) -> Lookup:
         committed = str(self.settings[ISOLATION]).lower() == COMMITTED
         patience = self.timeout if patience is None else patience
         return Lookup(self.settings.connection(), committed=committed, patience=patience)
-
-    def _partitions(self, *, required: bool) -> list[Partition]:
-        """What is read, as far as it exists now.
-
-        Raises:
-            SourceError: `required`, and something is missing.
-        """
-        lookup = self._lookup()
-        if self.assign is not None:
-            names: Sequence[str] = sorted({partition.topic for partition in self.assign})
-        else:
-            names = lookup.topics_like(self.pattern) if self.pattern is not None else self.topics or ()
-        counts = {topic: count for topic, (_, count) in lookup.partitions_of(names).items()}
-        there = [Partition(topic, n) for topic, count in counts.items() for n in range(count)]
-        if self.assign is not None:
-            there = [partition for partition in there if partition in set(self.assign)]
-        missing = [str(p) for p in self.assign or () if p not in there]
-        missing += [] if self.pattern is not None else [name for name in names if name not in counts]
-        if required and missing:
-            raise SourceError(
-                f"Kafka at {self.settings['bootstrap.servers']} has no {', '.join(missing)}: create it first"
-            )
-        return sorted(partition for partition in there if self._mine(partition))
-
-    def _held(self, position: Offsets) -> dict[Partition, planning.Held]:
-        held = self._lookup().held(self._partitions(required=False), position)
-        self._report([str(loss) for loss in planning.losses(position, held)])
-        return held
-
-    def _resolved(self, given: Bound, partitions: Sequence[Partition], what: str) -> Offsets:
-        lookup = self._lookup()
-        numbers = spread(given, partitions, what) if self._share is None else _within(given, partitions, what)
-        if not isinstance(given, AtTime):
-            [offsets] = lookup.offsets(numbers)
-            return offsets
-        found = lookup.at_times(numbers)
-        late = [str(partition) for partition, offset in found.items() if offset < 0]
-        if late and not given.or_latest and what.startswith("starting"):
-            raise SourceError(
-                f"no record of {', '.join(late)} is as new as the starting time: with "
-                "startingOffsetsByTimestampStrategy=latest (AtTime(or_latest=True)) reading begins at the end"
-            )
-        [offsets] = lookup.offsets({partition: LATEST if o < 0 else o for partition, o in found.items()})
-        return offsets
 
     def _is_there(self, partition: Partition) -> bool:
         """Whether the brokers know the partition; as far as they answer at all."""
@@ -282,15 +255,6 @@ class KafkaSource(ResettableSource):
             )
         for loss in losses:
             _log.warning("records are lost and left out, as failOnDataLoss=false allows: %s", loss)
-
-
-def _within(given: Bound, partitions: Sequence[Partition], what: str) -> dict[Partition, int]:
-    """As `spread`, for a share: partitions of other shares may be named."""
-    named = dict(given.offsets if not isinstance(given, AtTime) else given.of)
-    default = given.milliseconds if isinstance(given, AtTime) else given.default
-    if default is None and any(partition not in named for partition in partitions):
-        return spread(given, partitions, what)
-    return {partition: named.get(partition, EARLIEST if default is None else default) for partition in partitions}
 
 
 def _check_numbers(source: KafkaSource) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .base import Split
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from .offsets import Offsets, Partition
 
@@ -39,8 +39,12 @@ class Loss(NamedTuple):
     """The offset from which on they were wanted."""
     held: Held | None
     """What is there instead; None: no such partition."""
+    anew: bool = False
+    """The topic is another one of the same name."""
 
     def __str__(self) -> str:
+        if self.anew:
+            return f"{self.partition} was deleted and made anew after offset {self.wanted} was reached"
         if self.held is None:
             return f"{self.partition} was deleted after offset {self.wanted} was reached"
         if self.wanted < self.held.earliest:
@@ -51,13 +55,20 @@ class Loss(NamedTuple):
         )
 
 
-def losses(position: Mapping[Partition, int], held: Mapping[Partition, Held]) -> list[Loss]:
-    """What a position needs and the brokers do not hold, new partitions included."""
+def losses(position: Mapping[Partition, int], held: Mapping[Partition, Held], anew: Collection[str] = ()) -> list[Loss]:
+    """What a position needs and the brokers do not hold, new partitions included.
+
+    Args:
+        position: How far was read.
+        held: What the brokers hold.
+        anew: Topics that are known to be others than those of the position.
+    """
     found = []
     for partition in sorted({*position, *held}):
         there, wanted = held.get(partition), position.get(partition, 0)
-        if there is None or wanted < there.earliest or wanted > max(there.stable, there.end):
-            found.append(Loss(partition, wanted, there))
+        other = partition.topic in anew and wanted > 0
+        if other or there is None or wanted < there.earliest or wanted > max(there.stable, there.end):
+            found.append(Loss(partition, wanted, there, other))
     return found
 
 

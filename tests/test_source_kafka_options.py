@@ -22,7 +22,7 @@ ORDERS = {**SERVERS, "subscribe": "orders"}
 
 def test_options_are_read_without_regard_to_case():
     source = stream_source({**SERVERS, "SUBSCRIBE": "b, a", "MaxOffsetsPerTrigger": "10", "includeheaders": "TRUE"})
-    assert source.topics == ("a", "b")
+    assert source.selection.topics == ("a", "b")
     assert source.max_offsets_per_trigger == 10
     assert source.include_headers
 

@@ -72,9 +72,9 @@ class KafkaFormat(SinkFormat):
     def schema(self) -> StructType:
         """Columns of Spark's own Kafka source; headers with includeHeaders."""
         from .kafka_source import spark_schema  # noqa: PLC0415 - an extra
-        from .kafka_source_options import includes_headers  # noqa: PLC0415 - read here only
+        from .kafka_source_options import check_options  # noqa: PLC0415 - read here only
 
-        return spark_schema(include_headers=includes_headers(self.options))
+        return spark_schema(include_headers=check_options(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's name
         """A stream reader out of `subscribe`, `startingOffsets` and what else docs/kafka-source.md lists."""

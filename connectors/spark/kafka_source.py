@@ -1,8 +1,7 @@
 """The readers of `format("onceward-kafka")`: a KafkaSource, as Spark's Python data sources want it.
 
 Spark keeps the positions: they are written to the checkpoint before a batch runs and handed back after a restart.
-From pyspark 4.2 on a query's limits and the trigger availableNow are known to Python sources; before, each batch takes
-what maxOffsetsPerTrigger allows from where the last one ended, and availableNow reads one batch.
+From pyspark 4.2 on Python sources are told a query's limits and the trigger availableNow.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pyspark.sql.types import (
 
 from ...core.errors import OncewardError
 from .kafka_source_options import batch_source, stream_source
-from .read_limits import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from .read_limits import LIMITS, ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -78,6 +77,10 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offsets: Offsets = self._source.latest(start, rows, self._target)
         return offsets
 
+    def reportLatestOffset(self) -> Offsets | None:  # noqa: N802 - Spark's name
+        """Where everything ended when the batch was planned, for the query's progress."""
+        return self._source.newest
+
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         """The tasks of a batch."""
         return [KafkaRange(split) for split in self._source.splits(start, end)]
@@ -92,6 +95,33 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._source.publish(end)
         except OncewardError as error:
             _log.warning("offsets could not be published to consumer group %s: %s", self._source.group, error)
+
+
+class KafkaStreamReaderBeforeLimits(KafkaStreamReader):
+    """Reads a stream on pyspark 4.0 and 4.1, which asks for the next end without saying where the last one was.
+
+    The first batch after a restart takes all there is: only then it is not known where it begins.
+    """
+
+    def __init__(self, source: KafkaSource) -> None:
+        super().__init__(source)
+        self._at: Offsets | None = None
+
+    def initialOffset(self) -> Offsets:  # noqa: N802 - Spark's name
+        """Where a new query begins."""
+        self._at = super().initialOffset()
+        return self._at
+
+    def latestOffset(self) -> Offsets:  # type: ignore[override]  # noqa: N802 - the older signature
+        """Where the next batch ends."""
+        if self._at is None:
+            return dict(self._source.end())
+        return super().latestOffset(self._at, self.getDefaultReadLimit())
+
+    def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
+        """The tasks of a batch."""
+        self._at = end
+        return super().partitions(start, end)
 
 
 class KafkaBatchReader(DataSourceReader):
@@ -121,7 +151,8 @@ def _batches(source: KafkaSource, partition: InputPartition) -> Iterator[pa.Reco
 
 def stream_reader(options: Mapping[str, str]) -> KafkaStreamReader:
     """The reader of a streaming query."""
-    return KafkaStreamReader(stream_source(options))
+    kind = KafkaStreamReader if LIMITS else KafkaStreamReaderBeforeLimits
+    return kind(stream_source(options))
 
 
 def batch_reader(options: Mapping[str, str]) -> KafkaBatchReader:

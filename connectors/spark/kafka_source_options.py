@@ -104,9 +104,18 @@ def batch_source(given: Mapping[str, str]) -> KafkaSource:
     return _source(options, "earliest", ending=_bound(options, "ending", "latest"))
 
 
-def includes_headers(given: Mapping[str, str]) -> bool:
-    """Whether there is a column headers."""
-    return Options(given).flag("includeHeaders", default=False)
+def check_options(given: Mapping[str, str]) -> bool:
+    """Check options as far as can be when it is not known yet whether the query is a stream or a batch.
+
+    Returns:
+        Whether there is a column headers.
+
+    Raises:
+        ConfigurationError: An option is unknown or wrong; the message names it.
+    """
+    options = Options(given)
+    options.refuse_unknown(STREAM + ONLY_STREAM + ONLY_BATCH, (), "any")
+    return _source(options, "earliest").include_headers
 
 
 def _source(options: Options, starting: str, **more: Any) -> KafkaSource:

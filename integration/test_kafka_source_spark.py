@@ -1,0 +1,323 @@
+"""`spark.readStream.format("onceward-kafka")` and `spark.read`, on real Spark and Kafka, without any jar."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from pyspark.errors import PySparkException, StreamingQueryException
+
+from onceward.connectors.spark import exactly_once, register
+from onceward.connectors.spark.kafka_source import KafkaStreamReaderBeforeLimits
+from onceward.connectors.spark.kafka_source_options import stream_source
+from onceward.core.steps import Step
+from onceward.sinks import KafkaSink
+from onceward.sources import Split
+
+from .kafka_source_kit import Writer, values, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from onceward.connectors.dev import KafkaServer
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+
+
+class Seen:
+    """A foreachBatch function that keeps the rows of each batch."""
+
+    def __init__(self, then: Callable[[int], None] | None = None) -> None:
+        self.batches: dict[int, list[tuple[Any, ...]]] = {}
+        self.tasks: dict[int, int] = {}
+        self._then = then
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        self.tasks[batch] = frame.rdd.getNumPartitions()
+        rows = frame.select("topic", "partition", "offset", "value").collect()
+        self.batches[batch] = sorted((r.topic, r.partition, r.offset, bytes(r.value)) for r in rows)
+        if self._then is not None:
+            self._then(batch)
+
+    @property
+    def values(self) -> list[str]:
+        return [value.decode() for batch in sorted(self.batches) for *_, value in self.batches[batch]]
+
+
+class Bench:
+    """Queries of one test."""
+
+    def __init__(self, spark: SparkSession, writer: Writer, folder: Path) -> None:
+        self.spark, self.writer, self.checkpoint = spark, writer, folder / "checkpoint"
+        register(spark)
+
+    def options(self, topic: str | None, more: dict[str, Any]) -> dict[str, str]:
+        chosen = {"subscribe": topic} if topic else {}
+        options = {
+            "kafka.bootstrap.servers": self.writer.servers,
+            "kafkaConsumer.pollTimeoutMs": 20_000,
+            **chosen,
+            **more,
+        }
+        return {name: str(value) for name, value in options.items()}
+
+    def stream(self, topic: str | None = None, **more: Any) -> DataFrame:
+        options = {"startingOffsets": "earliest", **more}
+        return self.spark.readStream.format("onceward-kafka").options(**self.options(topic, options)).load()
+
+    def batch(self, topic: str | None = None, **more: Any) -> DataFrame:
+        return self.spark.read.format("onceward-kafka").options(**self.options(topic, more)).load()
+
+    def start(self, frame: DataFrame, seen: Seen, **trigger: Any) -> StreamingQuery:
+        writer = frame.writeStream.foreachBatch(seen).option("checkpointLocation", str(self.checkpoint))
+        return writer.trigger(**(trigger or {"availableNow": True})).start()
+
+    def run(self, frame: DataFrame, seen: Seen | None = None, **trigger: Any) -> Seen:
+        seen = seen or Seen()
+        query = self.start(frame, seen, **trigger)
+        try:
+            assert query.awaitTermination(120)
+        finally:
+            query.stop()
+        return seen
+
+    def forget_newest_commit(self) -> None:
+        """As if the driver had died just before it logged its last batch."""
+        folder = self.checkpoint / "commits"
+        newest = max((file for file in folder.iterdir() if file.name.isdigit()), key=lambda file: int(file.name))
+        newest.unlink()
+        (folder / f".{newest.name}.crc").unlink(missing_ok=True)
+
+    def offsets(self, batch: int) -> Any:
+        return json.loads((self.checkpoint / "offsets" / str(batch)).read_text().splitlines()[2])
+
+
+@pytest.fixture
+def bench(spark: SparkSession, kafka: KafkaServer, tmp_path: Path) -> Bench:
+    return Bench(spark, Writer(kafka.bootstrap_servers), tmp_path)
+
+
+def texts(*numbers: int) -> list[str]:
+    return [str(number) for number in range(*numbers)]
+
+
+def committed(servers: str, group: str, topic: str, partitions: int = 1) -> list[int]:
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": group})
+    try:
+        wanted = [TopicPartition(topic, number) for number in range(partitions)]
+        return [found.offset for found in consumer.committed(wanted, timeout=30)]
+    finally:
+        consumer.close()
+
+
+def test_a_batch_has_the_columns_and_rows_of_sparks_own_source(bench: Bench, topic: Callable[..., str]):
+    name = topic(2)
+    bench.writer.send(name, ["a"], partition=1, key=b"k", headers=[("h", b"1"), ("h", None)], timestamp=1_500)
+    bench.writer.send(name, [None], partition=0)
+    frame = bench.batch(name, includeHeaders="true")
+    assert [f"{field.name} {field.dataType.simpleString()}" for field in frame.schema] == [
+        "key binary",
+        "value binary",
+        "topic string",
+        "partition int",
+        "offset bigint",
+        "timestamp timestamp",
+        "timestampType int",
+        "headers array<struct<key:string,value:binary>>",
+    ]
+    row = frame.where("partition = 1").selectExpr("*", "unix_millis(timestamp) AS ms").collect()[0]
+    assert (bytes(row.key), bytes(row.value), row.topic, row.offset, row.ms) == (b"k", b"a", name, 0, 1500)
+    assert [(header.key, header.value) for header in row.headers] == [("h", b"1"), ("h", None)]
+    empty = frame.where("partition = 0").collect()[0]
+    assert (empty.key, empty.value, empty.headers) == (None, None, None)
+    assert "headers" not in bench.batch(name).columns
+
+
+def test_a_batch_reads_from_starting_to_ending_offsets(bench: Bench, topic: Callable[..., str]):
+    name = topic(2)
+    bench.writer.commit(name, range(20), partition=0)
+    bench.writer.send(name, range(20, 30), partition=1)
+    ends = {"endingOffsets": json.dumps({name: {"0": 15, "1": -1}})}
+    starts = {"startingOffsets": json.dumps({name: {"0": 5, "1": -2}})}
+    rows = bench.batch(name, **starts, **ends).selectExpr("CAST(value AS string)").collect()
+    assert sorted(int(row[0]) for row in rows) == [*range(5, 15), *range(20, 30)]
+    assert bench.batch(name, startingOffsets="latest").count() == 0
+    assert bench.batch(name, minPartitions=7).rdd.getNumPartitions() == 7
+    assert bench.batch(name, minPartitions=7).count() == 30
+
+
+def test_available_now_reads_what_is_there_in_limited_batches_and_stops(bench: Bench, topic: Callable[..., str]):
+    name = topic(2)
+    bench.writer.send(name, range(60), partition=0)
+    bench.writer.send(name, range(60, 100), partition=1)
+    late = Seen(lambda batch: bench.writer.send(name, ["late"]) if batch == 0 else None)
+    seen = bench.run(bench.stream(name, maxOffsetsPerTrigger=25), late)
+    assert sorted(seen.values, key=int) == texts(100)
+    assert [len(rows) for rows in seen.batches.values()] == [25, 25, 25, 25]
+    assert {partition for _, partition, *_ in seen.batches[0]} == {0, 1}
+    assert bench.run(bench.stream(name, maxOffsetsPerTrigger=25)).values == ["late"]
+
+
+def test_once_reads_everything_there_is(bench: Bench, topic: Callable[..., str]):
+    name = topic()
+    bench.writer.send(name, range(40))
+    seen = bench.run(bench.stream(name, maxOffsetsPerTrigger=10), once=True)
+    assert seen.values == texts(40)
+
+
+def test_a_running_query_reads_what_comes_and_goes_on_after_a_restart(bench: Bench, topic: Callable[..., str]):
+    name = topic()
+    bench.writer.send(name, ["before"])
+    seen = Seen()
+    query = bench.start(bench.stream(name, startingOffsets="latest"), seen, processingTime="100 milliseconds")
+    wait_until(lambda: query.status["message"] == "Waiting for data to arrive")
+    bench.writer.commit(name, range(5))
+    wait_until(lambda: seen.values == texts(5))
+    query.stop()
+    bench.writer.commit(name, range(5, 9))
+    again = bench.run(bench.stream(name))
+    assert again.values == texts(5, 9)
+
+
+def test_67_a_replayed_batch_has_the_same_rows_whatever_happened_since(bench: Bench, topic: Callable[..., str]):
+    name = topic(2)
+    bench.writer.commit(name, range(30), partition=0)
+    bench.writer.abort(name, range(500, 520), partition=0)
+    with bench.writer.transaction(name, range(30, 50), partition=1) as transaction:
+        first = bench.run(bench.stream(name))
+        transaction.commit()
+    assert sorted(first.values, key=int) == texts(30)
+    bench.writer.commit(name, range(50, 70), partition=0)
+    bench.forget_newest_commit()
+    second = bench.run(bench.stream(name, minPartitions=5))
+    assert second.batches[0] == first.batches[0]
+    assert sorted(first.values + second.values[30:], key=int) == texts(70)
+
+
+def test_68_offsets_below_retention_stop_the_query_with_words(bench: Bench, topic: Callable[..., str]):
+    name = topic()
+    bench.writer.send(name, range(10))
+    bench.run(bench.stream(name))
+    bench.writer.send(name, range(10, 30))
+    bench.writer.delete_before(name, 0, 20)
+    with pytest.raises(StreamingQueryException, match=f"{name}-0: offsets 10 to 19 are deleted"):
+        bench.run(bench.stream(name))
+    seen = bench.run(bench.stream(name, failOnDataLoss="false"))
+    assert seen.values == texts(20, 30)
+
+
+def test_70_new_partitions_and_topics_are_picked_up_by_a_running_query(bench: Bench, topic: Callable[..., str]):
+    name = topic(prefix="live")
+    bench.writer.send(name, ["1"])
+    seen = Seen()
+    frame = bench.stream(subscribePattern=f"{re.escape(name)}.*")
+    query = bench.start(frame, seen, processingTime="100 milliseconds")
+    wait_until(lambda: seen.values == ["1"])
+    bench.writer.add_partitions(name, 2)
+    bench.writer.send(name, ["2"], partition=1)
+    bench.writer.create_topic(f"{name}-b")
+    bench.writer.send(f"{name}-b", ["3"])
+    wait_until(lambda: sorted(seen.values) == ["1", "2", "3"])
+    query.stop()
+    assert bench.offsets(max(seen.batches)) == {name: {"0": 1, "1": 1}, f"{name}-b": {"0": 1}}
+
+
+def test_a_stream_is_cut_into_at_least_min_partitions(bench: Bench, topic: Callable[..., str]):
+    name = topic(2)
+    bench.writer.send(name, range(100), partition=0)
+    bench.writer.send(name, range(100, 110), partition=1)
+    seen = bench.run(bench.stream(name, minPartitions=6))
+    assert sorted(seen.values, key=int) == texts(110)
+    assert seen.tasks == {0: 6}
+
+
+def test_wrong_options_are_named_when_the_source_is_loaded(bench: Bench, topic: Callable[..., str]):
+    name = topic()
+    with pytest.raises(PySparkException, match="unknown options startingoffset"):
+        bench.stream(name, startingOffset="latest")
+    with pytest.raises(PySparkException, match="unknown options startingoffset"):
+        bench.batch(name, startingOffset="latest")
+    with pytest.raises(PySparkException, match="minPartitions must be a whole number"):
+        bench.stream(name, minPartitions="few")
+    with pytest.raises(StreamingQueryException, match="endingOffsets are not for streaming"):
+        bench.run(bench.stream(name, endingOffsets="latest"))
+
+
+def test_before_pyspark_4_2_batches_are_limited_from_where_the_last_one_ended(bench: Bench, topic: Callable[..., str]):
+    name = topic()
+    bench.writer.send(name, range(30))
+    options = bench.options(name, {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 20})
+    reader = KafkaStreamReaderBeforeLimits(stream_source(options))
+    start = reader.initialOffset()
+    end = reader.latestOffset()
+    assert (start, end) == ({name: {"0": 0}}, {name: {"0": 20}})
+    assert [task.split for task in reader.partitions(start, end)] == [Split(f"{name}-0", 0, 20)]
+    assert reader.latestOffset() == {name: {"0": 30}}
+    restarted = KafkaStreamReaderBeforeLimits(stream_source(options))
+    assert restarted.latestOffset() == {name: {"0": 30}}
+
+
+class Copy:
+    """Kafka to Kafka by exactly_once."""
+
+    def __init__(self, bench: Bench, source: str, target: str, group: str) -> None:
+        self.bench, self.source, self.target, self.group = bench, source, target, group
+
+    def run(self) -> None:
+        frame = self.bench.stream(self.source, **{"kafka.group.id": self.group, "maxOffsetsPerTrigger": 10})
+        sink = KafkaSink("copy", bootstrap_servers=self.bench.writer.servers, topic=self.target)
+        query = exactly_once(
+            frame.selectExpr("key", "value"), sink, checkpoint=str(self.bench.checkpoint), pipeline=self.target
+        )
+        running = query.trigger(availableNow=True).start()
+        try:
+            running.awaitTermination()
+        finally:
+            running.stop()
+
+    def copied(self) -> list[str]:
+        source = self.bench.writer.source(self.target)
+        return sorted(values(source, source.start(), source.latest(source.start())), key=int)
+
+    def published(self) -> list[int]:
+        return committed(self.bench.writer.servers, self.group, self.source)
+
+
+def test_69_offsets_are_published_after_the_epoch_is_completed_the_last_one_included(
+    bench: Bench, topic: Callable[..., str]
+):
+    from .spark_kit import crash_at
+
+    copy = Copy(bench, topic(), topic(), "copies")
+    bench.writer.send(copy.source, range(30))
+    with crash_at(Step.DECIDE_AFTER, count=2), pytest.raises(StreamingQueryException):
+        copy.run()
+    assert copy.published() == [10]
+    copy.run()
+    assert copy.copied() == texts(30)
+    assert copy.published() == [30]
+
+
+def test_each_source_of_a_query_publishes_to_its_own_group(bench: Bench, topic: Callable[..., str]):
+    one, two, target = topic(), topic(), topic()
+    bench.writer.send(one, range(3))
+    bench.writer.send(two, range(3, 8))
+    frames = [bench.stream(name, **{"kafka.group.id": f"of-{name}"}).select("value") for name in (one, two)]
+    sink = KafkaSink("copy", bootstrap_servers=bench.writer.servers, topic=target)
+    query = exactly_once(frames[0].union(frames[1]), sink, checkpoint=str(bench.checkpoint), pipeline=target)
+    query.trigger(availableNow=True).start().awaitTermination()
+    assert [committed(bench.writer.servers, f"of-{name}", name) for name in (one, two)] == [[3], [5]]
+
+
+def test_69_with_another_sink_spark_publishes_a_batch_late(bench: Bench, topic: Callable[..., str]):
+    name = topic()
+    bench.writer.send(name, range(20))
+    bench.run(bench.stream(name, **{"kafka.group.id": f"late-{name}", "maxOffsetsPerTrigger": 10}))
+    assert committed(bench.writer.servers, f"late-{name}", name)[0] in (10, 20)
