@@ -1,0 +1,172 @@
+"""What the benchmarks share: services, a session, a filled topic, timed queries."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import confluent_kafka
+import psutil
+import psycopg
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from pyspark.sql import SparkSession
+
+from onceward.connectors.demo.pipeline import PEER_JARS
+from onceward.connectors.dev import DevServices, dev_services
+from onceward.connectors.dev.jars import ensure_jars
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+PARTITIONS = 4
+
+
+@dataclass
+class Bench:
+    """Services and a session, for one run of a benchmark."""
+
+    services: DevServices
+    spark: SparkSession
+    home: Path
+
+    @property
+    def servers(self) -> str:
+        """Kafka's address."""
+        return self.services.bootstrap_servers
+
+    @property
+    def dsn(self) -> str:
+        """PostgreSQL's connection URI."""
+        return self.services.dsn
+
+    def topic(self, partitions: int = PARTITIONS) -> str:
+        """A new topic."""
+        name = f"bench-{uuid.uuid4().hex[:8]}"
+        admin = AdminClient({"bootstrap.servers": self.servers})
+        admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
+        return name
+
+    def table(self) -> str:
+        """A new table (key text, value text)."""
+        name = f"bench_{uuid.uuid4().hex[:8]}"
+        with psycopg.connect(self.dsn) as connection:
+            connection.execute(f"CREATE TABLE {name} (key text, value text)")
+        return name
+
+    def filled_topic(self, rows: int, size: int) -> str:
+        """A topic with `rows` messages of about `size` bytes."""
+        name = self.topic()
+        producer = confluent_kafka.Producer({"bootstrap.servers": self.servers, "linger.ms": 20})
+        payload = "x" * size
+        for number in range(rows):
+            while True:
+                try:
+                    producer.produce(name, f"{number}:{payload}", str(number), number % PARTITIONS)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+            if number % 10000 == 0:
+                producer.poll(0)
+        producer.flush()
+        return name
+
+    def source(self, topic: str, per_trigger: int) -> DataFrame:
+        """Spark's own source over a topic: the same for everybody who is compared."""
+        stream = self.spark.readStream.format("kafka").option("kafka.bootstrap.servers", self.servers)
+        stream = stream.option("subscribe", topic).option("startingOffsets", "earliest")
+        frame = stream.option("maxOffsetsPerTrigger", per_trigger).load()
+        return frame.selectExpr("cast(key as string) AS key", "cast(value as string) AS value")
+
+    def checkpoint(self) -> str:
+        """A new checkpoint folder."""
+        return str(self.home / "checkpoints" / uuid.uuid4().hex)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One timed query: seconds and CPU seconds of its batches, and each batch's milliseconds."""
+
+    rows: int
+    seconds: float
+    cpu: float
+    batches: list[int]
+
+
+@contextmanager
+def bench() -> Iterator[Bench]:
+    """Services and a session."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    with tempfile.TemporaryDirectory(prefix="onceward-bench-") as folder, dev_services(Path(folder) / "s") as services:
+        jars = ",".join(str(jar) for jar in ensure_jars(PEER_JARS).glob("*.jar"))
+        builder = SparkSession.builder.master("local[2]").config("spark.jars", jars)
+        builder = builder.config("spark.ui.enabled", "false").config("spark.driver.memory", "2g")
+        builder = builder.config("spark.sql.streaming.numRecentProgressUpdates", "1000")
+        spark = builder.getOrCreate()
+        spark.sparkContext.setLogLevel("ERROR")
+        yield Bench(services, spark, Path(folder))
+        spark.stop()
+
+
+def timed(writer: DataStreamWriter) -> Run:
+    """Run a query over all there is."""
+    before = _cpu()
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    progress = [p for p in query.recentProgress if p.numInputRows > 0]
+    batches = [p.durationMs["triggerExecution"] for p in progress]
+    return Run(sum(p.numInputRows for p in progress), sum(batches) / 1000, _cpu() - before, batches)
+
+
+def _cpu() -> float:
+    """CPU seconds of this process and all below it: driver, JVM, Python workers; broker and database too."""
+    me = psutil.Process()
+    total = 0.0
+    for process in [me, *me.children(recursive=True)]:
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def compare(variants: dict[str, Callable[[], Run]], repeats: int) -> dict[str, list[Run]]:
+    """Each variant once to warm up, then all in turn, `repeats` times."""
+    for run in variants.values():
+        run()
+    found: dict[str, list[Run]] = {name: [] for name in variants}
+    for _ in range(repeats):
+        for name, run in variants.items():
+            found[name].append(run())
+    return found
+
+
+def median(values: list[float]) -> float:
+    """The median."""
+    return statistics.median(values)
+
+
+def machine() -> str:
+    """What this was measured on."""
+    memory = psutil.virtual_memory().total / 2**30
+    return f"{psutil.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.machine()}, broker and database beside it"
+
+
+def show(title: str, lines: list[str], facts: dict[str, Any]) -> None:
+    """Print a result as Markdown."""
+    print(f"\n### {title}\n")
+    print(", ".join(f"{key}: {value}" for key, value in facts.items()))
+    print()
+    print("\n".join(lines), flush=True)

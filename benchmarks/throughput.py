@@ -1,0 +1,99 @@
+"""Throughput: Kafka → Kafka and Kafka → PostgreSQL through Spark, against Spark's own writers and its noop sink.
+
+    python benchmarks/throughput.py [--rows 1000000] [--repeats 5]
+
+The same data and the same source (Spark's own) for all; runs in turn; the ratio is the median of the ratios run by run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from common import Bench, Run, bench, compare, machine, median, show, timed
+
+from onceward.connectors.spark import exactly_once
+from onceward.sinks import KafkaSink, PostgresSink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame
+
+SIZE = 100
+
+
+def kafka_variants(lab: Bench, topic: str, rows: int) -> dict[str, Callable[[], Run]]:
+    """Into a topic."""
+
+    def ours() -> Run:
+        sink = KafkaSink("topic", bootstrap_servers=lab.servers, topic=lab.topic())
+        return timed(exactly_once(lab.source(topic, rows // 2), sink, checkpoint=lab.checkpoint()))
+
+    def spark() -> Run:
+        writer = lab.source(topic, rows // 2).writeStream.format("kafka").option("topic", lab.topic())
+        writer = writer.option("kafka.bootstrap.servers", lab.servers)
+        return timed(writer.option("checkpointLocation", lab.checkpoint()))
+
+    return {"onceward": ours, "Spark's Kafka sink (at least once)": spark, "noop": lambda: noop(lab, topic, rows)}
+
+
+def postgres_variants(lab: Bench, topic: str, rows: int) -> dict[str, Callable[[], Run]]:
+    """Into a table."""
+    url = f"jdbc:{lab.dsn.split('://')[0]}://{lab.dsn.split('@')[1]}?reWriteBatchedInserts=true"
+    user, password = lab.dsn.split("://")[1].split("@")[0].split(":")
+    properties = {"driver": "org.postgresql.Driver", "user": user, "password": password, "batchsize": "10000"}
+
+    def ours() -> Run:
+        sink = PostgresSink("table", dsn=lab.dsn, table=lab.table())
+        return timed(exactly_once(lab.source(topic, rows // 2), sink, checkpoint=lab.checkpoint()))
+
+    def spark() -> Run:
+        table = lab.table()
+
+        def write(batch: DataFrame, _: int) -> None:
+            batch.write.mode("append").jdbc(url, table, properties=properties)
+
+        writer = lab.source(topic, rows // 2).writeStream.foreachBatch(write)
+        return timed(writer.option("checkpointLocation", lab.checkpoint()))
+
+    return {"onceward": ours, "Spark's JDBC writer (at least once)": spark, "noop": lambda: noop(lab, topic, rows)}
+
+
+def noop(lab: Bench, topic: str, rows: int) -> Run:
+    """The ceiling of any sink: the source alone."""
+    writer = lab.source(topic, rows // 2).writeStream.format("noop")
+    return timed(writer.option("checkpointLocation", lab.checkpoint()))
+
+
+def report(title: str, found: dict[str, list[Run]], rows: int, repeats: int) -> None:
+    """A table, and the ratios run by run."""
+    lines = ["| writer | rows/s (median) | CPU s per million rows | onceward's speed against it |", "|---|---|---|---|"]
+    ours = found["onceward"]
+    for name, runs in found.items():
+        speed = median([run.rows / run.seconds for run in runs])
+        cpu = median([run.cpu / run.rows * 1e6 for run in runs])
+        ratios = [other.seconds / own.seconds for own, other in zip(ours, runs, strict=True)]
+        lines.append(
+            f"| {name} | {speed:,.0f} | {cpu:.1f} | {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) |"
+        )
+    show(title, lines, {"machine": machine(), "rows": f"{rows:,} of {SIZE} bytes", "repeats": repeats})
+
+
+def main() -> None:
+    """Run both."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    with bench() as lab:
+        topic = lab.filled_topic(arguments.rows, SIZE)
+        for title, variants in (
+            ("Kafka → Kafka", kafka_variants(lab, topic, arguments.rows)),
+            ("Kafka → PostgreSQL", postgres_variants(lab, topic, arguments.rows)),
+        ):
+            report(title, compare(variants, arguments.repeats), arguments.rows, arguments.repeats)
+
+
+if __name__ == "__main__":
+    main()
