@@ -161,7 +161,8 @@ def median(values: list[float]) -> float:
 def machine() -> str:
     """What this was measured on."""
     memory = psutil.virtual_memory().total / 2**30
-    return f"{psutil.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.machine()}, broker and database beside it"
+    where = f"{platform.system()} {platform.machine()}, broker and database beside it"
+    return f"{psutil.cpu_count()} cores, {memory:.0f} GiB, {where}"
 
 
 def show(title: str, lines: list[str], facts: dict[str, Any]) -> None:

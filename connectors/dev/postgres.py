@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .process import RunAs
 
-SUPERUSER = "onceward"
+SUPERUSER = "dev"
 
 FOR_TWO_PHASE_COMMIT: Mapping[str, str] = {
     "max_prepared_transactions": "100",
