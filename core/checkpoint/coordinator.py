@@ -62,6 +62,7 @@ class Coordinator:
         self.policy = policy or CommitPolicy()
         self.writer = LogWriter(store, pipeline, self.policy.writer_clock())
         self._began = self.policy.monotonic()
+        self._left_behind = False
 
     @property
     def view(self) -> LogView:
@@ -89,7 +90,7 @@ class Coordinator:
         self._finish_decided()
         if rewind is not None:
             self.writer.rewind(NONE if first_epoch is None else first_epoch, rewind)
-        sweep(self.writer, self.sinks.values())
+        self._sweep()
         return self.view
 
     def resume(self, token: WriterToken) -> None:
@@ -179,8 +180,8 @@ class Coordinator:
         permit = self.writer.decide(epoch, committables, sinks=list(self.sinks), epoch_input=epoch_input, state=state)
         if not finish(permit, self.writer, self.sinks, self.policy):
             raise self._conflict(epoch, "its decision was voided (on_lost='replay'); a restart writes it again")
-        if sweep_after or any(ack.retried for ack in acknowledgements):
-            sweep(self.writer, self.sinks.values())
+        if sweep_after or self._left_behind or any(ack.retried for ack in acknowledgements):
+            self._sweep()
         self._tidy(epoch)
 
     def abandon(self, committables: Sequence[Committable]) -> bool:
@@ -240,6 +241,10 @@ class Coordinator:
                 sink.release(scope)
             if self.view.decided == NONE:
                 sink.claim(scope)
+
+    def _sweep(self) -> None:
+        """What a target did not abort now holds locks and readers; the next epoch's end tries again."""
+        self._left_behind = bool(sweep(self.writer, self.sinks.values()).left)
 
     def _finish_decided(self) -> None:
         permit = self.view.permit()

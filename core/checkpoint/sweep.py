@@ -34,10 +34,17 @@ _log = logging.getLogger("onceward.sweep")
 
 @dataclass(frozen=True)
 class Swept:
-    """What a sweep did: aborted transactions, and those it reports and left alone."""
+    """What a sweep did.
+
+    Attributes:
+        aborted: Gone.
+        reported: Left alone, because they are not this log's or this writer's.
+        left: To be aborted, but the target did not do it now: sweep again.
+    """
 
     aborted: tuple[Committable, ...] = ()
     reported: tuple[Committable, ...] = ()
+    left: tuple[Committable, ...] = ()
 
 
 def classify(committable: Committable, view: LogView, start: int) -> LogState:
@@ -60,6 +67,7 @@ def sweep(writer: LogWriter, sinks: Iterable[Participant]) -> Swept:
     reach(Step.SWEEP_BEFORE)
     aborted: list[Committable] = []
     reported: list[Committable] = []
+    left: list[Committable] = []
     for sink in sinks:
         listed = list(sink.lingering(Scope(writer.pipeline, sink.name, writer.token.log)))
         if not listed:
@@ -71,17 +79,17 @@ def sweep(writer: LogWriter, sinks: Iterable[Participant]) -> Swept:
             if what is Action.REPORT:
                 reported.append(committable)
             elif what is Action.ABORT:
-                aborted += _abort(sink, committable)
+                (aborted if _abort(sink, committable) else left).append(committable)
     reach(Step.SWEEP_AFTER)
     for committable in reported:
         _log.warning("left alone: %s is open and not this log's or this writer's", committable.transaction)
-    return Swept(tuple(aborted), tuple(reported))
+    return Swept(tuple(aborted), tuple(reported), tuple(left))
 
 
-def _abort(sink: Participant, committable: Committable) -> list[Committable]:
+def _abort(sink: Participant, committable: Committable) -> bool:
     reach(Step.SWEEP_ABORT_BEFORE)
     outcome = sink.abort(committable)
     if outcome.status is AbortStatus.ABORTED:
-        return [committable]
+        return True
     _log.warning("could not abort %s: %s, %s", committable.transaction, outcome.status, outcome.detail)
-    return []
+    return False
