@@ -95,6 +95,7 @@ class FakeSink:
         self.calls: list[str] = []
         self.states: dict[str, ExternalState] = {}
         self.abort_status = AbortStatus.ABORTED
+        self.keeps_open = False
         self.claim_error: Exception | None = None
         self.completed_error: Exception | None = None
         self.when_listed: Callable[[], object] | None = None
@@ -114,7 +115,7 @@ class FakeSink:
 
     def abort(self, committable: Committable) -> AbortOutcome:
         self.aborted.append(committable.transaction)
-        self.open = [c for c in self.open if c != committable]
+        self.open = [c for c in self.open if c != committable or self.keeps_open]
         return AbortOutcome(self.abort_status)
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:

@@ -533,12 +533,18 @@ class TestSweeping:
             coordinator.commit(epoch, [acknowledgement(won, epoch=epoch, attempt=1, retried=True)], about(epoch))
             assert bench.sink.aborted[-1:] == [lost.transaction]
 
-    def test_an_abort_that_fails_is_left_for_the_next_start(self):
+    def test_an_abort_that_fails_is_tried_again_after_each_epoch(self):
         bench = Bench()
-        self.listed(bench)
+        left = self.listed(bench)
         bench.sink.abort_status = AbortStatus.RETRY_LATER
+        bench.sink.keeps_open = True
         coordinator = bench.opened()
-        assert coordinator.view.start >= 0
+        bench.run(coordinator, 0)
+        assert bench.sink.aborted == [left.transaction] * 2
+        bench.sink.abort_status, bench.sink.keeps_open = AbortStatus.ABORTED, False
+        for epoch in (1, 2):
+            bench.run(coordinator, epoch)
+        assert bench.sink.aborted == [left.transaction] * 3
 
 
 def test_pauses_grow_are_jittered_and_end():
