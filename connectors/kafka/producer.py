@@ -49,8 +49,10 @@ class DeliveryFailures:
         """Delivery report of a failed message."""
         self.count += 1
         if not self.first:
+            # A purged message that was never given a partition has None.
+            partition = message.partition()
             place = f"topic {message.topic()}" + (
-                f" partition {message.partition()}" if message.partition() >= 0 else ""
+                f" partition {partition}" if partition is not None and partition >= 0 else ""
             )
             self.first = f"a message for {place} was refused: {error.str()} ({error.name()})"
 
