@@ -1,0 +1,248 @@
+"""A database as nasty as PostgreSQL with prepared transactions.
+
+What is nasty, all of it measured on the real one and compared again by integration/test_differential_postgres.py:
+
+- COMMIT PREPARED takes whatever the name holds: a stale one commits the newer transaction of a name used twice.
+- While one session ends a prepared transaction, another one is told "busy", which says nothing about the outcome.
+- "Does not exist" is said after a commit and after a rollback alike: only the ledger row knows.
+- Prepared rows keep their locks for ever: a retry that writes the same key fails by lock_timeout.
+- A restart ends open sessions; what is prepared or staged stays.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from onceward.core.errors import PostgresError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .audit import Audit, Txn
+    from .world import Process, World
+
+DONE, BUSY, MISSING = "done", "55000", "42704"
+LOCK_TIMEOUT = 3
+"""Turns that a statement waits for somebody else's lock."""
+
+
+class NoAnswerError(Exception):
+    """The connection broke; the statement may have been carried out, or will be."""
+
+
+@dataclass(eq=False)
+class Session:
+    """A connection with an open transaction."""
+
+    process: Process
+    txn: Txn
+    broken: bool = False
+
+
+@dataclass(eq=False)
+class Held:
+    """A prepared transaction, or staged rows."""
+
+    txn: Txn
+    scope: tuple[str, str, str]
+    busy: bool = False
+
+
+@dataclass
+class Database:
+    """Tables, locks, prepared transactions, staged rows, the ledger."""
+
+    world: World
+    audit: Audit
+    sessions: list[Session] = field(default_factory=list)
+    prepared: dict[str, Held] = field(default_factory=dict)
+    staged: dict[str, Held] = field(default_factory=dict)
+    ledger: dict[str, tuple[str, str, str]] = field(default_factory=dict)
+    owners: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def insert(self, session: Session, rows: list[int], *, unique: bool) -> None:
+        """INSERT into the table itself.
+
+        Raises:
+            PostgresError: Somebody else holds a row's key, or the session is gone.
+        """
+        self.world.point(f"insert {rows}")
+        if self._fault() is not None:
+            session.broken = True
+        for _ in range(LOCK_TIMEOUT):
+            if session.broken:
+                raise PostgresError("the connection is lost")
+            if not unique or not self._locked(session, rows):
+                session.txn.rows += rows
+                return
+            self.world.sleep()
+        raise PostgresError("canceling statement due to lock timeout")
+
+    def _locked(self, session: Session, rows: list[int]) -> bool:
+        live = [s.txn for s in self.sessions if not s.broken and s.process.alive and s is not session]
+        live += [held.txn for held in self.prepared.values()]
+        return any(set(rows) & set(txn.rows) for txn in live if txn.sink == session.txn.sink)
+
+    def put_aside(self, session: Session, gid: str, where: dict[str, Held], what: str) -> None:
+        """PREPARE TRANSACTION, or the COMMIT of staged rows.
+
+        Raises:
+            PostgresError: It failed, or its answer was lost.
+        """
+        self.world.point(f"{what} {gid[-8:]}")
+        fault = self._fault()
+        if session.broken or fault == 0 or gid in where:
+            raise PostgresError(f"{what} failed")
+        txn = session.txn
+        txn.state = "prepared"
+        where[gid] = Held(txn, (txn.pipeline, txn.sink, txn.log))
+        self.sessions.remove(session)
+        if fault is not None:
+            raise PostgresError("no answer")
+
+    def end(self, gid: str, *, commit: bool) -> str:
+        """COMMIT PREPARED or ROLLBACK PREPARED.
+
+        Raises:
+            NoAnswerError: See there.
+        """
+        what = f"{'commit' if commit else 'rollback'} prepared {gid[-8:]}"
+        self.world.point(what)
+        return self._ask(what, lambda: self._end(gid, commit=commit))
+
+    def _end(self, gid: str, *, commit: bool) -> str:
+        held = self.prepared.get(gid)
+        if held is None:
+            return MISSING
+        if held.busy:
+            return BUSY
+        held.busy = held.txn.ending = True
+        self._work([held], "ending")
+        del self.prepared[gid]
+        self._ended(gid, held, commit=commit)
+        return DONE
+
+    def merge(self, gids: Sequence[str]) -> list[str]:
+        """Move what is staged of these into the table, with its ledger rows; the gids that this call moved.
+
+        Raises:
+            NoAnswerError: See there, or the locks of another merge.
+        """
+        self.world.point(f"merge {[gid[-8:] for gid in gids]}")
+        merged: list[str] = []
+        self._ask("merge", lambda: merged.extend(self._take(gids, commit=True)) or DONE)
+        return merged
+
+    def unstage(self, gid: str) -> list[str]:
+        """Delete staged rows; the gids that were there.
+
+        Raises:
+            NoAnswerError: See there.
+        """
+        self.world.point(f"unstage {gid[-8:]}")
+        found: list[str] = []
+        self._ask("unstage", lambda: found.extend(self._take([gid], commit=False)) or DONE)
+        return found
+
+    def _take(self, gids: Sequence[str], *, commit: bool) -> list[str]:
+        there = {gid: self.staged[gid] for gid in gids if gid in self.staged}
+        if any(held.busy for held in there.values()):
+            raise NoAnswerError("canceling statement due to lock timeout")
+        for held in there.values():
+            held.busy = held.txn.ending = True
+        self._work(list(there.values()), "merging")
+        for gid, held in there.items():
+            del self.staged[gid]
+            self._ended(gid, held, commit=commit)
+        return list(there)
+
+    def committed(self, gid: str) -> bool:
+        """Whether the ledger has the row.
+
+        Raises:
+            NoAnswerError: See there.
+        """
+        self.world.point(f"look up {gid[-8:]}")
+        if self._fault() is not None:
+            raise NoAnswerError
+        return gid in self.ledger
+
+    def list_held(self) -> list[tuple[str, Held]]:
+        """pg_prepared_xacts and the table of staged rows.
+
+        Raises:
+            PostgresError: No answer.
+        """
+        self.world.point("list prepared")
+        if self._fault() is not None:
+            raise PostgresError("no answer")
+        return [*self.prepared.items(), *self.staged.items()]
+
+    # What the outside world does
+
+    def restart(self) -> None:
+        """The server restarts."""
+        for session in self.sessions:
+            session.broken = True
+
+    def rollback(self, number: int) -> None:
+        """An operator rolls back some prepared transaction of the pipeline by hand."""
+        for where in (self.prepared, self.staged):
+            gids = [gid for gid, held in where.items() if held.txn.log and not held.busy]
+            if gids:
+                self.audit.on_abort(where.pop(gids[number % len(gids)]).txn, "operator")
+
+    def stale_end(self, number: int) -> None:
+        """Somebody repeats a COMMIT PREPARED of long ago."""
+        gids = list(self.ledger)
+        if gids:
+            held = self.prepared.get(gids[number % len(gids)])
+            if held is not None and not held.busy:
+                del self.prepared[gids[number % len(gids)]]
+                self._ended(gids[number % len(gids)], held, commit=True)
+
+    # How it works
+
+    def _ended(self, gid: str, held: Held, *, commit: bool) -> None:
+        if commit:
+            self.ledger[gid] = held.scope
+            self.audit.on_commit(held.txn)
+            self.audit.on_visible(held.txn, held.txn.rows)
+        else:
+            self.audit.on_abort(held.txn, "sink")
+
+    def _work(self, held: list[Held], what: str) -> None:
+        """The server takes its time, and finishes though its client dies; others meet it at work."""
+        from .world import Killed
+
+        try:
+            if self.world.current is not None:
+                self.world.point(what)
+        except Killed:
+            pass
+        finally:
+            for one in held:
+                one.busy = one.txn.ending = False
+
+    def _fault(self) -> int | None:
+        task = self.world.current
+        return task.target_faults.pop() % 3 if task is not None and task.target_faults else None
+
+    def _ask(self, what: str, call: Callable[[], str]) -> str:
+        fault = self._fault()
+        if fault is None:
+            return call()
+        if fault == 1:
+            call()
+        elif fault == 2:
+            self.world.later(what, lambda: _quietly(call))
+        self.world.note(f"{what} gets no answer ({('not done', 'answer lost', 'arrives late')[fault]})")
+        raise NoAnswerError
+
+
+def _quietly(call: Callable[[], str]) -> None:
+    """Nobody waits for the answer any more."""
+    with suppress(NoAnswerError):
+        call()

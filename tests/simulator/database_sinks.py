@@ -1,0 +1,203 @@
+"""Two sinks on the simulated database; they follow sinks/postgres.py and connectors/postgres step by step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onceward.core.errors import EpochConflictError
+from onceward.core.names import parse_transaction_name
+from onceward.core.transaction import (
+    AbortOutcome,
+    AbortStatus,
+    CommitOutcome,
+    CommitStatus,
+    Committable,
+    ExternalState,
+    WriteContext,
+)
+
+from .audit import Txn
+from .database import BUSY, DONE, Database, NoAnswerError, Session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from onceward.core.names import Scope, TransactionName
+
+    from .audit import Audit
+    from .world import World
+
+
+class DatabaseSink:
+    """What both sinks have in common."""
+
+    transaction_timeout: float | None = None
+    kind = ""
+
+    def __init__(self, name: str, world: World, audit: Audit, database: Database, *, unique: bool) -> None:
+        self.name = name
+        self.world = world
+        self.audit = audit
+        self.database = database
+        self.unique = unique
+
+    def begin(self, context: WriteContext) -> tuple[WriteContext, TransactionName, Session]:
+        """Open a session."""
+        self.world.point("connect")
+        assert self.world.current is not None
+        txn = Txn(*context.scope[:2], context.log, context.writer, context.epoch, context.subtask, context.attempt)
+        session = Session(self.world.current.process, txn)
+        self.database.sessions.append(session)
+        name = self.transaction_name(context)
+        txn.name = str(name)
+        return context, name, session
+
+    def transaction_name(self, context: WriteContext) -> TransactionName:
+        """A name that is used once; a mutant uses it again."""
+        return context.transaction_name()._replace(unique=self.world.token()[:8])
+
+    def write(self, transaction: tuple[WriteContext, TransactionName, Session], batch: list[int]) -> None:
+        """Into the table, or into the staging table, where no key matters."""
+        self.database.insert(transaction[2], list(batch), unique=self.unique and self.kind == "prepared")
+
+    def pre_commit(self, transaction: tuple[WriteContext, TransactionName, Session]) -> Committable:
+        """PREPARE TRANSACTION, or commit the staged rows."""
+        context, name, session = transaction
+        where = self.database.prepared if self.kind == "prepared" else self.database.staged
+        self.database.put_aside(session, str(name), where, "prepare" if self.kind == "prepared" else "stage")
+        committable = Committable(
+            kind=self.kind,
+            pipeline=context.pipeline,
+            sink=self.name,
+            log=context.log,
+            writer=context.writer,
+            epoch=context.epoch,
+            subtask=context.subtask,
+            attempt=context.attempt,
+            transaction=str(name),
+            rows=len(session.txn.rows),
+        )
+        self.audit.on_prepared(committable.identity(), session.txn)
+        return committable
+
+    def discard(self, transaction: tuple[WriteContext, TransactionName, Session]) -> None:
+        """Roll back."""
+        transaction[2].broken = True
+        if transaction[2].txn.state == "open":
+            self.audit.on_abort(transaction[2].txn, "discard")
+
+    def warm_up(self, context: WriteContext) -> None:
+        """Nothing to make ready."""
+
+    def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
+        """One by one."""
+        return [self.commit(committable) for committable in committables]
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        """See the subclasses."""
+        raise NotImplementedError
+
+    def lingering(self, scope: Scope) -> Iterable[Committable]:
+        """What is prepared or staged under exactly this pipeline's and sink's name."""
+        found = []
+        for gid, _ in self.database.list_held():
+            name = parse_transaction_name(gid)
+            if name is not None and self.is_mine(name, scope):
+                found.append(
+                    Committable(
+                        kind=self.kind,
+                        pipeline=scope.pipeline,
+                        sink=scope.sink,
+                        log=name.scope.log,
+                        writer=name.start,
+                        epoch=name.epoch,
+                        subtask=name.subtask,
+                        attempt=name.attempt,
+                        transaction=gid,
+                    )
+                )
+        return found
+
+    def is_mine(self, name: TransactionName, scope: Scope) -> bool:
+        """Exactly this pipeline's and sink's; a mutant compares prefixes."""
+        return name.scope[:2] == scope[:2]
+
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
+        """Not used without a time-out."""
+        return [ExternalState.UNKNOWN for _ in committables]
+
+    def claim(self, scope: Scope) -> None:
+        """The first log to come owns the names."""
+        self.world.point("claim")
+        owner = self.database.owners.setdefault(scope[:2], scope.log)
+        if owner != scope.log:
+            raise EpochConflictError(f"the names belong to log {owner}")
+
+    def release(self, scope: Scope) -> None:
+        """Hand the names over."""
+        self.database.owners[scope[:2]] = scope.log
+
+    def completed(self, scope: Scope, epoch: int) -> None:
+        """Nothing to tidy."""
+
+
+class PreparedSink(DatabaseSink):
+    """Rows wait as a prepared transaction; its ledger row is in it."""
+
+    kind = "prepared"
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        """COMMIT PREPARED; if the name is gone, the ledger tells."""
+        try:
+            answer = self.database.end(committable.transaction, commit=True)
+            if answer == DONE:
+                return CommitOutcome(CommitStatus.COMMITTED)
+            if answer == BUSY:
+                return CommitOutcome(CommitStatus.RETRY_LATER, BUSY)
+            known = self.database.committed(committable.transaction)
+        except NoAnswerError:
+            return CommitOutcome(CommitStatus.RETRY_LATER, "no answer")
+        return CommitOutcome(CommitStatus.ALREADY_COMMITTED if known else CommitStatus.LOST, answer)
+
+    def abort(self, committable: Committable) -> AbortOutcome:
+        """ROLLBACK PREPARED; if the name is gone, the ledger tells who won."""
+        try:
+            answer = self.database.end(committable.transaction, commit=False)
+            if answer == DONE:
+                return AbortOutcome(AbortStatus.ABORTED)
+            if answer == BUSY:
+                return AbortOutcome(AbortStatus.RETRY_LATER, BUSY)
+            known = self.database.committed(committable.transaction)
+        except NoAnswerError:
+            return AbortOutcome(AbortStatus.RETRY_LATER, "no answer")
+        return AbortOutcome(AbortStatus.COMMITTED if known else AbortStatus.ABORTED, answer)
+
+
+class StagedSink(DatabaseSink):
+    """Rows wait in a staging table; one merge moves them and writes their ledger rows."""
+
+    kind = "staged"
+
+    def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
+        """One merge for all; what was not staged any more is looked up."""
+        try:
+            merged = self.database.merge([c.transaction for c in committables])
+            return [self._outcome(c, merged) for c in committables]
+        except NoAnswerError:
+            return [CommitOutcome(CommitStatus.RETRY_LATER, "no answer") for _ in committables]
+
+    def _outcome(self, committable: Committable, merged: list[str]) -> CommitOutcome:
+        if committable.transaction in merged:
+            return CommitOutcome(CommitStatus.COMMITTED)
+        known = self.database.committed(committable.transaction)
+        return CommitOutcome(CommitStatus.ALREADY_COMMITTED if known else CommitStatus.LOST)
+
+    def abort(self, committable: Committable) -> AbortOutcome:
+        """Delete the staged rows; the ledger tells who won if there are none."""
+        try:
+            if self.database.unstage(committable.transaction):
+                return AbortOutcome(AbortStatus.ABORTED)
+            known = self.database.committed(committable.transaction)
+        except NoAnswerError:
+            return AbortOutcome(AbortStatus.RETRY_LATER, "no answer")
+        return AbortOutcome(AbortStatus.COMMITTED if known else AbortStatus.ABORTED)

@@ -1,0 +1,310 @@
+# ruff: noqa: ARG002 - overridden methods keep their signatures
+"""The real KafkaSink, its pool of ids, its commits, claims and verdicts, on the simulated broker.
+
+Simulated are the two clients only: the coordinator's (confluent-kafka cannot end a transaction by handle, so there is
+one of the project's own) and the producer.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from onceward.connectors.kafka import commits, pool
+from onceward.connectors.kafka.codes import Code
+from onceward.connectors.kafka.coordinator import Description, Listing
+from onceward.connectors.kafka.handle import Handle
+from onceward.core.errors import KafkaError
+from onceward.core.transaction import AbortOutcome, AbortStatus, Committable
+from onceward.sinks.kafka import KafkaSink, KafkaTransaction
+
+from .audit import Txn
+from .broker import CONCURRENT, NONE, NOT_FOUND, PARTITIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+    from onceward.connectors.kafka.handle import Partition
+    from onceward.core.names import PooledName, Scope
+    from onceward.core.transaction import CommitOutcome
+
+    from .audit import Audit
+    from .broker import Broker
+    from .world import World
+
+TOPIC = "topic"
+ROUNDS = 3
+"""How often a call is repeated before it answers with the last code it got."""
+FOR_EVER = 1e9
+
+
+class SimulatedClient:
+    """TransactionCoordinatorClient: bounded in time, answers with codes, loses answers."""
+
+    def __init__(self, world: World, broker: Broker) -> None:
+        self._world = world
+        self._broker = broker
+
+    def end_many(self, handles: Sequence[Handle], *, commit: bool) -> list[int]:
+        """EndTxn for each."""
+        return [self.end_one(handle, commit=commit) for handle in handles]
+
+    def end_one(self, handle: Handle, *, commit: bool) -> int:
+        """EndTxn."""
+        what = f"{'commit' if commit else 'abort'} {handle.transactional_id[-6:]} epoch {handle.producer_epoch}"
+        return self._patiently(what, lambda: self._broker.end(*handle[:3], commit=commit))
+
+    def fence(self, transactional_id: str, producer_id: int, producer_epoch: int) -> int:
+        """InitProducerId by handle; 51 is an answer here."""
+        return self._once(
+            f"fence {transactional_id[-6:]} epoch {producer_epoch}",
+            lambda: self._broker.fence(transactional_id, producer_id, producer_epoch),
+        )
+
+    def register(self, transactional_id: str) -> int:
+        """InitProducerId of a name that only serves as a note."""
+        return self._once(f"register {transactional_id[-6:]}", lambda: self._broker.init(transactional_id) and NONE)
+
+    def describe(self, ids: Iterable[str]) -> dict[str, Description]:
+        """State and handle of each."""
+        return {name: self._describe(name) for name in list(ids)}
+
+    def _describe(self, name: str) -> Description:
+        code = self._patiently(f"describe {name[-6:]}", lambda: NONE)
+        known = self._broker.look(name)
+        if code != NONE or known is None:
+            return Description(code or NOT_FOUND)
+        handle = Handle(name, known.pid, known.epoch, known.started)
+        return Description(NONE, known.state, handle, 0, frozenset((TOPIC, n) for n in known.partitions))
+
+    def list_transactions(self, states: Collection[str] = (), *, prefix: str = "") -> list[Listing]:
+        """All ids in these states."""
+        if self._once("list transactions", lambda: NONE) != NONE:
+            raise KafkaError("no answer")
+        found = [self._broker.look(name) for name in self._broker.ids if name.startswith(prefix)]
+        return [Listing(k.name, k.pid, k.state) for k in found if k is not None and (not states or k.state in states)]
+
+    def describe_producers(
+        self, partitions: Collection[Partition], *, patience: float | None = None
+    ) -> dict[Partition, dict[tuple[int, int], int] | None]:
+        """Whose transactions the partitions have open, as their leaders see it."""
+        if self._once("describe producers", lambda: NONE) != NONE:
+            return dict.fromkeys(partitions)
+        return {at: self._broker.open_producers(at[1]) for at in sorted(partitions)}
+
+    def partitions_of(self, topics: Collection[str]) -> list[Partition]:
+        """Partitions that have a leader."""
+        return [(TOPIC, n) for n in range(PARTITIONS) if topics and not self._broker.leaderless(n)]
+
+    def write_marker(
+        self, partition: Partition, producer: tuple[int, int], coordinator_epoch: int, *, commit: bool
+    ) -> int:
+        """End a transaction in one partition."""
+        return self._once(
+            f"marker {'commit' if commit else 'abort'} {producer} in {partition[1]} of {coordinator_epoch}",
+            lambda: self._broker.write_marker(partition[1], producer, commit=commit),
+        )
+
+    def _patiently(self, what: str, call: Callable[[], int]) -> int:
+        code = int(Code.NO_ANSWER)
+        for number in range(ROUNDS):
+            if number:
+                self._world.sleep()
+            code = self._once(what, call)
+            if code not in (Code.NO_ANSWER, CONCURRENT):
+                break
+        return code
+
+    def _once(self, what: str, call: Callable[[], int]) -> int:
+        fault = fault_at(self._world, what)
+        if fault is None:
+            return call()
+        if fault == 1:
+            call()
+        elif fault == 2:
+            self._world.later(what, lambda: call() and None)
+        return Code.NO_ANSWER
+
+
+def fault_at(world: World, what: str) -> int | None:
+    """A point, and which fault the call there has: 0 not done, 1 answer lost, 2 arrives late; None for none."""
+    world.point(what)
+    task = world.current
+    if task is None or not task.target_faults:
+        return None
+    fault = task.target_faults.pop() % 3
+    world.note(f"{what} gets no answer ({('not done', 'answer lost', 'arrives late')[fault]})")
+    return fault
+
+
+class SimulatedProducer:
+    """TransactionalProducer."""
+
+    def __init__(self, world: World, broker: Broker, name: PooledName) -> None:
+        self._world = world
+        self._broker = broker
+        self.name = name
+        self.rows = 0
+        self.txn: Txn | None = None
+        fault = fault_at(world, f"init {str(name)[-6:]}")
+        if fault == 0:
+            raise KafkaError("no answer")
+        self.key = broker.init(str(name)).key
+        if fault is not None:
+            raise KafkaError("no answer")
+
+    def begin(self) -> None:
+        """Local."""
+
+    def write(self, rows: list[int]) -> None:
+        """Produce."""
+        assert self.txn is not None
+        for row in rows:
+            fault = fault_at(self._world, f"produce {self.key[0][-6:]} {row}")
+            if fault == 0 or not self._broker.produce(self.key, self.txn, row):
+                raise KafkaError("delivery failed, or fenced")
+            if fault is not None:
+                raise KafkaError("delivery report is lost")
+            self.rows += 1
+
+    def flush(self, _deadline: float) -> None:
+        """All delivered."""
+        self._world.point(f"flush {self.key[0][-6:]}")
+
+    def drop(self) -> None:
+        """Leave the transaction as it is."""
+
+    def rollback(self) -> None:
+        """abort_transaction, if the broker answers."""
+        if fault_at(self._world, f"roll back {self.key[0][-6:]}") is None:
+            self._broker.end(*self.key, commit=False, cause="discard")
+
+
+class KafkaLikeSink(KafkaSink):
+    """The real sink on simulated clients."""
+
+    def __init__(self, name: str, world: World, audit: Audit, broker: Broker) -> None:
+        super().__init__(name, bootstrap_servers="simulated:9092", topic=TOPIC, transaction_timeout=FOR_EVER)
+        self.world = world
+        self.audit = audit
+        self.broker = broker
+        self.client = SimulatedClient(world, broker)
+
+    def write(self, transaction: KafkaTransaction, batch: Any) -> None:
+        """As the real one, with rows that are numbers."""
+        producer: Any = transaction.producer
+        if producer.txn is None:
+            c = transaction.context
+            producer.txn = Txn(
+                c.pipeline, c.sink, c.log, c.writer, c.epoch, c.subtask, c.attempt, name=str(producer.name)
+            )
+        producer.write(list(batch))
+
+    def pre_commit(self, transaction: KafkaTransaction) -> Committable:
+        """As the real one; the audit learns which transaction it truly is."""
+        committable = super().pre_commit(transaction)
+        txn: Txn = self.broker.ids[committable.transaction].txn  # type: ignore[assignment]
+        if txn.state == "open":
+            txn.state = "prepared"
+        self.audit.on_prepared(committable.identity(), txn)
+        return committable
+
+    def commit_many(self, committables: Sequence[Committable]) -> list[CommitOutcome]:
+        """As the real one. The window that its documentation leaves open is closed to the simulated operator."""
+        self.broker.committing += 1
+        try:
+            return super().commit_many(committables)
+        finally:
+            self.broker.committing -= 1
+
+    def abort(self, committable: Committable) -> AbortOutcome:
+        """As the real one; what it says it has aborted must stay so."""
+        outcome = super().abort(committable)
+        if outcome.status is AbortStatus.ABORTED:
+            handle = committable.handle
+            self.broker.swept.add((committable.transaction, handle["producer_id"], handle["producer_epoch"]))
+        return outcome
+
+    def _pool(self, scope: Scope) -> pool.ProducerPool:
+        assert self.world.current is not None
+        memory = self.world.current.process.memory
+        if scope not in memory:
+            memory[scope] = pool.ProducerPool(pool.PoolKey(self.settings, scope, 0))
+        found: pool.ProducerPool = memory[scope]
+        return found
+
+    @property
+    def _client(self) -> Any:
+        return self.client
+
+
+class _Threading:
+    """What the pool uses of threading: here every thread is a task of the world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def Condition(self) -> _Condition:  # noqa: N802 - threading's name
+        """A condition that waits in the world."""
+        return _Condition(self._world)
+
+    def Thread(  # noqa: N802 - threading's name
+        self, *, target: Callable[..., object], args: tuple[Any, ...], name: str, daemon: bool
+    ) -> _Thread:
+        """A thread of the running process."""
+        assert daemon
+        return _Thread(self._world, lambda: target(*args), name)
+
+
+class _Thread:
+    def __init__(self, world: World, body: Callable[[], object], name: str) -> None:
+        self._world, self._body, self._name = world, body, name
+
+    def start(self) -> None:
+        """Goes on when its turn comes."""
+        assert self._world.current is not None
+        self._world.start(self._world.current.process, self._name, self._body, role="warm-up")
+
+
+class _Condition:
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __enter__(self) -> None:
+        """Nothing runs between two points."""
+
+    def __exit__(self, *_: object) -> None:
+        """See __enter__."""
+
+    def wait_for(self, until: Callable[[], object]) -> None:
+        """Let others go on."""
+        self._world.wait(lambda: bool(until()))
+
+    def notify_all(self) -> None:
+        """The world looks by itself."""
+
+
+@contextmanager
+def kafka_in(world: World, broker: Broker) -> Iterator[None]:
+    """Threads, randomness, pauses and clients of the Kafka connector are the world's."""
+
+    def rounds(_seconds: float) -> Iterator[int]:
+        for number in range(ROUNDS * 4):
+            if number:
+                world.sleep()
+            yield number
+
+    def opened(_settings: Any, name: PooledName, **_: Any) -> SimulatedProducer:
+        return SimulatedProducer(world, broker, name)
+
+    cluster = SimpleNamespace(limits=lambda: SimpleNamespace(brokers=1), transactions=SimulatedClient(world, broker))
+    with (
+        patch.object(pool, "threading", _Threading(world)),
+        patch.object(pool, "secrets", SimpleNamespace(token_hex=lambda _: world.token()[:8])),
+        patch.object(pool, "cluster_of", lambda _: cluster),
+        patch.object(pool, "TransactionalProducer", SimpleNamespace(open=opened)),
+        patch.object(commits, "Rounds", rounds),
+    ):
+        yield

@@ -1,0 +1,532 @@
+# ruff: noqa: ARG002 - overridden methods keep their signatures
+"""Errors that the protocol must not have, each put back on purpose: the simulator has to catch every one of them.
+
+A mutant replaces a class or a function of the code under test. `narrow` makes the plans fit the error, so that few
+runs are enough; it never says where or when to disturb.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from onceward.connectors.kafka.handle import Handle, Prepared, listed_committable
+from onceward.core.checkpoint import Admission, Coordinator, commit, coordinator
+from onceward.core.errors import DecisionInDoubtError
+from onceward.core.log import LogWriter, WriterToken, reader
+from onceward.core.log.entries import decode, key_of
+from onceward.core.names import Scope, parse_pooled_name
+from onceward.core.transaction import CommitOutcome, CommitStatus, Committable, WriteContext
+from onceward.sinks.kafka import KafkaTransaction
+
+from .database_sinks import PreparedSink, StagedSink
+from .kafka_sink import KafkaLikeSink
+from .pipeline import Driver
+from .plan import Event, Kind, Plan
+from .run import Parts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from onceward.core.checkpoint import CommitPolicy
+    from onceward.core.log import CommitPermit, EpochInput
+    from onceward.core.names import TransactionName
+    from onceward.core.transaction import Acknowledgement
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One error.
+
+    Attributes:
+        error: What is wrong, in a sentence.
+        laws: Which of the audit's laws it must break; one of them is enough.
+        parts: Classes that have it.
+        patches: Or attributes that are replaced: (owner, name, value).
+        narrow: Makes plans fit.
+    """
+
+    error: str
+    laws: frozenset[str]
+    parts: Parts = field(default_factory=Parts)
+    patches: tuple[tuple[Any, str, Any], ...] = ()
+    narrow: Callable[[Plan], Plan] = lambda plan: plan
+
+    @contextmanager
+    def installed(self) -> Iterator[Parts]:
+        """The error is in the code inside the block."""
+        patchers = [patch.object(owner, name, value) for owner, name, value in self.patches]
+        for patcher in patchers:
+            patcher.start()
+        try:
+            yield self.parts
+        finally:
+            for patcher in patchers:
+                patcher.stop()
+
+
+def with_config(**changes: Any) -> Callable[[Plan], Plan]:
+    """Plans whose configuration has these values."""
+    return lambda plan: replace(plan, config=replace(plan.config, **changes))
+
+
+def with_kinds(*kinds: Kind, **changes: Any) -> Callable[[Plan], Plan]:
+    """Plans whose disturbances are of these kinds, in turns."""
+
+    def narrow(plan: Plan) -> Plan:
+        events = tuple(Event(e.tick, kinds[e.arg % len(kinds)], e.arg) for e in plan.events)
+        return Plan(plan.seed, replace(plan.config, **changes), events)
+
+    return narrow
+
+
+def crowded(*kinds: Kind, within: int, **changes: Any) -> Callable[[Plan], Plan]:
+    """Plans with many disturbances of these kinds in a short time."""
+
+    def narrow(plan: Plan) -> Plan:
+        rng = random.Random(plan.seed)
+        events = sorted(Event(rng.randint(1, within), rng.choice(kinds), rng.getrandbits(16)) for _ in range(16))
+        return Plan(plan.seed, replace(plan.config, **changes), tuple(events))
+
+    return narrow
+
+
+# The log
+
+
+def _decide_unfenced(self: LogWriter, *args: Any, **kwargs: Any) -> CommitPermit:
+    self.view = reader.read(self.store)
+    self.token = WriterToken(self.token.log, self.token.writer, self.token.start, self.view.tail)
+    return _REAL_DECIDE(self, *args, **kwargs)
+
+
+def _look_without_floor(self: LogWriter, _position: int) -> None:
+    self.view = self._read_until_definite()
+
+
+def _complete_after_pruning(self: LogWriter, epoch: int) -> None:
+    newest = self.view.newest
+    self._prune(newest.position if newest is not None else 0)
+    _REAL_COMPLETE(self, epoch)
+
+
+def _fold_forgetting(entries: list[Any], floor: int = 0) -> Any:
+    view = _REAL_FOLD(entries, floor)
+    there = any(position == view.start for position, _ in view.positions)
+    return view if there else replace(view, start=-1, writer="")
+
+
+def _put_judged_by_writer(self: LogWriter, position: int, data: bytes) -> bool:
+    won = self.store.put_if_absent(key_of(position), data)
+    there = self.store.get(key_of(position))
+    return won or (there is not None and decode(there, position).writer == self.token.writer)
+
+
+_REAL_DECIDE, _REAL_COMPLETE, _REAL_FOLD = LogWriter.decide, LogWriter.complete, reader.fold
+
+
+# The coordinator
+
+
+class CommitsFirst(Coordinator):
+    """Commits before it decides."""
+
+    def commit(self, epoch: int, acknowledgements: Sequence[Acknowledgement], *args: Any, **kwargs: Any) -> None:
+        """The wrong way round."""
+        for ack in acknowledgements:
+            for committable in ack.committables:
+                self.sinks[committable.sink].commit_many([committable])
+        super().commit(epoch, acknowledgements, *args, **kwargs)
+
+
+class DropsAnAcknowledgement(Coordinator):
+    """Decides before the last subtask has answered."""
+
+    def commit(self, epoch: int, acknowledgements: Sequence[Acknowledgement], *args: Any, **kwargs: Any) -> None:
+        """Without the last one."""
+        super().commit(epoch, acknowledgements[:-1], *args, **kwargs)
+
+
+class AbortsInDoubt(Coordinator):
+    """Takes a put that raised for one that did not happen."""
+
+    def commit(self, epoch: int, acknowledgements: Sequence[Acknowledgement], *args: Any, **kwargs: Any) -> None:
+        """Cleans up where nothing may be touched."""
+        try:
+            super().commit(epoch, acknowledgements, *args, **kwargs)
+        except DecisionInDoubtError:
+            for ack in acknowledgements:
+                for committable in ack.committables:
+                    self.sinks[committable.sink].abort(committable)
+            raise
+
+
+class ForgetsToFinish(Coordinator):
+    """Does not finish what an earlier writer has decided."""
+
+    def _finish_decided(self) -> None:
+        return
+
+
+class SweepsFirst(Coordinator):
+    """Aborts what lingers before START has fenced whoever made it."""
+
+    def open(self, **kwargs: Any) -> Any:
+        """Sweep, then START."""
+        view = reader.read(self.writer.store)
+        named = {c.identity() for c in view.newest.committables} if view.newest is not None else set()
+        for sink in self.sinks.values():
+            for committable in sink.lingering(Scope(self.pipeline, sink.name, view.log)):
+                if committable.log == view.log and committable.identity() not in named:
+                    sink.abort(committable)
+        return super().open(**kwargs)
+
+
+class AbandonsEverything(Coordinator):
+    """abort() aborts what it is given."""
+
+    def resume(self, token: WriterToken) -> None:
+        """Goes on whatever the log says."""
+        try:
+            super().resume(token)
+        except Exception:  # noqa: BLE001 - that is the error
+            self.careless = True
+
+    def abandon(self, committables: Sequence[Committable]) -> bool:
+        """Without a look at the log."""
+        for committable in committables:
+            self.sinks[committable.sink].abort(committable)
+        return True
+
+
+class AbandonsWithoutBar(Coordinator):
+    """abort() looks whether the epoch is decided, and does not make sure that it never will be."""
+
+    def abandon(self, committables: Sequence[Committable]) -> bool:
+        """Looks, and then acts on what it saw."""
+        for committable in committables:
+            self.sinks[committable.sink].abort(committable)
+        return True
+
+
+class ClaimsNothing(Coordinator):
+    """Does not ask the targets whether another log owns the names."""
+
+    def _claim(self, rewind: str | None) -> None:
+        return
+
+
+class CountsForItself(Coordinator):
+    """Trusts the driver's own count of epochs."""
+
+    def admit(self, epoch: int, epoch_input: EpochInput, *, adopt: bool = False) -> Admission:
+        """Whatever comes is new."""
+        return Admission.NEW
+
+
+class AdmitsByNumber(Coordinator):
+    """Admits an epoch by its number alone."""
+
+    def _check_continues(self, view: Any, epoch: int, epoch_input: EpochInput) -> None:
+        return
+
+
+def _finish_too_early(permit: CommitPermit, log: LogWriter, sinks: Any, policy: CommitPolicy) -> bool:
+    log.complete(permit.decision.epoch)
+    for sink in sinks.values():
+        commit._commit_sink(permit, sink, policy, log)
+    return True
+
+
+def _resolve_voiding_parts(permit: CommitPermit, failures: Any, log: LogWriter, _policy: CommitPolicy) -> bool:
+    log.void(permit.decision.epoch, [c.transaction for c, _ in failures])
+    return False
+
+
+class DecidesAgain(Driver):
+    """After a put in doubt it writes the epoch again, and offers the new decision for the same slot."""
+
+    def _for_each_batch(self, batch: int, about: EpochInput) -> None:
+        try:
+            super()._for_each_batch(batch, about)
+        except DecisionInDoubtError:
+            again = self.coordinators[0]
+            again.writer._pending = None
+            contexts = [again.context(sink.name, batch, subtask=-1) for sink in self.sinks]
+            again.commit(batch, self._stage(batch, about, contexts), about)
+
+
+# The sinks
+
+
+class ReusesInstances(KafkaLikeSink):
+    """Writes the next epoch's transaction on the instance whose transaction another process ends."""
+
+    def begin(self, context: WriteContext) -> KafkaTransaction:
+        """On the instance that is there."""
+        kept = self.kept_in_this_process()
+        if kept is None:
+            transaction = super().begin(context)
+            self.kept_in_this_process(transaction.producer)
+            return transaction
+        kept.rows, kept.txn = 0, None
+        return KafkaTransaction(context, self._pool(context.scope), kept)
+
+    def kept_in_this_process(self, producer: Any = None) -> Any:
+        """The instance."""
+        assert self.world.current is not None
+        memory = self.world.current.process.memory
+        return memory.setdefault("kept", producer) if producer is not None else memory.get("kept")
+
+    def warm_up(self, context: WriteContext) -> None:
+        """There is nothing to make ready."""
+
+
+class AbortsWithoutFence(KafkaLikeSink):
+    """Sweeps by EndTxn(abort) alone, also what a living producer writes."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.client.fence = lambda name, pid, epoch: self.client.end_one(  # type: ignore[method-assign]
+            Handle(name, pid, epoch, -1), commit=False
+        )
+
+
+class BelievesFenced(KafkaLikeSink):
+    """Takes 90 for a proof of the commit."""
+
+    def commit_many(self, committables: Sequence[Committable]) -> list[CommitOutcome]:
+        """Any 90 is committed."""
+        prepared = [Prepared.of(c) for c in committables]
+        codes = self.client.end_many([p.handle for p in prepared if p is not None], commit=True)
+        statuses = {0: CommitStatus.COMMITTED, 90: CommitStatus.ALREADY_COMMITTED, 48: CommitStatus.LOST}
+        return [CommitOutcome(statuses.get(code, CommitStatus.RETRY_LATER)) for code in codes]
+
+
+class KafkaByPrefix(KafkaLikeSink):
+    """Compares names by prefix."""
+
+    def lingering(self, scope: Scope) -> list[Committable]:
+        """What begins alike."""
+        found = []
+        for listing in self.client.list_transactions(["Ongoing"]):
+            name = parse_pooled_name(listing.transactional_id)
+            if name is not None and name.scope.pipeline.startswith(scope.pipeline):
+                opened = self.client.describe([str(name)])[str(name)].open
+                committable = listed_committable(opened, name.scope) if opened is not None else None
+                found += [committable] if committable is not None else []
+        return found
+
+
+class PreparedByPrefix(PreparedSink):
+    """Compares names by prefix."""
+
+    def is_mine(self, name: TransactionName, scope: Scope) -> bool:
+        """Begins alike."""
+        return name.scope.pipeline.startswith(scope.pipeline) and name.scope.sink.startswith(scope.sink)
+
+
+class NamesTwice(PreparedSink):
+    """Uses a name again for the next try of the same subtask."""
+
+    def transaction_name(self, context: WriteContext) -> TransactionName:
+        """Neither START, nor attempt, nor anything random."""
+        return context.transaction_name()._replace(start=0, attempt=0, epoch=0, unique="feedbeef")
+
+
+class BusyIsLost(PreparedSink):
+    """Takes "busy" for "gone"."""
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        """Busy is lost."""
+        outcome = super().commit(committable)
+        return CommitOutcome(CommitStatus.LOST) if outcome.detail == "55000" else outcome
+
+
+class KeepsNoLedger(PreparedSink):
+    """Takes "does not exist" for "gone"."""
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        """Without a look into the ledger."""
+        outcome = super().commit(committable)
+        return CommitOutcome(CommitStatus.LOST) if outcome.status is CommitStatus.ALREADY_COMMITTED else outcome
+
+
+class MergesWithoutLedger(StagedSink):
+    """Takes rows that are not staged any more for merged ones."""
+
+    def _outcome(self, committable: Committable, merged: list[str]) -> CommitOutcome:
+        return CommitOutcome(CommitStatus.COMMITTED)
+
+
+def _laws(*laws: str) -> frozenset[str]:
+    return frozenset(laws)
+
+
+K = Kind
+
+MUTANTS: dict[str, Mutant] = {
+    "skip the fence": Mutant(
+        "A writer appends behind whatever is the tail, not behind its own last entry.",
+        _laws("3"),
+        patches=((LogWriter, "decide", _decide_unfenced),),
+        narrow=with_kinds(K.TWIN, K.NAP, style="batch"),
+    ),
+    "commit before the decision": Mutant(
+        "Transactions are committed before the decision is durable.", _laws("1"), Parts(coordinator=CommitsFirst)
+    ),
+    "decide without an acknowledgement": Mutant(
+        "An epoch is decided before every subtask has answered.", _laws("2"), Parts(coordinator=DropsAnAcknowledgement)
+    ),
+    "forget to finish the last decision": Mutant(
+        "A new writer does not finish what is decided.",
+        _laws("5", "progress"),
+        Parts(coordinator=ForgetsToFinish),
+        narrow=with_kinds(K.CRASH),
+    ),
+    "sweep before fencing": Mutant(
+        "A new writer aborts what lingers before its START is in the log.",
+        _laws("4"),
+        Parts(coordinator=SweepsFirst),
+        narrow=with_kinds(K.TWIN, K.NAP, K.SWITCH),
+    ),
+    "prefix match (Kafka)": Mutant(
+        "Names are compared by prefix.", _laws("9"), Parts(kafka=KafkaByPrefix), narrow=with_config(sinks=("kafka",))
+    ),
+    "prefix match (PostgreSQL)": Mutant(
+        "Names are compared by prefix.",
+        _laws("9"),
+        Parts(prepared=PreparedByPrefix),
+        narrow=with_config(sinks=("prepared",)),
+    ),
+    "no floor check after a put": Mutant(
+        "A put that wins is believed, though the slot had been pruned and re-opened.",
+        _laws("1"),
+        patches=((LogWriter, "_look_at_tail", _look_without_floor),),
+        narrow=with_kinds(K.TWIN, K.NAP, style="batch"),
+    ),
+    "prune before the floor is durable": Mutant(
+        "Entries are deleted before COMPLETED carries the floor above them.",
+        _laws("log"),
+        patches=((LogWriter, "complete", _complete_after_pruning),),
+    ),
+    "forget the newest writer with its pruned START": Mutant(
+        "The newest writer is looked for among the START entries that are left.",
+        _laws("sweep", "fence"),
+        patches=((reader, "fold", _fold_forgetting),),
+        narrow=with_config(speculate=(1, 2, 3)),
+    ),
+    "a fenced starter sweeps": Mutant(
+        "A sweep does not look at the log's tail between listing and aborting.",
+        _laws("4"),
+        patches=((LogWriter, "still_newest", lambda _: True),),
+        narrow=crowded(K.TWIN, K.NAP, K.SWITCH, within=250, sinks=("kafka",)),
+    ),
+    "abort() touches decided committables": Mutant(
+        "abort() aborts what it is given, without a look at the log.",
+        _laws("4"),
+        Parts(coordinator=AbandonsEverything),
+        narrow=with_kinds(K.CRASH_OTHER, K.STORE_FAULT, K.TARGET_FAULT, K.CRASH, style="format"),
+    ),
+    "abort() does not bar the decision": Mutant(
+        "abort() sees that the epoch is not decided, and aborts while the decision is on its way.",
+        _laws("4"),
+        Parts(coordinator=AbandonsWithoutBar),
+        narrow=with_kinds(K.STORE_FAULT, K.STORE_FAULT, K.LAND, style="format", tries=0),
+    ),
+    "an errored put taken for not written": Mutant(
+        "A put that raised is taken for one that did not happen.",
+        _laws("4"),
+        Parts(coordinator=AbortsInDoubt),
+        narrow=with_kinds(K.STORE_FAULT, tries=0),
+    ),
+    "an errored put tried again with other content": Mutant(
+        "After a put in doubt another decision is offered for its slot, and the answer is judged by the writer's id.",
+        _laws("1", "2", "4"),
+        Parts(driver=DecidesAgain),
+        patches=((LogWriter, "_put", _put_judged_by_writer),),
+        narrow=with_kinds(K.STORE_FAULT, style="batch", tries=0),
+    ),
+    "ids made ready before COMPLETED is durable": Mutant(
+        "A transactional id is initialised again while its transaction waits for its decision or its commit.",
+        _laws("4", "8"),
+        patches=((WriteContext, "may_reuse", lambda context, writer, _epoch: writer <= context.writer),),
+        narrow=with_config(sinks=("kafka",)),
+    ),
+    "two transactions on one instance": Mutant(
+        "A producer instance is used again after another process has ended its transaction.",
+        _laws("1", "2"),
+        Parts(kafka=ReusesInstances),
+        narrow=crowded(K.STALE_END, K.NAP, within=250, sinks=("kafka",), subtasks=1),
+    ),
+    "EndTxn(abort) on a live writer": Mutant(
+        "A sweep ends a transaction without fencing its producer, whose next message opens it again.",
+        _laws("sweep"),
+        Parts(kafka=AbortsWithoutFence),
+        narrow=crowded(
+            K.NAP, K.LOSE_EXECUTOR, K.SWITCH, within=200, sinks=("kafka",), steps=(2,), subtasks=1, speculate=(0, 1)
+        ),
+    ),
+    "a restored counter reuses a decided epoch": Mutant(
+        "The driver's own count of epochs is trusted.",
+        _laws("3", "5", "progress"),
+        Parts(coordinator=CountsForItself),
+        narrow=with_kinds(K.COPY, K.CRASH, K.NAP),
+    ),
+    "an epoch admitted by its number": Mutant(
+        "An epoch of the right number is admitted, whatever query and offsets it comes from.",
+        _laws("5"),
+        Parts(coordinator=AdmitsByNumber),
+        narrow=with_kinds(K.FOREIGN, K.CRASH),
+    ),
+    "a fresh checkpoint under an old name": Mutant(
+        "The targets are not asked whether another decision log owns the names.",
+        _laws("3"),
+        Parts(coordinator=ClaimsNothing),
+        narrow=with_kinds(K.IMPOSTOR),
+    ),
+    "COMPLETED before the answer": Mutant(
+        "COMPLETED is put before the targets have answered.",
+        _laws("7"),
+        patches=((coordinator, "finish", _finish_too_early),),
+    ),
+    "void a decision of which a part is committed": Mutant(
+        "A decision is voided although not all of its transactions are proven not committed.",
+        _laws("8"),
+        patches=((commit, "_resolve", _resolve_voiding_parts),),
+        narrow=with_kinds(K.ROLLBACK, K.EXPIRE, K.NAP, sinks=("staged", "prepared"), on_lost="replay"),
+    ),
+    "90 taken for committed": Mutant(
+        "PRODUCER_FENCED is taken for a proof of the commit.",
+        _laws("7"),
+        Parts(kafka=BelievesFenced),
+        narrow=with_kinds(K.EXPIRE, K.CRASH, sinks=("kafka",)),
+    ),
+    "a gid used twice": Mutant(
+        "A prepared transaction has the name of an earlier one.",
+        _laws("1", "3", "2", "4"),
+        Parts(prepared=NamesTwice),
+        narrow=with_config(sinks=("prepared",)),
+    ),
+    "busy taken for lost": Mutant(
+        "A prepared transaction that another session is ending is taken for a lost one.",
+        _laws("8"),
+        Parts(prepared=BusyIsLost),
+        narrow=with_kinds(K.NAP, K.TWIN, sinks=("prepared",)),
+    ),
+    "absent taken for merged": Mutant(
+        "Staged rows that are gone are taken for merged ones without a look into the ledger.",
+        _laws("7"),
+        Parts(staged=MergesWithoutLedger),
+        narrow=with_kinds(K.ROLLBACK, K.CRASH, sinks=("staged",)),
+    ),
+    "absent taken for lost": Mutant(
+        "A prepared transaction that is gone is taken for a lost one without a look into the ledger.",
+        _laws("8"),
+        Parts(prepared=KeepsNoLedger),
+        narrow=with_kinds(K.TARGET_FAULT, K.CRASH, sinks=("prepared",)),
+    ),
+}

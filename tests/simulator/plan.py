@@ -1,0 +1,159 @@
+"""What a run is made of: a configuration and a list of disturbances, both drawn from one seed.
+
+A disturbance happens at a tick, that is at the n-th point where the code meets the outside world. Taking one away
+leaves a run that is as valid, so that a failing run can be shrunk by leaving disturbances out.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Kind(StrEnum):
+    """What can happen at a tick."""
+
+    SWITCH = "switch"
+    """Another process runs on."""
+    NAP = "nap"
+    """The running process stops for a long time; everybody else goes on."""
+    CRASH = "crash"
+    """The running process dies."""
+    CRASH_OTHER = "crash other"
+    """Some other process dies."""
+    STORE_FAULT = "store fault"
+    """The running process's next call to the log's store fails in one of several ways."""
+    TARGET_FAULT = "target fault"
+    """The running process's next call to a target fails in one of several ways."""
+    LAND = "land"
+    """A late put or request arrives now."""
+    TWIN = "twin"
+    """A second driver of the same query starts while the first lives."""
+    COPY = "copy"
+    """A driver starts on an older copy of the checkpoint."""
+    IMPOSTOR = "impostor"
+    """A driver starts with a fresh checkpoint, and a fresh log, under the old name."""
+    FOREIGN = "foreign"
+    """A driver starts with the checkpoint of another query, which happens to stand at the next epoch."""
+    TASK_FAILS = "task fails"
+    """The running executor task raises; a driver is not disturbed."""
+    LOSE_EXECUTOR = "lose executor"
+    """A driver takes a running task for dead; the task sleeps and wakes up as a zombie."""
+    EXPIRE = "expire"
+    """The broker's time-out aborts an open transaction."""
+    STALE_END = "stale end"
+    """Somebody repeats a commit or an abort of a transaction that ended long ago."""
+    ROLLBACK = "rollback"
+    """An operator aborts a transaction by hand."""
+    LOSE_LEADER = "lose leader"
+    """A partition of the broker has no leader for a while."""
+    RESTART_TARGET = "restart target"
+    """A target restarts: sessions die, what is prepared stays."""
+
+
+class Event(NamedTuple):
+    """One disturbance: when, what, and a number that its meaning depends on."""
+
+    tick: int
+    kind: Kind
+    arg: int
+
+
+_WEIGHTS: dict[Kind, int] = {
+    Kind.SWITCH: 24,
+    Kind.NAP: 14,
+    Kind.CRASH: 14,
+    Kind.CRASH_OTHER: 5,
+    Kind.STORE_FAULT: 14,
+    Kind.TARGET_FAULT: 10,
+    Kind.LAND: 4,
+    Kind.TWIN: 7,
+    Kind.COPY: 2,
+    Kind.IMPOSTOR: 2,
+    Kind.FOREIGN: 1,
+    Kind.TASK_FAILS: 6,
+    Kind.LOSE_EXECUTOR: 6,
+    Kind.EXPIRE: 1,
+    Kind.STALE_END: 3,
+    Kind.ROLLBACK: 1,
+    Kind.LOSE_LEADER: 3,
+    Kind.RESTART_TARGET: 2,
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """What runs, apart from disturbances.
+
+    Attributes:
+        style: "batch": one START per run, many epochs, commit in the driver (foreachBatch). "format": one START per
+            epoch, commit in another process by token, abort in a third (Spark's Python data source).
+        sinks: Kinds of the sinks: "kafka", "prepared", "staged".
+        subtasks: Subtasks per epoch.
+        records: Length of the input.
+        steps: How many records an epoch takes, in turns.
+        speculate: Numbers of the epochs whose tasks all run twice.
+        on_lost: Policy: "fail", "replay" or "skip".
+        unique: Whether the prepared sink's table has a unique key, so that a retry meets the lost attempt's locks.
+        same_app: Whether a restarted driver finds the executors of the one before it.
+        tries: Repetitions of a put before a writer gives up.
+    """
+
+    style: str = "batch"
+    sinks: tuple[str, ...] = ("kafka",)
+    subtasks: int = 1
+    records: int = 4
+    steps: tuple[int, ...] = (1,)
+    speculate: tuple[int, ...] = ()
+    on_lost: str = "fail"
+    unique: bool = False
+    same_app: bool = True
+    tries: int = 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run, complete: the same plan always gives the same run."""
+
+    seed: int
+    config: Config
+    events: tuple[Event, ...] = field(default=())
+
+    def without(self, places: set[int]) -> Plan:
+        """The plan without some of its events."""
+        return replace(self, events=tuple(e for i, e in enumerate(self.events) if i not in places))
+
+
+def make(seed: int) -> Plan:
+    """Draw a plan. Seeds give very different runs: few or many disturbances, of few or many kinds."""
+    rng = random.Random(seed)
+    config = _config(rng)
+    kinds = list(_WEIGHTS)
+    if rng.random() < 0.5:  # a run that does one sort of thing often finds other bugs than one that does all
+        kinds = rng.sample(kinds, rng.randint(3, 6))
+    weights = [_WEIGHTS[kind] for kind in kinds]
+    count = rng.choice((0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20))
+    horizon = rng.choice((80, 150, 250, 500))
+    events = sorted(
+        Event(rng.randint(1, horizon), rng.choices(kinds, weights)[0], rng.getrandbits(16)) for _ in range(count)
+    )
+    return Plan(seed, config, tuple(events))
+
+
+def _config(rng: random.Random) -> Config:
+    kinds = ("kafka", "prepared", "staged")
+    sinks = (rng.choice(kinds),) if rng.random() < 0.65 else tuple(rng.sample(kinds, 2))
+    return Config(
+        style=rng.choice(("batch", "format")),
+        sinks=sinks,
+        subtasks=rng.choice((1, 1, 2)),
+        records=rng.randint(2, 5),
+        steps=(rng.choice((0, 1, 1, 2)), rng.choice((0, 1, 1, 2)), rng.choice((0, 1, 1, 2)), 1),
+        speculate=tuple(epoch for epoch in range(6) if rng.random() < 0.15),
+        on_lost=rng.choice(("fail", "fail", "fail", "replay", "skip")),
+        unique=rng.random() < 0.5,
+        same_app=rng.random() < 0.7,
+        tries=rng.choice((0, 1, 2)),
+    )

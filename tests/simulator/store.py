@@ -1,0 +1,90 @@
+"""A store of a decision log that fails in every way that the contract of LogStore allows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onceward.core.errors import StoreError
+
+if TYPE_CHECKING:
+    from .audit import LogAudit
+    from .world import World
+
+NOT_DONE, ANSWER_LOST, ARRIVES_LATE = range(3)
+
+
+class FakeStore:
+    """Linearizable put-if-absent in memory; every effect is told to the audit.
+
+    Faults of a call: it was not done; it was done and the answer got lost; it arrives later, perhaps much later.
+    """
+
+    def __init__(self, world: World, audit: LogAudit, name: str) -> None:
+        self._world = world
+        self.audit = audit
+        self._name = name
+        self._entries: dict[str, bytes] = {}
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """See LogStore."""
+        self._world.point(f"put {key[-3:]}")
+        fault = self._fault()
+        if fault is None:
+            return self._put(key, data)
+        if fault == ANSWER_LOST:
+            self._put(key, data)
+        elif fault == ARRIVES_LATE:
+            self._world.later(f"put {key[-3:]}", lambda: self._put(key, data) and None)
+        self._world.note(f"put {key[-3:]} gets no answer ({('not done', 'answer lost', 'arrives late')[fault]})")
+        raise StoreError("no answer")
+
+    def get(self, key: str) -> bytes | None:
+        """See LogStore."""
+        self._world.point(f"get {key[-3:]}")
+        self._read_fault()
+        return self._entries.get(key)
+
+    def list_keys(self) -> list[str]:
+        """See LogStore."""
+        self._world.point("list")
+        self._read_fault()
+        return sorted(self._entries)
+
+    def delete(self, key: str) -> None:
+        """See LogStore."""
+        self._world.point(f"delete {key[-3:]}")
+        fault = self._fault()
+        if fault is None or fault == ANSWER_LOST:
+            self._delete(key)
+        elif fault == ARRIVES_LATE:
+            self._world.later(f"delete {key[-3:]}", lambda: self._delete(key))
+        if fault is not None:
+            raise StoreError("no answer")
+
+    def describe(self) -> str:
+        """See LogStore."""
+        return f"simulated store {self._name}"
+
+    @property
+    def shared(self) -> bool:
+        """See LogStore."""
+        return True
+
+    def _put(self, key: str, data: bytes) -> bool:
+        if key in self._entries:
+            return False
+        self._entries[key] = data
+        self.audit.on_put(key, data)
+        return True
+
+    def _delete(self, key: str) -> None:
+        if self._entries.pop(key, None) is not None:
+            self.audit.on_delete(key)
+
+    def _fault(self) -> int | None:
+        task = self._world.current
+        return task.store_faults.pop() % 3 if task is not None and task.store_faults else None
+
+    def _read_fault(self) -> None:
+        if self._fault() is not None:
+            raise StoreError("no answer")
