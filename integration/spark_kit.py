@@ -44,7 +44,7 @@ class Feed:
         return frame.repartition(partitions)
 
 
-class Crash(Exception):
+class Crash(Exception):  # noqa: N818 - a crash is no error
     """The driver dies here. Not a BaseException: Spark would wait for ever for the answer of its callback."""
 
 

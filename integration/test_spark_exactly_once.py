@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,10 +15,11 @@ from onceward.core.log import LogWriter, open_store, read
 from onceward.core.steps import Step
 from onceward.sinks import KafkaSink, PostgresSink
 
-from spark_kit import Feed, crash_at, ids_in_table, ids_in_topic, make_table, once, prepared_in
+from .spark_kit import Feed, crash_at, ids_in_table, ids_in_topic, make_table, once, prepared_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
-from spark_kit import Feed, ids_in_table, ids_in_topic, make_table, once, prepared_in
 
 from onceward.connectors.spark.options import FormatOptions
 from onceward.core.log import open_store, read
+
+from .spark_kit import Feed, ids_in_table, ids_in_topic, make_table, once, prepared_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,0 +1,54 @@
+"""A driver on a cluster of two executors, for test_spark_cluster: its sink kills or fails its executor once.
+
+Run as `python cluster_driver.py MASTER FOLDER DSN TABLE FAULT`; FAULT is `executor`, `task` or `none`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pyspark.sql import SparkSession
+
+from onceward.connectors.spark import exactly_once
+from onceward.sinks import PostgresSink
+
+
+class FaultySink(PostgresSink):
+    """A PostgresSink whose first subtask 0 is lost after it has prepared its transaction."""
+
+    marker: str
+    fault: str
+
+    def pre_commit(self, transaction: Any) -> Any:
+        committable = super().pre_commit(transaction)
+        if committable.subtask == 0 and self.fault != "none" and not Path(self.marker).exists():
+            Path(self.marker).touch()
+            if self.fault == "executor":
+                # worker → pyspark.daemon → the executor's JVM
+                executor = psutil.Process(os.getppid()).parent()
+                assert executor is not None
+                executor.kill()
+            raise RuntimeError("this attempt is lost after its pre-commit")
+        return committable
+
+
+def main(master: str, folder: str, dsn: str, table: str, fault: str) -> None:
+    builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
+    builder = builder.config("spark.executor.memory", "512m").config("spark.sql.shuffle.partitions", "2")
+    # each epoch gets new workers, as if its trigger were longer than Spark keeps idle ones
+    spark = builder.config("spark.python.worker.reuse", "false").getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    stream = spark.readStream.schema("id long, word string").option("maxFilesPerTrigger", 1).json(f"{folder}/feed")
+    sink = FaultySink("table", dsn=dsn, table=table)
+    sink.marker, sink.fault = f"{folder}/struck", fault
+    writer = exactly_once(stream.repartition(2), sink, checkpoint=f"{folder}/checkpoint", pipeline="cluster")
+    writer.trigger(availableNow=True).start().awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:6])
