@@ -15,7 +15,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from onceward.connectors.kafka.cluster import cluster_of
-from onceward.connectors.kafka.handle import Handle
+from onceward.connectors.kafka.handle import Handle, Prepared
 from onceward.core.names import Scope
 from onceward.core.transaction import Committable, WriteContext
 from onceward.sinks.kafka import KafkaSink
@@ -118,10 +118,14 @@ def numbered(first: int, count: int) -> pa.RecordBatch:
     return rows(*numbers, key=pa.array(numbers))
 
 
+def prepared_of(committable: Committable) -> Prepared:
+    prepared = Prepared.of(committable)
+    assert prepared is not None
+    return prepared
+
+
 def handle_of(committable: Committable) -> Handle:
-    handle = Handle.of(committable)
-    assert handle is not None
-    return handle
+    return prepared_of(committable).handle
 
 
 CHILD = """

@@ -126,6 +126,16 @@ def test_partitions_show_who_has_a_transaction_open(opened, client):
     eventually(lambda: mine not in client.describe_producers([(topic, 0)])[topic, 0], "markers written")
 
 
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_marker_ends_a_transaction_in_its_partition(opened, client, kafka, commit):
+    _, topic, handle = opened()
+    mine = (handle.producer_id, handle.producer_epoch)
+    epoch = client.describe_producers([(topic, 0)])[topic, 0][mine]
+    assert client.write_marker((topic, 0), mine, epoch, commit=commit) == Code.NONE
+    assert client.describe_producers([(topic, 0)])[topic, 0] == {}
+    assert [m.value() for m in read_all(kafka.bootstrap_servers, topic)] == ([b"one"] if commit else [])
+
+
 def test_transactions_are_listed_by_state_and_prefix(opened, client):
     prefix = f"list-{uuid.uuid4().hex[:6]}."
     _, _, first = opened(name=prefix + "a+(b)")

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Self
 from ..connectors.kafka import claims, commits
 from ..connectors.kafka.cluster import cluster_of
 from ..connectors.kafka.errors import kafka_error
-from ..connectors.kafka.handle import KIND, VERSION, Handle
+from ..connectors.kafka.handle import KIND, VERSION, Prepared
 from ..connectors.kafka.pool import PoolKey, pool_of
 from ..connectors.kafka.rows import Rows, check_columns
 from ..connectors.kafka.settings import KafkaSettings, split_options
-from ..connectors.kafka.verdict import STATE, Seen, judge
+from ..connectors.kafka.verdict import STATE, Seen
 from ..core.errors import ConfigurationError, KafkaError
 from ..core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable
 from .base import TwoPhaseCommitSink
@@ -164,7 +164,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         """
         producer, context = transaction.producer, transaction.context
         producer.flush(time.monotonic() + self.transaction_timeout * FLUSH_SHARE)
-        handle = self._handle_of(str(producer.name)).to_json() if producer.rows else {}
+        prepared = self._prepared(str(producer.name)) if producer.rows else None
         committable = Committable(
             kind=KIND,
             version=VERSION,
@@ -176,17 +176,16 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             subtask=context.subtask,
             attempt=context.attempt,
             transaction=str(producer.name),
-            handle=handle,
+            handle=prepared.to_json() if prepared is not None else {},
             rows=producer.rows,
         )
-        transaction.pool.keep(producer.name, context)
+        transaction.pool.keep(producer.name, context, prepared)
         producer.drop()
         return committable
 
     def discard(self, transaction: KafkaTransaction) -> None:
-        """Abort a transaction that was not pre-committed; its id is free then."""
+        """Abort a transaction that was not pre-committed; its id is not used again."""
         transaction.producer.rollback()
-        transaction.pool.release(transaction.producer.name)
 
     def commit(self, committable: Committable) -> CommitOutcome:
         """Commit by handle; see TwoPhaseCommitSink."""
@@ -194,27 +193,27 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     def commit_many(self, committables: Sequence[Committable]) -> list[CommitOutcome]:
         """Commit by handle, with one round trip for all; see TwoPhaseCommitSink."""
-        handles = [Handle.of(committable) for committable in committables]
-        outcomes = iter(commits.commit(self._client, [handle for handle in handles if handle is not None]))
+        transactions = [Prepared.of(committable) for committable in committables]
+        outcomes = iter(commits.commit(self._client, [t for t in transactions if t is not None]))
         nothing = CommitOutcome(CommitStatus.COMMITTED, NOTHING_WRITTEN)
-        return [nothing if handle is None else next(outcomes) for handle in handles]
+        return [nothing if transaction is None else next(outcomes) for transaction in transactions]
 
     def abort(self, committable: Committable) -> AbortOutcome:
         """Fence the producer of exactly this transaction; see TwoPhaseCommitSink."""
-        handle = Handle.of(committable)
-        if handle is None:
+        transaction = Prepared.of(committable)
+        if transaction is None:
             return AbortOutcome(AbortStatus.ABORTED, NOTHING_WRITTEN)
-        return commits.abort(self._client, handle)
+        return commits.abort(self._client, transaction)
 
     def inspect_many(self, committables: Sequence[Committable]) -> list[ExternalState]:
         """Ask coordinators and partitions; see TwoPhaseCommitSink."""
-        handles = [Handle.of(committable) for committable in committables]
-        looks = iter(commits.look_at(self._client, [handle for handle in handles if handle is not None]))
-        return [STATE[Seen.OPEN if handle is None else next(looks).seen] for handle in handles]
+        transactions = [Prepared.of(committable) for committable in committables]
+        seen = iter(commits.look_at(self._client, [t for t in transactions if t is not None]))
+        return [STATE[Seen.OPEN if transaction is None else next(seen)] for transaction in transactions]
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:
         """Open transactions under exactly this name; see TwoPhaseCommitSink."""
-        return claims.lingering(self._client, scope)
+        return claims.lingering(self._client, scope, [self.topic] if self.topic is not None else [])
 
     def claim(self, scope: Scope) -> None:
         """Refuse a name that another log may have committed under; see TwoPhaseCommitSink."""
@@ -228,18 +227,18 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         """Make the next epoch's producer ready in the background."""
         self._pool(context.scope).warm_up(context)
 
-    def _handle_of(self, name: str) -> Handle:
-        """The handle of the open transaction; the coordinator is asked, so that it is known to be open."""
+    def _prepared(self, name: str) -> Prepared:
+        """The open transaction; the coordinator is asked, so that it is known to be open."""
         description = self._client.describe([name])[name]
         if description.handle is None:
             raise kafka_error("the transaction's producer epoch cannot be read", description.code, transaction=name)
-        if description.state != "Ongoing" or judge(description.handle, description) is not Seen.OPEN:
+        if description.open is None:
             raise KafkaError(
                 f"the transaction ended before it could be prepared: the coordinator says {description.state}. If "
                 f"writing took longer than its time-out ({self.transaction_timeout:g} s), make epochs shorter",
                 transaction=name,
             )
-        return description.handle
+        return description.open
 
     def _pool(self, scope: Scope) -> ProducerPool:
         return pool_of(PoolKey(self.settings, scope, round(self.transaction_timeout * 1000)))

@@ -6,14 +6,15 @@ import pytest
 
 from onceward.connectors.kafka.claims import never_committed
 from onceward.connectors.kafka.codes import PASSING, Code, code_name
-from onceward.connectors.kafka.coordinator import Description, OpenProducer
-from onceward.connectors.kafka.handle import Handle, listed_committable
-from onceward.connectors.kafka.verdict import ABORT, COMMIT, STATE, Seen, judge, judge_partitions
+from onceward.connectors.kafka.coordinator import Description
+from onceward.connectors.kafka.handle import Handle, Prepared, listed_committable
+from onceward.connectors.kafka.verdict import ABORT, COMMIT, STATE, Inside, Seen, judge, judge_partitions
 from onceward.core.errors import LogDamagedError
 from onceward.core.names import PooledName, Scope
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState
 
 MINE = Handle("id", 7, 3, 1000)
+PREPARED = Prepared(MINE, frozenset({("t", 0), ("t", 1)}))
 STATES = [
     "Empty",
     "Ongoing",
@@ -85,11 +86,23 @@ def test_an_unknown_id_was_never_written_or_is_long_gone():
     assert COMMIT[Seen.ABSENT] is CommitStatus.UNKNOWN
 
 
-def test_partitions_that_no_longer_have_it_open_prove_an_abort_behind_the_coordinators_back():
-    mine, other = OpenProducer(7, 3), OpenProducer(8, 0)
-    assert judge_partitions(MINE, {("t", 0): frozenset({mine, other}), ("t", 1): frozenset({mine})}) is Seen.OPEN
-    assert judge_partitions(MINE, {("t", 0): frozenset({mine}), ("t", 1): frozenset({other})}) is Seen.BEHIND
-    assert judge_partitions(MINE, {("t", 0): frozenset({mine}), ("t", 1): None}) is Seen.OPEN
+@pytest.mark.parametrize(
+    ("first", "second", "inside"),
+    [
+        ({(7, 3): -1, (8, 0): 0}, {(7, 3): 0}, Inside.OPEN),
+        ({(7, 3): -1}, {(8, 0): 0}, Inside.MIXED),
+        ({(7, 2): -1}, {}, Inside.ENDED),
+        ({(7, 3): -1}, None, Inside.NO_WORD),
+        ({}, None, Inside.NO_WORD),
+    ],
+)
+def test_all_partitions_have_to_tell_before_anything_is_believed(first, second, inside):
+    producers = {("t", 0): first, ("t", 1): second, ("other", 0): {}}
+    assert judge_partitions(PREPARED, producers) is inside
+
+
+def test_a_partition_that_was_not_asked_has_not_told():
+    assert judge_partitions(PREPARED, {("t", 0): {(7, 3): -1}}) is Inside.NO_WORD
 
 
 @pytest.mark.parametrize(
@@ -123,8 +136,13 @@ def committable(**fields):
 
 
 def test_a_handle_comes_back_from_its_committable_as_it_was():
-    assert Handle.of(committable(handle=MINE.to_json())) == MINE
-    assert Handle.of(committable()) is None
+    assert Prepared.of(committable(handle=PREPARED.to_json())) == PREPARED
+    assert Prepared.of(committable()) is None
+
+
+def test_the_same_transaction_always_makes_the_same_handle():
+    turned = Prepared(MINE, frozenset({("t", 1), ("t", 0)}))
+    assert committable(handle=turned.to_json()).identity() == committable(handle=PREPARED.to_json()).identity()
 
 
 @pytest.mark.parametrize("wrong", [{"version": 2}, {"kind": "postgres-prepared"}])
@@ -132,7 +150,7 @@ def test_a_committable_of_another_kind_or_version_is_refused(wrong):
     fields = {"kind": "kafka", "version": 1, **wrong}
     strange = Committable(pipeline="p", sink="s", log="l", writer=0, epoch=0, transaction="id", **fields)
     with pytest.raises(LogDamagedError, match="version"):
-        Handle.of(strange)
+        Prepared.of(strange)
 
 
 @pytest.mark.parametrize(
@@ -141,12 +159,16 @@ def test_a_committable_of_another_kind_or_version_is_refused(wrong):
 )
 def test_names_that_are_prefixes_of_each_other_are_not_confused(scope):
     name = str(PooledName(scope, "ffff", 0))
-    assert listed_committable(MINE._replace(transactional_id=name), SCOPE) is None
+    assert listed_committable(named(name), SCOPE) is None
 
 
 def test_another_logs_transaction_is_listed_with_its_own_log():
     name = str(PooledName(SCOPE._replace(log="9999"), "ffff", 0))
-    listed = listed_committable(MINE._replace(transactional_id=name), SCOPE)
+    listed = listed_committable(named(name), SCOPE)
     assert listed is not None
     assert listed.log == "9999"
-    assert Handle.of(listed) == MINE._replace(transactional_id=name)
+    assert Prepared.of(listed) == named(name)
+
+
+def named(name):
+    return PREPARED._replace(handle=MINE._replace(transactional_id=name))

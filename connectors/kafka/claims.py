@@ -14,10 +14,10 @@ from ...core.errors import EpochConflictError
 from ...core.names import FORMAT, parse_pooled_name
 from .codes import Code
 from .errors import kafka_error
-from .handle import listed_committable
+from .handle import Prepared, listed_committable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from ...core.names import Scope
     from ...core.transaction import Committable
@@ -27,18 +27,38 @@ ACCEPTS: Final = "onceward-accepts:1"
 _LOG: Final = re.compile(r"[0-9a-f]{4,32}")
 
 
-def lingering(client: TransactionCoordinatorClient, scope: Scope) -> list[Committable]:
+def lingering(client: TransactionCoordinatorClient, scope: Scope, topics: Collection[str] = ()) -> list[Committable]:
     """The open transactions under exactly this pipeline's and sink's name, whatever log they belong to.
+
+    With topics, also those that their coordinator has aborted while some partition still has them open, because it
+    had no leader then (KAFKA-20734): they hold readers back like any other, and aborting them ends that.
 
     Raises:
         KafkaError: Not every broker answered.
     """
-    listed = [row.transactional_id for row in client.list_transactions(["Ongoing"], prefix=_head(scope))]
-    mine = [name for name in listed if _belongs(name, scope)]
+    rows = client.list_transactions(["Ongoing", "CompleteAbort"], prefix=_head(scope))
+    mine = {row.transactional_id: row for row in rows if _belongs(row.transactional_id, scope)}
     described = client.describe(mine) if mine else {}
-    handles = [found.handle for found in described.values() if found.state == "Ongoing" and found.handle is not None]
-    committables = (listed_committable(handle, scope) for handle in handles)
+    found = [description.open for description in described.values() if description.open is not None]
+    found += _left_out(client, described.values(), topics)
+    committables = (listed_committable(prepared, scope) for prepared in found)
     return [committable for committable in committables if committable is not None]
+
+
+def _left_out(
+    client: TransactionCoordinatorClient, described: Iterable[Description], topics: Collection[str]
+) -> Iterable[Prepared]:
+    """Aborted transactions that a partition still has open; the broker's time-out and a fence have raised the epoch."""
+    aborted = [d.handle for d in described if d.state == "CompleteAbort" and d.handle is not None]
+    if not aborted or not topics:
+        return
+    producers = client.describe_producers(client.partitions_of(topics))
+    for handle in aborted:
+        for epoch in (handle.producer_epoch, handle.producer_epoch - 1):
+            mine = (handle.producer_id, epoch)
+            where = frozenset(at for at, open_ in producers.items() if open_ is not None and mine in open_)
+            if where:
+                yield Prepared(handle._replace(producer_epoch=epoch), where)
 
 
 def claim(client: TransactionCoordinatorClient, scope: Scope) -> None:

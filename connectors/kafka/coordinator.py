@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from . import wire
 from .codes import PASSING, Code
 from .errors import kafka_error
-from .handle import Handle, Partition
+from .handle import Handle, Partition, Prepared, by_topic
 from .rounds import Rounds
 
 if TYPE_CHECKING:
@@ -38,6 +38,12 @@ class Description(NamedTuple):
     handle: Handle | None = None
     timeout_ms: int = 0
     partitions: frozenset[Partition] = frozenset()
+    """Where an open transaction has data; empty after its end."""
+
+    @property
+    def open(self) -> Prepared | None:
+        """The transaction, if it is open."""
+        return Prepared(self.handle, self.partitions) if self.state == "Ongoing" and self.handle is not None else None
 
 
 class Listing(NamedTuple):
@@ -48,11 +54,8 @@ class Listing(NamedTuple):
     state: str
 
 
-class OpenProducer(NamedTuple):
-    """A producer with an open transaction in a partition."""
-
-    producer_id: int
-    producer_epoch: int
+OpenProducers = dict[tuple[int, int], int]
+"""The producers with an open transaction in a partition: id and epoch, and the epoch of their coordinator."""
 
 
 class TransactionCoordinatorClient:
@@ -143,23 +146,50 @@ class TransactionCoordinatorClient:
                 break
         raise kafka_error("cannot list transactions", bad.code, bad.detail)
 
-    def describe_producers(self, partitions: Collection[Partition]) -> dict[Partition, frozenset[OpenProducer] | None]:
+    def describe_producers(
+        self, partitions: Collection[Partition], *, patience: float | None = None
+    ) -> dict[Partition, OpenProducers | None]:
         """Producers with an open transaction in each partition, as its leader sees it; None if it did not answer.
 
-        `kafka-transactions abort` ends a transaction in the partitions only, without the coordinator: this is the
-        call that shows it.
+        A partition without a leader does not answer. What the coordinator says of a transaction's end is not what the
+        partitions know: `kafka-transactions abort` ends it there only, and a coordinator skips a partition that has
+        no leader when the markers are written (KAFKA-20734).
         """
-        found: dict[Partition, frozenset[OpenProducer] | None] = dict.fromkeys(partitions)
+        found: dict[Partition, OpenProducers | None] = dict.fromkeys(partitions)
         waiting = list(found)
-        rounds = Rounds(self._patience)
-        for number in rounds:
-            if number >= TRIES_BEFORE_BOOTSTRAP:
-                self._wire.forget()
-            found |= self._producers_once(waiting, rounds.left)
-            waiting = [partition for partition in waiting if found[partition] is None]
+        for number in Rounds(self._patience if patience is None else patience):
             if not waiting:
                 break
+            if number >= TRIES_BEFORE_BOOTSTRAP:
+                self._wire.forget()
+            found |= self._producers_once(waiting, self._patience)
+            waiting = [partition for partition in waiting if found[partition] is None]
         return found
+
+    def partitions_of(self, topics: Collection[str]) -> list[Partition]:
+        """The partitions of these topics that have a leader now."""
+        return sorted(self._wire.leaders(sorted(topics), seconds=self._patience)) if topics else []
+
+    def write_marker(
+        self, partition: Partition, producer: tuple[int, int], coordinator_epoch: int, *, commit: bool
+    ) -> int:
+        """End a transaction in one partition, where its coordinator has ended it and the partition does not know.
+
+        Args:
+            partition: Where.
+            producer: Producer id and epoch.
+            coordinator_epoch: As describe_producers tells it.
+            commit: How the coordinator ended it: anything else would break the transaction apart.
+        """
+        leader = self._wire.leaders([partition[0]], seconds=self._patience).get(partition)
+        if leader is None:
+            return Code.LEADER_NOT_AVAILABLE
+        request = wire.write_marker(partition, producer, coordinator_epoch, commit=commit)
+        [answer] = self._wire.exchange([(leader, request)], seconds=self._patience)
+        if answer.code:
+            return answer.code
+        [row] = [row for m in answer.response.markers for topic in m.topics for row in topic.partitions]
+        return int(row.error_code)
 
     def _ask_each(
         self, requests: Mapping[tuple[str, int], Any], again: Collection[int] = ASK_AGAIN
@@ -229,11 +259,11 @@ class TransactionCoordinatorClient:
 
     def _producers_once(
         self, partitions: Collection[Partition], seconds: float
-    ) -> dict[Partition, frozenset[OpenProducer] | None]:
+    ) -> dict[Partition, OpenProducers | None]:
         leaders = self._wire.leaders(sorted({topic for topic, _ in partitions}), seconds=seconds)
         groups = _grouped({partition: leaders[partition] for partition in partitions if partition in leaders})
-        requests = [(node, wire.describe_producers(_by_topic(group))) for node, group in groups.items()]
-        found: dict[Partition, frozenset[OpenProducer] | None] = {}
+        requests = [(node, wire.describe_producers(by_topic(group))) for node, group in groups.items()]
+        found: dict[Partition, OpenProducers | None] = {}
         for answer in self._wire.exchange(requests, seconds=seconds):
             if answer.code == Code.NONE:
                 found |= _open_producers(answer.response)
@@ -246,13 +276,13 @@ def _description(row: Any) -> Description:
     return Description(row.error_code, row.transaction_state, handle, row.transaction_timeout_ms, partitions)
 
 
-def _open_producers(response: Any) -> dict[Partition, frozenset[OpenProducer] | None]:
+def _open_producers(response: Any) -> dict[Partition, OpenProducers | None]:
     return {
-        (topic.name, partition.partition_index): frozenset(
-            OpenProducer(producer.producer_id, producer.producer_epoch)
+        (topic.name, partition.partition_index): {
+            (producer.producer_id, producer.producer_epoch): producer.coordinator_epoch
             for producer in partition.active_producers
             if producer.current_txn_start_offset >= 0
-        )
+        }
         for topic in response.topics
         for partition in topic.partitions
         if partition.error_code == Code.NONE
@@ -264,10 +294,3 @@ def _grouped(owners: Mapping[T, int]) -> dict[int, list[T]]:
     for item, node in owners.items():
         groups.setdefault(node, []).append(item)
     return groups
-
-
-def _by_topic(partitions: Iterable[Partition]) -> dict[str, list[int]]:
-    topics: dict[str, list[int]] = {}
-    for topic, number in partitions:
-        topics.setdefault(topic, []).append(number)
-    return topics

@@ -9,6 +9,8 @@ from ...core.names import parse_pooled_name
 from ...core.transaction import ANY_EPOCH, Committable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ...core.names import Scope
 
 Partition = tuple[str, int]
@@ -32,9 +34,16 @@ class Handle(NamedTuple):
     started_ms: int
     """Broker's clock when the transaction's first partition was added, in milliseconds; only ever compared."""
 
+
+class Prepared(NamedTuple):
+    """A transaction and where its data are."""
+
+    handle: Handle
+    partitions: frozenset[Partition]
+
     @classmethod
-    def of(cls, committable: Committable) -> Handle | None:
-        """The handle in a committable; None if nothing was written, so that there is no transaction.
+    def of(cls, committable: Committable) -> Prepared | None:
+        """The transaction of a committable; None if nothing was written, so that there is no transaction.
 
         Raises:
             LogDamagedError: Not a Kafka committable of a known version.
@@ -49,20 +58,36 @@ class Handle(NamedTuple):
         if not committable.handle:
             return None
         fields = committable.handle
-        return cls(committable.transaction, fields["producer_id"], fields["producer_epoch"], fields["started_ms"])
+        handle = Handle(committable.transaction, fields["producer_id"], fields["producer_epoch"], fields["started_ms"])
+        partitions = ((topic, number) for topic, numbers in fields["partitions"].items() for number in numbers)
+        return cls(handle, frozenset(partitions))
+
+    @property
+    def producer(self) -> tuple[int, int]:
+        """Producer id and epoch."""
+        return self.handle.producer_id, self.handle.producer_epoch
 
     def to_json(self) -> dict[str, Any]:
         """The handle field of a committable."""
         return {
-            "producer_id": self.producer_id,
-            "producer_epoch": self.producer_epoch,
-            "started_ms": self.started_ms,
+            "producer_id": self.handle.producer_id,
+            "producer_epoch": self.handle.producer_epoch,
+            "started_ms": self.handle.started_ms,
+            "partitions": by_topic(self.partitions),
         }
 
 
-def listed_committable(handle: Handle, scope: Scope) -> Committable | None:
+def by_topic(partitions: Iterable[Partition]) -> dict[str, list[int]]:
+    """Partition numbers of each topic, in order."""
+    topics: dict[str, list[int]] = {}
+    for topic, number in sorted(partitions):
+        topics.setdefault(topic, []).append(number)
+    return topics
+
+
+def listed_committable(prepared: Prepared, scope: Scope) -> Committable | None:
     """The committable of a transaction found at the broker; None if it is not exactly this pipeline's and sink's."""
-    name = parse_pooled_name(handle.transactional_id)
+    name = parse_pooled_name(prepared.handle.transactional_id)
     if name is None or (name.scope.pipeline, name.scope.sink) != (scope.pipeline, scope.sink):
         return None
     return Committable(
@@ -73,6 +98,6 @@ def listed_committable(handle: Handle, scope: Scope) -> Committable | None:
         log=name.scope.log,
         writer=ANY_EPOCH,
         epoch=ANY_EPOCH,
-        transaction=handle.transactional_id,
-        handle=handle.to_json(),
+        transaction=prepared.handle.transactional_id,
+        handle=prepared.to_json(),
     )

@@ -6,8 +6,10 @@ Why it is safe to use an id again (the numbers are PROTOCOL's invariants):
   id's former transaction is refused (invariant 6).
 - An id is initialised again only when `WriteContext.may_reuse` says that its former transaction has ended: its epoch
   has a durable COMPLETED entry. Initialising aborts what is open under the id, so anything less could abort a decided
-  transaction (invariant 7). An id whose transaction was never pre-committed is free at once: no committable of it
-  exists, so no decision can name it (invariant 1).
+  transaction (invariant 7).
+- And only when the coordinator shows that the former transaction was committed. An aborted one may still be open in a
+  partition that had no leader at the time (KAFKA-20734, see commits.py): the next commit of the same producer id would
+  make it visible (invariant 1). So the ids of attempts that failed or lost are never used again.
 - The unique part of the names is random, made after fork, and made anew for each writer (START): a sweeper that was
   fenced while it slept holds handles of names that the newer writer never uses (invariants 4 and 9).
 
@@ -27,10 +29,12 @@ from ...core.names import PooledName
 from .cluster import cluster_of
 from .processwide import PerProcess
 from .producer import TransactionalProducer
+from .verdict import Seen, judge
 
 if TYPE_CHECKING:
     from ...core.names import Scope
     from ...core.transaction import WriteContext
+    from .handle import Prepared
     from .settings import KafkaSettings
 
 _log = logging.getLogger("onceward.kafka")
@@ -51,6 +55,15 @@ class Former(NamedTuple):
 
     writer: int
     epoch: int
+    prepared: Prepared | None
+    """None if nothing was written."""
+
+
+class Candidate(NamedTuple):
+    """An id whose former transaction has ended, and that transaction."""
+
+    name: PooledName
+    prepared: Prepared | None
 
 
 class ProducerPool:
@@ -77,23 +90,17 @@ class ProducerPool:
             self._count(context)
             self._changed.wait_for(lambda: self._ready or not self._warming)
             producer = self._ready.pop() if self._ready else None
-            name = self._free_name(context) if producer is None else producer.name
+            candidate = None if producer is not None else self._candidate(context)
         if producer is None:
-            producer = self._open(name)
+            producer = self._open(candidate)
         producer.begin()
         return producer
 
-    def keep(self, name: PooledName, context: WriteContext) -> None:
-        """The id's transaction was pre-committed: the id waits until a durable entry proves that it has ended."""
+    def keep(self, name: PooledName, context: WriteContext, prepared: Prepared | None) -> None:
+        """The id's transaction was pre-committed: the id waits until its end is proven."""
         with self._changed:
             if name.unique == self._unique:
-                self._former[name.slot] = Former(context.writer, context.epoch)
-
-    def release(self, name: PooledName) -> None:
-        """The id's transaction was never pre-committed: the id is free."""
-        with self._changed:
-            if name.unique == self._unique:
-                self._free.append(name.slot)
+                self._former[name.slot] = Former(context.writer, context.epoch, prepared)
 
     def warm_up(self, context: WriteContext) -> None:
         """Make a producer ready in the background, as long as fewer are than the newest epoch has taken."""
@@ -102,30 +109,48 @@ class ProducerPool:
             if len(self._ready) + self._warming >= self._taken:
                 return
             self._warming += 1
-            name = self._free_name(context)
-        threading.Thread(target=self._warm, args=(name,), name=f"onceward-warm-{name.slot}", daemon=True).start()
+            candidate, unique = self._candidate(context), self._unique
+        threading.Thread(target=self._warm, args=(candidate, unique), name="onceward-warm-up", daemon=True).start()
 
-    def _warm(self, name: PooledName) -> None:
+    def _warm(self, candidate: Candidate | None, unique: str) -> None:
         producer = None
         try:
-            producer = self._open(name)
+            producer = self._open(candidate)
         except OncewardError as error:
             _log.info("a producer could not be made ready ahead of time: %s", error)
         finally:
             with self._changed:
-                if name.unique == self._unique:
+                if unique == self._unique:
                     self._warming -= 1
                     self._ready += [producer] if producer is not None else []
                 self._changed.notify_all()
 
-    def _open(self, name: PooledName) -> TransactionalProducer:
+    def _open(self, candidate: Candidate | None) -> TransactionalProducer:
+        """A producer under the candidate's name if that is proven free, else under a new one."""
         settings, timeout_ms = self._key.settings, self._key.timeout_ms
-        try:
-            brokers = cluster_of(settings).limits().brokers
-            return TransactionalProducer.open(settings, name, timeout_ms=timeout_ms, brokers=brokers)
-        except BaseException:
-            self.release(name)
-            raise
+        name = candidate.name if candidate is not None and self._committed(candidate) else self._new_name()
+        brokers = cluster_of(settings).limits().brokers
+        return TransactionalProducer.open(settings, name, timeout_ms=timeout_ms, brokers=brokers)
+
+    def _candidate(self, context: WriteContext) -> Candidate | None:
+        """Take an id whose former transaction has ended, if there is one, out of the waiting ones."""
+        for slot, former in self._former.items():
+            if context.may_reuse(former.writer, former.epoch):
+                del self._former[slot]
+                return Candidate(PooledName(self._key.scope, self._unique, slot), former.prepared)
+        return None
+
+    def _committed(self, candidate: Candidate) -> bool:
+        if candidate.prepared is None:
+            return True
+        name = str(candidate.name)
+        described = cluster_of(self._key.settings).transactions.describe([name])
+        return judge(candidate.prepared.handle, described[name]) is Seen.COMMITTED
+
+    def _new_name(self) -> PooledName:
+        with self._changed:
+            self._slots += 1
+            return PooledName(self._key.scope, self._unique, self._slots - 1)
 
     def _serve(self, context: WriteContext) -> None:
         if context.writer > self._writer:
@@ -143,7 +168,6 @@ class ProducerPool:
         self._writer = writer
         self._unique = secrets.token_hex(UNIQUE_BYTES)
         self._slots = 0
-        self._free: list[int] = []
         self._former: dict[int, Former] = {}
         self._ready: list[TransactionalProducer] = []
         self._warming = 0
@@ -153,15 +177,6 @@ class ProducerPool:
         if context.epoch != self._epoch:
             self._epoch, self._taken = context.epoch, 0
         self._taken += 1
-
-    def _free_name(self, context: WriteContext) -> PooledName:
-        if not self._free:
-            ended = [slot for slot, former in self._former.items() if context.may_reuse(*former)]
-            for slot in ended:
-                del self._former[slot]
-            self._free += ended or [self._slots]
-            self._slots += not ended
-        return PooledName(self._key.scope, self._unique, self._free.pop(0))
 
 
 def pool_of(key: PoolKey) -> ProducerPool:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("onceward.kafka")
 
-INIT_SECONDS: Final = 60.0
+INIT_SECONDS: Final = 30.0
 ROLLBACK_SECONDS: Final = 5.0
 SLICE_SECONDS: Final = 0.5
 FEW_BROKERS: Final = 8

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FIRST_PAUSE: Final = 0.01
+FIRST_PAUSE: Final = 0.004
 LONGEST_PAUSE: Final = 0.5
 GROWTH: Final = 1.6
 LEAST: Final = 0.05

@@ -23,8 +23,8 @@ from .codes import Code, code_name
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .coordinator import Description, OpenProducer
-    from .handle import Handle, Partition
+    from .coordinator import Description, OpenProducers
+    from .handle import Handle, Partition, Prepared
 
 
 class Seen(StrEnum):
@@ -64,10 +64,24 @@ def judge(handle: Handle, description: Description) -> Seen:
     return Seen.REPLACED
 
 
-def judge_partitions(handle: Handle, producers: Mapping[Partition, frozenset[OpenProducer] | None]) -> Seen:
-    """Whether the partitions of an open transaction still have it open; those that do not answer are believed."""
-    mine = (handle.producer_id, handle.producer_epoch)
-    return Seen.BEHIND if any(open_ is not None and mine not in open_ for open_ in producers.values()) else Seen.OPEN
+class Inside(StrEnum):
+    """What the partitions of a transaction say."""
+
+    OPEN = "open in every partition"
+    ENDED = "open in no partition"
+    MIXED = "open in some partitions only"
+    NO_WORD = "not every partition answers"
+
+
+def judge_partitions(prepared: Prepared, producers: Mapping[Partition, OpenProducers | None]) -> Inside:
+    """Whether the partitions of a transaction have it open."""
+    told = [producers.get(partition) for partition in prepared.partitions]
+    mine = [open_ is not None and prepared.producer in open_ for open_ in told]
+    if None in told:
+        return Inside.NO_WORD
+    if all(mine):
+        return Inside.OPEN
+    return Inside.MIXED if any(mine) else Inside.ENDED
 
 
 COMMIT: Final[dict[Seen, CommitStatus]] = {

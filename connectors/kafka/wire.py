@@ -34,7 +34,7 @@ with warnings.catch_warnings():
         ListTransactionsRequest,
     )
     from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
-    from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
+    from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest, WriteTxnMarkersRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 END_TXN_VERSION: Final = 3
 INIT_PRODUCER_ID_VERSION: Final = 4
 LIST_BY_PATTERN_VERSION: Final = 2
+WRITE_MARKERS_VERSION: Final = 1
 PIPELINE: Final = 100
 """Requests in flight on one connection."""
 
@@ -249,6 +250,25 @@ class _Tokens(AbstractTokenProvider):  # type: ignore[misc]
 
     def extensions(self) -> dict[str, str]:
         return self._source.extensions
+
+
+def write_marker(partition: tuple[str, int], producer: tuple[int, int], coordinator_epoch: int, *, commit: bool) -> Any:
+    """WriteTxnMarkersRequest, for the partition's leader: what the coordinator sends it at a transaction's end."""
+    marker = WriteTxnMarkersRequest.WritableTxnMarker
+    topic, number = partition
+    producer_id, producer_epoch = producer
+    return WriteTxnMarkersRequest(
+        max_version=WRITE_MARKERS_VERSION,
+        markers=[
+            marker(
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                transaction_result=commit,
+                topics=[marker.WritableTxnMarkerTopic(name=topic, partition_indexes=[number])],
+                coordinator_epoch=coordinator_epoch,
+            )
+        ],
+    )
 
 
 def _connect(config: Mapping[str, Any], seconds: float) -> Any:

@@ -1,0 +1,244 @@
+"""KafkaSink while brokers die, pause and move (11 to 13, 19, 20, 76 to 79): asked, never assumed."""
+
+import threading
+import time
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from onceward.connectors.dev import KafkaServer
+from onceward.connectors.kafka.cluster import cluster_of
+from onceward.connectors.kafka.coordinator import TransactionCoordinatorClient
+from onceward.connectors.kafka.wire import Wire
+from onceward.core.errors import KafkaError
+from onceward.core.transaction import AbortStatus, CommitStatus, ExternalState
+
+from .kafka_kit import Bench, eventually, handle_of, numbered, rows, writer_process
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def bench(kafka, topic):
+    return Bench(kafka.bootstrap_servers, topic())
+
+
+def restarted(kafka):
+    kafka.start()
+    kafka.wait_ready()
+
+
+def test_12_13_77_a_killed_broker_keeps_what_was_pre_committed(bench, kafka):
+    with writer_process(bench, ["a", "b"], bench.context()) as (committable, kill):
+        kill()
+    kafka.kill()
+    restarted(kafka)
+    assert bench.sink.inspect_many([committable]) == [ExternalState.PREPARED]
+    assert bench.sink.commit(committable).status is CommitStatus.COMMITTED
+    assert bench.values() == [b"a", b"b"]
+
+
+def test_19_20_no_broker_is_retry_later_and_the_commit_succeeds_afterwards(bench, kafka):
+    committable = bench.write(rows("x"))
+    kafka.kill()
+    impatient = TransactionCoordinatorClient(Wire({"bootstrap_servers": kafka.bootstrap_servers}), patience=1.0)
+    assert impatient.end_txn(committable.transaction, 0, 0, commit=True) < 0
+    outcome = bench.sink.commit(committable)
+    assert outcome.status is CommitStatus.RETRY_LATER
+    assert "NO_ANSWER" in outcome.detail
+    assert bench.sink.abort(committable).status is AbortStatus.RETRY_LATER
+    assert bench.sink.inspect_many([committable]) == [ExternalState.UNKNOWN]
+    restarted(kafka)
+    eventually(lambda: bench.sink.commit(committable).settled, "committed after the restart")
+    assert bench.values() == [b"x"]
+
+
+def test_20_a_lost_answer_is_resolved_by_asking(bench, kafka):
+    """The broker is frozen while the request is on its way: it may carry it out later."""
+    committable = bench.write(rows("x"))
+    bench.sink.inspect_many([committable])
+    outcome = []
+    kafka.pause()
+    committing = threading.Thread(target=lambda: outcome.append(bench.sink.commit(committable)))
+    committing.start()
+    committing.join()
+    assert outcome[0].status is CommitStatus.RETRY_LATER
+    kafka.resume()
+    eventually(lambda: bench.sink.commit(committable).settled, "settled after the pause")
+    assert bench.sink.commit(committable).status is CommitStatus.ALREADY_COMMITTED
+    assert bench.values() == [b"x"]
+
+
+def test_a_broker_that_dies_while_rows_are_written_loses_none(bench, kafka):
+    transaction = bench.sink.begin(bench.context())
+    bench.sink.write(transaction, numbered(0, 5000))
+    kafka.kill()
+    bench.sink.write(transaction, numbered(5000, 5000))
+    restarted(kafka)
+    committable = bench.sink.pre_commit(transaction)
+    eventually(lambda: bench.sink.commit(committable).settled, "committed")
+    assert sorted(bench.values(), key=int) == [str(i).encode() for i in range(10_000)]
+
+
+def test_10_a_flush_that_cannot_end_fails_within_the_time_out(kafka, topic):
+    bench = Bench(kafka.bootstrap_servers, topic(), transaction_timeout=4)
+    transaction = bench.sink.begin(bench.context())
+    bench.sink.write(transaction, numbered(0, 10))
+    kafka.kill()
+    bench.sink.write(transaction, numbered(10, 10))
+    began = time.monotonic()
+    with pytest.raises(KafkaError):
+        bench.sink.pre_commit(transaction)
+    bench.sink.discard(transaction)
+    assert time.monotonic() - began < 15
+    restarted(kafka)
+    eventually(lambda: not list(bench.sink.lingering(bench.scope)), "timed out or rolled back")
+    bench.sink.commit(bench.write(rows("next"), epoch=1))
+    assert bench.values() == [b"next"]
+
+
+def test_the_pool_goes_on_after_the_broker_was_away(bench, kafka):
+    bench.sink.commit(bench.write(rows("before")))
+    bench.sink.warm_up(bench.context())
+    kafka.kill()
+    restarted(kafka)
+    for epoch in range(1, 4):
+        committable = bench.write(rows(str(epoch)), epoch=epoch)
+        eventually(lambda c=committable: bench.sink.commit(c).settled, "committed")
+    assert bench.values() == [b"before", b"1", b"2", b"3"]
+
+
+def test_after_pre_commit_only_the_driver_needs_the_broker(bench, kafka):
+    """A begin without a broker fails, bounded, and says why; the next one succeeds."""
+    kafka.kill()
+    cluster_of(bench.sink.settings).wire.forget()
+    began = time.monotonic()
+    with pytest.raises(KafkaError, match=r"NO_ANSWER|_TIMED_OUT") as caught:
+        bench.sink.begin(bench.context())
+    assert caught.value.retryable
+    assert time.monotonic() - began < 45
+    restarted(kafka)
+    bench.sink.commit(bench.write(rows("x")))
+    assert bench.values() == [b"x"]
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Two brokers; the transaction log lives on both, so that its coordinators can move."""
+    replicated = {
+        "transaction.state.log.replication.factor": "2",
+        "transaction.state.log.num.partitions": "6",
+        "offsets.topic.replication.factor": "2",
+        "default.replication.factor": "2",
+        "min.insync.replicas": "1",
+    }
+    first = KafkaServer(tmp_path / "first", config=replicated)
+    first.start()
+    first.wait_ready()
+    controller = f"1@127.0.0.1:{first.settings['controller_port']}"
+    second = KafkaServer(
+        tmp_path / "second",
+        config={**replicated, "node.id": "2", "process.roles": "broker", "controller.quorum.voters": controller},
+    )
+    second.settings["cluster_id"] = first.settings["cluster_id"]
+    broker_only = f"PLAINTEXT://127.0.0.1:{second.settings['port']}"
+    second.config |= {"listeners": broker_only}
+    second.start()
+    second.wait_ready()
+    yield first, second
+    second.delete()
+    first.delete()
+
+
+@pytest.fixture
+def apart(pair):
+    """A topic that lives on the second broker alone, while coordinators survive on the first."""
+    first, second = pair
+    servers = f"{first.bootstrap_servers},{second.bootstrap_servers}"
+    admin = AdminClient({"bootstrap.servers": servers})
+    admin.create_topics([NewTopic("apart", 1, replica_assignment=[[2]])])["apart"].result()
+    return servers, second
+
+
+def leaderless(bench):
+    return not bench.client.partitions_of(["apart"])
+
+
+def lose_leader(bench, second):
+    second.kill()
+    eventually(lambda: leaderless(bench), "the controller has taken the leadership away", seconds=30)
+
+
+def bring_back(bench, second):
+    second.start()
+    second.wait_ready()
+    eventually(lambda: not leaderless(bench), "a leader again", seconds=30)
+
+
+@pytest.mark.slow
+def test_nothing_is_committed_while_a_partition_has_no_leader(apart):
+    """KAFKA-20734: the coordinator would skip the partition, and say committed."""
+    servers, second = apart
+    bench = Bench(servers, "apart")
+    committable = bench.write(rows("x"))
+    lose_leader(bench, second)
+    assert bench.sink.commit(committable).status is CommitStatus.RETRY_LATER
+    bring_back(bench, second)
+    eventually(lambda: bench.sink.commit(committable).settled, "committed")
+    assert bench.values() == [b"x"]
+
+
+@pytest.mark.slow
+def test_rows_that_the_coordinator_forgot_to_commit_are_committed(apart):
+    servers, second = apart
+    bench = Bench(servers, "apart")
+    committable = bench.write(rows("x"))
+    lose_leader(bench, second)
+    assert bench.client.end_many([handle_of(committable)], commit=True) == [0]
+    eventually(lambda: bench.state_of(committable) == "CompleteCommit", "the coordinator calls it complete")
+    assert bench.sink.commit(committable).status is CommitStatus.RETRY_LATER
+    bring_back(bench, second)
+    eventually(lambda: bench.sink.commit(committable).status is CommitStatus.ALREADY_COMMITTED, "settled")
+    assert bench.values() == [b"x"]
+
+
+@pytest.mark.slow
+def test_rows_that_the_coordinator_forgot_to_abort_stay_invisible_and_readers_go_on(apart):
+    servers, second = apart
+    bench = Bench(servers, "apart", transaction_timeout=6)
+    forgotten = bench.write(rows("never"))
+    lose_leader(bench, second)
+    eventually(lambda: bench.state_of(forgotten) == "CompleteAbort", "timed out", seconds=30)
+    bring_back(bench, second)
+    for epoch in range(1, 4):
+        committable = bench.write(rows(str(epoch)), epoch=epoch)
+        eventually(lambda c=committable: bench.sink.commit(c).settled, "committed")
+    for left in bench.sink.lingering(bench.scope):
+        assert left.transaction == forgotten.transaction
+        assert bench.sink.abort(left).status is AbortStatus.ABORTED
+    assert list(bench.sink.lingering(bench.scope)) == []
+    assert bench.values() == [b"1", b"2", b"3"]
+
+
+@pytest.mark.slow
+def test_78_a_coordinator_that_moves_is_followed(pair):
+    first, second = pair
+    servers = f"{first.bootstrap_servers},{second.bootstrap_servers}"
+    bench = Bench(servers, "moving")
+    committables = [bench.write(numbered(100 * n, 10), subtask=n) for n in range(6)]
+    before = dict(bench.client._nodes)
+    assert set(before.values()) == {1, 2}
+    second.kill()
+    waiting = dict(enumerate(committables))
+
+    def settle():
+        for number, outcome in zip(list(waiting), bench.sink.commit_many(list(waiting.values())), strict=True):
+            assert outcome.status is not CommitStatus.LOST
+            assert outcome.status is not CommitStatus.UNKNOWN
+            if outcome.settled:
+                del waiting[number]
+        return not waiting
+
+    eventually(settle, "all committed by the coordinator that is left", seconds=60)
+    assert set(bench.client._nodes.values()) == {1}
+    assert len(bench.values()) == 60

@@ -1,0 +1,232 @@
+"""The pool of ids: never two transactions on one instance, no id before its time, and nothing leaks (82)."""
+
+import gc
+import os
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from confluent_kafka import Producer
+
+from onceward.connectors.kafka.pool import PoolKey, pool_of
+from onceward.core.transaction import CommitStatus
+from onceward.sinks.subtask import SubtaskEpoch
+
+from .kafka_kit import Bench, handle_of, numbered, rows
+
+pytestmark = pytest.mark.kafka
+EPOCHS = 1000
+
+
+@pytest.fixture
+def bench(kafka, topic):
+    return Bench(kafka.bootstrap_servers, topic())
+
+
+def pool(bench):
+    return pool_of(PoolKey(bench.sink.settings, bench.scope, round(bench.sink.transaction_timeout * 1000)))
+
+
+def run(bench, epoch, completed=None, subtask=0):
+    """One epoch as the drivers run it."""
+    context = bench.context(epoch, subtask=subtask, completed=epoch - 1 if completed is None else completed)
+    part = SubtaskEpoch(bench.sink, context)
+    part.write(rows(f"{epoch}-{subtask}"))
+    return part.pre_commit()
+
+
+def test_a_stale_commit_ends_a_newer_transaction_if_an_instance_is_used_again(bench):
+    """The hazard itself: why there is a pool of instances that are used once."""
+    config = {"bootstrap.servers": bench.servers, "transactional.id": f"reused-{bench.log}", "log_level": 0}
+    producer = Producer(config)
+    producer.init_transactions()
+    name = config["transactional.id"]
+    producer.begin_transaction()
+    producer.produce(bench.topic, b"first")
+    producer.flush()
+    first = bench.describe(name).handle
+    bench.client.end_many([first], commit=True)
+    producer.commit_transaction()
+    producer.begin_transaction()
+    producer.produce(bench.topic, b"undecided")
+    producer.flush()
+    assert bench.client.end_many([first], commit=True) == [0]
+    assert bench.values() == [b"first", b"undecided"]
+
+
+def test_97_a_stale_commit_is_harmless_with_the_pool(bench):
+    first = run(bench, 0)
+    bench.sink.commit(first)
+    run(bench, 1)
+    newer = run(bench, 2)
+    assert newer.transaction == first.transaction
+    assert bench.client.end_many([handle_of(first)], commit=True) == [90]
+    assert bench.sink.commit(first).status is CommitStatus.UNKNOWN
+    assert bench.sink.abort(first).status is not CommitStatus.COMMITTED
+    assert bench.values() == [b"0-0"]
+    bench.sink.commit(newer)
+
+
+def test_a_stale_commit_is_not_sent_if_the_description_shows_another_transaction(bench):
+    """Even with one instance used twice, the start time tells the transactions apart."""
+    config = {"bootstrap.servers": bench.servers, "transactional.id": f"reused-{bench.log}", "log_level": 0}
+    producer = Producer(config)
+    producer.init_transactions()
+    producer.begin_transaction()
+    committable = bench.write(rows("pattern"))
+    producer.produce(bench.topic, b"newer")
+    producer.flush()
+    newer = bench.describe(config["transactional.id"]).open
+    stale = newer._replace(handle=newer.handle._replace(started_ms=newer.handle.started_ms - 1))
+    forged = msgspec.structs.replace(committable, transaction=stale.handle.transactional_id, handle=stale.to_json())
+    assert bench.sink.commit(forged).status is CommitStatus.UNKNOWN
+    assert bench.describe(config["transactional.id"]).state == "Ongoing"
+
+
+def test_two_ids_take_turns(bench):
+    names = []
+    for epoch in range(6):
+        committable = run(bench, epoch)
+        names.append(committable.transaction)
+        bench.sink.commit(committable)
+    assert len(set(names)) == 2
+    assert names[0::2] == [names[0]] * 3
+    assert set(bench.producers()) == set(names)
+
+
+def test_98_an_id_is_not_made_ready_before_its_epoch_is_completed(bench):
+    """The decision for epoch 0 stands, COMPLETED is not durable: the id must not be initialised again."""
+    waiting = [run(bench, epoch, completed=-1) for epoch in range(5)]
+    assert len({c.transaction for c in waiting}) == 5
+    assert [o.status for o in bench.sink.commit_many(waiting)] == [CommitStatus.COMMITTED] * 5
+    assert len(bench.values()) == 5
+
+
+def test_the_id_of_a_lost_attempt_is_never_used_again(bench):
+    """What it left behind may still be open in some partition, and would become visible with the id's next commit."""
+    lost = run(bench, 0)
+    again = bench.write(rows("retry"), epoch=0, attempt=1)
+    assert again.transaction != lost.transaction
+    bench.sink.commit(again)
+    bench.sink.abort(lost)
+    later = [run(bench, epoch) for epoch in (1, 2, 3, 4)]
+    bench.sink.commit_many(later)
+    assert lost.transaction not in {committable.transaction for committable in later}
+    assert bench.values() == [b"retry", b"1-0", b"2-0", b"3-0", b"4-0"]
+
+
+def test_the_id_of_a_discarded_attempt_is_never_used_again(bench):
+    transaction = bench.sink.begin(bench.context(0))
+    bench.sink.write(transaction, rows("never"))
+    bench.sink.discard(transaction)
+    assert run(bench, 0).transaction != str(transaction.producer.name)
+
+
+def test_a_newer_writer_uses_names_that_no_older_one_used(bench):
+    """93: a sweeper of an older writer that sleeps and wakes holds handles of names that are never used again."""
+    old = bench.write(rows("old"), writer=0)
+    new = bench.write(rows("new"), writer=1)
+    assert old.transaction.rsplit(":", 1)[0] != new.transaction.rsplit(":", 1)[0]
+    assert bench.sink.commit(old).status is CommitStatus.COMMITTED
+
+
+def test_subtasks_of_one_process_have_ids_of_their_own(bench):
+    committables = [run(bench, 0, subtask=n) for n in range(3)]
+    assert len({c.transaction for c in committables}) == 3
+    assert all(o.settled for o in bench.sink.commit_many(committables))
+    later = [run(bench, 1, subtask=n) for n in range(3)]
+    assert all(o.settled for o in bench.sink.commit_many(later))
+    assert len(bench.values()) == 6
+
+
+def test_the_next_producer_is_ready_when_the_next_epoch_begins(bench):
+    bench.sink.commit(run(bench, 0))
+    with pool(bench)._changed:
+        pool(bench)._changed.wait_for(lambda: not pool(bench)._warming, timeout=20)
+    began = time.monotonic()
+    transaction = bench.sink.begin(bench.context(1))
+    assert time.monotonic() - began < 0.02
+    bench.sink.discard(transaction)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_makes_names_of_its_own(bench):
+    mine = run(bench, 0)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            said = bench.write(rows("child")).transaction
+        except BaseException as error:  # noqa: BLE001 - the child must not go on with the parent's tests
+            said = repr(error)
+        os.write(writer, said.encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as lines:
+        name = lines.read()
+    os.waitpid(child, 0)
+    assert name.startswith(f"onceward:1:{bench.pipeline}:out:")
+    assert name.split(":")[5] != mine.transaction.split(":")[5]
+    assert bench.sink.commit(mine).settled
+
+
+@pytest.mark.slow
+def test_82_many_epochs_leak_no_threads_no_sockets_no_ids(bench):
+    for epoch in range(20):
+        bench.sink.commit(run(bench, epoch))
+    settled, began = footprint(), time.monotonic()
+    for epoch in range(20, 20 + EPOCHS):
+        assert bench.sink.commit(run(bench, epoch)).status is CommitStatus.COMMITTED
+    print(f"{EPOCHS} epochs in {time.monotonic() - began:.1f} s: {settled} -> {footprint()}")
+    threads, files, kilobytes = (after - before for before, after in zip(settled, footprint(), strict=True))
+    assert threads <= 8
+    assert files <= 8
+    assert kilobytes < 30_000
+    assert len(bench.producers()) == 2
+    assert len(bench.values()) == 20 + EPOCHS
+
+
+def footprint():
+    gc.collect()
+    me = Path("/proc/self")
+    resident = next(int(line.split()[1]) for line in (me / "status").read_text().splitlines() if "VmRSS" in line)
+    return len(list((me / "task").iterdir())), len(list((me / "fd").iterdir())), resident
+
+
+def test_pre_commit_costs_little_beside_the_flush(bench):
+    """Goal: under 30 ms for asking the handle and letting the producer go."""
+    bench.sink.commit(run(bench, 0))
+    spent = []
+    for epoch in range(1, 12):
+        transaction = bench.sink.begin(bench.context(epoch))
+        bench.sink.write(transaction, numbered(0, 1000))
+        transaction.producer.flush(1e12)
+        began = time.monotonic()
+        committable = bench.sink.pre_commit(transaction)
+        spent.append(time.monotonic() - began)
+        bench.sink.commit(committable)
+    assert sorted(spent)[len(spent) // 2] < 0.03
+
+
+def test_threads_that_write_at_once_do_not_disturb_each_other(bench):
+    found, failures = [], []
+
+    def work(subtask):
+        try:
+            for epoch in range(4):
+                committable = run(bench, epoch, subtask=subtask)
+                found.append(committable)
+                bench.sink.commit(committable)
+        except Exception as error:  # noqa: BLE001 - shown by the assertion below
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len({c.identity() for c in found}) == 16
+    assert len(bench.values()) == 16
