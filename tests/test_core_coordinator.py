@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -209,7 +209,7 @@ class TestAcknowledgements:
         [{"epoch": 1}, {"sinks": ()}, {"sinks": ("a", "b")}, {"sinks": ("b",)}],
         ids=["epoch", "no sink", "too many sinks", "another sink"],
     )
-    def test_what_does_not_speak_for_this_epoch_and_these_sinks_is_refused(self, changes: dict[str, object]):
+    def test_what_does_not_speak_for_this_epoch_and_these_sinks_is_refused(self, changes: dict[str, Any]):
         bench = Bench()
         coordinator = bench.opened()
         coordinator.admit(0, about(0))
@@ -490,7 +490,7 @@ class TestSweeping:
         assert bench.sink.aborted == [left.transaction]
 
     @pytest.mark.parametrize("changes", [{"log": "ffffffff"}, {"writer": 99}], ids=["log", "newer writer"])
-    def test_what_is_not_of_this_log_or_is_newer_is_reported_and_left_alone(self, changes: dict[str, object]):
+    def test_what_is_not_of_this_log_or_is_newer_is_reported_and_left_alone(self, changes: dict[str, Any]):
         bench = Bench()
         left = self.listed(bench, **changes)
         coordinator = bench.opened()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,7 +24,7 @@ from .store_contract import clock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LOG = {"pipeline": "p", "log": "0a0b0c0d"}
+LOG: dict[str, Any] = {"pipeline": "p", "log": "0a0b0c0d"}
 
 
 def start(position: int, writer: str = "w", log: str = "0a0b0c0d") -> Start:

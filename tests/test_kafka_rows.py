@@ -9,7 +9,7 @@ from onceward.core.errors import KafkaError, SchemaError
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
-def messages(batch, topic="t"):
+def messages(batch, topic: str | None = "t"):
     taken = []
     rows = Rows(batch, topic)
     done = 0

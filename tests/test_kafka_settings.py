@@ -200,7 +200,7 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *args):
+    def log_message(self, format, *args):  # noqa: A002 - its name in the base class
         pass
 
 
