@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from onceward.core.log import Completed, Decide, Resolved, Start, Void
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from .world import World
 
 PIPELINE = "orders"
+read_entry = lru_cache(512)(decode)
+"""Entries never change, and are read much more often than written."""
 BY_THE_LIBRARY = frozenset({"sink", "init", "discard"})
 """Who may have ended a transaction on the library's side; everybody else is the outside world."""
 
@@ -160,7 +163,7 @@ class LogAudit:
     def on_put(self, key: str, data: bytes) -> None:
         """A value came into being under a key."""
         position = int(key)
-        entry = decode(data, position)
+        entry = read_entry(data, position)
         if position <= self.tail:
             if position >= self.floor:
                 raise Violation("log", f"slot {position} was empty, is not below the floor {self.floor}, and is taken")
@@ -254,5 +257,5 @@ class LogAudit:
 
 
 def _describe(entry: Entry) -> str:
-    epoch = f" epoch {entry.epoch}" if hasattr(entry, "epoch") else ""
+    epoch = "" if isinstance(entry, Start) else f" epoch {entry.epoch}"
     return f"{type(entry).__name__.upper()}{epoch} of START {entry.start}"

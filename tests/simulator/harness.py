@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
-from functools import lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from onceward.core.checkpoint import coordinator
 from onceward.core.log import reader
-from onceward.core.log.entries import decode
 from onceward.core.steps import hooked
 from onceward.core.transaction import context
 
+from .audit import read_entry
 from .kafka_sink import kafka_in
 from .world import Violation
 
@@ -39,7 +38,7 @@ def inside(world: World, audit: Audit, broker: Broker) -> Iterator[None]:
         with (
             patch.object(context, "secrets", SimpleNamespace(token_hex=lambda _: world.token()[:8])),
             patch.object(coordinator, "sweep", _audited(audit, coordinator.sweep)),
-            patch.object(reader, "decode", _decode),
+            patch.object(reader, "decode", read_entry),
             patch.object(reader, "fold", _memo(reader.fold)),
             kafka_in(world, broker),
             hooked(world.hook),
@@ -65,9 +64,6 @@ def _audited(audit: Audit, sweep: Callable[..., Swept]) -> Callable[..., Swept]:
         return swept
 
     return audited
-
-
-_decode = lru_cache(512)(decode)
 
 
 def _memo(fold: Callable[..., LogView]) -> Callable[..., LogView]:

@@ -124,7 +124,7 @@ class SimulatedClient:
         if fault == 1:
             call()
         elif fault == 2:
-            self._world.later(what, lambda: call() and None)
+            self._world.later(what, call)
         return Code.NO_ANSWER
 
 

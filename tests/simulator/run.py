@@ -141,16 +141,18 @@ class Simulation:
 
     def _last_drivers(self) -> None:
         """Nobody disturbs any more: the pipeline gets to its end, or has said loudly why it does not."""
+        error: BaseException | None = None
         for _ in range(LAST_STARTS):
             task, driver = self._start_driver(self._true_checkpoint(), self.store)
             self.world.run()
             self._judge_all()
             if driver.finished:
                 return
-            if isinstance(task.error, DataLossError):
+            error = task.error
+            if isinstance(error, DataLossError):
                 self.stopped = True
                 return
-        raise Violation("progress", f"the pipeline does not recover: {task.error!r}")
+        raise Violation("progress", f"the pipeline does not recover: {error!r}")
 
     def _true_checkpoint(self) -> Checkpoint:
         """The folder that belongs to the log; after copies have run there may be several."""
@@ -235,7 +237,7 @@ class Simulation:
         """Its offsets lag behind: going on there would write records again."""
         decided = self.store.audit.decided
         if decided is not None and len(self.drivers) < 2 * STARTS:
-            offsets = dict.fromkeys(range(decided + 1), (0, 0))
+            offsets: dict[int, tuple[int, int]] = dict.fromkeys(range(decided + 1), (0, 0))
             self._start_driver(Checkpoint("another query", offsets, list(offsets)), self.store)
             self.crowded = True
 

@@ -39,7 +39,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
     config = plan.config
     changes: list[dict[str, object]] = []
     if len(config.sinks) > 1:
-        changes += [{"sinks": (sink,)} for sink in config.sinks]
+        changes.extend({"sinks": (sink,)} for sink in config.sinks)
     if config.subtasks > 1:
         changes.append({"subtasks": 1})
     if config.speculate:

@@ -34,7 +34,7 @@ class FakeStore:
         if fault == ANSWER_LOST:
             self._put(key, data)
         elif fault == ARRIVES_LATE:
-            self._world.later(f"put {key[-3:]}", lambda: self._put(key, data) and None)
+            self._world.later(f"put {key[-3:]}", lambda: self._put(key, data))
         self._world.note(f"put {key[-3:]} gets no answer ({('not done', 'answer lost', 'arrives late')[fault]})")
         raise StoreError("no answer")
 

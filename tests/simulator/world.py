@@ -88,7 +88,7 @@ class World:
         self.tick = 0
         self.tasks: list[Task] = []
         self.current: Task | None = None
-        self.late: list[tuple[str, Callable[[], None]]] = []
+        self.late: list[tuple[str, Callable[[], object]]] = []
         self.trace: list[str] | None = [] if tracing else None
         self.disturbed = 0
         self.calm = False
@@ -168,7 +168,7 @@ class World:
         """Tasks of these roles that have not ended."""
         return [t for t in self.tasks if t.role in roles and not t.done and t.process.alive]
 
-    def later(self, what: str, effect: Callable[[], None]) -> None:
+    def later(self, what: str, effect: Callable[[], object]) -> None:
         """Something that arrives late, or never."""
         self.late.append((what, effect))
 
