@@ -15,6 +15,7 @@ from ..connectors.kafka.cluster import cluster_of
 from ..connectors.kafka.errors import kafka_error
 from ..connectors.kafka.handle import KIND, VERSION, Prepared
 from ..connectors.kafka.pool import PoolKey, pool_of
+from ..connectors.kafka.reach import check_reachable
 from ..connectors.kafka.rows import Rows, check_columns
 from ..connectors.kafka.settings import KafkaSettings, split_options
 from ..connectors.kafka.verdict import STATE, Seen
@@ -126,9 +127,10 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         Raises:
             SchemaError: A column is missing or has a type that does not fit.
             ConfigurationError: The topic does not exist, or the time-out is longer than the broker allows.
-            KafkaError: No broker answers.
+            KafkaError: No broker answers, or it refuses this client.
         """
         check_columns(schema, self.topic, self.name)
+        check_reachable(self.settings)
         cluster = cluster_of(self.settings)
         limits = cluster.limits()
         if self._timeout is not None and self._timeout * 1000 > limits.longest_timeout_ms and limits.known:

@@ -7,10 +7,12 @@ from typing import Final
 
 
 class Code(IntEnum):
-    """An error code of Kafka's protocol, or NO_ANSWER, which the protocol does not have."""
+    """An error code of Kafka's protocol, or one of two that it does not have."""
 
     NO_ANSWER = -1000
     """The connection failed or the time was over: the request may or may not have been carried out."""
+    TLS_FAILED = -1001
+    """The TLS handshake failed: this side does not trust the broker, or the broker not this side."""
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
     UNKNOWN_TOPIC_OR_PARTITION = 3
@@ -55,6 +57,7 @@ PASSING: Final = frozenset(
 
 FORBIDDEN: Final = frozenset(
     {
+        Code.TLS_FAILED,
         Code.TOPIC_AUTHORIZATION_FAILED,
         Code.CLUSTER_AUTHORIZATION_FAILED,
         Code.UNSUPPORTED_SASL_MECHANISM,

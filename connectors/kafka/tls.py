@@ -14,6 +14,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+class _ClosingSocket(ssl.SSLSocket):
+    """Closed at once if the handshake fails; kafka-python leaves that to the garbage collector."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        """Perform the TLS handshake."""
+        try:
+            super().do_handshake(block)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+
 def tls_context(values: Mapping[str, str]) -> ssl.SSLContext:
     """What librdkafka does with the same `ssl.*` settings.
 
@@ -21,6 +35,7 @@ def tls_context(values: Mapping[str, str]) -> ssl.SSLContext:
         ConfigurationError: A file cannot be read or is not what it should be; the message names the setting.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.sslsocket_class = _ClosingSocket
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = values.get("ssl.endpoint.identification.algorithm", "https").lower() == "https"
     if values.get("enable.ssl.certificate.verification", "true").lower() == "false":

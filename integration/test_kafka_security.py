@@ -1,0 +1,179 @@
+"""SASL and TLS: each mechanism carries the data and the commits, and a wrong password is said without showing it."""
+
+import subprocess
+import time
+
+import pytest
+from confluent_kafka.admin import (
+    AdminClient,
+    NewTopic,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+
+from onceward.connectors.dev import KafkaServer
+from onceward.connectors.dev.ports import free_port
+from onceward.core.errors import KafkaError, OncewardError
+from onceward.core.transaction import CommitStatus
+from onceward.sinks.kafka import KafkaSink
+
+from .kafka_kit import Bench, read_all, rows
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+SECRET = "wonder-land"
+MODULES = "org.apache.kafka.common.security"
+
+
+def make_certificates(folder):
+    """An authority, the broker's certificate for 127.0.0.1, and a client's."""
+
+    def openssl(*arguments):
+        subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=folder)
+
+    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=authority",
+            "-keyout", "ca.key", "-out", "ca.pem")  # fmt: skip
+    for name, extra in (("broker", "subjectAltName=IP:127.0.0.1"), ("client", "extendedKeyUsage=clientAuth")):
+        (folder / f"{name}.ext").write_text(extra)
+        openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}", "-keyout", f"{name}.key",
+                "-out", f"{name}.csr")  # fmt: skip
+        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
+                "-days", "2", "-extfile", f"{name}.ext", "-out", f"{name}.pem")  # fmt: skip
+        (folder / f"{name}.both").write_text(
+            (folder / f"{name}.key").read_text() + (folder / f"{name}.pem").read_text()
+        )
+    openssl("rsa", "-aes256", "-passout", f"pass:{SECRET}", "-in", "client.key", "-out", "client.locked")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory):
+    """A broker with a listener for SASL, one for TLS and one for both."""
+    certificates = make_certificates(tmp_path_factory.mktemp("certificates"))
+    server = KafkaServer(tmp_path_factory.mktemp("secured"))
+    plain, controller = server.settings["port"], server.settings["controller_port"]
+    ports: dict[str, int] = {}
+    for name in ("SASL", "TLS", "BOTH"):
+        ports[name] = free_port({plain, controller, *ports.values()})
+    addresses = [f"PLAINTEXT://127.0.0.1:{plain}", *(f"{name}://127.0.0.1:{port}" for name, port in ports.items())]
+    server.config = {
+        "listeners": ",".join([*addresses, f"CONTROLLER://127.0.0.1:{controller}"]),
+        "advertised.listeners": ",".join(addresses),
+        "inter.broker.listener.name": "PLAINTEXT",
+        "listener.security.protocol.map": (
+            "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT,TLS:SSL,BOTH:SASL_SSL"
+        ),
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(certificates / "broker.both"),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(certificates / "ca.pem"),
+        "listener.name.tls.ssl.client.auth": "required",
+        **{
+            f"listener.name.{name}.{key}": value
+            for name in ("sasl", "both")
+            for key, value in {
+                "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
+                "plain.sasl.jaas.config": f'{MODULES}.plain.PlainLoginModule required user_alice="{SECRET}";',
+                "scram-sha-256.sasl.jaas.config": f"{MODULES}.scram.ScramLoginModule required;",
+                "scram-sha-512.sasl.jaas.config": f"{MODULES}.scram.ScramLoginModule required;",
+                "oauthbearer.sasl.jaas.config": (
+                    f'{MODULES}.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="broker";'
+                ),
+            }.items()
+        },
+    }
+    server.start()
+    try:
+        server.wait_ready()
+        admin = AdminClient({"bootstrap.servers": server.bootstrap_servers})
+        for kind in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
+            wanted = UserScramCredentialUpsertion("alice", ScramCredentialInfo(kind, 4096), SECRET.encode())
+            admin.alter_user_scram_credentials([wanted])["alice"].result()
+        admin.create_topics([NewTopic("secured", 1)])["secured"].result()
+        yield server, {name: f"127.0.0.1:{port}" for name, port in ports.items()}, certificates
+    finally:
+        server.delete()
+
+
+ALICE = {"sasl.username": "alice", "sasl.password": SECRET}
+UNSIGNED = {"enable.sasl.oauthbearer.unsecure.jwt": "true", "sasl.oauthbearer.config": "principal=alice"}
+
+
+def tokens(config):
+    from onceward.connectors.kafka.oauth import TokenSource
+
+    return tuple(TokenSource({**UNSIGNED, "sasl.oauthbearer.config": config}).token())
+
+
+def goes_through(servers, config, plain):
+    bench = Bench(servers, "secured", config=config)
+    mark = bench.pipeline
+    bench.sink.validate(rows("x").schema)
+    bench.sink.claim(bench.scope)
+    committable = bench.write(rows(mark))
+    assert [c.identity() for c in bench.sink.lingering(bench.scope)] == [committable.identity()]
+    assert bench.sink.commit(committable).status is CommitStatus.COMMITTED
+    assert mark.encode() in [m.value() for m in read_all(plain, "secured")]
+    assert SECRET not in repr(bench.sink)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"sasl.mechanism": "PLAIN", **ALICE},
+        {"sasl.mechanism": "SCRAM-SHA-256", **ALICE},
+        {"sasl.mechanisms": "SCRAM-SHA-512", **ALICE},
+        {"sasl.mechanism": "OAUTHBEARER", **UNSIGNED},
+        {"sasl.mechanism": "OAUTHBEARER", "oauth_cb": tokens, "sasl.oauthbearer.config": "principal=alice"},
+        {
+            "sasl.mechanism": "PLAIN",
+            "sasl.jaas.config": f'{MODULES}.plain.PlainLoginModule required username="alice" password="{SECRET}";',
+        },
+    ],
+    ids=["plain", "scram-256", "scram-512", "oauth-unsigned", "oauth-function", "jaas"],
+)
+def test_sasl_carries_data_and_commits(secured, how):
+    server, places, _ = secured
+    goes_through(places["SASL"], {"security.protocol": "SASL_PLAINTEXT", **how}, server.bootstrap_servers)
+
+
+@pytest.mark.parametrize("form", ["files", "texts", "locked key"])
+def test_tls_with_a_client_certificate_carries_data_and_commits(secured, form):
+    server, places, folder = secured
+    names = {"ca": "ca.pem", "certificate": "client.pem", "key": "client.key"}
+    if form == "texts":
+        config = {f"ssl.{what}.pem": (folder / name).read_text() for what, name in names.items()}
+    else:
+        config = {f"ssl.{what}.location": str(folder / name) for what, name in names.items()}
+    if form == "locked key":
+        config |= {"ssl.key.location": str(folder / "client.locked"), "ssl.key.password": SECRET}
+    goes_through(places["TLS"], {"security.protocol": "SSL", **config}, server.bootstrap_servers)
+
+
+def test_sasl_over_tls_carries_data_and_commits(secured):
+    server, places, folder = secured
+    config = {"security.protocol": "SASL_SSL", "ssl.ca.location": str(folder / "ca.pem"), "sasl.mechanism": "PLAIN"}
+    goes_through(places["BOTH"], {**config, **ALICE}, server.bootstrap_servers)
+
+
+def test_an_untrusted_broker_is_refused_by_both_unless_switched_off(secured):
+    server, places, _ = secured
+    config = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", **ALICE}
+    with pytest.raises(OncewardError, match=r"TLS_FAILED.*verify failed"):
+        KafkaSink("out", bootstrap_servers=places["BOTH"], topic="secured", config=config).validate(rows("x").schema)
+    blind = {**config, "enable.ssl.certificate.verification": "false"}
+    goes_through(places["BOTH"], blind, server.bootstrap_servers)
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+def test_a_wrong_password_is_said_at_once_and_not_shown(secured, mechanism):
+    _, places, _ = secured
+    wrong = {"sasl.username": "alice", "sasl.password": "not-so-wonderful"}
+    config = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": mechanism, **wrong}
+    sink = KafkaSink("out", bootstrap_servers=places["SASL"], topic="secured", config=config)
+    began = time.monotonic()
+    with pytest.raises(KafkaError, match="SASL_AUTHENTICATION_FAILED") as caught:
+        sink.validate(rows("x").schema)
+    assert time.monotonic() - began < 8
+    assert not caught.value.retryable
+    assert "not-so-wonderful" not in str(caught.value)
