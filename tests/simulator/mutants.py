@@ -518,7 +518,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "busy taken for lost": Mutant(
         "A prepared transaction that another session is ending is taken for a lost one.",
-        _laws("8"),
+        _laws("1", "8"),
         Parts(prepared=BusyIsLost),
         narrow=crowded(K.NAP, K.TWIN, K.SWITCH, within=150, sinks=("prepared",)),
     ),

@@ -234,6 +234,8 @@ class World:
                 self._yield()
             case Kind.NAP:
                 task.process.wakes = self.tick + event.arg % LONGEST_NAP
+                if event.arg % 2 and task.role in ("driver", "python"):  # taken for dead, and replaced
+                    self.actions[Kind.TWIN](event.arg)
                 self._yield()
             case Kind.CRASH:
                 self._crash(task.process, event.arg)
