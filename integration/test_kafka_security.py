@@ -5,8 +5,13 @@ import time
 
 import pytest
 from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
     AdminClient,
     NewTopic,
+    ResourcePatternType,
+    ResourceType,
     ScramCredentialInfo,
     ScramMechanism,
     UserScramCredentialUpsertion,
@@ -18,7 +23,7 @@ from onceward.core.errors import KafkaError, OncewardError
 from onceward.core.transaction import CommitStatus
 from onceward.sinks.kafka import KafkaSink
 
-from .kafka_kit import Bench, read_all, rows
+from .kafka_kit import Bench, eventually, read_all, rows
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 SECRET = "wonder-land"
@@ -68,6 +73,9 @@ def secured(tmp_path_factory):
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": str(certificates / "ca.pem"),
         "listener.name.tls.ssl.client.auth": "required",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "true",
+        "super.users": "User:ANONYMOUS",
         **{
             f"listener.name.{name}.{key}": value
             for name in ("sasl", "both")
@@ -163,6 +171,42 @@ def test_an_untrusted_broker_is_refused_by_both_unless_switched_off(secured):
         KafkaSink("out", bootstrap_servers=places["BOTH"], topic="secured", config=config).validate(rows("x").schema)
     blind = {**config, "enable.ssl.certificate.verification": "false"}
     goes_through(places["BOTH"], blind, server.bootstrap_servers)
+
+
+def grant(server, *permissions):
+    bindings = [
+        AclBinding(kind, name, pattern, "User:alice", "*", operation, AclPermissionType.ALLOW)
+        for kind, name, pattern, operation in permissions
+    ]
+    admin = AdminClient({"bootstrap.servers": server.bootstrap_servers})
+    for future in admin.create_acls(bindings).values():
+        future.result()
+
+
+def test_the_documented_permissions_are_enough_and_read_is_asked_for(secured):
+    server, places, _ = secured
+    admin = AdminClient({"bootstrap.servers": server.bootstrap_servers})
+    admin.create_topics([NewTopic("guarded", 1)])["guarded"].result()
+    config = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", **ALICE}
+    bench = Bench(places["SASL"], "guarded", config=config)
+    topic = (ResourceType.TOPIC, "guarded", ResourcePatternType.LITERAL)
+    ids = (ResourceType.TRANSACTIONAL_ID, f"onceward:1:{bench.pipeline}:", ResourcePatternType.PREFIXED)
+    grant(server, *((*what, op) for what in (topic, ids) for op in (AclOperation.WRITE, AclOperation.DESCRIBE)))
+    eventually(lambda: "permission to Read" in refused(bench.sink), "refused for want of Read")
+    grant(server, (*topic, AclOperation.READ))
+    eventually(lambda: refused(bench.sink) == "", "allowed")
+    committable = bench.write(rows("x"))
+    assert list(bench.sink.lingering(bench.scope)) != []
+    assert bench.sink.commit(committable).status is CommitStatus.COMMITTED
+    assert [m.value() for m in read_all(server.bootstrap_servers, "guarded")] == [b"x"]
+
+
+def refused(sink):
+    try:
+        sink.validate(rows("x").schema)
+    except OncewardError as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])

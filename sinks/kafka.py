@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ..connectors.kafka import claims, commits
 from ..connectors.kafka.cluster import cluster_of
+from ..connectors.kafka.codes import Code
 from ..connectors.kafka.errors import kafka_error
 from ..connectors.kafka.handle import KIND, VERSION, Prepared
 from ..connectors.kafka.pool import PoolKey, pool_of
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from ..connectors.kafka.cluster import Cluster
     from ..connectors.kafka.coordinator import TransactionCoordinatorClient
     from ..connectors.kafka.pool import ProducerPool
     from ..connectors.kafka.producer import TransactionalProducer
@@ -139,9 +141,21 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 f"transaction.max.timeout.ms={limits.longest_timeout_ms} ms: make it shorter, or raise the broker's",
                 sink=self.name,
             )
-        if self.topic is not None and not cluster.partitions_of(self.topic) and not limits.creates_topics:
+        if self.topic is not None:
+            self._validate_topic(self.topic, cluster, creates=limits.creates_topics)
+
+    def _validate_topic(self, topic: str, cluster: Cluster, *, creates: bool) -> None:
+        if not cluster.partitions_of(topic):
+            if creates:
+                return
             raise ConfigurationError(
-                f"topic {self.topic} does not exist and the broker does not create topics by itself: create it first",
+                f"topic {topic} does not exist and the broker does not create topics by itself: create it first",
+                sink=self.name,
+            )
+        if cluster.transactions.may_look(topic) == Code.TOPIC_AUTHORIZATION_FAILED:
+            raise ConfigurationError(
+                f"this client has no permission to Read topic {topic}: the sink needs it besides Write and Describe, "
+                "to ask the topic's partitions whether they have a transaction open",
                 sink=self.name,
             )
 

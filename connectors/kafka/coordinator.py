@@ -166,6 +166,16 @@ class TransactionCoordinatorClient:
             waiting = [partition for partition in waiting if found[partition] is None]
         return found
 
+    def may_look(self, topic: str) -> int:
+        """The code with which a partition of the topic answers describe_producers; it needs Read on the topic."""
+        leaders = self._wire.leaders([topic], seconds=self._patience)
+        partition = min(leaders, default=None)
+        if partition is None:
+            return Code.LEADER_NOT_AVAILABLE
+        request = wire.describe_producers(by_topic([partition]))
+        [answer] = self._wire.exchange([(leaders[partition], request)], seconds=self._patience)
+        return answer.code or int(answer.response.topics[0].partitions[0].error_code)
+
     def partitions_of(self, topics: Collection[str]) -> list[Partition]:
         """The partitions of these topics that have a leader now."""
         return sorted(self._wire.leaders(sorted(topics), seconds=self._patience)) if topics else []

@@ -201,6 +201,22 @@ def goes_to(name: str) -> Goes | None:
     return known.goes if known is not None else None
 
 
+PERMISSIONS: Final = """\
+## Permissions
+
+Where the brokers check permissions, a sink's user needs:
+
+| Resource | Operations | For |
+|---|---|---|
+| each topic written to | Write, Describe | writing |
+| each topic written to | Read | asking its partitions whether they have a transaction open, before and after a commit |
+| transactional ids with the prefix `onceward:1:<pipeline>:` | Write, Describe | transactions, recovery |
+| transactional ids with the prefix `onceward-accepts:1:<pipeline>:` | Write, Describe | rewinding |
+| the cluster | DescribeConfigs | reading transaction.max.timeout.ms; without it Kafka's default is assumed |
+| the cluster | Alter | writing markers that a coordinator left out (KAFKA-20734), rarely needed |
+"""
+
+
 def is_secret(name: str) -> bool:
     """Whether the value of this setting must not be shown."""
     known = TABLE.get(ALIASES.get(name, name))
@@ -213,7 +229,7 @@ def as_markdown() -> str:
     for title, settings in GROUPS.items():
         rows = "\n".join(f"| `{s.name}` | {s.goes} | {s.says} |" for s in settings)
         parts.append(f"## {title}\n\n| Setting | Goes to | |\n|---|---|---|\n{rows}\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, PERMISSIONS])
 
 
 if __name__ == "__main__":
