@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.state import GroupState
 
 PEER_JARS = Path(__file__).parent.parent / "dev" / "spark-peers-4.2.0.lock"
+_QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""The driver lives for seconds only: time spent on optimising its code would not come back."""
 _ORDER = "order_id string, user int, amount int, currency string, status string"
 _TOTAL = "order_id string, user int, cents long, total long"
 
@@ -47,6 +49,7 @@ def spark_session(name: str) -> SparkSession:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.log.level", "ERROR")
+        .config("spark.driver.extraJavaOptions", _QUICK_START)
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
@@ -61,6 +64,7 @@ def placed_orders(spark: SparkSession, settings: DemoSettings) -> DataFrame:
         .option("kafka.bootstrap.servers", settings.bootstrap_servers)
         .option("subscribe", settings.source_topic)
         .option("startingOffsets", "earliest")
+        .option("kafkaConsumer.pollTimeoutMs", "180000")
         .option("maxOffsetsPerTrigger", str(settings.orders_per_batch))
         .load()
     )
