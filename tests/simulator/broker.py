@@ -44,6 +44,8 @@ class TransactionalId:
     name: str
     pid: int
     epoch: int = 0
+    fenced: int = -1
+    """The epoch that was raised by the last fence."""
     state: str = EMPTY
     txn: Txn | None = None
     started: int = -1
@@ -111,11 +113,16 @@ class Broker:
             return CONCURRENT
         if known.state == ONGOING:
             self._begin_abort(known, "sink")
+            known.fenced = known.epoch
             known.epoch += 1
             return CONCURRENT
+        if known.fenced == epoch:
+            known.state, known.started = EMPTY, -1  # the same request again (KIP-360): what it ended is forgotten
+            return NONE
         if known.epoch != epoch:
             return FENCED
         self._move(known)
+        known.fenced = epoch
         return NONE
 
     def end(self, name: str, pid: int, epoch: int, *, commit: bool, cause: str = "sink") -> int:
@@ -161,23 +168,43 @@ class Broker:
 
     # The partitions
 
-    def produce(self, producer: tuple[str, int, int], txn: Txn, row: int) -> bool:
-        """A message of a transaction; the first one opens it. False if the producer is fenced, or nobody leads."""
+    def produce(self, producer: tuple[str, int, int], txn: Txn, row: int, added: set[int]) -> bool:
+        """A message of a transaction. False if the producer is fenced, or nobody leads.
+
+        Args:
+            producer: Id, producer id and epoch.
+            txn: What the producer believes to write into.
+            row: The message; it says which partition.
+            added: Partitions that this producer has added to its transaction; it adds each one once.
+        """
         known = self.ids[producer[0]]
-        self.settle(known, at_once=True)
         number = row % PARTITIONS
-        if known.key != producer or self.leaderless(number):
+        self.settle(known, at_once=number not in added)  # AddPartitionsToTxn waits for the markers
+        if self.leaderless(number):
             return False
-        if known.state != ONGOING:
-            known.txn = self._opened(known, txn)
-            known.state, known.started, known.partitions = ONGOING, self._world.tick, set()
-        assert known.txn is not None
-        known.partitions.add(number)
+        if number not in added:
+            if known.key != producer:
+                return False
+            added.add(number)
+            self._add(known, txn, number)
+        # If nothing is open there, the leader asks the coordinator whether the partition is in it (KIP-890).
+        there = self.partitions[number].open.get(producer[1])
+        within = known.key == producer and known.state == ONGOING and number in known.partitions
+        if not within and (there is None or there.epoch != producer[2]):
+            return False
         data = self.partitions[number].open.setdefault(known.pid, OpenData(known.epoch))
-        data.epoch = known.epoch
+        assert known.txn is not None
+        data.epoch = producer[2]
         data.rows.append((known.txn, row))
         known.txn.rows.append(row)
         return True
+
+    def _add(self, known: TransactionalId, txn: Txn, number: int) -> None:
+        """AddPartitionsToTxn: the first one opens the transaction, also for a zombie."""
+        if known.state != ONGOING:
+            known.txn = self._opened(known, txn)
+            known.state, known.started, known.partitions = ONGOING, self._world.tick, set()
+        known.partitions.add(number)
 
     def open_producers(self, number: int) -> dict[Producer, int] | None:
         """DescribeProducers: who has a transaction open there, and its coordinator's epoch; None without a leader."""
@@ -226,6 +253,11 @@ class Broker:
         """A partition has no leader for a while."""
         self.partitions[number % PARTITIONS].leaderless_until = self._world.tick + number % 97
 
+    def recover(self) -> None:
+        """Every partition has a leader again."""
+        for partition in self.partitions:
+            partition.leaderless_until = 0
+
     def expire(self, number: int) -> None:
         """The time-out of some open transaction."""
         ongoing = [known for known in self.ids.values() if known.state == ONGOING]
@@ -269,6 +301,7 @@ class Broker:
 
     def _move(self, known: TransactionalId) -> None:
         known.epoch += 1
+        known.fenced = -1
         known.state, known.started = EMPTY, -1
         if known.epoch > LAST_EPOCH:
             known.pid, known.epoch = self._pid(), 0

@@ -148,6 +148,7 @@ class SimulatedProducer:
         self.name = name
         self.rows = 0
         self.txn: Txn | None = None
+        self.added: set[int] = set()
         fault = fault_at(world, f"init {str(name)[-6:]}")
         if fault == 0:
             raise KafkaError("no answer")
@@ -163,7 +164,7 @@ class SimulatedProducer:
         assert self.txn is not None
         for row in rows:
             fault = fault_at(self._world, f"produce {self.key[0][-6:]} {row}")
-            if fault == 0 or not self._broker.produce(self.key, self.txn, row):
+            if fault == 0 or not self._broker.produce(self.key, self.txn, row, self.added):
                 raise KafkaError("delivery failed, or fenced")
             if fault is not None:
                 raise KafkaError("delivery report is lost")

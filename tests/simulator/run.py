@@ -113,6 +113,7 @@ class Simulation:
         self.world.run()
         self._judge_all()
         self.world.calm = True
+        self.broker.recover()
         while self.world.late:
             self.world.land(0)
         self._last_drivers()
