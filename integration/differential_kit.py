@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 Step = tuple[str, int]
 
 
+PHASES = ("begin", "write", "pre_commit")
+
+
 @dataclass(frozen=True)
 class Script:
     """A sequence of calls.
@@ -31,32 +34,34 @@ class Script:
     rows: tuple[tuple[int, ...], ...]
 
 
-def script(seed: int, kinds: dict[str, int], *, transactions: int = 6, length: int = 26) -> Script:
+def script(
+    seed: int, kinds: dict[str, int], *, phases: tuple[str, ...] = PHASES, transactions: int = 6, length: int = 26
+) -> Script:
     """Transactions that are begun, written, prepared, committed, aborted, swept… in any order that makes sense.
 
     Args:
         seed: Of the sequence.
-        kinds: How often each call comes; `begin`, `write` and `pre_commit` come first for each transaction.
-        transactions: How many.
+        kinds: How often each call comes; `write` stands for the next phase of a transaction.
+        phases: What comes first for each transaction, in this order.
+        transactions: How many; every third one writes the same rows as the one before it, as a retry does.
         length: Of the sequence.
     """
     rng = random.Random(seed)
-    rows = [tuple(range(10 * t, 10 * t + rng.randint(1, 3))) for t in range(transactions)]
+    rows: list[tuple[int, ...]] = []
+    for t in range(transactions):
+        rows.append(rows[-1] if t % 3 == 2 else tuple(range(10 * t, 10 * t + rng.randint(1, 3))))
     steps: list[Step] = []
     progress = [0] * transactions
     names, weights = list(kinds), list(kinds.values())
     while len(steps) < length:
         t, kind = rng.randrange(transactions), rng.choices(names, weights)[0]
-        if kind == "write" and progress[t] < len(PHASES):
-            kind = PHASES[progress[t]]
+        if kind == "write" and progress[t] < len(phases):
+            kind = phases[progress[t]]
             progress[t] += 1
-        elif kind == "write" or (kind in ("commit", "abort") and progress[t] < len(PHASES)):
+        elif kind == "write" or (kind in ("commit", "abort") and progress[t] < len(phases)):
             continue
         steps.append((kind, t))
     return Script(tuple(steps), tuple(rows))
-
-
-PHASES = ("begin", "write", "pre_commit")
 
 
 class Side(Protocol):
@@ -103,6 +108,8 @@ class Player:
             call: Callable[[int], str] = getattr(self, f"_{kind}", lambda t, kind=kind: self._outside(kind, t))
             self.answers.append(f"{kind} {t}: {call(t)}")
         self.answers.append(f"visible: {self.side.visible()}")
+        for transaction in self._open.values():
+            self.side.sink.discard(transaction)
         return self.answers
 
     def _begin(self, t: int) -> str:
@@ -123,11 +130,16 @@ class Player:
         try:
             if t not in self._broken:
                 self._prepared[t] = self.side.sink.pre_commit(self._open[t])
+                del self._open[t]
                 return "ok"
         except SinkError:
             self._broken.add(t)
-        self.side.sink.discard(self._open[t])
+        self.side.sink.discard(self._open.pop(t))
         return "refused"
+
+    def _prepare(self, t: int) -> str:
+        self._write(t)
+        return self._pre_commit(t)
 
     def _commit(self, t: int) -> str:
         if t not in self._prepared:

@@ -11,6 +11,7 @@ What is nasty, all of it measured on the real one and compared again by integrat
 
 from __future__ import annotations
 
+from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -61,6 +62,7 @@ class Database:
     staged: dict[str, Held] = field(default_factory=dict)
     ledger: dict[str, tuple[str, str, str]] = field(default_factory=dict)
     owners: dict[tuple[str, str], str] = field(default_factory=dict)
+    committed_rows: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
 
     def insert(self, session: Session, rows: list[int], *, unique: bool) -> None:
         """INSERT into the table itself.
@@ -75,6 +77,8 @@ class Database:
             if session.broken:
                 raise PostgresError("the connection is lost")
             if not unique or not self._locked(session, rows):
+                if unique and self.committed_rows[session.txn.sink] & set(rows):
+                    raise PostgresError("duplicate key value violates unique constraint")
                 session.txn.rows += rows
                 return
             self.world.sleep()
@@ -208,6 +212,7 @@ class Database:
     def _ended(self, gid: str, held: Held, *, commit: bool) -> None:
         if commit:
             self.ledger[gid] = held.scope
+            self.committed_rows[held.txn.sink] |= set(held.txn.rows)
             self.audit.on_commit(held.txn)
             self.audit.on_visible(held.txn, held.txn.rows)
         else:
