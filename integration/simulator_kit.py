@@ -27,4 +27,5 @@ def load(name: str, path: Path) -> ModuleType:
 
 
 simulator = load("onceward_simulator", TESTS / "simulator" / "__init__.py")
+"""The package; its modules are its attributes."""
 store_contract = load("onceward_store_contract", TESTS / "store_contract.py")
