@@ -1,0 +1,69 @@
+"""The demo's parts that need no service: its input, its kills, and above all its checker."""
+
+from __future__ import annotations
+
+import pytest
+
+from onceward.connectors.demo.chaos import Victim, plan
+from onceward.connectors.demo.checker import judge
+from onceward.connectors.demo.orders import expected, generate
+
+TOTALS = expected(seed=7, count=200, users=5)
+
+
+def rows(*, without: str = "", twice: str = "", wrong: str = ""):
+    for total in TOTALS.values():
+        if total.order_id == without:
+            continue
+        row = dict(total.__dict__)
+        if total.order_id == wrong:
+            row["total"] += 1
+        yield row
+        if total.order_id == twice:
+            yield row
+
+
+SOME = next(iter(TOTALS))
+
+
+def test_the_checker_accepts_exactly_what_must_be_there():
+    verdict = judge("t", rows(), TOTALS)
+    assert verdict.exact
+    assert verdict.seen == verdict.expected == len(TOTALS)
+
+
+@pytest.mark.parametrize(
+    ("fault", "missing", "duplicated", "wrong"), [("without", 1, 0, 0), ("twice", 0, 1, 0), ("wrong", 0, 0, 1)]
+)
+def test_the_checker_sees_one_missing_one_doubled_and_one_wrong_row(fault, missing, duplicated, wrong):
+    verdict = judge("t", rows(**{fault: SOME}), TOTALS)
+    assert (verdict.missing, verdict.duplicated, verdict.wrong) == (missing, duplicated, wrong)
+    assert not verdict.exact
+
+
+def test_a_row_that_nobody_expected_is_wrong():
+    assert judge("t", [*rows(), {"order_id": "o99999999"}], TOTALS).wrong == 1
+
+
+def test_the_same_seed_gives_the_same_orders_and_running_totals_that_only_grow():
+    assert list(generate(7, 200, 5)) == list(generate(7, 200, 5))
+    assert list(generate(7, 200, 5)) != list(generate(8, 200, 5))
+    totals: dict[int, int] = {}
+    for total in TOTALS.values():
+        assert total.total == totals.get(total.user, 0) + total.cents
+        totals[total.user] = total.total
+
+
+def test_cancelled_orders_are_filtered_out():
+    placed = {order.order_id for order in generate(7, 200, 5) if order.status == "placed"}
+    assert placed == TOTALS.keys()
+
+
+def test_everything_is_killed_before_the_work_is_done():
+    kills = plan(seed=1, driver_kills=5)
+    victims = [kill.victim for kill in kills]
+    assert victims.count(Victim.DRIVER) == 5
+    assert {Victim.BROKER, Victim.DATABASE} <= set(victims)
+    assert [kill.share for kill in kills] == sorted(kill.share for kill in kills)
+    assert kills[-1].share < 0.9
+    assert kills == plan(seed=1, driver_kills=5)
