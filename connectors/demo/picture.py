@@ -64,4 +64,4 @@ def _bars(axes: Axes, story: Story) -> None:
     axes.invert_yaxis()
     axes.margins(x=0.3)
     axes.set_xlabel("rows")
-    axes.legend(fontsize=8, loc="lower right")
+    axes.legend(fontsize=8, loc="upper right")
