@@ -2,7 +2,9 @@
 
 Readers ignore whatever is below the newest COMPLETED entry's floor: a writer that slept through the pruning may have
 put something into a hole there (PROTOCOL, decision log, addition 2). From the floor to the tail there is no gap; one
-that is seen comes from entries that were written or pruned while the keys were listed, so the listing is repeated.
+that is seen comes from entries that were written or pruned while the keys were listed, so the listing is repeated. So
+does an entry that cannot be right, if the log has changed meanwhile: it may be such a void one, in a slot that was
+pruned after it had been listed.
 """
 
 from __future__ import annotations
@@ -28,11 +30,20 @@ def read(store: LogStore) -> LogView:
     """
     problem = ""
     for _ in range(_LISTINGS):
-        positions = sorted(p for p in map(position_of, store.list_keys()) if p is not None)
-        entries, problem = _from_tail(store, positions)
-        if not problem:
-            return fold(entries, entries[0].position if entries else 0)
+        positions = _positions(store)
+        try:
+            entries, problem = _from_tail(store, positions)
+            if not problem:
+                return fold(entries, entries[0].position if entries else 0)
+        except LogDamagedError as damage:
+            if _positions(store) == positions:
+                raise
+            problem = damage.message
     raise LogDamagedError(f"the decision log in {store.describe()} has a gap: {problem}")
+
+
+def _positions(store: LogStore) -> list[int]:
+    return sorted(p for p in map(position_of, store.list_keys()) if p is not None)
 
 
 def _from_tail(store: LogStore, positions: list[int]) -> tuple[list[Entry], str]:
