@@ -99,6 +99,35 @@ class TestReading:
         store.list_keys = list_and_then_go_on  # type: ignore[method-assign]
         assert (read(store).tail, read(store).floor) == (4, 3)
 
+    def test_a_void_entry_in_a_slot_that_was_pruned_after_it_was_listed_is_no_damage(self):
+        """A starter that slept since the log was empty puts its START, of another log, into the hole."""
+        for void in (encode(start(0, log="ffffffff")), b"damaged"):
+            store = store_with(start(0), decide_entry(1, 0))
+            listed = store.list_keys
+
+            def list_and_then_be_overtaken(store=store, listed=listed, void=void) -> list[str]:
+                keys = listed()
+                store.list_keys = listed
+                store.entries[key_of(2)] = encode(completed_entry(2, 0, floor=1))
+                store.entries[key_of(0)] = void
+                return keys
+
+            store.list_keys = list_and_then_be_overtaken  # type: ignore[method-assign]
+            assert (read(store).completed, read(store).log) == (0, "0a0b0c0d")
+
+    def test_damage_in_a_log_that_goes_on_is_still_damage(self):
+        store = store_with(start(0), decide_entry(1, 0))
+        store.entries[key_of(1)] = b"damaged"
+        listed, count = store.list_keys, iter(range(2, 1000))
+
+        def list_a_growing_log() -> list[str]:
+            store.entries[key_of(next(count))] = b"more"
+            return listed()
+
+        store.list_keys = list_a_growing_log  # type: ignore[method-assign]
+        with pytest.raises(LogDamagedError, match="has a gap: entry 40 of the decision log is damaged"):
+            read(store)
+
     def test_entries_of_two_logs_in_one_store_are_refused(self):
         with pytest.raises(LogDamagedError, match="entry 1 belongs to another decision log"):
             read(store_with(start(0), start(1, log="ffffffff")))
