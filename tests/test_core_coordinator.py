@@ -533,6 +533,18 @@ class TestSweeping:
             coordinator.commit(epoch, [acknowledgement(won, epoch=epoch, attempt=1, retried=True)], about(epoch))
             assert bench.sink.aborted[-1:] == [lost.transaction]
 
+    def test_an_attempt_that_prepares_after_its_epochs_sweep_is_aborted_within_a_minute(self):
+        now = [0.0]
+        bench = Bench(monotonic=lambda: now[0])
+        coordinator = bench.opened()
+        bench.run(coordinator, 0)
+        late = bench.committable(coordinator, 0)
+        bench.sink.open = [late]
+        for epoch, seconds, aborted in [(1, 59.0, []), (2, 60.0, [late.transaction]), (3, 61.0, [late.transaction])]:
+            now[0] = seconds
+            bench.run(coordinator, epoch)
+            assert bench.sink.aborted == aborted
+
     def test_an_abort_that_fails_is_tried_again_after_each_epoch(self):
         bench = Bench()
         left = self.listed(bench)

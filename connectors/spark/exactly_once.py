@@ -19,14 +19,14 @@ from ...core.transaction import Acknowledgement
 from ...sinks.base import TwoPhaseCommitSink
 from .projection import Projection, schema_for
 from .publication import with_publication
-from .query import QueryRun, current_run, epoch_input, hadoop_reader
+from .query import QueryRun, any_stage_failed, current_run, epoch_input, hadoop_reader
 from .store import check_store, default_store
-from .task import ACK_SCHEMA, EpochTask
+from .task import ACK_COLUMN, ACK_SCHEMA, STAGE_COLUMN, EpochTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from ...core.log import EpochInput
@@ -132,23 +132,24 @@ class EpochHandler:
             # A stateful query must run the batch all the same, or its state store misses a version for ever.
             frame.write.format("noop").mode("overwrite").save()
         else:
-            acks = self._write(frame, coordinator, batch)
-            coordinator.commit(batch, acks, about, sweep_after=_speculates(self.spark))
+            rows = self._write(frame, coordinator, batch)
+            acks = [Acknowledgement.from_json(row[ACK_COLUMN]) for row in rows]
+            lost = _speculates(self.spark) or any_stage_failed(self.spark, {row[STAGE_COLUMN] for row in rows})
+            coordinator.commit(batch, acks, about, sweep_after=lost)
         if self.on_complete is not None:
             self.on_complete(batch, about)
 
-    def _write(self, frame: DataFrame, coordinator: Coordinator, batch: int) -> list[Acknowledgement]:
+    def _write(self, frame: DataFrame, coordinator: Coordinator, batch: int) -> list[Row]:
         contexts = [coordinator.context(sink.name, batch, subtask=-1) for sink in self.sinks]
         task = EpochTask(self.sinks, contexts, self._projection)
         try:
-            rows = self._projection.of(frame, self.sinks).mapInArrow(task, ACK_SCHEMA).collect()
+            return self._projection.of(frame, self.sinks).mapInArrow(task, ACK_SCHEMA).collect()
         except BaseException:
             # Partitions that were through hold locks and readers: end them now, not at the next start.
             self._coordinator = None
             with contextlib.suppress(OncewardError):
                 coordinator.give_up()
             raise
-        return [Acknowledgement.from_json(row[0]) for row in rows]
 
     def _coordinator_of(self, run: QueryRun, batch: int) -> Coordinator:
         if self._coordinator is None or self._run != run:

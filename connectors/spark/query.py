@@ -14,7 +14,7 @@ from ...core.errors import ConfigurationError
 from ...core.log import EpochInput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from pyspark.sql import SparkSession
 
@@ -70,6 +70,18 @@ def hadoop_reader(spark: SparkSession) -> Callable[[str], str | None]:
             stream.close()
 
     return read_text
+
+
+def any_stage_failed(spark: SparkSession, stages: Iterable[int]) -> bool:
+    """Whether a task of these stages failed, or a stage ran twice, so that an attempt may have left something behind.
+
+    Args:
+        spark: The session.
+        stages: Ids of finished stages; one that Spark has forgotten counts as failed.
+    """
+    tracker = spark.sparkContext.statusTracker()
+    infos = [tracker.getStageInfo(stage) for stage in stages]
+    return any(info is None or info.currentAttemptId > 0 or info.numFailedTasks > 0 for info in infos)
 
 
 def epoch_input(read_text: Callable[[str], str | None], checkpoint: str, query: str, batch: int) -> EpochInput:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ...sinks.base import TwoPhaseCommitSink
     from .projection import Projection
 
-ACK_COLUMN = "acknowledgement"
-ACK_SCHEMA = f"{ACK_COLUMN} string"
+ACK_COLUMN, STAGE_COLUMN = "acknowledgement", "stage"
+ACK_SCHEMA = f"{ACK_COLUMN} string, {STAGE_COLUMN} int"
 
 
 def write_partition(
@@ -51,7 +51,7 @@ def write_partition(
 
 
 class EpochTask:
-    """The function that `mapInArrow` runs on each partition; yields one row with the acknowledgement.
+    """The function that `mapInArrow` runs on each partition; yields one row: acknowledgement, and stage.
 
     Args:
         sinks: The pipeline's sinks.
@@ -74,14 +74,27 @@ class EpochTask:
         subtask, attempt = where_am_i()
         mine = [msgspec.structs.replace(c, subtask=subtask, attempt=attempt) for c in self.contexts]
         ack = write_partition(self.sinks, mine, self.projection, batches, retried=attempt > 0)
-        yield pa.RecordBatch.from_pydict({ACK_COLUMN: [ack.to_json()]})
+        stage = pa.array([stage_id()], pa.int32())
+        yield pa.RecordBatch.from_pydict({ACK_COLUMN: pa.array([ack.to_json()]), STAGE_COLUMN: stage})
 
 
 def where_am_i() -> tuple[int, int]:
-    """Partition and attempt number of the running task."""
+    """Partition and attempt number of the running task.
+
+    The attempt counts within one attempt of its stage: a stage that is tried again, because an executor was lost with
+    the shuffle files that the stage reads, begins at 0 again. Only the driver knows of it.
+    """
     from pyspark import TaskContext  # noqa: PLC0415 - needs a Spark installation
 
     context = TaskContext.get()
     if context is None:
         return 0, 0
     return context.partitionId(), context.attemptNumber()
+
+
+def stage_id() -> int:
+    """Stage of the running task; -1 outside Spark."""
+    from pyspark import TaskContext  # noqa: PLC0415 - needs a Spark installation
+
+    context = TaskContext.get()
+    return context.stageId() if context is not None else -1

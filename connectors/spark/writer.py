@@ -76,7 +76,8 @@ class _Writer:
         if coordinator.admit(epoch, about, adopt=opened.adopt) is Admission.REPLAY:
             return
         acks = [message.acknowledgement for message in written if message.acknowledgement is not None]
-        coordinator.commit(epoch, acks, about)
+        # Spark does not tell this process of lost attempts and of stages that ran twice: always look for leavings.
+        coordinator.commit(epoch, acks, about, sweep_after=True)
 
     def _open_empty(self) -> Opened:
         """A batch without any partition brings no token: the START at the log's tail is this query's own."""

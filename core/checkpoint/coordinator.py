@@ -63,6 +63,7 @@ class Coordinator:
         self.writer = LogWriter(store, pipeline, self.policy.writer_clock())
         self._began = self.policy.monotonic()
         self._left_behind = False
+        self._swept = self._began
 
     @property
     def view(self) -> LogView:
@@ -180,7 +181,7 @@ class Coordinator:
         permit = self.writer.decide(epoch, committables, sinks=list(self.sinks), epoch_input=epoch_input, state=state)
         if not finish(permit, self.writer, self.sinks, self.policy):
             raise self._conflict(epoch, "its decision was voided (on_lost='replay'); a restart writes it again")
-        if sweep_after or self._left_behind or any(ack.retried for ack in acknowledgements):
+        if sweep_after or self._sweep_is_due() or any(ack.retried for ack in acknowledgements):
             self._sweep()
         self._tidy(epoch)
 
@@ -245,6 +246,11 @@ class Coordinator:
     def _sweep(self) -> None:
         """What a target did not abort now holds locks and readers; the next epoch's end tries again."""
         self._left_behind = bool(sweep(self.writer, self.sinks.values()).left)
+        self._swept = self.policy.monotonic()
+
+    def _sweep_is_due(self) -> bool:
+        """An attempt that Spark gave up may live on and prepare after its epoch's sweep: look now and then."""
+        return self._left_behind or self.policy.monotonic() - self._swept >= self.policy.sweep_every
 
     def _finish_decided(self) -> None:
         permit = self.view.permit()

@@ -60,6 +60,7 @@ class CommitPolicy:
         on_lost: What to do with a decided transaction that cannot be committed.
         commits: Pauses between commit attempts that answered "later".
         puts: Pauses between puts of the same bytes into the decision log.
+        sweep_every: Longest time in seconds between two sweeps of a pipeline that has epochs to commit.
         monotonic: Seconds on a clock that never goes back; used for ages, never for a decision.
         token: Fresh random identity (16 hex digits).
         now: Wall-clock time as text, for people.
@@ -68,6 +69,7 @@ class CommitPolicy:
     on_lost: OnLost = OnLost.FAIL
     commits: Backoff = field(default_factory=lambda: Backoff(attempts=40))
     puts: Backoff = field(default_factory=Backoff)
+    sweep_every: float = 60.0
     monotonic: Callable[[], float] = time.monotonic
     token: Callable[[], str] = lambda: secrets.token_hex(8)
     now: Callable[[], str] = wall_clock_text
