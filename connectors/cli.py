@@ -56,6 +56,10 @@ def doctor(
     kafka: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting of the connection to Kafka; repeatable.")
     ] = None,
+    topic: Annotated[
+        list[str] | None, typer.Option(help="A topic of a sink or source: is it there, is it permitted; repeatable.")
+    ] = None,
+    pipeline: Annotated[str | None, typer.Option(help="The pipeline whose transactional ids must be permitted.")] = None,
     dsn: Annotated[str | None, typer.Option(help="PostgreSQL's connection string.")] = None,
     store: Annotated[str | None, typer.Option(help="The decision log's store, or the checkpoint folder.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -65,7 +69,14 @@ def doctor(
     from .doctor.commands import exit_code, show  # noqa: PLC0415
 
     pairs = dict(pair.partition("=")[::2] for pair in kafka or [])
-    findings = examine(bootstrap_servers=bootstrap_servers, kafka_config=pairs, dsn=dsn, store=store)
+    findings = examine(
+        bootstrap_servers=bootstrap_servers,
+        kafka_config=pairs,
+        topics=topic or [],
+        pipeline=pipeline,
+        dsn=dsn,
+        store=store,
+    )
     show(findings, as_json=json)
     raise typer.Exit(exit_code(findings))
 

@@ -17,6 +17,7 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
+from onceward.connectors.doctor.kafka import check_kafka
 from onceward.connectors.dev import KafkaServer
 from onceward.connectors.dev.ports import free_port
 from onceward.core.errors import KafkaError, OncewardError
@@ -193,8 +194,18 @@ def test_the_documented_permissions_are_enough_and_read_is_asked_for(secured):
     ids = (ResourceType.TRANSACTIONAL_ID, f"onceward:1:{bench.pipeline}:", ResourcePatternType.PREFIXED)
     grant(server, *((*what, op) for what in (topic, ids) for op in (AclOperation.WRITE, AclOperation.DESCRIBE)))
     eventually(lambda: "permission to Read" in refused(bench.sink), "refused for want of Read")
+
+    def found(name):
+        findings = check_kafka(places["SASL"], config, ["guarded", "nowhere"], bench.pipeline)
+        [finding] = [f for f in findings if f.check == name]
+        return f"{finding.health}: {finding.found}"
+
+    assert found("topic guarded").startswith("failed: 1 partitions, no permission to Read")
+    assert found("topic nowhere").startswith("failed")
+    assert found("transactional ids").startswith("ok")
     grant(server, (*topic, AclOperation.READ))
     eventually(lambda: refused(bench.sink) == "", "allowed")
+    assert found("topic guarded").startswith("ok")
     committable = bench.write(rows("x"))
     assert list(bench.sink.lingering(bench.scope)) != []
     assert bench.sink.commit(committable).status is CommitStatus.COMMITTED

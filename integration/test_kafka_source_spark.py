@@ -317,6 +317,18 @@ def test_each_source_of_a_query_publishes_to_its_own_group(bench: Bench, topic: 
     assert [committed(bench.writer.servers, f"of-{name}", name) for name in (one, two)] == [[3], [5]]
 
 
+def test_69_a_format_publishes_the_last_epochs_offsets_too(bench: Bench, topic: Callable[..., str]):
+    name, target = topic(), topic()
+    bench.writer.send(name, range(25))
+    frame = bench.stream(name, maxOffsetsPerTrigger=10).select("value")
+    writer = frame.writeStream.format("onceward-kafka").option("topic", target)
+    writer = writer.option("kafka.bootstrap.servers", bench.writer.servers)
+    writer = writer.option("offsets.kafka.bootstrap.servers", bench.writer.servers)
+    writer = writer.option("offsets.kafka.group.id", f"format-{name}")
+    writer.option("checkpointLocation", str(bench.checkpoint)).trigger(availableNow=True).start().awaitTermination()
+    assert committed(bench.writer.servers, f"format-{name}", name) == [25]
+
+
 def test_69_with_another_sink_spark_publishes_a_batch_late(bench: Bench, topic: Callable[..., str]):
     name = topic()
     bench.writer.send(name, range(20))

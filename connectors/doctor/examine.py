@@ -8,13 +8,15 @@ from .finding import Finding, failed
 from .machine import check_java, check_python, check_spark, check_store
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 def examine(
     *,
     bootstrap_servers: str | None = None,
     kafka_config: Mapping[str, str] | None = None,
+    topics: Sequence[str] = (),
+    pipeline: str | None = None,
     dsn: str | None = None,
     store: str | None = None,
 ) -> list[Finding]:
@@ -23,6 +25,8 @@ def examine(
     Args:
         bootstrap_servers: Kafka's address.
         kafka_config: Further settings of the connection, under librdkafka's names.
+        topics: Topics whose permissions are checked.
+        pipeline: Pipeline whose transactional ids are checked.
         dsn: PostgreSQL's connection string.
         store: URL of the decision log's store, or the checkpoint folder.
     """
@@ -31,17 +35,19 @@ def examine(
         check_spark(),
         check_python(),
         check_store(store),
-        *_kafka(bootstrap_servers, kafka_config or {}),
+        *_kafka(bootstrap_servers, kafka_config or {}, topics, pipeline),
         *_postgres(dsn),
     ]
 
 
-def _kafka(bootstrap_servers: str | None, config: Mapping[str, str]) -> list[Finding]:
+def _kafka(
+    bootstrap_servers: str | None, config: Mapping[str, str], topics: Sequence[str], pipeline: str | None
+) -> list[Finding]:
     try:
         from .kafka import check_kafka  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
         return [failed("kafka client", f"{error.name} is not installed", "pip install 'onceward[kafka]'")]
-    return check_kafka(bootstrap_servers, config)
+    return check_kafka(bootstrap_servers, config, topics, pipeline)
 
 
 def _postgres(dsn: str | None) -> list[Finding]:

@@ -10,9 +10,10 @@ from confluent_kafka.admin._config import ConfigResource
 
 from ..kafka.settings import KafkaSettings
 from .finding import Finding, failed, ok, skipped, warning
+from .permissions import check_permissions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _ANSWER_SECONDS = 15
 _SHORT_TIMEOUT_MS = 15 * 60 * 1000
@@ -20,8 +21,10 @@ _SAFE_REPLICAS = 3
 _SAFE_IN_SYNC = 2
 
 
-def check_kafka(bootstrap_servers: str | None, config: Mapping[str, str]) -> list[Finding]:
-    """Broker reachable, transaction time-outs, replication of the transaction log."""
+def check_kafka(
+    bootstrap_servers: str | None, config: Mapping[str, str], topics: Sequence[str] = (), pipeline: str | None = None
+) -> list[Finding]:
+    """Broker reachable, transaction time-outs, replication of the transaction log, permissions."""
     if bootstrap_servers is None:
         return [skipped("kafka", "give --bootstrap-servers to check it")]
     settings = KafkaSettings(bootstrap_servers, config)
@@ -37,7 +40,8 @@ def check_kafka(bootstrap_servers: str | None, config: Mapping[str, str]) -> lis
     except KafkaException as error:
         return [failed("kafka broker", str(error.args[0].str()), "check address, network and security settings")]
     found = [ok("kafka broker", f"{len(cluster.brokers)} brokers, {len(cluster.topics)} topics")]
-    return [*found, _timeout(facts), *_replication(facts, len(cluster.brokers)), _expiry(facts)]
+    found += [_timeout(facts), *_replication(facts, len(cluster.brokers)), _expiry(facts)]
+    return found + check_permissions(admin, settings, topics, pipeline)
 
 
 def _timeout(facts: Mapping[str, str | None]) -> Finding:

@@ -11,6 +11,7 @@ from pyspark.sql.datasource import DataSource
 
 from ...core.errors import ConfigurationError
 from .options import COMMON, FormatOptions
+from .publication import is_ours, publisher_from_options
 from .writer import BatchWriter, StreamWriter
 
 if TYPE_CHECKING:
@@ -41,18 +42,21 @@ class SinkFormat(DataSource):
         sink = self._sink(schema)
         if overwrite:
             self.check_complete_mode(sink)
-        return StreamWriter(sink, FormatOptions.parse(self.options))
+        return StreamWriter(sink, FormatOptions.parse(self.options), publisher_from_options(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """A batch writer."""
         if overwrite:
             raise ConfigurationError(f"{self.name()} appends: use mode('append'), it cannot replace what is there")
+        if publisher_from_options(self.options) is not None:
+            raise ConfigurationError("options offsets.kafka.… belong to a streaming query: a batch has no offsets")
         return BatchWriter(self._sink(schema), FormatOptions.parse(self.options))
 
     def _sink(self, schema: StructType) -> TwoPhaseCommitSink[Any]:
         from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - imports pyarrow
 
-        own = {key: value for key, value in self.options.items() if key.lower() not in COMMON - {"name"}}
+        common = COMMON - {"name"}
+        own = {key: value for key, value in self.options.items() if key.lower() not in common and not is_ours(key)}
         sink = self.make_sink(own)
         key = f"{schema.json()} {sorted(own.items())}"
         if key not in _validated:

@@ -2,7 +2,7 @@
 
 Spark tells a Python source of a finished batch one batch late, and of the last one never. So whoever completes an epoch
 publishes. Which sources a query reads stands in its analyzed plan: its streaming leaves, in the order in which the
-checkpoint's offsets files list them (measured on pyspark 4.2).
+checkpoint's offsets files list them (measured on pyspark 4.2). A format's writer sees no plan: it is told by options.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from ...core.errors import OncewardError
+from ...core.errors import ConfigurationError, OncewardError
 from ...sources.offsets import Offsets, from_json, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
@@ -28,6 +28,8 @@ _log = logging.getLogger("onceward.spark")
 
 FORMAT: Final = "onceward-kafka"
 GROUP: Final = "kafka.group.id"
+OPTIONS: Final = "offsets."
+"""How the options of a format begin that say where to publish: `offsets.kafka.group.id`, `offsets.kafka.*`."""
 _NOTHING: Final = "-"
 """What an offsets file says of a source that has not begun."""
 
@@ -40,6 +42,49 @@ def publisher_for(df: DataFrame) -> OnComplete | None:
     """
     groups = [_group_of(leaf) for leaf in _streaming_leaves(df)]
     return Publisher(groups) if any(group is not None for group in groups) else None
+
+
+class OptionsPublisher:
+    """Publishes an epoch's end offsets of all Kafka sources, this library's and Spark's own, to one group.
+
+    Args:
+        settings: Where.
+        group: Name of the consumer group.
+    """
+
+    def __init__(self, settings: KafkaSettings, group: str) -> None:
+        self._key = (settings, group)
+
+    def __call__(self, epoch: int, about: EpochInput) -> None:
+        """Publish; sources whose offsets are not Kafka's are passed over."""
+        Publisher([self._key if _is_kafka(end) else None for end in about.end or []])(epoch, about)
+
+
+def publisher_from_options(options: Mapping[str, str]) -> OptionsPublisher | None:
+    """What the options `offsets.kafka.group.id` and `offsets.kafka.bootstrap.servers` of a format ask for, if given.
+
+    Raises:
+        ConfigurationError: One is missing, unknown or refused.
+    """
+    given = {name.lower()[len(OPTIONS) :]: value for name, value in options.items() if is_ours(name)}
+    if not given:
+        return None
+    from ..kafka.settings import PREFIX, KafkaSettings, split_options  # noqa: PLC0415 - an extra
+
+    kafka, rest = split_options(given)
+    group = kafka.get(GROUP.removeprefix(PREFIX))
+    if rest or not group or "bootstrap.servers" not in kafka:
+        raise ConfigurationError(
+            "to publish the source's offsets to a consumer group give option('offsets.kafka.group.id', …) and "
+            "option('offsets.kafka.bootstrap.servers', …) of the source's cluster; further options are Kafka's "
+            f"settings with 'offsets.kafka.' in front. Got {', '.join(OPTIONS + name for name in sorted(given))}"
+        )
+    return OptionsPublisher(KafkaSettings(config=kafka), group)
+
+
+def is_ours(option: str) -> bool:
+    """Whether an option of a format says where to publish offsets."""
+    return option.lower().startswith(OPTIONS)
 
 
 def with_publication(df: DataFrame, on_complete: OnComplete | None) -> OnComplete | None:
@@ -94,6 +139,18 @@ class Publisher:
             for partition, offset in from_json(json.loads(text)).items():
                 offsets[partition] = min(offset, offsets.get(partition, offset))
         return list(found.items())
+
+
+def _is_kafka(text: str) -> bool:
+    """Whether an offsets file's text for one source is `{"topic": {"0": 123}}`."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and all(
+        isinstance(of, dict) and all(number.isdigit() and isinstance(offset, int) for number, offset in of.items())
+        for of in found.values()
+    )
 
 
 def _streaming_leaves(df: DataFrame) -> list[Any]:

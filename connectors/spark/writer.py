@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ...core.log import LogStore
     from ...core.transaction import Acknowledgement
     from ...sinks.base import TwoPhaseCommitSink
+    from .publication import OnComplete
 
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 
@@ -99,7 +100,19 @@ class _Writer:
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """Writes each micro-batch of a streaming query as one epoch."""
+    """Writes each micro-batch of a streaming query as one epoch.
+
+    Args:
+        sink: Where it goes.
+        options: The common options.
+        on_complete: Called after an epoch's COMPLETED entry, with its number and input.
+    """
+
+    def __init__(
+        self, sink: TwoPhaseCommitSink[Any], options: FormatOptions, on_complete: OnComplete | None = None
+    ) -> None:
+        super().__init__(sink, options)
+        self.on_complete = on_complete
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write one partition of one epoch (executor)."""
@@ -114,7 +127,10 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Decide and commit the epoch (driver)."""
         root = self.options.checkpoint_root()
-        self._commit(messages, batchId, epoch_input(read_text, root, self.options.query(), batchId))
+        about = epoch_input(read_text, root, self.options.query(), batchId)
+        self._commit(messages, batchId, about)
+        if self.on_complete is not None:
+            self.on_complete(batchId, about)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
         """Abort what is not decided (driver). Called with decided messages too, when commit raised."""

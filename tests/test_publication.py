@@ -1,0 +1,44 @@
+"""Options that say where a format publishes its sources' offsets."""
+
+from __future__ import annotations
+
+import pytest
+
+from onceward.connectors.kafka import offsets
+from onceward.connectors.spark.publication import publisher_from_options
+from onceward.core.errors import ConfigurationError
+from onceward.core.log import EpochInput
+
+SERVERS = {"offsets.kafka.bootstrap.servers": "broker:9092"}
+
+
+def test_without_such_options_nothing_is_published():
+    assert publisher_from_options({"kafka.bootstrap.servers": "broker:9092", "topic": "t"}) is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        SERVERS,
+        {"offsets.kafka.group.id": "g"},
+        {**SERVERS, "offsets.kafka.group.id": ""},
+        {**SERVERS, "offsets.kafka.group.id": "g", "offsets.topic": "t"},
+    ],
+)
+def test_what_is_missing_or_unknown_is_refused(options: dict[str, str]):
+    with pytest.raises(ConfigurationError, match=r"offsets\.kafka\.group\.id"):
+        publisher_from_options(options)
+
+
+def test_a_setting_that_is_refused_is_named():
+    with pytest.raises(ConfigurationError, match=r"enable\.auto\.commit"):
+        publisher_from_options({**SERVERS, "offsets.kafka.group.id": "g", "Offsets.kafka.enable.auto.commit": "true"})
+
+
+def test_every_kafka_source_is_published_and_others_are_passed_over(monkeypatch: pytest.MonkeyPatch):
+    seen = []
+    monkeypatch.setattr(offsets, "publish_offsets", lambda _, group, of: seen.append((group, of)))
+    publish = publisher_from_options({**SERVERS, "offsets.kafka.group.id": "g"})
+    assert publish is not None
+    publish(0, EpochInput(query="q", end=['{"a":{"0":5}}', '{"logOffset":3}', "-", '{"a":{"0":4},"b":{"1":7}}', "7"]))
+    assert seen == [("g", {"a": {"0": 4}, "b": {"1": 7}})]
