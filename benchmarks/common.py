@@ -111,7 +111,8 @@ def bench() -> Iterator[Bench]:
     with tempfile.TemporaryDirectory(prefix="onceward-bench-") as folder, dev_services(Path(folder) / "s") as services:
         jars = ",".join(str(jar) for jar in ensure_jars(PEER_JARS).glob("*.jar"))
         builder = SparkSession.builder.master("local[2]").config("spark.jars", jars)
-        builder = builder.config("spark.ui.enabled", "false").config("spark.driver.memory", "2g")
+        builder = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+        builder = builder.config("spark.driver.memory", "2g")
         builder = builder.config("spark.sql.streaming.numRecentProgressUpdates", "1000")
         spark = builder.getOrCreate()
         spark.sparkContext.setLogLevel("ERROR")

@@ -17,9 +17,9 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from onceward.connectors.doctor.kafka import check_kafka
 from onceward.connectors.dev import KafkaServer
 from onceward.connectors.dev.ports import free_port
+from onceward.connectors.doctor.kafka import check_kafka
 from onceward.core.errors import KafkaError, OncewardError
 from onceward.core.transaction import CommitStatus
 from onceward.sinks.kafka import KafkaSink
