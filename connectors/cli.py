@@ -59,9 +59,7 @@ def doctor(
     topic: Annotated[
         list[str] | None, typer.Option(help="A topic of a sink or source: is it there, is it permitted; repeatable.")
     ] = None,
-    pipeline: Annotated[
-        str | None, typer.Option(help="Its transactional ids must be permitted.")
-    ] = None,
+    pipeline: Annotated[str | None, typer.Option(help="Its transactional ids must be permitted.")] = None,
     dsn: Annotated[str | None, typer.Option(help="PostgreSQL's connection string.")] = None,
     store: Annotated[str | None, typer.Option(help="The decision log's store, or the checkpoint folder.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
