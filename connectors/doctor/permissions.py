@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaException, TopicCollection
-from confluent_kafka.admin import AclOperation
+from confluent_kafka.admin._acl import AclOperation
 
 from ..kafka.cluster import cluster_of
 from ..kafka.codes import Code
