@@ -1,6 +1,6 @@
 """Throughput: Kafka → Kafka and Kafka → PostgreSQL through Spark, against Spark's own writers and its noop sink.
 
-    python benchmarks/throughput.py [--rows 1000000] [--repeats 5]
+    python benchmarks/throughput.py [--rows 1000000] [--repeats 3]
 
 The same data and the same source (Spark's own) for all; runs in turn; the ratio is the median of the ratios run by run.
 """
@@ -84,7 +84,7 @@ def main() -> None:
     """Run both."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     with bench() as lab:
         topic = lab.filled_topic(arguments.rows, SIZE)

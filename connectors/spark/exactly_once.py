@@ -119,6 +119,8 @@ class EpochHandler:
         self.rewind = rewind
         self.on_complete = on_complete
         self._projection = Projection(sinks)
+        self._read_text = hadoop_reader(spark)
+        self._speculates = spark.sparkContext.getConf().get("spark.speculation", "false").lower() == "true"
         self._run: QueryRun | None = None
         self._coordinator: Coordinator | None = None
 
@@ -126,7 +128,7 @@ class EpochHandler:
         """Run one micro-batch as one epoch."""
         run = current_run(self.spark)
         coordinator = self._coordinator_of(run, batch)
-        about = epoch_input(hadoop_reader(self.spark), run.checkpoint, run.query, batch)
+        about = epoch_input(self._read_text, run.checkpoint, run.query, batch)
         if coordinator.admit(batch, about, adopt=self.adopt) is Admission.REPLAY:
             _log.warning("epoch %s is decided and completed: it is replayed without writing", batch)
             # A stateful query must run the batch all the same, or its state store misses a version for ever.
@@ -134,7 +136,7 @@ class EpochHandler:
         else:
             rows = self._write(frame, coordinator, batch)
             acks = [Acknowledgement.from_json(row[ACK_COLUMN]) for row in rows]
-            lost = _speculates(self.spark) or any_stage_failed(self.spark, {row[STAGE_COLUMN] for row in rows})
+            lost = self._speculates or any_stage_failed(self.spark, {row[STAGE_COLUMN] for row in rows})
             coordinator.commit(batch, acks, about, sweep_after=lost)
         if self.on_complete is not None:
             self.on_complete(batch, about)
@@ -167,7 +169,3 @@ class EpochHandler:
             store = open_store(self.store, pipeline=pipeline) if isinstance(self.store, str) else self.store
         check_store(store, self.spark.sparkContext.master or "local")
         return store
-
-
-def _speculates(spark: SparkSession) -> bool:
-    return spark.sparkContext.getConf().get("spark.speculation", "false").lower() == "true"

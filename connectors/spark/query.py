@@ -55,9 +55,23 @@ def current_run(spark: SparkSession) -> QueryRun:
 
 
 def hadoop_reader(spark: SparkSession) -> Callable[[str], str | None]:
-    """A function that reads a small text file of any file system that Spark knows; None if it is not there."""
+    """A function that reads a small text file of any file system that Spark knows; None if it is not there.
+
+    For files that never change: it remembers the last one. Each call into the JVM costs about a millisecond, and a
+    batch's offsets are read again as the start of the next.
+    """
+    last: dict[str, str] = {}
 
     def read_text(url: str) -> str | None:
+        if url in last:
+            return last[url]
+        text = read(url)
+        if text is not None:
+            last.clear()
+            last[url] = text
+        return text
+
+    def read(url: str) -> str | None:
         jvm: Any = spark._jvm  # noqa: SLF001 - the only way to Spark's file systems
         path = jvm.org.apache.hadoop.fs.Path(url)
         files = path.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001
@@ -90,10 +104,10 @@ def epoch_input(read_text: Callable[[str], str | None], checkpoint: str, query: 
     Raises:
         ConfigurationError: The checkpoint has no offsets file for the batch.
     """
+    before = read_text(f"{checkpoint}/offsets/{batch - 1}") if batch > 0 else None
     offsets = read_text(f"{checkpoint}/offsets/{batch}")
     if offsets is None:
         raise ConfigurationError(f"the checkpoint {checkpoint} has no offsets/{batch}: is it this query's checkpoint?")
-    before = read_text(f"{checkpoint}/offsets/{batch - 1}") if batch > 0 else None
     return EpochInput(
         query=query,
         digest=hashlib.sha256(offsets.encode()).hexdigest(),
