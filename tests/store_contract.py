@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import subprocess
 import sys
@@ -100,7 +101,7 @@ class StoreContract:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env={"PYTHONPATH": str(source), "PATH": ""},
+                env={**os.environ, "PYTHONPATH": str(source)},
             )
             for me in range(processes)
         ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import ConfigurationError, StoreError
 
@@ -24,6 +24,7 @@ CONDITIONAL_PUT = {
     "az": "adlfs sends If-None-Match: *",
 }
 """Protocols whose conditional put is real, and how."""
+PRECONDITION_FAILED: Final = 412
 
 
 class ObjectStore:
@@ -68,7 +69,9 @@ class ObjectStore:
         except FileExistsError:
             return False
         except Exception as error:
-            # Every backend has errors of its own; any of them leaves the put in doubt.
+            if _is_precondition_failed(error):
+                return False
+            # Every backend has errors of its own; any other leaves the put in doubt.
             raise StoreError(f"cannot write entry {key} in {self.describe()}: {error}") from error
         return True
 
@@ -82,8 +85,10 @@ class ObjectStore:
 
         def names() -> list[str]:
             self._fs.invalidate_cache(self.prefix)
-            paths = (str(path).rsplit("/", 1)[-1] for path in self._fs.ls(self.prefix, detail=False))
-            return sorted(name for name in paths if not name.startswith("."))
+            # Some servers list an empty folder as an entry of its own.
+            paths = (str(path).rpartition("/") for path in self._fs.ls(self.prefix, detail=False))
+            inside = self._fs._strip_protocol(self.prefix)  # noqa: SLF001 - fsspec's way to a plain path
+            return sorted(name for folder, _, name in paths if folder == inside and name and name[0] != ".")
 
         found: list[str] = self._ask("list", names, missing=[])
         return found
@@ -111,3 +116,15 @@ class ObjectStore:
             return missing
         except Exception as error:
             raise StoreError(f"cannot {what} in {self.describe()}: {error}") from error
+
+
+def _is_precondition_failed(error: Exception) -> bool:
+    """Whether the server refused the condition, hence wrote nothing.
+
+    s3fs knows a taken key only by a field that Amazon's answer has and those of SeaweedFS and others have not; else it
+    raises an OSError whose cause is botocore's ClientError (s3fs 2026.9).
+    """
+    response = getattr(error.__cause__, "response", None)
+    if not isinstance(response, dict):
+        return False
+    return bool(response.get("ResponseMetadata", {}).get("HTTPStatusCode") == PRECONDITION_FAILED)
