@@ -29,7 +29,8 @@ def feed(tmp_path: Path) -> Feed:
 
 
 def to_postgres(frame: DataFrame, dsn: str, checkpoint: Path, **options: str) -> None:
-    writer = frame.writeStream.format("onceward-postgres").option("dsn", dsn).option("dbtable", "words")
+    writer = frame.writeStream.queryName("words").format("onceward-postgres")
+    writer = writer.option("dsn", dsn).option("dbtable", "words")
     for key, value in options.items():
         writer = writer.option(key, value)
     query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()

@@ -17,8 +17,10 @@ from .store import default_store
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-COMMON = frozenset({"pipeline", "store", "onlost", "adopt", "rewind", "checkpointlocation", "runkey", "name", "path"})
-"""Names of the options read here, in lower case."""
+COMMON = frozenset(
+    {"pipeline", "store", "onlost", "adopt", "rewind", "checkpointlocation", "queryname", "runkey", "name", "path"}
+)
+"""Names of the options read here, in lower case; Spark adds a query's name to its options."""
 
 
 class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
