@@ -1,12 +1,14 @@
-"""A driver on a cluster of two executors, for test_spark_cluster: its sink kills or fails its executor once.
+"""A driver of its own process, for test_spark_cluster: its sink kills, fails or delays its executor once.
 
-Run as `python cluster_driver.py MASTER FOLDER DSN TABLE FAULT`; FAULT is `executor`, `task` or `none`.
+Run as `python cluster_driver.py MASTER FOLDER DSN TABLE FAULT`. FAULT is `executor`, `task`, `slow` (so that Spark
+speculates) or `none`; with `format` nothing fails, and the query writes through the format.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ from pyspark.sql import SparkSession
 
 from onceward.connectors.spark import exactly_once
 from onceward.sinks import PostgresSink
+
+SLOW_SECONDS = 60
+SPECULATION = {"": "true", ".interval": "100ms", ".quantile": "0.5", ".multiplier": "1.1", ".minTaskRuntime": "1s"}
 
 
 class FaultySink(PostgresSink):
@@ -32,6 +37,9 @@ class FaultySink(PostgresSink):
                 executor = psutil.Process(os.getppid()).parent()
                 assert executor is not None
                 executor.kill()
+            if self.fault == "slow":
+                time.sleep(SLOW_SECONDS)
+                return committable
             raise RuntimeError("this attempt is lost after its pre-commit")
         return committable
 
@@ -39,13 +47,21 @@ class FaultySink(PostgresSink):
 def main(master: str, folder: str, dsn: str, table: str, fault: str) -> None:
     builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
     builder = builder.config("spark.executor.memory", "512m").config("spark.sql.shuffle.partitions", "2")
+    if fault == "slow":
+        for name, value in SPECULATION.items():
+            builder = builder.config(f"spark.speculation{name}", value)
     # each epoch gets new workers, as if its trigger were longer than Spark keeps idle ones
     spark = builder.config("spark.python.worker.reuse", "false").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     stream = spark.readStream.schema("id long, word string").option("maxFilesPerTrigger", 1).json(f"{folder}/feed")
-    sink = FaultySink("table", dsn=dsn, table=table)
-    sink.marker, sink.fault = f"{folder}/struck", fault
-    writer = exactly_once(stream.repartition(2), sink, checkpoint=f"{folder}/checkpoint", pipeline="cluster")
+    checkpoint = f"{folder}/checkpoint"
+    if fault == "format":
+        writer = stream.repartition(2).writeStream.format("onceward-postgres").option("dsn", dsn)
+        writer = writer.option("dbtable", table).option("pipeline", "cluster").option("checkpointLocation", checkpoint)
+    else:
+        sink = FaultySink("table", dsn=dsn, table=table)
+        sink.marker, sink.fault = f"{folder}/struck", fault
+        writer = exactly_once(stream.repartition(2), sink, checkpoint=checkpoint, pipeline="cluster")
     writer.trigger(availableNow=True).start().awaitTermination()
     spark.stop()
 

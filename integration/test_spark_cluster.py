@@ -1,4 +1,4 @@
-"""Lost executors, failed tasks and replaced workers, on Spark's own small cluster."""
+"""Lost executors, failed tasks, speculation, replaced workers, and one query started twice: drivers of their own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,19 @@ pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.slow]
 DRIVER = Path(__file__).with_name("cluster_driver.py")
 
 
+def start(master: str, folder: Path, dsn: str, fault: str, environment: dict[str, str]) -> subprocess.Popen[str]:
+    command = [sys.executable, str(DRIVER), master, str(folder), dsn, "words", fault]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
 @pytest.mark.parametrize(
-    ("fault", "master"), [("executor", "local-cluster[2,1,1024]"), ("task", "local[2,4]"), ("none", "local[2]")]
+    ("fault", "master"),
+    [
+        ("executor", "local-cluster[2,1,1024]"),
+        ("slow", "local-cluster[2,1,1024]"),
+        ("task", "local[2,4]"),
+        ("none", "local[2]"),
+    ],
 )
 def test_39_89_100_the_lost_attempt_is_aborted_and_the_retry_commits(
     tmp_path: Path, dsn: str, driver_environment: dict[str, str], fault: str, master: str
@@ -24,15 +35,31 @@ def test_39_89_100_the_lost_attempt_is_aborted_and_the_retry_commits(
     feed = Feed(tmp_path)
     feed.add()
     feed.add()
-    done = subprocess.run(
-        [sys.executable, str(DRIVER), master, str(tmp_path), dsn, "words", fault],
-        env=driver_environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    driver = start(master, tmp_path, dsn, fault, driver_environment)
+    _, said = driver.communicate(timeout=240)
+    assert driver.returncode == 0, said[-3000:]
     assert (tmp_path / "struck").exists() == (fault != "none")
+    assert ids_in_table(dsn) == once(feed.rows)
+    assert prepared_in(dsn) == 0
+
+
+@pytest.mark.parametrize("way", ["none", "format"], ids=["exactly_once", "format"])
+def test_36_one_query_started_twice_doubles_and_loses_nothing(
+    tmp_path: Path, dsn: str, driver_environment: dict[str, str], way: str
+) -> None:
+    """Both share the checkpoint. The one that is overtaken stops with an error, Spark's or ours."""
+    make_table(dsn)
+    feed = Feed(tmp_path)
+    for _ in range(8):
+        feed.add()
+    rivals = [start("local[1]", tmp_path, dsn, way, driver_environment) for _ in range(2)]
+    errors = [rival.communicate(timeout=240)[1] for rival in rivals]
+    assert all(
+        rival.returncode == 0 or "concurrent" in error.lower() or "writer" in error or "onceward.core.errors" in error
+        for rival, error in zip(rivals, errors, strict=True)
+    ), errors
+    last = start("local[1]", tmp_path, dsn, way, driver_environment)
+    said = last.communicate(timeout=240)[1]
+    assert last.returncode == 0, said[-3000:]
     assert ids_in_table(dsn) == once(feed.rows)
     assert prepared_in(dsn) == 0

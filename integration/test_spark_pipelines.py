@@ -34,7 +34,9 @@ def words_flow():
 
 def run(folder: Path, environment: dict[str, str]) -> None:
     command = [Path(sys.executable).with_name("spark-pipelines"), "run", "--spec", folder / "spark-pipeline.yml"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=200
+    )
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
 
 
