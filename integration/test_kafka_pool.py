@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from confluent_kafka import Producer
 
-from onceward.connectors.kafka.pool import PoolKey, pool_of
+from onceward.connectors.kafka.pool import Former, PoolKey, pool_of
 from onceward.core.transaction import CommitStatus
 from onceward.sinks.subtask import SubtaskEpoch
 
@@ -18,6 +18,7 @@ from .kafka_kit import Bench, handle_of, numbered, rows
 
 pytestmark = pytest.mark.kafka
 EPOCHS = 1000
+LAST_PRODUCER_EPOCH = 2**15 - 2
 
 
 @pytest.fixture
@@ -230,3 +231,30 @@ def test_threads_that_write_at_once_do_not_disturb_each_other(bench):
     assert failures == []
     assert len({c.identity() for c in found}) == 16
     assert len(bench.values()) == 16
+
+
+@pytest.mark.slow
+def test_80_after_the_last_producer_epoch_the_id_gets_a_new_producer_and_all_goes_on(bench):
+    """The producer epoch is 16 bits; at its end the coordinator gives the transactional id another producer id."""
+    first = run(bench, 0)
+    assert bench.sink.commit(first).status is CommitStatus.COMMITTED
+    name, slot = first.transaction, 0
+    while bench.describe(name).handle.producer_epoch < LAST_PRODUCER_EPOCH - 3:
+        for _ in range(1 if bench.describe(name).handle.producer_epoch > LAST_PRODUCER_EPOCH - 300 else 250):
+            assert bench.client.register(name) == 0
+    waiting, done = pool(bench), [first]
+    for ready in waiting._ready:
+        ready.drop()
+    waiting._ready.clear()
+    waiting._former = {slot: Former(0, 0, None)}
+    for epoch in range(1, 13):
+        prepared = run(bench, epoch)
+        # the former transaction's late commit
+        assert bench.sink.commit(done[-1]).status in (CommitStatus.ALREADY_COMMITTED, CommitStatus.UNKNOWN)
+        assert bench.values() == [f"{n}-0".encode() for n in range(epoch)]
+        assert bench.sink.commit(prepared).status is CommitStatus.COMMITTED
+        done.append(prepared)
+    used = [handle_of(committable) for committable in done if committable.transaction == name]
+    assert len({handle.producer_id for handle in used}) == 2
+    assert max(handle.producer_epoch for handle in used) > LAST_PRODUCER_EPOCH - 3
+    assert used[-1].producer_epoch < 100
