@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -18,6 +20,26 @@ from .kafka_kit import Bench, handle_of, numbered, rows
 
 pytestmark = pytest.mark.kafka
 EPOCHS = 1000
+FORKING = """
+import os, signal, sys
+import pyarrow as pa
+from onceward.core.transaction import WriteContext
+from onceward.sinks.kafka import KafkaSink
+servers, topic, pipeline = sys.argv[1:]
+sink = KafkaSink("out", bootstrap_servers=servers, topic=topic)
+def write():
+    context = WriteContext(pipeline=pipeline, sink="out", log="l", writer=0, epoch=0, subtask=0, completed=-1)
+    transaction = sink.begin(context)
+    sink.write(transaction, pa.record_batch({"value": ["x"]}))
+    print(sink.pre_commit(transaction).transaction, flush=True)
+write()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    write()
+    os._exit(0)
+os.waitpid(child, 0)
+"""
 LAST_PRODUCER_EPOCH = 2**15 - 2
 
 
@@ -152,25 +174,19 @@ def test_the_next_producer_is_ready_when_the_next_epoch_begins(bench):
     bench.sink.discard(transaction)
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_makes_names_of_its_own(bench):
-    mine = run(bench, 0)
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            said = bench.write(rows("child")).transaction
-        except BaseException as error:  # noqa: BLE001 - the child must not go on with the parent's tests
-            said = repr(error)
-        os.write(writer, said.encode())
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as lines:
-        name = lines.read()
-    os.waitpid(child, 0)
-    assert name.startswith(f"onceward:1:{bench.pipeline}:out:")
-    assert name.split(":")[5] != mine.transaction.split(":")[5]
-    assert bench.sink.commit(mine).settled
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING, bench.servers, bench.topic, bench.pipeline],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    names = done.stdout.split()
+    assert len(names) == 2, done.stderr
+    assert all(name.startswith(f"onceward:1:{bench.pipeline}:out:") for name in names)
+    assert len({name.split(":")[5] for name in names}) == 2
 
 
 @pytest.mark.slow

@@ -167,8 +167,10 @@ class BackgroundProcess:
             self._child.wait()
             self._child = None
         if self._guard is not None and self._guard.stdin is not None:
-            self._guard.stdin.close()
+            # It ends by itself when its pipe is closed, unless somebody forked meanwhile and holds the other end too.
+            self._guard.kill()
             self._guard.wait()
+            self._guard.stdin.close()
             self._guard = None
 
 
