@@ -12,7 +12,6 @@ from pyspark.sql.datasource import DataSource
 from ...core.errors import ConfigurationError
 from .options import COMMON, FormatOptions
 from .publication import is_ours, publisher_from_options
-from .writer import BatchWriter, StreamWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from ...sinks.base import TwoPhaseCommitSink
+    from .writer import BatchWriter, StreamWriter
 
 _validated: set[str] = set()
 """What this driver process has validated already: it lives on across micro-batches."""
@@ -42,7 +42,8 @@ class SinkFormat(DataSource):
         sink = self._sink(schema)
         if overwrite:
             self.check_complete_mode(sink)
-        return StreamWriter(sink, FormatOptions.parse(self.options), publisher_from_options(self.options))
+        stream_writer, _ = _writers()
+        return stream_writer(sink, FormatOptions.parse(self.options), publisher_from_options(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """A batch writer."""
@@ -50,7 +51,8 @@ class SinkFormat(DataSource):
             raise ConfigurationError(f"{self.name()} appends: use mode('append'), it cannot replace what is there")
         if publisher_from_options(self.options) is not None:
             raise ConfigurationError("options offsets.kafka.… belong to a streaming query: a batch has no offsets")
-        return BatchWriter(self._sink(schema), FormatOptions.parse(self.options))
+        _, batch_writer = _writers()
+        return batch_writer(self._sink(schema), FormatOptions.parse(self.options))
 
     def _sink(self, schema: StructType) -> TwoPhaseCommitSink[Any]:
         from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - imports pyarrow
@@ -63,6 +65,17 @@ class SinkFormat(DataSource):
             sink.validate(to_arrow_schema(schema))
             _validated.add(key)
         return sink
+
+
+def _writers() -> tuple[type[StreamWriter], type[BatchWriter]]:
+    try:
+        from .writer import BatchWriter, StreamWriter  # noqa: PLC0415 - not on every pyspark
+    except ImportError as error:
+        raise ConfigurationError(
+            "writing through a format needs pyspark 4.1 or newer (DataSourceStreamArrowWriter); on 4.0 use "
+            "exactly_once(df, sink), which writes the same"
+        ) from error
+    return StreamWriter, BatchWriter
 
 
 class KafkaFormat(SinkFormat):
