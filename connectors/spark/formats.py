@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import DataSource
 
 from ...core.errors import ConfigurationError
@@ -137,5 +138,10 @@ class PostgresFormat(SinkFormat):
 
 def register(spark: SparkSession) -> None:
     """Register the formats with a session; Spark also finds them by the names of the `pyspark_onceward_*` modules."""
-    spark.dataSource.register(KafkaFormat)
-    spark.dataSource.register(PostgresFormat)
+    for kind in (KafkaFormat, PostgresFormat):
+        try:
+            spark.dataSource.register(kind)
+        except AnalysisException as error:
+            # pyspark 4.0 refuses what it has found by its module's name already
+            if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise
