@@ -1,7 +1,8 @@
 """A driver of its own process, for test_spark_cluster: its sink kills, fails or delays its executor once.
 
 Run as `python cluster_driver.py MASTER FOLDER DSN TABLE FAULT`. FAULT is `executor`, `task`, `slow` (so that Spark
-speculates) or `none`; with `format` nothing fails, and the query writes through the format.
+speculates), `idle` (a trigger so long that Spark ends idle workers) or `none`; with `format` nothing fails, and the
+query writes through the format.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from onceward.connectors.spark import exactly_once
 from onceward.sinks import PostgresSink
 
 SLOW_SECONDS = 60
+IDLE_SECONDS = 65
+"""Spark ends workers that were idle for a minute."""
 SPECULATION = {"": "true", ".interval": "100ms", ".quantile": "0.5", ".multiplier": "1.1", ".minTaskRuntime": "1s"}
 
 
@@ -30,7 +33,7 @@ class FaultySink(PostgresSink):
 
     def pre_commit(self, transaction: Any) -> Any:
         committable = super().pre_commit(transaction)
-        if committable.subtask == 0 and self.fault != "none" and not Path(self.marker).exists():
+        if committable.subtask == 0 and self.fault in ("executor", "slow", "task") and not Path(self.marker).exists():
             Path(self.marker).touch()
             if self.fault == "executor":
                 # worker → pyspark.daemon → the executor's JVM
@@ -50,8 +53,10 @@ def main(master: str, folder: str, dsn: str, table: str, fault: str) -> None:
     if fault == "slow":
         for name, value in SPECULATION.items():
             builder = builder.config(f"spark.speculation{name}", value)
-    # each epoch gets new workers, as if its trigger were longer than Spark keeps idle ones
-    spark = builder.config("spark.python.worker.reuse", "false").getOrCreate()
+    if fault != "idle":
+        # each epoch gets new workers
+        builder = builder.config("spark.python.worker.reuse", "false")
+    spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     stream = spark.readStream.schema("id long, word string").option("maxFilesPerTrigger", 1).json(f"{folder}/feed")
     checkpoint = f"{folder}/checkpoint"
@@ -62,7 +67,13 @@ def main(master: str, folder: str, dsn: str, table: str, fault: str) -> None:
         sink = FaultySink("table", dsn=dsn, table=table)
         sink.marker, sink.fault = f"{folder}/struck", fault
         writer = exactly_once(stream.repartition(2), sink, checkpoint=checkpoint, pipeline="cluster")
-    writer.trigger(availableNow=True).start().awaitTermination()
+    if fault == "idle":
+        query = writer.trigger(processingTime=f"{IDLE_SECONDS} seconds").start()
+        while query.isActive and not (query.lastProgress and query.lastProgress.batchId >= 1):
+            time.sleep(1)
+        query.stop()
+    else:
+        writer.trigger(availableNow=True).start().awaitTermination()
     spark.stop()
 
 

@@ -208,13 +208,19 @@ def test_36_a_second_writer_fences_the_first_which_stops_and_doubles_nothing(job
 
 
 @pytest.mark.parametrize("partitions", [(3, 1), (1, 4), (4, 2)])
-def test_45_47_the_number_of_partitions_may_change_over_a_crash(job: Job, partitions: tuple[int, int]) -> None:
+def test_45_to_50_the_number_of_partitions_may_change_over_a_crash_and_back(
+    job: Job, partitions: tuple[int, int]
+) -> None:
     before, after = partitions
     job.feed.add()
     with crash_at(Step.ACKNOWLEDGED), pytest.raises(StreamingQueryException):
         job.run(job.feed.stream(job.spark, before))
     job.feed.add()
     job.run(job.feed.stream(job.spark, after))
+    job.feed.add()
+    with crash_at(Step.DECIDE_AFTER), pytest.raises(StreamingQueryException):
+        job.run(job.feed.stream(job.spark, after))
+    job.run(job.feed.stream(job.spark, before))
     assert job.seen_once()
 
 
