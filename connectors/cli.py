@@ -68,6 +68,12 @@ def doctor(
     from .doctor import examine  # noqa: PLC0415 - looks at extras
     from .doctor.commands import exit_code, show  # noqa: PLC0415
 
+    if any("=" not in pair for pair in kafka or []):
+        raise ConfigurationError(f"--kafka takes NAME=VALUE, not {kafka}")
+    if bootstrap_servers is None and (kafka or topic or pipeline is not None):
+        raise ConfigurationError("--kafka, --topic and --pipeline need --bootstrap-servers")
+    if not all(topic or []):
+        raise ConfigurationError("--topic needs a name")
     pairs = dict(pair.partition("=")[::2] for pair in kafka or [])
     findings = examine(
         bootstrap_servers=bootstrap_servers,

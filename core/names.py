@@ -29,7 +29,7 @@ def check_sink_name(name: str) -> str:
 
 
 def _check(what: str, name: str, length: int) -> str:
-    if not _PART.fullmatch(name) or len(name) > length:
+    if not isinstance(name, str) or not _PART.fullmatch(name) or len(name) > length:
         raise ConfigurationError(
             f"{what} name {name!r} is not usable: give 1 to {length} characters out of letters, digits, "
             "'.', '_' and '-'"

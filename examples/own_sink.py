@@ -64,6 +64,9 @@ class JsonLinesSink(TwoPhaseCommitSink[dict]):
         if not hidden.exists():
             return CommitOutcome(CommitStatus.LOST, f"{hidden} is gone")
         hidden.rename(final)
+        folder = os.open(self.folder, os.O_RDONLY)
+        os.fsync(folder)  # the new name must survive a power cut before anybody says COMMITTED
+        os.close(folder)
         return CommitOutcome(CommitStatus.COMMITTED)
 
     def abort(self, committable: Committable) -> AbortOutcome:
@@ -86,7 +89,7 @@ def main(folder: str) -> None:
     """Write a thousand numbers, in four micro-batches."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = SparkSession.builder.master("local[2]").appName("own-sink").getOrCreate()
-    spark.range(1000).repartition(4).write.json(f"{folder}-input")
+    spark.range(1000).repartition(4).write.mode("ignore").json(f"{folder}-input")
     numbers = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).json(f"{folder}-input")
     writer = exactly_once(numbers, JsonLinesSink("files", folder), checkpoint=f"{folder}-checkpoint")
     writer.trigger(availableNow=True).start().awaitTermination()

@@ -191,6 +191,40 @@ def test_a_checkpoint_folder_of_another_pipeline_is_refused(job: Job) -> None:
         job.run(pipeline="another")
 
 
+def test_36_another_query_under_the_same_name_does_not_stop_the_one_that_runs(job: Job, tmp_path: Path) -> None:
+    store = str(tmp_path / "log")
+    job.feed.add()
+    running = exactly_once(
+        job.feed.stream(job.spark), *job.sinks(), checkpoint=str(job.checkpoint), pipeline=job.pipeline, store=store
+    ).start()
+    try:
+        running.processAllAvailable()
+        with pytest.raises(StreamingQueryException, match="by another query"):
+            job.run(checkpoint=str(tmp_path / "second"), store=store)
+        job.feed.add()
+        running.processAllAvailable()
+    finally:
+        running.stop()
+    assert job.seen_once()
+
+
+def test_output_mode_complete_needs_an_upsert(job: Job) -> None:
+    job.feed.add()
+    totals = job.feed.stream(job.spark).groupBy("word").count().selectExpr("`count` AS id", "word")
+    sink = PostgresSink("table", dsn=job.dsn, table="words")
+    writer = exactly_once(totals, sink, checkpoint=str(job.checkpoint)).outputMode("complete")
+    with pytest.raises(StreamingQueryException, match="upsert"):
+        writer.trigger(availableNow=True).start().awaitTermination()
+    assert not ids_in_table(job.dsn)
+
+
+def test_a_wrong_choice_is_named(job: Job) -> None:
+    with pytest.raises(ConfigurationError, match="fail"):
+        job.start(on_lost="ignore")
+    with pytest.raises(ConfigurationError, match="pipeline name 7"):
+        job.start(pipeline=7)
+
+
 def test_36_a_second_writer_fences_the_first_which_stops_and_doubles_nothing(job: Job) -> None:
     job.feed.add()
     job.run()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +16,6 @@ from .spark_kit import Feed, ids_in_table, ids_in_topic, make_table, once, prepa
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -106,6 +107,17 @@ def test_complete_mode_upserts_the_whole_result(spark: SparkSession, feed: Feed,
     writer = writer.option("mode", "upsert").option("key", "id").outputMode("complete")
     writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start().awaitTermination()
     assert ids_in_table(dsn) == once(7)
+
+
+def test_a_relative_checkpoint_holds_the_decision_log_too(
+    spark: SparkSession, feed: Feed, tmp_path: Path, dsn: str
+) -> None:
+    make_table(dsn)
+    feed.add()
+    relative = os.path.relpath(tmp_path / "checkpoint")
+    to_postgres(feed.stream(spark), dsn, Path(relative))
+    assert read(open_store(str(tmp_path / "checkpoint" / "onceward"))).completed == 0
+    assert ids_in_table(dsn) == once(feed.rows)
 
 
 def test_complete_mode_without_upsert_is_refused(spark: SparkSession, feed: Feed, tmp_path: Path, dsn: str) -> None:

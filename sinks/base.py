@@ -76,6 +76,13 @@ class Sink(ABC):
             SchemaError: A column does not fit; the message names it.
         """
 
+    def validate_complete_mode(self) -> None:  # noqa: B027 - a sink may well take the whole result again
+        """Refuse Spark's output mode complete, where each epoch brings the whole result again, if it would not fit.
+
+        Raises:
+            ConfigurationError: The target would show rows of earlier epochs beside those of the newest.
+        """
+
 
 class TwoPhaseCommitSink(Sink, Generic[Txn]):
     """A sink whose target can prepare a transaction that outlives the process which wrote it."""

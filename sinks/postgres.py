@@ -118,6 +118,15 @@ class PostgresSink(TwoPhaseCommitSink[Writing]):
         what = f"{self.name!r}, table={str(self.target.table)!r}, mode={self.mode!r}{key}"
         return f"PostgresSink({what}, dsn={str(self.target.dsn)!r})"
 
+    def validate_complete_mode(self) -> None:
+        """Complete mode fits an upsert only."""
+        if self.mode != "upsert":
+            raise ConfigurationError(
+                "output mode complete writes the whole result at each epoch, which would insert every row again: use "
+                "mode 'upsert' with a key",
+                sink=self.name,
+            )
+
     def validate(self, schema: pa.Schema) -> None:
         """Check connection, set-up, table, columns, privileges; create what is missing and was asked for."""
         with self._borrowed("cannot validate") as connection:

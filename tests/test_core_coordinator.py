@@ -16,6 +16,7 @@ from onceward.core.errors import (
     EpochConflictError,
     FencedError,
     ProtocolError,
+    RetryableSinkError,
     SinkError,
     StoreError,
 )
@@ -557,6 +558,36 @@ class TestSweeping:
         for epoch in (1, 2):
             bench.run(coordinator, epoch)
         assert bench.sink.aborted == [left.transaction] * 3
+
+
+class TestMistakes:
+    def test_a_sweep_that_fails_after_an_epoch_does_not_fail_the_epoch(self):
+        def broken() -> None:
+            raise RetryableSinkError("a broker is away")
+
+        now = [0.0]
+        bench = Bench(monotonic=lambda: now[0])
+        coordinator = bench.opened()
+        late = bench.committable(coordinator, 0)
+        bench.sink.open = [late]
+        now[0] = 60.0
+        bench.sink.when_listed = broken
+        bench.run(coordinator, 0)
+        assert (coordinator.view.completed, bench.sink.aborted) == (0, [])
+        bench.sink.when_listed = None
+        bench.run(coordinator, 1)
+        assert bench.sink.aborted == [late.transaction]
+
+    def test_another_query_is_refused_before_it_fences_the_one_that_runs(self):
+        bench = Bench()
+        healthy = bench.opened()
+        bench.run(healthy, 0)
+        with pytest.raises(EpochConflictError, match=r"by another query \(q, not other\)"):
+            bench.coordinator().open(query="other")
+        bench.run(healthy, 1)
+        bench.coordinator().open(query="q")
+        bench.coordinator().open(query="other", rewind="on purpose")
+        bench.coordinator().open(query="other")
 
 
 def test_pauses_grow_are_jittered_and_end():

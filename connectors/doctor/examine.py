@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...core.errors import OncewardError
 from .finding import Finding, failed
 from .machine import check_java, check_python, check_spark, check_store
 
@@ -47,7 +48,10 @@ def _kafka(
         from .kafka import check_kafka  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
         return [failed("kafka client", f"{error.name} is not installed", "pip install 'onceward[kafka]'")]
-    return check_kafka(bootstrap_servers, config, topics, pipeline)
+    try:
+        return check_kafka(bootstrap_servers, config, topics, pipeline)
+    except OncewardError as error:
+        return [failed("kafka", str(error), "correct it")]
 
 
 def _postgres(dsn: str | None) -> list[Finding]:
@@ -55,4 +59,7 @@ def _postgres(dsn: str | None) -> list[Finding]:
         from .postgres import check_postgres  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
         return [failed("postgresql client", f"{error.name} is not installed", "pip install 'onceward[postgres]'")]
-    return check_postgres(dsn)
+    try:
+        return check_postgres(dsn)
+    except OncewardError as error:
+        return [failed("postgresql", str(error), "correct it")]

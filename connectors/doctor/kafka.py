@@ -28,8 +28,8 @@ def check_kafka(
     if bootstrap_servers is None:
         return [skipped("kafka", "give --bootstrap-servers to check it")]
     settings = KafkaSettings(bootstrap_servers, config)
-    admin = AdminClient({**settings.for_admin(), "log_level": 0})  # what goes wrong is said below
     try:
+        admin = AdminClient({**settings.for_admin(), "log_level": 0})  # what goes wrong is said below
         cluster = admin.list_topics(timeout=_ANSWER_SECONDS)
         broker = next(iter(cluster.brokers))
         resource = ConfigResource(ConfigResource.Type.BROKER, str(broker))

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin._acl import AclOperation
 
+from ...core.names import check_pipeline_name
 from ..kafka.cluster import cluster_of
-from ..kafka.codes import Code
+from ..kafka.codes import Code, code_name
 from .finding import Finding, failed, ok, warning
 
 if TYPE_CHECKING:
@@ -79,13 +80,15 @@ def _cluster(admin: AdminClient) -> Finding:
 
 def _ids(settings: KafkaSettings, pipeline: str) -> Finding:
     """Describe is seen by asking for an id that nobody has; Write only shows when it is used."""
-    prefix = f"onceward:1:{pipeline}:"
+    prefix = f"onceward:1:{check_pipeline_name(pipeline)}:"
     described = cluster_of(settings).transactions.describe([f"{prefix}doctor"])
     code = described[f"{prefix}doctor"].code
     if code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
         return failed(
             "transactional ids", f"no permission to Describe {prefix}…", f"grant Describe and Write on prefix {prefix}"
         )
+    if code not in (Code.NONE, Code.TRANSACTIONAL_ID_NOT_FOUND):
+        return failed("transactional ids", f"not known: {code_name(code)}", "look at the broker, and ask again")
     return ok("transactional ids", f"may Describe {prefix}…")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -58,7 +59,8 @@ class Dsn:
             secret = self._parameters.get(key)
             if secret:
                 for form in {str(secret), quote(str(secret)), quote(str(secret), safe="")}:
-                    message = message.replace(form, "***")
+                    # a word of its own: a short password inside other words would show by what is missing
+                    message = re.sub(rf"(?<!\w){re.escape(form)}(?!\w)", "***", message)
         return message
 
     def __str__(self) -> str:

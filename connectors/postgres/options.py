@@ -65,7 +65,8 @@ def read_options(options: Mapping[str, str]) -> dict[str, Any]:
         given.setdefault("table", given.pop("dbtable"))
     unknown = sorted(given.keys() - _READERS.keys())
     if unknown:
-        raise ConfigurationError(f"unknown options {unknown}: a PostgreSQL sink takes {', '.join(sorted(_ARGUMENTS))}")
+        known = sorted("dbtable" if key == "table" else key for key in _READERS)
+        raise ConfigurationError(f"unknown options {unknown}: a PostgreSQL sink takes {', '.join(known)}")
     missing = [spelling for key, spelling in (("dsn", "dsn"), ("table", "dbtable")) if key not in given]
     if missing:
         raise ConfigurationError(f"option {missing[0]!r} is missing")

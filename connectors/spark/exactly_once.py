@@ -17,6 +17,7 @@ from ...core.log import LogStore, open_store
 from ...core.names import check_pipeline_name
 from ...core.transaction import Acknowledgement
 from ...sinks.base import TwoPhaseCommitSink
+from .options import check_on_lost
 from .projection import Projection, schema_for
 from .publication import with_publication
 from .query import QueryRun, any_stage_failed, current_run, epoch_input, hadoop_reader
@@ -74,7 +75,7 @@ def exactly_once(
         list(sinks),
         pipeline=pipeline,
         store=store,
-        policy=CommitPolicy(on_lost=OnLost(on_lost)),
+        policy=CommitPolicy(on_lost=check_on_lost(on_lost)),
         adopt=adopt,
         rewind=rewind,
         on_complete=with_publication(df, on_complete),
@@ -156,9 +157,13 @@ class EpochHandler:
     def _coordinator_of(self, run: QueryRun, batch: int) -> Coordinator:
         if self._coordinator is None or self._run != run:
             self._coordinator = None
+            self._read_text = hadoop_reader(self.spark)
+            if run.complete:
+                for sink in self.sinks:
+                    sink.validate_complete_mode()
             name = self.pipeline or run.query
             coordinator = Coordinator(name, self._open_store(run, name), self.sinks, self.policy)
-            coordinator.open(rewind=self.rewind, first_epoch=batch)
+            coordinator.open(rewind=self.rewind, first_epoch=batch, query=run.query)
             self._run, self._coordinator, self.rewind = run, coordinator, None
         return self._coordinator
 

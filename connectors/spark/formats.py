@@ -35,14 +35,11 @@ class SinkFormat(DataSource):
         """The sink that the format's own options describe."""
         raise NotImplementedError
 
-    def check_complete_mode(self, sink: TwoPhaseCommitSink[Any]) -> None:
-        """Refuse output mode complete where the target would not show one whole result."""
-
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
         """A stream writer; `overwrite` is output mode complete."""
         sink = self._sink(schema)
         if overwrite:
-            self.check_complete_mode(sink)
+            sink.validate_complete_mode()
         stream_writer, _ = _writers()
         return stream_writer(sink, FormatOptions.parse(self.options), publisher_from_options(self.options))
 
@@ -126,14 +123,6 @@ class PostgresFormat(SinkFormat):
         from ...sinks.postgres import PostgresSink  # noqa: PLC0415 - an extra
 
         return PostgresSink.from_options(options)
-
-    def check_complete_mode(self, sink: TwoPhaseCommitSink[Any]) -> None:
-        """Complete mode writes the whole result at each epoch: it fits an upsert only."""
-        if getattr(sink, "mode", None) != "upsert":
-            raise ConfigurationError(
-                "output mode complete writes the whole result at each epoch, which would insert every row again: "
-                "use option('mode', 'upsert') with option('key', …)"
-            )
 
 
 def register(spark: SparkSession) -> None:

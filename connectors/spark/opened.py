@@ -100,7 +100,7 @@ def open_writer(
 ) -> Opened:
     """Put START, finish what is decided, sweep; return what travels with the writer."""
     coordinator = Coordinator(pipeline, store, [sink], policy)
-    coordinator.open(rewind=rewind)
+    coordinator.open(rewind=rewind, query=query)
     view = coordinator.view
     return Opened(
         pipeline=pipeline,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -21,6 +22,9 @@ COMMON = frozenset(
     {"pipeline", "store", "onlost", "adopt", "rewind", "checkpointlocation", "queryname", "runkey", "name", "path"}
 )
 """Names of the options read here, in lower case; Spark adds a query's name to its options."""
+
+
+_TRUTH = {"true": True, "false": False}
 
 
 class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,17 +56,17 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
             ConfigurationError: A value is not usable.
         """
         low = {key.lower(): value for key, value in options.items()}
-        on_lost = low.get("onlost", OnLost.FAIL.value).lower()
-        if on_lost not in [choice.value for choice in OnLost]:
-            raise ConfigurationError(f"option onLost is {on_lost!r}; give one of {[c.value for c in OnLost]}")
+        adopt = low.get("adopt", "false").lower()
+        if adopt not in _TRUTH:
+            raise ConfigurationError(f"option adopt is {adopt!r}; give true or false")
         pipeline = low.get("pipeline")
         return cls(
             pipeline=check_pipeline_name(pipeline) if pipeline is not None else None,
             store=low.get("store"),
-            checkpoint=low.get("checkpointlocation"),
+            checkpoint=_absolute(low["checkpointlocation"]) if "checkpointlocation" in low else None,
             run_key=low.get("runkey"),
-            on_lost=OnLost(on_lost),
-            adopt=low.get("adopt", "false").lower() == "true",
+            on_lost=check_on_lost(low.get("onlost", OnLost.FAIL)),
+            adopt=_TRUTH[adopt],
             rewind=low.get("rewind"),
         )
 
@@ -96,6 +100,23 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.store is not None:
             return open_store(self.store, pipeline=pipeline)
         return default_store(self.checkpoint_root(), pipeline)
+
+
+def check_on_lost(text: str) -> OnLost:
+    """What to do with lost data.
+
+    Raises:
+        ConfigurationError: It is none of the choices.
+    """
+    try:
+        return OnLost(text.lower())
+    except ValueError:
+        raise ConfigurationError(f"on_lost is {text!r}; give one of {[choice.value for choice in OnLost]}") from None
+
+
+def _absolute(checkpoint: str) -> str:
+    """A path without scheme as Spark takes it: below the driver's working directory."""
+    return checkpoint if urlsplit(checkpoint).scheme else str(Path(checkpoint).absolute())
 
 
 def read_text(url: str) -> str | None:

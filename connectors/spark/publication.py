@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from ...core.errors import ConfigurationError, OncewardError
@@ -30,6 +31,8 @@ FORMAT: Final = "onceward-kafka"
 GROUP: Final = "kafka.group.id"
 OPTIONS: Final = "offsets."
 """How the options of a format begin that say where to publish: `offsets.kafka.group.id`, `offsets.kafka.*`."""
+QUIET_SECONDS: Final = 60.0
+"""For how long nothing is published after a failure: what may be skipped does not set the query's pace."""
 _NOTHING: Final = "-"
 """What an offsets file says of a source that has not begun."""
 
@@ -100,6 +103,9 @@ def with_publication(df: DataFrame, on_complete: OnComplete | None) -> OnComplet
     return both
 
 
+_quiet_until: dict[tuple[KafkaSettings, str], float] = {}
+
+
 class Publisher:
     """Publishes an epoch's end offsets.
 
@@ -124,10 +130,17 @@ class Publisher:
             )
             return
         for (settings, group), offsets in self._by_group(ends):
+            key = (settings.connection(), group)
+            if time.monotonic() < _quiet_until.get(key, 0.0):
+                continue
             try:
                 publish_offsets(settings, group, to_json(offsets))
             except OncewardError as error:
-                _log.warning("epoch %s is completed, but its offsets are not published: %s", epoch, error)
+                _quiet_until[key] = time.monotonic() + QUIET_SECONDS
+                servers = settings["bootstrap.servers"]
+                _log.warning(
+                    "epoch %s is completed, but its offsets are not published to %s: %s", epoch, servers, error
+                )
 
     def _by_group(self, ends: Sequence[str]) -> list[tuple[tuple[KafkaSettings, str], Offsets]]:
         """Offsets of each group; where two sources read one partition, how far both are."""

@@ -29,11 +29,13 @@ class QueryRun:
         query: Spark's query id: stays with the checkpoint.
         run: Spark's run id: new at each start.
         checkpoint: Root of the checkpoint, as a URL.
+        complete: Whether its output mode is complete: each epoch brings the whole result again.
     """
 
     query: str
     run: str
     checkpoint: str
+    complete: bool = False
 
 
 def current_run(spark: SparkSession) -> QueryRun:
@@ -50,8 +52,9 @@ def current_run(spark: SparkSession) -> QueryRun:
     if not query or not run:
         raise ConfigurationError("exactly_once works inside a streaming query; use df.write.format(…) for a batch")
     stream: Any = spark.streams.get(query)
-    checkpoint = stream._jsq.streamingQuery().resolvedCheckpointRoot()  # noqa: SLF001 - no public way to ask
-    return QueryRun(query, run, checkpoint)
+    running = stream._jsq.streamingQuery()  # noqa: SLF001 - no public way to ask
+    complete = running.outputMode().toString().lower() == "complete"
+    return QueryRun(query, run, running.resolvedCheckpointRoot(), complete)
 
 
 def hadoop_reader(spark: SparkSession) -> Callable[[str], str | None]:

@@ -70,12 +70,13 @@ class Coordinator:
         """What the log said when it was last read."""
         return self.writer.view
 
-    def open(self, *, rewind: str | None = None, first_epoch: int | None = None) -> LogView:
+    def open(self, *, rewind: str | None = None, first_epoch: int | None = None, query: str | None = None) -> LogView:
         """Become the newest writer, finish what is decided, abort what lingers.
 
         Args:
             rewind: Why the pipeline goes back to an older state on purpose; None if it does not.
             first_epoch: The only epoch that may follow the rewind; None for whichever the driver offers first.
+            query: Who will run the epochs. If another one decided the newest, that one is not fenced by a mistake.
 
         Raises:
             FencedError: Another writer started at the same time.
@@ -84,6 +85,9 @@ class Coordinator:
             DataLossError: A decided transaction can no longer be committed.
             StoreError: The store did not answer.
         """
+        before = self.writer.look().before if query is not None and rewind is None else None
+        if before is not None:
+            self._check_query(before, query or "")
         reach(Step.START_BEFORE)
         self.writer.start()
         reach(Step.START_AFTER)
@@ -182,7 +186,7 @@ class Coordinator:
         if not finish(permit, self.writer, self.sinks, self.policy):
             raise self._conflict(epoch, "its decision was voided (on_lost='replay'); a restart writes it again")
         if sweep_after or self._sweep_is_due() or any(ack.retried for ack in acknowledgements):
-            self._sweep()
+            self._sweep_after(epoch)
         self._tidy(epoch)
 
     def abandon(self, committables: Sequence[Committable]) -> bool:
@@ -207,19 +211,22 @@ class Coordinator:
         before = view.before
         if before is None:
             return
-        if epoch_input.query != before.query:
-            raise self._conflict(
-                epoch,
-                f"the epoch before was decided by another query ({before.query}, not {epoch_input.query}). "
-                "Use the checkpoint that belongs to this pipeline, give the pipeline another name, or go back on "
-                "purpose with an explicit rewind",
-            )
+        self._check_query(before, epoch_input.query)
         if not epoch_input.follows(before):
             raise self._conflict(
                 epoch,
                 f"its input does not begin where the epoch before ended ({epoch_input.start}, not {before.end}): rows "
                 "would be skipped or written twice. Use the checkpoint that belongs to this pipeline, or go back on "
                 "purpose with an explicit rewind",
+            )
+
+    def _check_query(self, before: EpochInput, query: str) -> None:
+        if query != before.query:
+            raise EpochConflictError(
+                f"the newest epoch was decided by another query ({before.query}, not {query}). Use the checkpoint that "
+                "belongs to this pipeline, give the pipeline another name, or go back on purpose with an explicit "
+                "rewind",
+                pipeline=self.pipeline,
             )
 
     def give_up(self) -> None:
@@ -247,6 +254,14 @@ class Coordinator:
         """What a target did not abort now holds locks and readers; the next epoch's end tries again."""
         self._left_behind = bool(sweep(self.writer, self.sinks.values()).left)
         self._swept = self.policy.monotonic()
+
+    def _sweep_after(self, epoch: int) -> None:
+        """The epoch is completed: what cannot be swept now is no reason to fail it."""
+        try:
+            self._sweep()
+        except SinkError as error:
+            _log.warning("the sweep after epoch %s failed and is done after the next one: %s", epoch, error)
+            self._left_behind = True
 
     def _sweep_is_due(self) -> bool:
         """An attempt that Spark gave up may live on and prepare after its epoch's sweep: look now and then."""

@@ -25,6 +25,9 @@ CONDITIONAL_PUT = {
 }
 """Protocols whose conditional put is real, and how."""
 PRECONDITION_FAILED: Final = 412
+CONFLICT: Final = 409
+"""Amazon's answer to one of two conditional puts at the same time: nothing was written, try again."""
+CONFLICTS: Final = 5
 
 
 class ObjectStore:
@@ -53,9 +56,11 @@ class ObjectStore:
 
     def _probe(self) -> None:
         key = f".probe-{secrets.token_hex(8)}"
-        with ThreadPoolExecutor(2) as pool:
-            won = list(pool.map(lambda data: self.put_if_absent(key, data), [b"first", b"second"]))
-        self.delete(key)
+        try:
+            with ThreadPoolExecutor(2) as pool:
+                won = list(pool.map(lambda data: self.put_if_absent(key, data), [b"first", b"second"]))
+        finally:
+            self.delete(key)
         if sorted(won) != [False, True]:
             raise ConfigurationError(
                 f"{self.describe()} let {sum(won)} of two concurrent writers win one key: its conditional put does "
@@ -64,16 +69,21 @@ class ObjectStore:
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """See LogStore."""
-        try:
-            self._fs.pipe_file(self._path(key), data, mode="create")
-        except FileExistsError:
-            return False
-        except Exception as error:
-            if _is_precondition_failed(error):
+        for _ in range(CONFLICTS):
+            try:
+                self._fs.pipe_file(self._path(key), data, mode="create")
+            except FileExistsError:
                 return False
-            # Every backend has errors of its own; any other leaves the put in doubt.
-            raise StoreError(f"cannot write entry {key} in {self.describe()}: {error}") from error
-        return True
+            except Exception as error:
+                status = _status(error)
+                if status == PRECONDITION_FAILED:
+                    return False
+                if status == CONFLICT:
+                    continue
+                # Every backend has errors of its own; any other leaves the put in doubt.
+                raise StoreError(f"cannot write entry {key} in {self.describe()}: {error}") from error
+            return True
+        raise StoreError(f"cannot write entry {key} in {self.describe()}: other writers were at it {CONFLICTS} times")
 
     def get(self, key: str) -> bytes | None:
         """See LogStore."""
@@ -118,13 +128,14 @@ class ObjectStore:
             raise StoreError(f"cannot {what} in {self.describe()}: {error}") from error
 
 
-def _is_precondition_failed(error: Exception) -> bool:
-    """Whether the server refused the condition, hence wrote nothing.
+def _status(error: Exception) -> int | None:
+    """The HTTP status with which an S3 server refused.
 
     s3fs knows a taken key only by a field that Amazon's answer has and those of SeaweedFS and others have not; else it
     raises an OSError whose cause is botocore's ClientError (s3fs 2026.9).
     """
     response = getattr(error.__cause__, "response", None)
     if not isinstance(response, dict):
-        return False
-    return bool(response.get("ResponseMetadata", {}).get("HTTPStatusCode") == PRECONDITION_FAILED)
+        return None
+    status: int | None = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status

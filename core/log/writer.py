@@ -247,6 +247,10 @@ class LogWriter:
         if self.view.at(position) is None or self.view.log != self.token.log:
             raise self._fenced(f"entry {position} was put below the floor {self.view.floor}: it is void")
 
+    def look(self) -> LogView:
+        """What the log says, without becoming a writer."""
+        return self._read_until_definite()
+
     def _read_until_definite(self) -> LogView:
         attempt = 0
         while True:
