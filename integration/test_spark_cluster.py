@@ -48,7 +48,10 @@ def test_39_89_100_the_lost_attempt_is_aborted_and_the_retry_commits(
 def test_36_one_query_started_twice_doubles_and_loses_nothing(
     tmp_path: Path, dsn: str, driver_environment: dict[str, str], way: str
 ) -> None:
-    """Both share the checkpoint. The one that is overtaken stops with an error, Spark's or ours."""
+    """Both share the checkpoint. The one that is overtaken stops with an error, Spark's or ours.
+
+    What it prepared after the other's sweep is aborted with the next epoch, so there is one more.
+    """
     make_table(dsn)
     feed = Feed(tmp_path)
     for _ in range(8):
@@ -59,6 +62,7 @@ def test_36_one_query_started_twice_doubles_and_loses_nothing(
         rival.returncode == 0 or "concurrent" in error.lower() or "writer" in error or "onceward.core.errors" in error
         for rival, error in zip(rivals, errors, strict=True)
     ), errors
+    feed.add()
     last = start("local[1]", tmp_path, dsn, way, driver_environment)
     said = last.communicate(timeout=240)[1]
     assert last.returncode == 0, said[-3000:]
