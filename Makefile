@@ -57,7 +57,7 @@ containers: java setup ## The tests that need a Docker engine
 	@$(BIN)/python -m pytest integration -q -m containers --durations=5 $(ARGS)
 
 .PHONY: demo
-demo: java setup ## Kafka to Spark to Kafka and PostgreSQL, killed at random: five to ten minutes
+demo: java setup ## Kafka to Spark to Kafka and PostgreSQL, killed at random: about five minutes, more on a busy machine
 	@$(BIN)/onceward demo $(ARGS)
 
 .PHONY: services-up

@@ -23,7 +23,8 @@ from onceward.sinks.kafka import KafkaSink
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onceward.connectors.kafka.coordinator import Description, TransactionCoordinatorClient
+    from onceward.connectors.kafka.answers import Description
+    from onceward.connectors.kafka.coordinator import TransactionCoordinatorClient
 
 READ_SECONDS = 20.0
 DELAY_SECONDS = 0.05

@@ -18,7 +18,7 @@ from onceward.core.errors import KafkaError
 from onceward.core.names import PooledName, Scope
 from onceward.core.transaction import WriteContext
 
-from .differential_kit import Player, compared, play_simulated, script
+from .differential_kit import Player, Recorder, compared, play_simulated, script
 from .kafka_kit import Bench, eventually, read_all, rows
 from .simulator_kit import simulator
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from onceward.connectors.dev import KafkaServer
-    from onceward.connectors.kafka.coordinator import Description
+    from onceward.connectors.kafka.answers import Description
     from onceward.sinks.kafka import KafkaTransaction
 
 pytestmark = pytest.mark.kafka
@@ -107,22 +107,6 @@ class RealSide:
             assert time.monotonic() < deadline, found
 
 
-class Recorder:
-    """What the fake broker tells of its transactions."""
-
-    def __init__(self) -> None:
-        self.rows: list[int] = []
-
-    def on_commit(self, txn: Any) -> None:
-        txn.state = "committed"
-
-    def on_abort(self, txn: Any, _cause: str) -> None:
-        txn.state = "aborted"
-
-    def on_visible(self, _txn: Any, seen: list[int]) -> None:
-        self.rows += seen
-
-
 class Stillness:
     """A world in which nothing else happens."""
 
@@ -136,8 +120,9 @@ class FakeSide:
     """The simulator's broker, whose markers are always written at once."""
 
     def __init__(self) -> None:
-        self.recorder = Recorder()
-        self.broker = simulator.broker.Broker(Stillness(), self.recorder)
+        world = Stillness()
+        self.recorder = Recorder(world)
+        self.broker = simulator.broker.Broker(world, self.recorder)
         self.keys: list[tuple[str, int, int]] = []
         self.added: list[set[int]] = []
         self.txns: list[Any] = []

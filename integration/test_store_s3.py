@@ -16,9 +16,7 @@ import s3fs
 from botocore.exceptions import BotoCoreError
 
 from onceward.connectors.dev.ports import free_port
-from onceward.core.errors import StoreError
-from onceward.core.log import EpochInput, LogWriter, open_store, read
-from onceward.core.log.entries import key_of
+from onceward.core.log import open_store
 
 from .simulator_kit import store_contract
 
@@ -101,19 +99,11 @@ def store(url: str) -> LogStore:
     return open_store(url, pipeline="contract")
 
 
-class TestS3(store_contract.StoreContract):
+class TestS3(store_contract.ServerStoreContract):
     @pytest.fixture
     def url(self, url: str) -> str:
         return url
 
-    def test_an_entry_that_was_answered_survives_a_crash_of_the_server(self, store: LogStore, s3: S3Server):
-        writer = LogWriter(store, "contract", store_contract.clock())
-        writer.start()
-        writer.decide(0, [], sinks=["a"], epoch_input=EpochInput())
-        s3.kill()
-        with pytest.raises(StoreError):
-            store.put_if_absent(key_of(2), b"while it is down")
-        s3.start()
-        assert read(store).decided == 0
-        writer.complete(0)
-        assert read(store).completed == 0
+    @pytest.fixture
+    def server(self, s3: S3Server) -> S3Server:
+        return s3

@@ -9,10 +9,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
 import pytest
 
-from onceward.core.errors import FencedError
+from onceward.core.errors import FencedError, StoreError
 from onceward.core.log import EpochInput, LogStore, LogWriter, WriterClock, read
 from onceward.core.log.entries import key_of
 
@@ -127,3 +128,19 @@ class StoreContract:
         with pytest.raises(FencedError):
             old.decide(3, [], sinks=["a"], epoch_input=EpochInput())
         assert read(store).decided == 2
+
+
+class ServerStoreContract(StoreContract):
+    """And of a store in a server, which the fixture `server` can kill and start."""
+
+    def test_an_entry_that_was_answered_survives_a_crash_of_the_server(self, store: LogStore, server: Any):
+        writer = LogWriter(store, "contract", clock())
+        writer.start()
+        writer.decide(0, [], sinks=["a"], epoch_input=EpochInput())
+        server.kill()
+        with pytest.raises(StoreError):
+            store.put_if_absent(key_of(2), b"while it is down")
+        server.start()
+        assert read(store).decided == 0
+        writer.complete(0)
+        assert read(store).completed == 0

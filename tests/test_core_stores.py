@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -204,6 +205,38 @@ class TestMemoryObjects(StoreContract):
     def test_the_probe_leaves_nothing_behind(self, memory: AtomicMemory):
         ObjectStore(memory, "/bucket/log", trusted=True)
         assert not memory.store
+
+    def test_the_probe_leaves_nothing_behind_when_a_put_failed(self, memory: AtomicMemory):
+        put, calls = memory.pipe_file, []
+
+        def second_fails(*arguments: object, **options: object) -> None:
+            calls.append(arguments)
+            if len(calls) == 2:
+                raise ConnectionResetError("reset by peer")
+            put(*arguments, **options)  # type: ignore[arg-type]
+
+        memory.pipe_file = second_fails  # type: ignore[method-assign]
+        with pytest.raises(StoreError, match="reset by peer"):
+            ObjectStore(memory, "/bucket/log", trusted=True)
+        assert not memory.store
+
+    @pytest.mark.parametrize(("refusals", "stored"), [(1, True), (100, False)])
+    def test_a_conflict_with_another_put_is_tried_again(self, memory: AtomicMemory, refusals: int, stored: bool):
+        store = ObjectStore(memory, "/bucket/log", trusted=True)
+        put, left = memory.pipe_file, [refusals]
+
+        def conflicts(*arguments: object, **options: object) -> None:
+            left[0] -= 1
+            if left[0] >= 0:
+                cause = Exception()
+                cause.response = {"ResponseMetadata": {"HTTPStatusCode": 409}}  # type: ignore[attr-defined]
+                raise OSError("conflict") from cause
+            put(*arguments, **options)  # type: ignore[arg-type]
+
+        memory.pipe_file = conflicts  # type: ignore[method-assign]
+        with nullcontext() if stored else pytest.raises(StoreError, match="other writers"):
+            assert store.put_if_absent(key_of(0), b"entry")
+        assert store.get(key_of(0)) == (b"entry" if stored else None)
 
 
 @pytest.mark.parametrize("url", ["memory://log", "http://host/log", "kafka://host"])

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SOURCE = Path(__file__).parent.parent / "src"
 MAIN = "from onceward.connectors.cli import main; main()"
 
@@ -49,3 +51,25 @@ def test_missing_database_programs_are_one_message_with_what_to_install(tmp_path
     assert answer.returncode == 2
     assert "pip install 'onceward[dev-services]'" in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        (["--bootstrap-servers", "localhost:1", "--kafka", "foo"], "--kafka takes NAME=VALUE"),
+        (["--topic", "orders"], "need --bootstrap-servers"),
+        (["--bootstrap-servers", "localhost:1", "--topic", ""], "--topic needs a name"),
+    ],
+)
+def test_the_doctor_says_what_is_wrong_with_its_options(tmp_path: Path, arguments: list[str], answer: str) -> None:
+    told = onceward("doctor", *arguments, home=tmp_path / "home")
+    assert told.returncode == 2
+    assert answer in told.stderr
+    assert "Traceback" not in told.stderr
+
+
+def test_a_broker_that_does_not_answer_is_not_healthy(tmp_path: Path) -> None:
+    told = onceward("doctor", "--bootstrap-servers", "localhost:1", "--topic", "t", "--json", home=tmp_path / "home")
+    assert told.returncode == 1
+    broker = next(finding for finding in json.loads(told.stdout) if finding["check"] == "kafka broker")
+    assert broker["health"] == "failed"

@@ -53,6 +53,13 @@ def test_a_password_is_cut_out_of_messages() -> None:
         assert Dsn(DSN).redact(f"cannot use {form} here") == "cannot use *** here"
 
 
+def test_a_short_password_does_not_show_by_the_holes_it_leaves() -> None:
+    dsn = Dsn("postgresql://u:in@localhost/shop")
+    assert dsn.redact("in doubt: connecting as in") == "*** doubt: connecting as ***"
+    long = Dsn("postgresql://u:secret7@localhost/shop")
+    assert long.redact("bad uri u:secret7x") == "bad uri u:***x"
+
+
 @pytest.mark.parametrize("text", ["host=x password=geheim foo", "postgresql://u:ge heim@h/db", "geheim"])
 def test_a_broken_connection_string_is_not_repeated(text: str) -> None:
     with pytest.raises(ConfigurationError) as caught:

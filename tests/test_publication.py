@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from onceward.connectors.kafka import offsets
+from onceward.connectors.spark import publication
 from onceward.connectors.spark.publication import publisher_from_options
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, RetryableSinkError
 from onceward.core.log import EpochInput
 
 SERVERS = {"offsets.kafka.bootstrap.servers": "broker:9092"}
@@ -42,3 +43,20 @@ def test_every_kafka_source_is_published_and_others_are_passed_over(monkeypatch:
     assert publish is not None
     publish(0, EpochInput(query="q", end=['{"a":{"0":5}}', '{"logOffset":3}', "-", '{"a":{"0":4},"b":{"1":7}}', "7"]))
     assert seen == [("g", {"a": {"0": 4}, "b": {"1": 7}})]
+
+
+def test_after_a_fault_publishing_is_quiet_for_a_minute(monkeypatch: pytest.MonkeyPatch):
+    clock, calls = [1000.0], []
+
+    def away(*_: object) -> None:
+        calls.append(clock[0])
+        raise RetryableSinkError("the broker is away")
+
+    monkeypatch.setattr(offsets, "publish_offsets", away)
+    monkeypatch.setattr(publication.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(publication, "_quiet_until", {})
+    publish = publisher_from_options({**SERVERS, "offsets.kafka.group.id": "g"})
+    assert publish is not None
+    for clock[0] in (1000.0, 1001.0, 1059.0, 1061.0):
+        publish(0, EpochInput(query="q", end=['{"a":{"0":5}}']))
+    assert calls == [1000.0, 1061.0]

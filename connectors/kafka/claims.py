@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from ...core.names import Scope
     from ...core.transaction import Committable
-    from .coordinator import Description, TransactionCoordinatorClient
+    from .answers import Description
+    from .coordinator import TransactionCoordinatorClient
 
 ACCEPTS: Final = "onceward-accepts:1"
 _LOG: Final = re.compile(r"[0-9a-f]{4,32}")

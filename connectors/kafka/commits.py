@@ -31,7 +31,8 @@ from .verdict import Inside, Seen, abort_outcome, commit_outcome, judge, judge_p
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .coordinator import Description, OpenProducers, TransactionCoordinatorClient
+    from .answers import Description, OpenProducers
+    from .coordinator import TransactionCoordinatorClient
     from .handle import Partition, Prepared
 
 PATIENCE: Final = 5.0

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 import threading
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from . import wire
+from . import requests, wire
+from .answers import Description, Listing, OpenProducers, description, open_producers
 from .codes import PASSING, Code
 from .errors import kafka_error
-from .handle import Handle, Partition, Prepared, by_topic
+from .handle import Handle, Partition, by_topic
 from .rounds import Rounds
 
 if TYPE_CHECKING:
@@ -27,35 +28,6 @@ PATIENCE: Final = 5.0
 TRIES_BEFORE_BOOTSTRAP: Final = 4
 """Unanswered rounds after which the brokers' addresses themselves are in doubt."""
 ASK_AGAIN: Final = PASSING | {Code.CONCURRENT_TRANSACTIONS}
-
-
-class Description(NamedTuple):
-    """What a coordinator says of a transactional id."""
-
-    code: int
-    state: str = ""
-    """Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort, Dead or PrepareEpochFence."""
-    handle: Handle | None = None
-    timeout_ms: int = 0
-    partitions: frozenset[Partition] = frozenset()
-    """Where an open transaction has data; empty after its end."""
-
-    @property
-    def open(self) -> Prepared | None:
-        """The transaction, if it is open."""
-        return Prepared(self.handle, self.partitions) if self.state == "Ongoing" and self.handle is not None else None
-
-
-class Listing(NamedTuple):
-    """One known transactional id."""
-
-    transactional_id: str
-    producer_id: int
-    state: str
-
-
-OpenProducers = dict[tuple[int, int], int]
-"""The producers with an open transaction in a partition: id and epoch, and the epoch of their coordinator."""
 
 
 class TransactionCoordinatorClient:
@@ -84,11 +56,13 @@ class TransactionCoordinatorClient:
             The coordinator's code for each: NONE says that the transaction of this producer epoch is ended this way,
             now or before. CONCURRENT_TRANSACTIONS and the codes in PASSING remain only when time is over.
         """
-        requests = {
-            (h.transactional_id, i): wire.end_txn(h.transactional_id, h.producer_id, h.producer_epoch, commit=commit)
+        sent = {
+            (h.transactional_id, i): requests.end_txn(
+                h.transactional_id, h.producer_id, h.producer_epoch, commit=commit
+            )
             for i, h in enumerate(handles)
         }
-        return list(self._ask_each(requests).values())
+        return list(self._ask_each(sent).values())
 
     def fence(self, transactional_id: str, producer_id: int, producer_epoch: int, *, timeout_ms: int = 60_000) -> int:
         """Raise the producer epoch, so that the producer which holds it can do nothing any more.
@@ -99,12 +73,12 @@ class TransactionCoordinatorClient:
         compares the epoch in every state except Ongoing, where a transaction of a NEWER epoch of the same producer id
         would be aborted (measured).
         """
-        request = wire.init_producer_id(transactional_id, producer_id, producer_epoch, timeout_ms=timeout_ms)
+        request = requests.init_producer_id(transactional_id, producer_id, producer_epoch, timeout_ms=timeout_ms)
         return self._ask_each({(transactional_id, 0): request}, again=PASSING)[transactional_id, 0]
 
     def register(self, transactional_id: str) -> int:
         """Make a transactional id known to its coordinator, as a producer's start does."""
-        request = wire.init_producer_id(transactional_id, -1, -1, timeout_ms=60_000)
+        request = requests.init_producer_id(transactional_id, -1, -1, timeout_ms=60_000)
         return self._ask_each({(transactional_id, 0): request})[transactional_id, 0]
 
     def describe(self, ids: Iterable[str]) -> dict[str, Description]:
@@ -172,7 +146,7 @@ class TransactionCoordinatorClient:
         partition = min(leaders, default=None)
         if partition is None:
             return Code.LEADER_NOT_AVAILABLE
-        request = wire.describe_producers(by_topic([partition]))
+        request = requests.describe_producers(by_topic([partition]))
         [answer] = self._wire.exchange([(leaders[partition], request)], seconds=self._patience)
         return answer.code or int(answer.response.topics[0].partitions[0].error_code)
 
@@ -194,7 +168,7 @@ class TransactionCoordinatorClient:
         leader = self._wire.leaders([partition[0]], seconds=self._patience).get(partition)
         if leader is None:
             return Code.LEADER_NOT_AVAILABLE
-        request = wire.write_marker(partition, producer, coordinator_epoch, commit=commit)
+        request = requests.write_marker(partition, producer, coordinator_epoch, commit=commit)
         [answer] = self._wire.exchange([(leader, request)], seconds=self._patience)
         if answer.code:
             return answer.code
@@ -202,17 +176,17 @@ class TransactionCoordinatorClient:
         return int(row.error_code)
 
     def _ask_each(
-        self, requests: Mapping[tuple[str, int], Any], again: Collection[int] = ASK_AGAIN
+        self, sent: Mapping[tuple[str, int], Any], again: Collection[int] = ASK_AGAIN
     ) -> dict[tuple[str, int], int]:
         """Send each request to its id's coordinator, again while that may help; the last code of each."""
-        codes: dict[tuple[str, int], int] = dict.fromkeys(requests, Code.NO_ANSWER)
+        codes: dict[tuple[str, int], int] = dict.fromkeys(sent, Code.NO_ANSWER)
         waiting = list(codes)
         rounds = Rounds(self._patience)
         for number in rounds:
             self._look_again({name: codes[name, i] for name, i in waiting}, number)
             nodes, failed = self._find({name for name, _ in waiting}, rounds.left)
             asked = [key for key in waiting if key[0] in nodes]
-            answers = self._wire.exchange([(nodes[key[0]], requests[key]) for key in asked], seconds=rounds.left)
+            answers = self._wire.exchange([(nodes[key[0]], sent[key]) for key in asked], seconds=rounds.left)
             codes |= {key: failed[key[0]] for key in waiting if key[0] in failed}
             codes |= {key: answer.result for key, answer in zip(asked, answers, strict=True)}
             waiting = [key for key in waiting if codes[key] in again]
@@ -248,20 +222,20 @@ class TransactionCoordinatorClient:
         nodes, failed = self._find(names, seconds)
         found = {name: Description(code) for name, code in failed.items()}
         groups = _grouped(nodes)
-        requests = [(node, wire.describe_transactions(group)) for node, group in groups.items()]
-        answers = self._wire.exchange(requests, seconds=seconds)
+        sent = [(node, requests.describe_transactions(group)) for node, group in groups.items()]
+        answers = self._wire.exchange(sent, seconds=seconds)
         for group, answer in zip(groups.values(), answers, strict=True):
             if answer.code:
                 found |= {name: Description(answer.code) for name in group}
             else:
-                found |= {row.transactional_id: _description(row) for row in answer.response.transaction_states}
+                found |= {row.transactional_id: description(row) for row in answer.response.transaction_states}
         return found
 
     def _list_once(self, states: Collection[str], prefix: str, seconds: float) -> list[wire.Answer]:
         pattern = f"{re.escape(prefix)}.*" if prefix and self._by_pattern else None
         nodes = self._wire.nodes(seconds=seconds)
-        requests = [(node, wire.list_transactions(sorted(states), pattern)) for node in nodes]
-        answers = self._wire.exchange(requests, seconds=seconds)
+        sent = [(node, requests.list_transactions(sorted(states), pattern)) for node in nodes]
+        answers = self._wire.exchange(sent, seconds=seconds)
         if pattern is not None and any(answer.result == Code.UNSUPPORTED_VERSION for answer in answers):
             self._by_pattern = False
             return self._list_once(states, prefix, seconds)
@@ -272,31 +246,12 @@ class TransactionCoordinatorClient:
     ) -> dict[Partition, OpenProducers | None]:
         leaders = self._wire.leaders(sorted({topic for topic, _ in partitions}), seconds=seconds)
         groups = _grouped({partition: leaders[partition] for partition in partitions if partition in leaders})
-        requests = [(node, wire.describe_producers(by_topic(group))) for node, group in groups.items()]
+        sent = [(node, requests.describe_producers(by_topic(group))) for node, group in groups.items()]
         found: dict[Partition, OpenProducers | None] = {}
-        for answer in self._wire.exchange(requests, seconds=seconds):
+        for answer in self._wire.exchange(sent, seconds=seconds):
             if answer.code == Code.NONE:
-                found |= _open_producers(answer.response)
+                found |= open_producers(answer.response)
         return found
-
-
-def _description(row: Any) -> Description:
-    handle = Handle(row.transactional_id, row.producer_id, row.producer_epoch, row.transaction_start_time_ms)
-    partitions = frozenset((topic.topic, number) for topic in row.topics for number in topic.partitions)
-    return Description(row.error_code, row.transaction_state, handle, row.transaction_timeout_ms, partitions)
-
-
-def _open_producers(response: Any) -> dict[Partition, OpenProducers | None]:
-    return {
-        (topic.name, partition.partition_index): {
-            (producer.producer_id, producer.producer_epoch): producer.coordinator_epoch
-            for producer in partition.active_producers
-            if producer.current_txn_start_offset >= 0
-        }
-        for topic in response.topics
-        for partition in topic.partitions
-        if partition.error_code == Code.NONE
-    }
 
 
 def _grouped(owners: Mapping[T, int]) -> dict[int, list[T]]:

@@ -23,7 +23,7 @@ from .codes import Code, code_name
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .coordinator import Description, OpenProducers
+    from .answers import Description, OpenProducers
     from .handle import Handle, Partition, Prepared
 
 

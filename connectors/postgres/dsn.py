@@ -12,6 +12,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from ...core.errors import ConfigurationError
 
 _SECRETS: Final = ("password", "sslpassword", "oauth_client_secret")
+_LONG_SECRET: Final = 6
 _DEFAULTS: Final[dict[str, str]] = {
     "application_name": "onceward",
     "connect_timeout": "10",
@@ -59,8 +60,9 @@ class Dsn:
             secret = self._parameters.get(key)
             if secret:
                 for form in {str(secret), quote(str(secret)), quote(str(secret), safe="")}:
-                    # a word of its own: a short password inside other words would show by what is missing
-                    message = re.sub(rf"(?<!\w){re.escape(form)}(?!\w)", "***", message)
+                    # A short one only as a word of its own: inside other words it would show by what is missing.
+                    pattern = re.escape(form) if len(form) >= _LONG_SECRET else rf"(?<!\w){re.escape(form)}(?!\w)"
+                    message = re.sub(pattern, "***", message)
         return message
 
     def __str__(self) -> str:

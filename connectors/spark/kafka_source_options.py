@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from ...core.errors import ConfigurationError
+from .options import flag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,10 +61,7 @@ class Options:
 
     def flag(self, name: str, *, default: bool) -> bool:
         """True or false."""
-        text = (self.get(name) or str(default)).strip().lower()
-        if text not in {"true", "false"}:
-            raise ConfigurationError(f"option {name} must be true or false, not {text!r}")
-        return text == "true"
+        return flag(name, self.get(name) or str(default))
 
     def refuse_unknown(self, known: tuple[str, ...], elsewhere: tuple[str, ...], where: str) -> None:
         """Refuse options that nobody would read.

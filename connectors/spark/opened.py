@@ -34,7 +34,6 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
         query: The query's id, or the batch's run key.
         token: The writer.
         decided: Newest decided epoch; NONE for none.
-        decided_query: The query that decided it.
         completed: Newest completed epoch.
         adopt: Whether the first epoch may be any.
     """
@@ -43,7 +42,6 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
     query: str
     token: WriterToken
     decided: int
-    decided_query: str
     completed: int
     adopt: bool = False
 
@@ -57,8 +55,6 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
             if epoch != 0 and not self.adopt:
                 raise self._conflict(epoch, "the decision log is empty, but this is not the query's first epoch")
             return False
-        if self.query != self.decided_query:
-            raise self._conflict(epoch, f"its epoch {self.decided} was decided by another query, {self.decided_query}")
         if epoch == self.decided:
             return True
         if epoch != self.decided + 1:
@@ -107,7 +103,6 @@ def open_writer(
         query=query,
         token=coordinator.writer.token,
         decided=view.decided,
-        decided_query=view.newest.input.query if view.newest is not None else "",
         completed=view.completed,
         adopt=adopt or view.rewound,
     )

@@ -24,9 +24,6 @@ COMMON = frozenset(
 """Names of the options read here, in lower case; Spark adds a query's name to its options."""
 
 
-_TRUTH = {"true": True, "false": False}
-
-
 class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The common options of a format.
 
@@ -56,9 +53,6 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
             ConfigurationError: A value is not usable.
         """
         low = {key.lower(): value for key, value in options.items()}
-        adopt = low.get("adopt", "false").lower()
-        if adopt not in _TRUTH:
-            raise ConfigurationError(f"option adopt is {adopt!r}; give true or false")
         pipeline = low.get("pipeline")
         return cls(
             pipeline=check_pipeline_name(pipeline) if pipeline is not None else None,
@@ -66,7 +60,7 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
             checkpoint=_absolute(low["checkpointlocation"]) if "checkpointlocation" in low else None,
             run_key=low.get("runkey"),
             on_lost=check_on_lost(low.get("onlost", OnLost.FAIL)),
-            adopt=_TRUTH[adopt],
+            adopt=flag("adopt", low.get("adopt", "false")),
             rewind=low.get("rewind"),
         )
 
@@ -100,6 +94,18 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.store is not None:
             return open_store(self.store, pipeline=pipeline)
         return default_store(self.checkpoint_root(), pipeline)
+
+
+def flag(name: str, text: str) -> bool:
+    """True or false.
+
+    Raises:
+        ConfigurationError: It is neither.
+    """
+    text = text.strip().lower()
+    if text not in {"true", "false"}:
+        raise ConfigurationError(f"option {name} must be true or false, not {text!r}")
+    return text == "true"
 
 
 def check_on_lost(text: str) -> OnLost:

@@ -7,7 +7,6 @@ checkpoint's offsets files list them (measured on pyspark 4.2). A format's write
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -149,7 +148,7 @@ class Publisher:
             if key is None or text == _NOTHING:
                 continue
             offsets = found.setdefault(key, {})
-            for partition, offset in from_json(json.loads(text)).items():
+            for partition, offset in from_json(text).items():
                 offsets[partition] = min(offset, offsets.get(partition, offset))
         return list(found.items())
 
@@ -157,13 +156,10 @@ class Publisher:
 def _is_kafka(text: str) -> bool:
     """Whether an offsets file's text for one source is `{"topic": {"0": 123}}`."""
     try:
-        found = json.loads(text)
-    except ValueError:
+        from_json(text)
+    except ConfigurationError:
         return False
-    return isinstance(found, dict) and all(
-        isinstance(of, dict) and all(number.isdigit() and isinstance(offset, int) for number, offset in of.items())
-        for of in found.values()
-    )
+    return True
 
 
 def _streaming_leaves(df: DataFrame) -> list[Any]:

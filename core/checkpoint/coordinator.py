@@ -15,12 +15,13 @@ import logging
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigurationError, DataLossError, EpochConflictError, ProtocolError, SinkError
+from ..errors import ConfigurationError, EpochConflictError, SinkError, StoreError
 from ..log import EpochInput, LogStore, LogView, LogWriter, WriterToken
 from ..log.view import NONE, check_next
 from ..names import Scope, check_pipeline_name
 from ..steps import Step, reach
-from ..transaction import Acknowledgement, Committable, ExternalState, WriteContext
+from ..transaction import Acknowledgement, Committable, WriteContext
+from .acknowledged import Written, check_age, gather
 from .commit import finish
 from .policy import CommitPolicy
 from .sweep import sweep
@@ -179,8 +180,9 @@ class Coordinator:
             DecisionInDoubtError: The store did not answer; a restart finds out.
             CommitPendingError: Decided, not yet committed everywhere; a restart finishes it.
         """
-        committables = self._gather(epoch, acknowledgements)
-        self._check_age(epoch, committables)
+        of = Written(self.pipeline, self.writer.token, epoch)
+        committables = gather(of, self.sinks, acknowledgements)
+        check_age(of, self.sinks, committables, age=self.policy.monotonic() - self._began)
         reach(Step.ACKNOWLEDGED)
         permit = self.writer.decide(epoch, committables, sinks=list(self.sinks), epoch_input=epoch_input, state=state)
         if not finish(permit, self.writer, self.sinks, self.policy):
@@ -259,7 +261,7 @@ class Coordinator:
         """The epoch is completed: what cannot be swept now is no reason to fail it."""
         try:
             self._sweep()
-        except SinkError as error:
+        except (SinkError, StoreError) as error:
             _log.warning("the sweep after epoch %s failed and is done after the next one: %s", epoch, error)
             self._left_behind = True
 
@@ -273,56 +275,12 @@ class Coordinator:
             _log.info("finishing epoch %s, decided by an earlier writer", permit.decision.epoch)
             finish(permit, self.writer, self.sinks, self.policy)
 
-    def _gather(self, epoch: int, acknowledgements: Sequence[Acknowledgement]) -> list[Committable]:
-        subtasks: set[int] = set()
-        for ack in acknowledgements:
-            if ack.epoch != epoch or set(ack.sinks) != self.sinks.keys() or ack.subtask in subtasks:
-                raise self._refuse(epoch, f"acknowledgement of subtask {ack.subtask} is not of this epoch: {ack}")
-            subtasks.add(ack.subtask)
-        found = [c for ack in sorted(acknowledgements, key=lambda ack: ack.subtask) for c in ack.committables]
-        mine = (self.pipeline, self.writer.token.log, self.writer.token.start, epoch)
-        for c in found:
-            if (c.pipeline, c.log, c.writer, c.epoch) != mine or c.sink not in self.sinks:
-                raise self._refuse(epoch, f"committable {c.transaction} was not written for this epoch by this writer")
-        if len({c.identity() for c in found}) != len(found):
-            raise self._refuse(epoch, "two subtasks acknowledged the same transaction")
-        return found
-
-    def _check_age(self, epoch: int, committables: Sequence[Committable]) -> None:
-        """Ask the target whether old transactions are still there, before a decision names them."""
-        age = self.policy.monotonic() - self._began
-        for sink in self.sinks.values():
-            mine = [c for c in committables if c.sink == sink.name]
-            if not mine or sink.transaction_timeout is None or age <= sink.transaction_timeout / 4:
-                continue
-            _log.warning(
-                "epoch %s is %.0f s old; sink %s's time-out is %.0f s", epoch, age, sink.name, sink.transaction_timeout
-            )
-            gone = [
-                c
-                for c, state in zip(mine, sink.inspect_many(mine), strict=True)
-                if state in (ExternalState.ABORTED, ExternalState.EXPIRED)
-            ]
-            if gone:
-                raise DataLossError(
-                    f"{len(gone)} transactions ended before they were decided, after {age:.0f} s (time-out "
-                    f"{sink.transaction_timeout:.0f} s). Nothing was committed; a restart writes the epoch again. "
-                    "Make epochs shorter or the time-out longer",
-                    pipeline=self.pipeline,
-                    sink=sink.name,
-                    epoch=epoch,
-                    transaction=gone[0].transaction,
-                )
-
     def _tidy(self, epoch: int) -> None:
         for sink in self.sinks.values():
             try:
                 sink.completed(Scope(self.pipeline, sink.name, self.writer.token.log), epoch)
             except SinkError as error:
                 _log.warning("housekeeping of sink %s after epoch %s failed: %s", sink.name, epoch, error)
-
-    def _refuse(self, epoch: int, why: str) -> ProtocolError:
-        return ProtocolError(f"{why}; nothing was decided", pipeline=self.pipeline, epoch=epoch)
 
     def _conflict(self, epoch: int, why: str) -> EpochConflictError:
         return EpochConflictError(why, pipeline=self.pipeline, epoch=epoch)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from onceward.connectors.kafka import commits, pool
+from onceward.connectors.kafka.answers import Description, Listing
 from onceward.connectors.kafka.codes import Code
-from onceward.connectors.kafka.coordinator import Description, Listing
 from onceward.connectors.kafka.handle import Handle
 from onceward.core.errors import KafkaError
 from onceward.core.transaction import AbortOutcome, AbortStatus, Committable
