@@ -28,6 +28,8 @@ SOURCE = Path(__file__).parent.parent / "src"
 PARENT = "import subprocess, sys; subprocess.Popen(['sleep', '60'], start_new_session=True); print('up', flush=True); "
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
 OWNER = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
 import sys, time
 from pathlib import Path
 from onceward.connectors.dev.process import BackgroundProcess
