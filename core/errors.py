@@ -87,6 +87,14 @@ class LogDamagedError(StoreError):
     retryable = False
 
 
+class StateError(ExternalError):
+    """State of the embedded engine could not be written out or read back."""
+
+
+class StateDamagedError(StateError):
+    """A file of a checkpoint or savepoint is missing, or not what was written. The message names it."""
+
+
 class SourceError(ExternalError):
     """A source cannot deliver what was asked for, for example offsets older than its retention."""
 

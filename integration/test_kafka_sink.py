@@ -13,7 +13,7 @@ from onceward.core.errors import ConfigurationError, EpochConflictError, FencedE
 from onceward.core.names import Scope
 from onceward.core.transaction import AbortStatus, CommitStatus, ExternalState
 from onceward.sinks.kafka import KafkaSink
-from onceward.sinks.subtask import SubtaskEpoch
+from onceward.core.checkpoint.subtask import SubtaskEpoch
 
 from .kafka_kit import Bench, eventually, handle_of, numbered, prepared_of, rows, writer_process
 

@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa
 
 from ...core.transaction import Acknowledgement, WriteContext
-from ...sinks.subtask import SubtaskEpoch
+from ...core.checkpoint.subtask import SubtaskEpoch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -23,6 +23,8 @@ class Written(NamedTuple):
     pipeline: str
     token: WriterToken
     epoch: int
+    earliest: int
+    """Epoch of the oldest transactions that may be among them."""
 
     def refuse(self, why: str) -> ProtocolError:
         """The error for acknowledgements that are not."""
@@ -32,7 +34,7 @@ class Written(NamedTuple):
 def gather(
     written: Written, sinks: Mapping[str, Participant], acknowledgements: Sequence[Acknowledgement]
 ) -> list[Committable]:
-    """The committables in the order of subtasks.
+    """The committables in the order of epochs and subtasks.
 
     Raises:
         ProtocolError: An acknowledgement or committable is not of this epoch and writer, or counts twice.
@@ -43,9 +45,11 @@ def gather(
             raise written.refuse(f"acknowledgement of subtask {ack.subtask} is not of this epoch: {ack}")
         subtasks.add(ack.subtask)
     found = [c for ack in sorted(acknowledgements, key=lambda ack: ack.subtask) for c in ack.committables]
-    mine = (written.pipeline, written.token.log, written.token.start, written.epoch)
+    found.sort(key=lambda c: c.epoch)
+    mine = (written.pipeline, written.token.log, written.token.start)
     for c in found:
-        if (c.pipeline, c.log, c.writer, c.epoch) != mine or c.sink not in sinks:
+        here = written.earliest <= c.epoch <= written.epoch
+        if (c.pipeline, c.log, c.writer) != mine or not here or c.sink not in sinks:
             raise written.refuse(f"committable {c.transaction} was not written for this epoch by this writer")
     if len({c.identity() for c in found}) != len(found):
         raise written.refuse("two subtasks acknowledged the same transaction")

@@ -51,15 +51,25 @@ class Coordinator:
         store: Where its decision log is.
         sinks: All its sinks, with unique names.
         policy: How to behave.
+        gaps: Epochs are checkpoints, some of which are given up before a decision: numbers may be left out, and an
+            acknowledgement carries what was prepared since the newest decision. Then subtasks are at work all the
+            time, so only `open` sweeps. There may be no sink that takes part.
     """
 
     def __init__(
-        self, pipeline: str, store: LogStore, sinks: Sequence[Participant], policy: CommitPolicy | None = None
+        self,
+        pipeline: str,
+        store: LogStore,
+        sinks: Sequence[Participant],
+        policy: CommitPolicy | None = None,
+        *,
+        gaps: bool = False,
     ) -> None:
         self.pipeline = check_pipeline_name(pipeline)
         self.sinks = {sink.name: sink for sink in sinks}
-        if len(self.sinks) != len(sinks) or not sinks:
+        if len(self.sinks) != len(sinks) or not (sinks or gaps):
             raise ConfigurationError("a pipeline needs at least one sink, each with a name of its own")
+        self.gaps = gaps
         self.policy = policy or CommitPolicy()
         self.writer = LogWriter(store, pipeline, self.policy.writer_clock())
         self._began = self.policy.monotonic()
@@ -129,14 +139,14 @@ class Coordinator:
                 "this epoch was decided with other input. The checkpoint's offsets differ from those of the decision: "
                 "another checkpoint, another query, or a changed offsets file",
             )
-        if view.decided == NONE and epoch != 0 and not (adopt or view.rewound):
+        if view.decided == NONE and epoch != 0 and not (adopt or self.gaps or view.rewound):
             raise self._conflict(
                 epoch,
                 "the decision log is empty but the query is not at its first epoch, so nobody can tell whether the "
                 "epochs before were written. If the query ran with another sink until now, say adopt=True; if the log "
                 "was deleted, restore it",
             )
-        check_next(view, epoch, self.pipeline)
+        check_next(view, epoch, self.pipeline, self._follows())
         self._check_continues(view, epoch, epoch_input)
         self._began = self.policy.monotonic()
         return Admission.NEW
@@ -180,14 +190,17 @@ class Coordinator:
             DecisionInDoubtError: The store did not answer; a restart finds out.
             CommitPendingError: Decided, not yet committed everywhere; a restart finishes it.
         """
-        of = Written(self.pipeline, self.writer.token, epoch)
+        earliest = self.view.decided + 1 if self.gaps else epoch
+        of = Written(self.pipeline, self.writer.token, epoch, earliest)
         committables = gather(of, self.sinks, acknowledgements)
         check_age(of, self.sinks, committables, age=self.policy.monotonic() - self._began)
         reach(Step.ACKNOWLEDGED)
-        permit = self.writer.decide(epoch, committables, sinks=list(self.sinks), epoch_input=epoch_input, state=state)
+        permit = self.writer.decide(
+            epoch, committables, sinks=list(self.sinks), epoch_input=epoch_input, state=state, follows=self._follows()
+        )
         if not finish(permit, self.writer, self.sinks, self.policy):
             raise self._conflict(epoch, "its decision was voided (on_lost='replay'); a restart writes it again")
-        if sweep_after or self._sweep_is_due() or any(ack.retried for ack in acknowledgements):
+        if not self.gaps and (sweep_after or self._sweep_is_due() or any(ack.retried for ack in acknowledgements)):
             self._sweep_after(epoch)
         self._tidy(epoch)
 
@@ -207,6 +220,9 @@ class Coordinator:
             self.sinks[committable.sink].abort(committable)
             reach(Step.ABORT_AFTER)
         return True
+
+    def _follows(self) -> int | None:
+        return self.view.decided if self.gaps else None
 
     def _check_continues(self, view: LogView, epoch: int, epoch_input: EpochInput) -> None:
         """The right number is not enough (invariant 5): the input must go on where the newest decided one ended."""

@@ -6,23 +6,46 @@ acknowledges "nothing written".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ..core.errors import LifecycleError
-from ..core.steps import Step, reach
-from ..core.transaction.lifecycle import Lifecycle, TransactionState
+from ..errors import LifecycleError
+from ..steps import Step, reach
+from ..transaction.lifecycle import Lifecycle, TransactionState
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ..core.transaction import Committable, WriteContext
-    from .base import TwoPhaseCommitSink
+    from ..transaction import Committable, WriteContext
+
+
+class Preparer(Protocol):
+    """The executor's side of a sink. What each method must guarantee is said in sinks.base.TwoPhaseCommitSink."""
+
+    def begin(self, context: WriteContext) -> Any:
+        """Open a transaction."""
+        ...
+
+    def write(self, transaction: Any, batch: pa.RecordBatch) -> None:
+        """Write one batch inside it."""
+        ...
+
+    def pre_commit(self, transaction: Any) -> Committable:
+        """Flush and prepare."""
+        ...
+
+    def discard(self, transaction: Any) -> None:
+        """Roll back what was not prepared."""
+        ...
+
+    def warm_up(self, context: WriteContext) -> None:
+        """Make the next epoch's resources ready."""
+        ...
 
 
 class SubtaskEpoch:
     """One attempt of one subtask at one epoch of one sink."""
 
-    def __init__(self, sink: TwoPhaseCommitSink[Any], context: WriteContext) -> None:
+    def __init__(self, sink: Preparer, context: WriteContext) -> None:
         self.sink = sink
         self.context = context
         self._transaction: Any = None

@@ -70,6 +70,8 @@ class Decide(_Entry, frozen=True, kw_only=True, tag="DECIDE"):
     input: EpochInput = EpochInput()
     state: dict[str, Any] = {}
     """State handles of the embedded engine, by operator uid (JSON values)."""
+    follows: int | None = None
+    """Where numbers may have gaps, because checkpoints of the embedded engine were given up: the epoch before."""
 
 
 class Completed(_Entry, frozen=True, kw_only=True, tag="COMPLETED"):

@@ -116,7 +116,7 @@ def _decide(view: LogView, entry: Decide) -> LogView:
         raise LogDamagedError(
             f"entry {entry.position} decides epoch {entry.epoch} while epoch {view.undone.epoch} is not completed"
         )
-    if _next_epoch(view) not in (None, entry.epoch):
+    if not _may_follow(view, entry.epoch, entry.follows):
         raise LogDamagedError(f"entry {entry.position} decides epoch {entry.epoch} after epoch {view.decided}")
     return replace(
         view,
@@ -158,8 +158,21 @@ def _next_epoch(view: LogView) -> int | None:
     return view.decided + 1 if view.decided != NONE else None
 
 
-def check_next(view: LogView, epoch: int, pipeline: str) -> None:
+def _may_follow(view: LogView, epoch: int, follows: int | None) -> bool:
+    """Whether the epoch may be decided next; with gaps if it names the one that it follows."""
+    if follows is not None and view.awaited == NONE:
+        return follows == view.decided < epoch
+    return _next_epoch(view) in (None, epoch)
+
+
+def check_next(view: LogView, epoch: int, pipeline: str, follows: int | None = None) -> None:
     """Check that `epoch` may be decided next (PROTOCOL, decision log, additions 4 and 5).
+
+    Args:
+        view: What the log says.
+        epoch: What is offered.
+        pipeline: Whose log it is.
+        follows: The epoch before, where numbers may have gaps.
 
     Raises:
         EpochConflictError: A decision is still to be completed, or another epoch is next.
@@ -170,8 +183,8 @@ def check_next(view: LogView, epoch: int, pipeline: str) -> None:
             pipeline=pipeline,
             epoch=epoch,
         )
-    expected = _next_epoch(view)
-    if expected is not None and epoch != expected:
+    if not _may_follow(view, epoch, follows):
+        expected = _next_epoch(view) if follows is None else f"a later one that follows {view.decided}"
         raise EpochConflictError(
             f"the newest decided epoch is {view.decided}, so only epoch {expected} can be decided next. "
             "Probably an older or a new checkpoint is used with this pipeline's name: give the pipeline another name, "

@@ -123,6 +123,7 @@ class LogWriter:
         sinks: Sequence[str],
         epoch_input: EpochInput,
         state: dict[str, Any] | None = None,
+        follows: int | None = None,
     ) -> CommitPermit:
         """Make the decision durable.
 
@@ -130,7 +131,7 @@ class LogWriter:
             FencedError: A newer writer has started; no decision was made and none can be.
             DecisionInDoubtError: The store did not answer; the decision may exist.
         """
-        check_next(self.view, epoch, self.pipeline)
+        check_next(self.view, epoch, self.pipeline, follows)
         reach(Step.DECIDE_BEFORE)
         decision = Decide(
             **self._fields(),
@@ -139,6 +140,7 @@ class LogWriter:
             committables=tuple(committables),
             input=epoch_input,
             state=state or {},
+            follows=follows,
         )
         self._append(decision)
         reach(Step.DECIDE_AFTER)

@@ -15,7 +15,7 @@ from onceward.core.checkpoint import Admission, Backoff, CommitPolicy, Coordinat
 from onceward.core.errors import FencedError, OncewardError, SinkError
 from onceward.core.log import EpochInput
 from onceward.core.transaction import Acknowledgement, WriteContext
-from onceward.sinks.subtask import SubtaskEpoch
+from onceward.core.checkpoint.subtask import SubtaskEpoch
 
 from .world import Killed, Process, Task
 
