@@ -13,8 +13,8 @@ import pytest
 from confluent_kafka import Producer
 
 from onceward.connectors.kafka.pool import Former, PoolKey, pool_of
-from onceward.core.transaction import CommitStatus
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.transaction import CommitStatus
 
 from .kafka_kit import Bench, handle_of, numbered, rows
 

@@ -9,11 +9,11 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from onceward.connectors.kafka import commits
 from onceward.connectors.kafka.verdict import Seen
+from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, KafkaError, SchemaError
 from onceward.core.names import Scope
 from onceward.core.transaction import AbortStatus, CommitStatus, ExternalState
 from onceward.sinks.kafka import KafkaSink
-from onceward.core.checkpoint.subtask import SubtaskEpoch
 
 from .kafka_kit import Bench, eventually, handle_of, numbered, prepared_of, rows, writer_process
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from ...core.transaction import Acknowledgement, WriteContext
 from ...core.checkpoint.subtask import SubtaskEpoch
+from ...core.transaction import Acknowledgement, WriteContext
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

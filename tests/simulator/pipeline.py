@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from onceward.core.checkpoint import Admission, Backoff, CommitPolicy, Coordinator, OnLost
+from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import FencedError, OncewardError, SinkError
 from onceward.core.log import EpochInput
 from onceward.core.transaction import Acknowledgement, WriteContext
-from onceward.core.checkpoint.subtask import SubtaskEpoch
 
 from .world import Killed, Process, Task
 
