@@ -95,6 +95,10 @@ class StateDamagedError(StateError):
     """A file of a checkpoint or savepoint is missing, or not what was written. The message names it."""
 
 
+class OperatorError(OncewardError):
+    """A function of a pipeline failed. The message names operator, subtask and record."""
+
+
 class SourceError(ExternalError):
     """A source cannot deliver what was asked for, for example offsets older than its retention."""
 

@@ -17,7 +17,7 @@ from ..core.transaction import (
     ExternalState,
     WriteContext,
 )
-from .base import Guarantee, Sink, TwoPhaseCommitSink
+from .base import DirectSink, Guarantee, IdempotentSink, Sink, TwoPhaseCommitSink
 
 if TYPE_CHECKING:
     from .kafka import KafkaSink
@@ -29,8 +29,10 @@ __all__ = [
     "CommitOutcome",
     "CommitStatus",
     "Committable",
+    "DirectSink",
     "ExternalState",
     "Guarantee",
+    "IdempotentSink",
     "KafkaSink",
     "PostgresSink",
     "Scope",

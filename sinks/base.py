@@ -156,3 +156,42 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
 
     def warm_up(self, context: WriteContext) -> None:
         """Make the next epoch's resources ready, in the worker, after pre_commit. Must not block for long."""
+
+
+class DirectSink(Sink, Generic[Txn]):
+    """A sink whose rows show as they are written, and again after a failure. Only the embedded engine drives it.
+
+    The type parameter is that of its writer: a connection, a file.
+    """
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """At least once: a failure writes again what came after the newest checkpoint."""
+        return Guarantee.AT_LEAST_ONCE
+
+    @abstractmethod
+    def open(self, context: WriteContext) -> Txn:
+        """Open a writer for one subtask. Called at its first batch, in the process that writes."""
+
+    @abstractmethod
+    def write(self, writer: Txn, batch: pa.RecordBatch) -> None:
+        """Write one batch."""
+
+    def flush(self, writer: Txn) -> None:
+        """Return when all rows written so far are safe in the target. Called at each barrier."""
+
+    def close(self, writer: Txn) -> None:
+        """Give up the writer; also after a failure."""
+
+
+class IdempotentSink(DirectSink[Txn]):
+    """A sink in which writing the same rows again changes nothing: by key, or by a marker kept with the data.
+
+    After a failure its target shows older values for a while, until the rows since the newest checkpoint are written
+    again; the final state is right.
+    """
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Effectively once."""
+        return Guarantee.EFFECTIVELY_ONCE

@@ -7,12 +7,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ConfigurationError
-from .base import Piece, Position, ResettableSource, Source, Split
+from .base import LiveSource, Piece, Position, ResettableSource, Source, Split
+from .sequence import SequenceSource
 
 if TYPE_CHECKING:
     from .kafka import KafkaSource
 
-__all__ = ["KafkaSource", "Piece", "Position", "ResettableSource", "Source", "Split"]
+__all__ = [
+    "KafkaSource",
+    "LiveSource",
+    "Piece",
+    "Position",
+    "ResettableSource",
+    "SequenceSource",
+    "Source",
+    "Split",
+]
 
 _READY = {"KafkaSource": "kafka"}
 

@@ -75,6 +75,17 @@ class Source(ABC):
         """
 
 
+class LiveSource(Source):
+    """A source that cannot be read again: what a failure catches under way is lost (at most once).
+
+    Only the embedded engine reads it.
+    """
+
+    @abstractmethod
+    def listen(self, subtask: int, parallelism: int) -> Iterator[pa.RecordBatch | None]:
+        """What arrives for one of `parallelism` subtasks; None at least every second in which nothing does."""
+
+
 class ResettableSource(Source):
     """A source that can be read again from any stored position.
 

@@ -173,6 +173,7 @@ class Coordinator:
         *,
         state: dict[str, Any] | None = None,
         sweep_after: bool = False,
+        age: float | None = None,
     ) -> None:
         """Decide the epoch and commit it everywhere; it is COMPLETED when this returns.
 
@@ -182,6 +183,7 @@ class Coordinator:
             epoch_input: The same that was admitted.
             state: State handles of the embedded engine.
             sweep_after: Also abort what attempts that do not count may have left behind.
+            age: Seconds since the oldest of the transactions may have begun; None: since the epoch was admitted.
 
         Raises:
             ProtocolError: The acknowledgements are not those of this writer and epoch; nothing was decided.
@@ -193,7 +195,7 @@ class Coordinator:
         earliest = self.view.decided + 1 if self.gaps else epoch
         of = Written(self.pipeline, self.writer.token, epoch, earliest)
         committables = gather(of, self.sinks, acknowledgements)
-        check_age(of, self.sinks, committables, age=self.policy.monotonic() - self._began)
+        check_age(of, self.sinks, committables, age=self.policy.monotonic() - self._began if age is None else age)
         reach(Step.ACKNOWLEDGED)
         permit = self.writer.decide(
             epoch, committables, sinks=list(self.sinks), epoch_input=epoch_input, state=state, follows=self._follows()

@@ -116,7 +116,8 @@ def _decide(view: LogView, entry: Decide) -> LogView:
         raise LogDamagedError(
             f"entry {entry.position} decides epoch {entry.epoch} while epoch {view.undone.epoch} is not completed"
         )
-    if not _may_follow(view, entry.epoch, entry.follows):
+    pruned = entry.follows is not None and view.decided == NONE  # the decision that it follows may be
+    if not (pruned or _may_follow(view, entry.epoch, entry.follows)):
         raise LogDamagedError(f"entry {entry.position} decides epoch {entry.epoch} after epoch {view.decided}")
     return replace(
         view,

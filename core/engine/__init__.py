@@ -1,0 +1,38 @@
+"""The embedded engine: sources, functions with state, and sinks in one process, checkpointed by barriers."""
+
+from __future__ import annotations
+
+from .attempt import EngineWorld
+from .config import CheckpointConfig, Mode, Retention
+from .functions import FunctionContext, ProcessFunction
+from .guarantee import EndToEnd
+from .job import Job, JobState
+from .pending import CheckpointFailedError, CheckpointRecord
+from .pipeline import Pipeline, Stream
+from .restart import RestartStrategy
+from .state.keyed import ListState, MapState, OperatorState, ReducingState, ValueState
+from .state.memory import FileBackend, MemoryBackend
+
+__all__ = [
+    "CheckpointConfig",
+    "CheckpointFailedError",
+    "CheckpointRecord",
+    "EndToEnd",
+    "EngineWorld",
+    "FileBackend",
+    "FunctionContext",
+    "Job",
+    "JobState",
+    "ListState",
+    "MapState",
+    "MemoryBackend",
+    "Mode",
+    "OperatorState",
+    "Pipeline",
+    "ProcessFunction",
+    "ReducingState",
+    "RestartStrategy",
+    "Retention",
+    "Stream",
+    "ValueState",
+]

@@ -1,0 +1,363 @@
+"""One attempt of a run: from START until it ends, fails or is stopped. Threads, and one loop that hears all of them.
+
+The loop is the only place where checkpoints are coordinated; tasks and users send it messages. `Machine` is the same
+attempt without threads: the simulator steps its tasks itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..errors import OncewardError, OperatorError
+from .checkpoints import CheckpointCoordinator, Roles
+from .elements import Barrier, Kind, TaskId
+from .pending import CheckpointFailedError, Request
+from .plan import Planner
+from .state.storage import CheckpointStorage, folder_of
+from .task import Confirm, GiveUp, Task, TaskWorld, Trigger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..checkpoint import Coordinator
+    from ..transaction import WriteContext
+    from .completion import Completer
+    from .config import CheckpointConfig
+    from .pending import CheckpointRecord, Pending, TaskAck
+    from .retained import Retained
+    from .start import Started
+    from .state.handles import SubtaskState
+
+_log = logging.getLogger("onceward.engine")
+IDLE_SECONDS = 0.02
+"""How often a source that has nothing is asked again."""
+JOIN_SECONDS = 30.0
+_ASYNC_THREADS = 4
+
+
+@dataclass(frozen=True)
+class EngineWorld:
+    """The world as the engine needs it; the simulator puts in its own.
+
+    Attributes:
+        monotonic: Seconds, for durations and deadlines.
+        now: Seconds since 1970, for timers.
+        sleep: Waits.
+        between: A number between two others, at random.
+        choose: How a gate picks among its channels; None: in turns.
+    """
+
+    monotonic: Callable[[], float] = time.monotonic
+    now: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+    between: Callable[[float, float], float] = field(default=random.uniform)
+    choose: Callable[[Sequence[int]], int] | None = None
+
+
+class Machine:
+    """The tasks of one attempt and their coordinator, without threads. Effects of checkpoints, reports of tasks.
+
+    Args:
+        started: What the attempt begins with.
+        config: Settings of checkpoints.
+        world: Clocks.
+        run_later: Runs the asynchronous part of a snapshot.
+        tell: Has a function called by whoever runs the coordinator.
+        wake: Wakes a task that waits.
+    """
+
+    def __init__(
+        self,
+        started: Started,
+        config: CheckpointConfig,
+        world: EngineWorld,
+        *,
+        run_later: Callable[[Callable[[], None]], None],
+        tell: Callable[[Callable[[], None]], None],
+        wake: Callable[[TaskId], None],
+    ) -> None:
+        self._coordinator: Coordinator = started.coordinator
+        self._completer: Completer = started.completer
+        self._retained: Retained = started.retained
+        self._own = started.own_storage
+        self._world = world
+        self._tell = tell
+        self._wake = wake
+        self.failure: OncewardError | None = None
+        self._open: set[TaskId] = set()
+        self._exhausted: set[TaskId] = set()
+        self._finished: set[TaskId] = set()
+        self._draining: set[int] = set()
+        self._final = False
+        planner = Planner(
+            graph=started.graph,
+            backend=started.backend,
+            storage=started.restored_storage,
+            assigned=started.assigned,
+            mode=config.mode,
+            world=TaskWorld(self, world.monotonic, world.now, run_later, self._place),
+            context=self._context,
+            first_epoch=started.next_id,
+            positions=started.positions,
+            publish_failed=self._publish_failed,
+            choose=world.choose,
+        )
+        self.tasks: dict[TaskId, Task] = planner.tasks()
+        for task in self.tasks.values():
+            self._connect(task)
+        everybody = frozenset(self.tasks)
+        sources = frozenset(id_ for id_, task in self.tasks.items() if task.gate is None)
+        self.checkpoints = CheckpointCoordinator(
+            config,
+            Roles(sources, everybody, everybody),
+            first=started.next_id,
+            effects=self,
+            now=world.monotonic(),
+            first_delay=world.between,
+        )
+        self._sources = sources
+
+    def _connect(self, task: Task) -> None:
+        """Have channels wake those who wait at either end."""
+        for channel in task.gate.channels if task.gate is not None else ():
+            channel.wake_reader = lambda: self._wake(task.id)
+        for output in task.outputs:
+            for channel in output.channels:
+                channel.wake_writer = lambda: self._wake(task.id)
+
+    def opened(self, task: TaskId) -> None:
+        """A task takes barriers from now on."""
+        self._open.add(task)
+
+    @property
+    def all_finished(self) -> bool:
+        """Whether every task has ended."""
+        return len(self._finished) == len(self.tasks)
+
+    def failed(self, error: OncewardError) -> None:
+        """A task failed; the first failure counts."""
+        if self.failure is None:
+            self.failure = error
+
+    # Report: called by tasks, from any thread
+
+    def acknowledged(self, ack: TaskAck) -> None:
+        """See Report."""
+        self._tell(lambda: self.checkpoints.acknowledge(ack, self._world.monotonic()))
+
+    def declined(self, task: TaskId, checkpoint: int, reason: str) -> None:
+        """See Report."""
+        self._tell(lambda: self.checkpoints.decline(task, checkpoint, reason, self._world.monotonic()))
+
+    def exhausted(self, task: TaskId) -> None:
+        """See Report."""
+        self._tell(lambda: self._input_ended(task))
+
+    def finished(self, task: TaskId) -> None:
+        """See Report."""
+        self._tell(lambda: self._finished.add(task))
+
+    def _input_ended(self, task: TaskId) -> None:
+        """When every source has ended, a last checkpoint commits what there is and ends the tasks."""
+        self._exhausted.add(task)
+        if self._exhausted == self._sources and not self._final:
+            self._final = True
+            self.checkpoints.request(Kind.FINAL, self._world.monotonic())
+
+    # Effects: called by the coordinator of checkpoints
+
+    def is_running(self, task: TaskId) -> bool:
+        """See Effects."""
+        return task in self._open and task not in self._finished
+
+    def trigger(self, task: TaskId, barrier: Barrier) -> None:
+        """See Effects."""
+        if barrier.kind.drains:
+            self._draining.add(barrier.checkpoint)
+        self.tasks[task].post(Trigger(barrier))
+        self._wake(task)
+
+    def complete(self, pending: Pending) -> Any:
+        """See Effects."""
+        return self._completer.complete(pending)
+
+    def completed(self, task: TaskId, checkpoint: int) -> None:
+        """See Effects."""
+        self.tasks[task].post(Confirm(checkpoint))
+        self._wake(task)
+
+    def given_up(self, checkpoint: int) -> None:
+        """See Effects."""
+        for id_, task in self.tasks.items():
+            task.post(GiveUp(checkpoint))
+            self._wake(id_)
+        if checkpoint in self._draining:
+            # Operators have given what they held back: only a restart gets them back to where they were.
+            self.failed(CheckpointFailedError(f"checkpoint {checkpoint}, which was to end the run, was given up"))
+
+    def discard(self, state: SubtaskState) -> None:
+        """See Effects."""
+        try:
+            self._retained.discard(state)
+        except OSError as error:
+            _log.warning("files of a checkpoint that was given up are left: %s", error)
+
+    def fail(self, error: OncewardError) -> None:
+        """See Effects."""
+        self.failed(error)
+
+    def _context(self, sink: str, subtask: int, epoch: int) -> WriteContext:
+        return self._coordinator.context(sink, epoch, subtask=subtask)
+
+    def _place(self, barrier: Barrier) -> tuple[CheckpointStorage | None, str]:
+        if barrier.target is not None:
+            return CheckpointStorage(barrier.target), ""
+        return self._own, folder_of(barrier.checkpoint)
+
+    def _publish_failed(self, error: OncewardError) -> None:
+        _log.warning("a source could not publish its position: %s", error)
+
+
+class Attempt:
+    """Runs a machine in threads.
+
+    Args:
+        started: What it begins with.
+        config: Settings of checkpoints.
+        world: Clocks.
+    """
+
+    def __init__(self, started: Started, config: CheckpointConfig, world: EngineWorld) -> None:
+        self._world = world
+        self._messages: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._pool = ThreadPoolExecutor(_ASYNC_THREADS, thread_name_prefix="onceward-snapshot")
+        self._stopping = threading.Event()
+        self._ready: dict[TaskId, threading.Event] = {}
+        self._stop_reason: OncewardError | None = None
+        self.machine = Machine(
+            started, config, world, run_later=self._run_later, tell=self._messages.put, wake=self._wake
+        )
+        self._ready |= {task: threading.Event() for task in self.machine.tasks}
+        self._threads = [
+            threading.Thread(target=self._work, args=(task,), name=f"onceward-{task.id}", daemon=True)
+            for task in self.machine.tasks.values()
+        ]
+
+    @property
+    def history(self) -> list[CheckpointRecord]:
+        """The newest checkpoints."""
+        return list(self.machine.checkpoints.history)
+
+    def run(self) -> OncewardError | None:
+        """Run until all tasks have ended, one has failed, or somebody stops it; the failure."""
+        for thread in self._threads:
+            thread.start()
+        try:
+            while not self.machine.all_finished and self.machine.failure is None and not self._stopping.is_set():
+                self._hear()
+        finally:
+            self._end()
+        return self.machine.failure
+
+    def request(self, kind: Kind, target: str | None) -> Request:
+        """Ask for a savepoint; from any thread."""
+        box: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self._messages.put(lambda: box.put(self.machine.checkpoints.request(kind, self._world.monotonic(), target)))
+        while True:
+            try:
+                return box.get(timeout=0.2)
+            except queue.Empty:
+                if self._stopping.is_set():
+                    request = Request(kind, target)
+                    request.fail(CheckpointFailedError("the pipeline has stopped"))
+                    return request
+
+    def stop(self) -> None:
+        """End it as it is; from any thread."""
+        self._stopping.set()
+        self._messages.put(lambda: None)
+
+    def _hear(self) -> None:
+        """Handle a message, or let time pass."""
+        now = self._world.monotonic()
+        deadline = self.machine.checkpoints.deadline(now)
+        wait = 1.0 if deadline is None else min(1.0, max(0.0, deadline - now))
+        try:
+            message = self._messages.get(timeout=wait) if wait else self._messages.get_nowait()
+        except queue.Empty:
+            self.machine.checkpoints.advance(self._world.monotonic())
+        else:
+            message()
+
+    def _end(self) -> None:
+        self._stopping.set()
+        self.machine.checkpoints.stop("the pipeline is stopping", self._world.monotonic())
+        for ready in self._ready.values():
+            ready.set()
+        deadline = time.monotonic() + JOIN_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        late = [thread.name for thread in self._threads if thread.is_alive()]
+        if late:
+            _log.warning("still at work, and left behind: %s", ", ".join(late))
+        self._pool.shutdown(wait=True)
+        while True:
+            try:
+                self._messages.get_nowait()()  # late acknowledgements free what they wrote
+            except queue.Empty:
+                return
+
+    def _work(self, task: Task) -> None:
+        """A task's thread."""
+        ready = self._ready[task.id]
+        try:
+            task.logic.open()
+            self.machine.opened(task.id)
+            while not self._stopping.is_set() and not task.done:
+                ready.clear()
+                if not task.step():
+                    ready.wait(self._patience(task))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends the attempt
+            self._failed(task.id, error)
+        finally:
+            try:
+                task.logic.close()
+            except Exception as error:  # noqa: BLE001 - see above
+                self._failed(task.id, error)
+
+    def _failed(self, task: TaskId, error: Exception) -> None:
+        known = error if isinstance(error, OncewardError) else _unexpected(task, error)
+        _log.info("task %s failed", task, exc_info=error)
+        self._messages.put(lambda: self.machine.failed(known))
+
+    def _patience(self, task: Task) -> float:
+        at = task.wake_at()
+        longest = IDLE_SECONDS if task.gate is None else 1.0
+        return longest if at is None else min(longest, max(0.0, at - self._world.now()))
+
+    def _wake(self, task: TaskId) -> None:
+        ready = self._ready.get(task)
+        if ready is not None:
+            ready.set()
+
+    def _run_later(self, work: Callable[[], None]) -> None:
+        self._pool.submit(self._guarded, work)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends the attempt
+            self._failed(TaskId("snapshot", 0), error)
+
+
+def _unexpected(task: TaskId, error: Exception) -> OncewardError:
+    wrapped = OperatorError(f"operator {task.uid}, subtask {task.subtask}: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,0 +1,171 @@
+"""A task's input channels, and the alignment of barriers in them.
+
+Why an aligned checkpoint is consistent: a channel whose barrier has arrived is not read until all others' barriers
+are there too. So the task's state at the snapshot holds exactly the rows before the barriers, of every channel, and
+none behind them. What waits behind a barrier waits in its bounded channel.
+
+In at-least-once mode no channel waits: rows behind a barrier that came early may get into the snapshot, and are
+delivered again after a failure.
+
+A channel that ended counts as one whose barrier has arrived. A newer barrier, or a cancel marker, ends the alignment of
+an older one. Barriers of a checkpoint that is done or was given up are passed over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from .elements import Barrier, Cancel, Element, End
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import pyarrow as pa
+
+    from .channels import Channel
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A batch, and the channel it came through."""
+
+    batch: pa.RecordBatch
+    channel: int
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """A barrier that arrived in all channels.
+
+    Attributes:
+        barrier: It.
+        seconds: Time since it arrived in the first one.
+        buffered: Bytes that wait behind it.
+    """
+
+    barrier: Barrier
+    seconds: float
+    buffered: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """A checkpoint whose barrier does not arrive in all channels."""
+
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """All channels have ended."""
+
+
+Event: TypeAlias = Rows | Aligned | Cancelled | Ended
+
+
+class Gate:
+    """Reads a task's channels.
+
+    Args:
+        channels: In the order of their numbers.
+        aligned: Whether to align (exactly-once) or only to count (at-least-once).
+        clock: Seconds, monotonic.
+        choose: Picks one of the channels that can be read; in turns if None.
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[Channel],
+        *,
+        aligned: bool,
+        clock: Callable[[], float],
+        choose: Callable[[Sequence[int]], int] | None = None,
+    ) -> None:
+        self.channels = list(channels)
+        self._aligned = aligned
+        self._clock = clock
+        self._choose = choose or self._in_turns
+        self._turn = 0
+        self._ended: set[int] = set()
+        self._arrived: dict[int, set[int]] = {}
+        """By checkpoint: where its barrier has arrived. Aligned, there is at most one."""
+        self._barriers: dict[int, tuple[Barrier, float]] = {}
+        self._done = -1
+        """Newest checkpoint that is aligned or given up."""
+        self._events: list[Event] = []
+
+    def poll(self) -> Event | None:
+        """What is next; None if nothing can be read now."""
+        while not self._events:
+            readable = [i for i, channel in enumerate(self.channels) if channel.readable and not self.is_blocked(i)]
+            if not readable:
+                return None
+            number = self._choose(readable)
+            element = self.channels[number].take()
+            if element is not None:
+                self._accept(number, element)
+        return self._events.pop(0)
+
+    def is_blocked(self, number: int) -> bool:
+        """Whether a channel waits for the others' barriers."""
+        return self._aligned and any(number in arrived for arrived in self._arrived.values())
+
+    def give_up(self, checkpoint: int) -> None:
+        """The coordinator has given this checkpoint up: do not wait for its barriers."""
+        self._arrived.pop(checkpoint, None)
+        self._done = max(self._done, checkpoint)
+
+    def _accept(self, number: int, element: Element) -> None:
+        match element:
+            case Barrier():
+                self._barrier(number, element)
+            case Cancel():
+                self._cancel(element.checkpoint)
+            case End():
+                self._ended.add(number)
+                for checkpoint in sorted(self._arrived):
+                    self._check(checkpoint)
+                if len(self._ended) == len(self.channels):
+                    self._events.append(Ended())
+            case batch:
+                self._events.append(Rows(batch, number))
+
+    def _barrier(self, number: int, barrier: Barrier) -> None:
+        checkpoint = barrier.checkpoint
+        if checkpoint <= self._done:
+            return
+        if checkpoint not in self._arrived:
+            if self._aligned:
+                for older in [c for c in self._arrived if c < checkpoint]:
+                    self._cancel(older)
+                self._done = max(self._done, checkpoint - 1)  # a channel that brings a newer one has none of the older
+            self._arrived[checkpoint] = set()
+            self._barriers[checkpoint] = (barrier, self._clock())
+        self._arrived[checkpoint].add(number)
+        self._check(checkpoint)
+
+    def _check(self, checkpoint: int) -> None:
+        arrived = self._arrived.get(checkpoint)
+        if arrived is None or len(arrived | self._ended) < len(self.channels):
+            return
+        barrier, since = self._barriers[checkpoint]
+        waiting = sum(self.channels[i].buffered_bytes for i in arrived) if self._aligned else 0
+        self._forget(checkpoint)
+        self._events.append(Aligned(barrier, self._clock() - since, waiting))
+
+    def _cancel(self, checkpoint: int) -> None:
+        if checkpoint > self._done:
+            self._forget(checkpoint)
+            self._events.append(Cancelled(checkpoint))
+
+    def _forget(self, checkpoint: int) -> None:
+        """This one is done, and with it all older ones."""
+        self._done = checkpoint
+        for known in [c for c in self._barriers if c <= checkpoint]:
+            self._arrived.pop(known, None)
+            del self._barriers[known]
+
+    def _in_turns(self, readable: Sequence[int]) -> int:
+        self._turn = next((i for i in readable if i > self._turn), readable[0])
+        return self._turn

@@ -1,0 +1,106 @@
+"""The logical graph of a pipeline: operators, and the edges between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigurationError
+from .elements import TaskId
+from .state.keys import KeyEncoder, check_parallelism
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
+
+@dataclass
+class Operator:
+    """One operator.
+
+    Attributes:
+        uid: Stable name of its state.
+        kind: source, map, filter, flat_map, map_batches, process, union, sink.
+        what: The source, function or sink.
+        parallelism: Number of subtasks.
+        inputs: What it reads: the operator, and how rows are keyed; None: they are not.
+        schema: Arrow schema of what it gives, if it was fixed.
+    """
+
+    uid: str
+    kind: str
+    what: Any
+    parallelism: int
+    inputs: list[tuple[Operator, KeyEncoder | None]] = field(default_factory=list)
+    schema: pa.Schema | None = None
+
+    @property
+    def keys(self) -> KeyEncoder | None:
+        """How its input is keyed."""
+        return self.inputs[0][1] if self.inputs else None
+
+    def tasks(self) -> Iterator[TaskId]:
+        """Its subtasks."""
+        return (TaskId(self.uid, subtask) for subtask in range(self.parallelism))
+
+
+class Graph:
+    """All operators, in an order in which inputs come first.
+
+    Args:
+        max_parallelism: Number of key groups.
+    """
+
+    def __init__(self, max_parallelism: int) -> None:
+        check_parallelism("the pipeline", 1, max_parallelism)
+        self.max_parallelism = max_parallelism
+        self.operators: list[Operator] = []
+
+    def add(
+        self,
+        kind: str,
+        what: Any,
+        *,
+        uid: str | None,
+        parallelism: int,
+        inputs: list[tuple[Operator, KeyEncoder | None]],
+        schema: pa.Schema | None = None,
+    ) -> Operator:
+        """Add an operator.
+
+        Raises:
+            ConfigurationError: Its uid is taken, or its parallelism impossible.
+        """
+        uid = uid or f"{kind}-{len(self.operators)}"
+        if any(operator.uid == uid for operator in self.operators):
+            raise ConfigurationError(f"two operators have the uid {uid!r}: give each one of its own")
+        if "/" in uid or uid.startswith("."):
+            raise ConfigurationError(f"uid {uid!r}: it names files, so no '/' in it and no '.' in front")
+        check_parallelism(f"operator {uid}", parallelism, self.max_parallelism)
+        operator = Operator(uid, kind, what, parallelism, inputs, schema)
+        self.operators.append(operator)
+        return operator
+
+    def of_kind(self, kind: str) -> list[Operator]:
+        """Operators of a kind."""
+        return [operator for operator in self.operators if operator.kind == kind]
+
+    def readers(self, operator: Operator) -> list[tuple[Operator, KeyEncoder | None]]:
+        """Who reads an operator's rows, and how they are keyed for it; several times if it reads them several times."""
+        return [(reader, keys) for reader in self.operators for source, keys in reader.inputs if source is operator]
+
+    def check(self) -> None:
+        """Check that it can run.
+
+        Raises:
+            ConfigurationError: Something is missing.
+        """
+        if not self.of_kind("source"):
+            raise ConfigurationError("the pipeline has no source")
+        loose = [o.uid for o in self.operators if o.kind != "sink" and not self.readers(o)]
+        if loose:
+            raise ConfigurationError(f"nobody reads what {', '.join(loose)} gives: end each stream with sink(…)")
+        names = [o.what.name for o in self.of_kind("sink")]
+        if len(set(names)) != len(names):
+            raise ConfigurationError(f"sinks need names of their own; there are {', '.join(sorted(names))}")

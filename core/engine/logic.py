@@ -1,0 +1,176 @@
+"""What a task does with rows and barriers, apart from channels and threads: the base, and operators without state."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import pyarrow as pa
+
+from ..errors import OncewardError, OperatorError
+from .state.handles import SubtaskState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..transaction import Committable
+    from .elements import Barrier, TaskId
+    from .functions import Record
+    from .state.storage import CheckpointStorage
+
+T = TypeVar("T")
+_LONGEST = 500
+
+
+class Frozen(NamedTuple):
+    """The result of the synchronous part of a snapshot."""
+
+    write: Callable[[CheckpointStorage | None, str], tuple[SubtaskState, int]]
+    """The asynchronous part: writes the state out; returns handles, and how many bytes were written."""
+    committables: tuple[Committable, ...] = ()
+    discard: Callable[[], None] = lambda: None
+    """Free what the freezing holds; called once, at the end."""
+
+
+def nothing_to_write(_storage: CheckpointStorage | None, _folder: str) -> tuple[SubtaskState, int]:
+    """The asynchronous part of a task without state."""
+    return SubtaskState(), 0
+
+
+class Logic:
+    """One subtask of one operator. Used by one thread at a time.
+
+    Attributes:
+        kind: Sort of operator.
+    """
+
+    kind = ""
+
+    def open(self) -> None:
+        """Called once, before anything else."""
+
+    def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        """Handle rows; what follows from them."""
+        return [batch]
+
+    def timer(self, now: float) -> Sequence[pa.RecordBatch] | None:  # noqa: ARG002 - for subclasses
+        """Handle the next timer that is due; None if there is none."""
+        return None
+
+    def next_timer(self) -> float | None:
+        """When the next timer is due, in processing time."""
+        return None
+
+    def finish(self) -> Sequence[pa.RecordBatch]:
+        """The input has ended: what was held back."""
+        return []
+
+    def freeze(self, barrier: Barrier) -> Frozen:  # noqa: ARG002 - for subclasses
+        """The synchronous part of a snapshot."""
+        return Frozen(nothing_to_write)
+
+    def confirm(self, checkpoint: int) -> None:
+        """This checkpoint is completed and committed."""
+
+    def close(self) -> None:
+        """Called once at the end, also after a failure, possibly without open."""
+
+
+class Guarded:
+    """Calls a user's function so that an error names the operator, the subtask and the record."""
+
+    def __init__(self, task: TaskId, schema: pa.Schema | None) -> None:
+        self.task = task
+        self._schema = schema
+
+    def call(self, record: Any, function: Callable[[], T]) -> T:
+        """Call it.
+
+        Raises:
+            OperatorError: It failed.
+        """
+        try:
+            return function()
+        except OncewardError:
+            raise
+        except Exception as error:
+            raise self.failed(record, error) from error
+
+    def failed(self, record: Any, error: Exception) -> OperatorError:
+        """The error to raise."""
+        shown = repr(record)
+        shown = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"
+        return OperatorError(
+            f"operator {self.task.uid}, subtask {self.task.subtask}: {type(error).__name__}: {error}; at {shown}"
+        )
+
+    def batch(self, records: list[Record]) -> list[pa.RecordBatch]:
+        """Records as a batch, if there are any.
+
+        Raises:
+            OperatorError: They do not fit together, or not the schema.
+        """
+        if not records:
+            return []
+        try:
+            return [pa.RecordBatch.from_pylist(records, schema=self._schema)]
+        except (pa.ArrowException, TypeError, AttributeError) as error:
+            raise self.failed(records[0], error) from error
+
+
+class RecordLogic(Logic):
+    """map, filter, flat_map: a function of single records.
+
+    Args:
+        kind: Which of them.
+        guarded: Names the operator in errors.
+        function: The user's.
+    """
+
+    def __init__(self, kind: str, guarded: Guarded, function: Callable[[Record], Any]) -> None:
+        self.kind = kind
+        self._guarded = guarded
+        self._function = function
+
+    def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        """See Logic."""
+        if self.kind == "filter":
+            return self._filtered(batch)
+        made: list[Record] = []
+        for record in batch.to_pylist():
+            made += self._guarded.call(record, partial(self._answer, record))
+        return self._guarded.batch(made)
+
+    def _answer(self, record: Record) -> list[Record]:
+        answer = self._function(record)
+        return [answer] if self.kind == "map" else list(answer)
+
+    def _filtered(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        kept = [bool(self._guarded.call(record, partial(self._function, record))) for record in batch.to_pylist()]
+        if all(kept):
+            return [batch]
+        return [batch.filter(pa.array(kept, pa.bool_()))] if any(kept) else []
+
+
+class BatchLogic(Logic):
+    """map_batches: a function of record batches."""
+
+    kind = "map_batches"
+
+    def __init__(self, guarded: Guarded, function: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
+        self._guarded = guarded
+        self._function = function
+
+    def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        """See Logic."""
+        made = self._guarded.call(batch.schema.names, lambda: self._function(batch))
+        if not isinstance(made, pa.RecordBatch):
+            error = TypeError(f"map_batches must return a pyarrow.RecordBatch, not {type(made).__name__}")
+            raise self._guarded.failed(batch.schema.names, error)
+        return [made]
+
+
+class UnionLogic(Logic):
+    """union: rows as they come."""
+
+    kind = "union"

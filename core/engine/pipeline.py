@@ -1,0 +1,293 @@
+"""Pipeline: what a user builds and runs. docs/operators.md is its page."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..checkpoint import CommitPolicy, OnLost
+from ..errors import ConfigurationError
+from ..log import LogStore, open_store
+from ..log.memory import MemoryStore
+from ..names import check_pipeline_name
+from .attempt import EngineWorld
+from .config import CheckpointConfig
+from .functions import ProcessFunction
+from .graph import Graph, Operator
+from .guarantee import EndToEnd, end_to_end
+from .job import Job
+from .pending import CheckpointFailedError
+from .plan import is_two_phase
+from .ports import Direct, Live, Resettable
+from .restart import RestartStrategy
+from .start import Restore, Starter
+from .state.keys import MAX_PARALLELISM, KeyEncoder
+from .state.memory import MemoryBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import pyarrow as pa
+
+    from .functions import Record
+    from .pending import CheckpointRecord
+    from .state.store import StateBackend
+
+_log = logging.getLogger("onceward.engine")
+
+
+class Stream:
+    """Rows on their way through a pipeline. Made by Pipeline.source and by its own methods."""
+
+    def __init__(self, pipeline: Pipeline, operator: Operator, keys: KeyEncoder | None = None) -> None:
+        self._pipeline = pipeline
+        self._operator = operator
+        self._keys = keys
+
+    def map(
+        self,
+        function: Callable[[Record], Record],
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        schema: pa.Schema | None = None,
+    ) -> Stream:
+        """One record in, one out."""
+        return self._then("map", function, uid, parallelism, schema)
+
+    def filter(
+        self, function: Callable[[Record], Any], *, uid: str | None = None, parallelism: int | None = None
+    ) -> Stream:
+        """Keep records for which the function is true."""
+        return self._then("filter", function, uid, parallelism)
+
+    def flat_map(
+        self,
+        function: Callable[[Record], Iterable[Record]],
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        schema: pa.Schema | None = None,
+    ) -> Stream:
+        """One record in, any number out."""
+        return self._then("flat_map", function, uid, parallelism, schema)
+
+    def map_batches(
+        self,
+        function: Callable[[pa.RecordBatch], pa.RecordBatch],
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """One record batch in, one out."""
+        return self._then("map_batches", function, uid, parallelism)
+
+    def key_by(self, *columns: str) -> Stream:
+        """Rows with the same values in these columns go to one subtask of the next operator."""
+        return Stream(self._pipeline, self._operator, KeyEncoder(columns))
+
+    def process(
+        self,
+        function: ProcessFunction,
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        schema: pa.Schema | None = None,
+    ) -> Stream:
+        """A function with state."""
+        if not isinstance(function, ProcessFunction):
+            raise ConfigurationError(f"process takes a ProcessFunction, not {type(function).__name__}")
+        return self._then("process", function, uid, parallelism, schema)
+
+    def union(self, *others: Stream, uid: str | None = None, parallelism: int | None = None) -> Stream:
+        """Rows of several streams."""
+        inputs = [(stream._operator, stream._keys) for stream in (self, *others)]  # noqa: SLF001 - of its own class
+        return self._pipeline._add("union", None, uid, parallelism, inputs=inputs)  # noqa: SLF001 - its friend
+
+    def sink(self, sink: Any, *, parallelism: int | None = None) -> Pipeline:
+        """Where rows go; its name is its uid."""
+        if not (is_two_phase(sink) or isinstance(sink, Direct)):
+            raise ConfigurationError(f"{type(sink).__name__} is no sink of the embedded engine")
+        for option in ("select", "where"):
+            if getattr(sink, option, None) is not None:
+                raise ConfigurationError(
+                    f"sink {sink.name}: {option}=… is SQL, which only Spark understands; use map and filter before it"
+                )
+        self._then("sink", sink, sink.name, parallelism)
+        return self._pipeline
+
+    def _then(
+        self, kind: str, what: Any, uid: str | None, parallelism: int | None, schema: pa.Schema | None = None
+    ) -> Stream:
+        inputs = [(self._operator, self._keys)]
+        return self._pipeline._add(kind, what, uid, parallelism, inputs=inputs, schema=schema)  # noqa: SLF001 - its friend
+
+
+class Pipeline:
+    """A graph of sources, functions and sinks that runs in this process, checkpointed by barriers.
+
+    Args:
+        name: Part of every transaction's name; must not change between runs.
+        checkpoint: When checkpoints are made and what is kept.
+        store: The decision log, as `open_store` gives it; default: in memory, which no restart of the process survives.
+        backend: Where keyed state lives: MemoryBackend, FileBackend, RocksDBBackend.
+        restart: What happens after a failure; default: exponential-delay with checkpoints, none without.
+        max_parallelism: Number of key groups, 1 to 32768; cannot change while there is state.
+        parallelism: Number of subtasks of operators that do not say.
+        on_lost: What to do if a decided transaction can no longer be committed: "fail" or "skip".
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        checkpoint: CheckpointConfig | None = None,
+        store: LogStore | str | None = None,
+        backend: StateBackend | None = None,
+        restart: RestartStrategy | None = None,
+        max_parallelism: int = MAX_PARALLELISM,
+        parallelism: int = 1,
+        on_lost: str = OnLost.FAIL,
+        world: EngineWorld | None = None,
+    ) -> None:
+        self.name = check_pipeline_name(name)
+        self.checkpoint = (checkpoint or CheckpointConfig()).checked()
+        self.store: LogStore = open_store(store, pipeline=name) if isinstance(store, str) else store or MemoryStore()
+        if store is None:
+            _log.warning("pipeline %s has no store: its decisions are in memory and end with this process", name)
+        self.backend = (backend or MemoryBackend()).bind(name)
+        periodic = self.checkpoint.interval is not None
+        self.restart = restart or (RestartStrategy.exponential_delay() if periodic else RestartStrategy.none())
+        self.graph = Graph(max_parallelism)
+        self._parallelism = parallelism
+        self._on_lost = OnLost(on_lost)
+        self._world = world or EngineWorld()
+        self._job: Job | None = None
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def source(self, source: Any, *, uid: str | None = None, parallelism: int | None = None) -> Stream:
+        """Where rows come from."""
+        if not isinstance(source, (Resettable, Live)):
+            raise ConfigurationError(f"{type(source).__name__} is no source: it needs the methods of ResettableSource")
+        return self._add("source", source, uid, parallelism, inputs=[])
+
+    def guarantee(self) -> EndToEnd:
+        """What a reader of the targets sees of each record, and which part of the graph weakens it."""
+        return end_to_end(self.graph, self.checkpoint)
+
+    def run(self, *, restore: str | None = None, **options: Any) -> None:
+        """Run until the sources end or somebody stops it; see start for the options.
+
+        Raises:
+            OncewardError: It failed for good.
+        """
+        self.start(restore=restore, **options)
+        try:
+            self.wait()
+        except BaseException:
+            self.stop()
+            raise
+
+    def start(
+        self,
+        *,
+        restore: str | None = None,
+        claim: bool = False,
+        why: str | None = None,
+        allow_non_restored_state: bool = False,
+    ) -> Job:
+        """Run in the background.
+
+        Args:
+            restore: Folder of a savepoint or checkpoint to begin with; default: the newest checkpoint, if there is one.
+            claim: The pipeline owns that folder from now on, and deletes it once a newer checkpoint is there.
+            why: Why the pipeline goes back on purpose; it is kept in the decision log.
+            allow_non_restored_state: Drop state of operators that are not there any more.
+
+        Raises:
+            ConfigurationError: The graph or a setting is wrong.
+        """
+        if self._job is not None and not self._job.wait(0):
+            raise ConfigurationError(f"pipeline {self.name} is running")
+        self.graph.check()
+        for operator in self.graph.of_kind("source"):
+            operator.what.validate() if hasattr(operator.what, "validate") else None
+        policy = CommitPolicy(on_lost=self._on_lost)
+        starter = Starter(
+            self.name,
+            self.graph,
+            self.store,
+            backend=self.backend,
+            config=self.checkpoint,
+            policy=policy,
+            world=self._world,
+        )
+        asked = Restore(str(Path(restore).absolute()) if restore else None, claim, why, allow_non_restored_state)
+        job = Job(starter, self.checkpoint, self.restart, self._world, asked)
+        self._job, self._error = job, None
+        self._thread = threading.Thread(target=self._run, args=(job,), name=f"onceward-{self.name}", daemon=True)
+        self._thread.start()
+        return job
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the run has ended; whether it has.
+
+        Raises:
+            OncewardError: It failed for good.
+        """
+        job = self._the_job()
+        if not job.wait(timeout):
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def stop(self) -> None:
+        """End the run as it is, and wait for that: what is not checkpointed is read again by the next run."""
+        self._the_job().stop()
+        if self._thread is not None:
+            self._thread.join()
+
+    def savepoint(self, path: str, timeout: float | None = None) -> str:
+        """Make a savepoint while the pipeline runs; it commits nothing. See Job.savepoint."""
+        return self._the_job().savepoint(_absolute(path), timeout)
+
+    def stop_with_savepoint(self, path: str, *, drain: bool = False, timeout: float | None = None) -> str:
+        """Make a savepoint, commit what comes before it, and end. See Job.stop_with_savepoint."""
+        return self._the_job().stop_with_savepoint(_absolute(path), drain=drain, timeout=timeout)
+
+    @property
+    def checkpoints(self) -> list[CheckpointRecord]:
+        """The newest checkpoints, as data."""
+        return self._job.checkpoints if self._job is not None else []
+
+    def _the_job(self) -> Job:
+        if self._job is None:
+            raise CheckpointFailedError(f"pipeline {self.name} has not been started")
+        return self._job
+
+    def _run(self, job: Job) -> None:
+        try:
+            job.run()
+        except BaseException as error:  # noqa: BLE001 - raised again by wait()
+            self._error = error
+
+    def _add(
+        self,
+        kind: str,
+        what: Any,
+        uid: str | None,
+        parallelism: int | None,
+        *,
+        inputs: list[tuple[Operator, KeyEncoder | None]],
+        schema: pa.Schema | None = None,
+    ) -> Stream:
+        many = parallelism if parallelism is not None else self._parallelism
+        return Stream(self, self.graph.add(kind, what, uid=uid, parallelism=many, inputs=inputs, schema=schema))
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute())

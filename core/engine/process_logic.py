@@ -1,0 +1,174 @@
+"""Runs a ProcessFunction: keyed state, timers, operator state."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigurationError
+from .functions import FunctionContext, ProcessFunction, states_of
+from .logic import Frozen, Guarded, Logic
+from .state.handles import ListHandle, SubtaskState
+from .state.keyed import KeyedState, KeyScope, OperatorState
+from .timers import Timers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from .elements import Barrier
+    from .functions import Record
+    from .state.keys import KeyEncoder
+    from .state.storage import CheckpointStorage
+    from .state.store import KeyedTable
+
+
+class ProcessLogic(Logic):
+    """One subtask of `process`.
+
+    Args:
+        function: The user's; this subtask works on a copy.
+        guarded: Names the operator in errors.
+        keys: How keys are made; None for a stream without.
+        table: Keyed state; None for a stream without keys.
+        groups: The key groups of this subtask.
+        max_parallelism: Number of key groups.
+        parallelism: Number of subtasks.
+        lists: Restored operator state.
+        now: Processing time.
+    """
+
+    kind = "process"
+
+    def __init__(
+        self,
+        function: ProcessFunction,
+        guarded: Guarded,
+        *,
+        keys: KeyEncoder | None,
+        table: KeyedTable | None,
+        groups: range,
+        max_parallelism: int,
+        parallelism: int,
+        lists: Mapping[str, list[Any]],
+        now: Callable[[], float],
+    ) -> None:
+        self._function = copy.deepcopy(function)
+        self._guarded = guarded
+        self._keys = keys
+        self._table = table
+        self._scope = KeyScope(table, max_parallelism) if table is not None else None
+        self._timers = Timers(table, groups, max_parallelism) if table is not None else None
+        self._encoded = b""
+        self._lists = self._bind(lists)
+        self._context = FunctionContext(
+            guarded.task.uid,
+            guarded.task.subtask,
+            parallelism,
+            scope=self._scope,
+            now=now,
+            set_timer=self._set_timer,
+            clear_timer=self._drop_timer,
+        )
+
+    def open(self) -> None:
+        """See Logic."""
+        self._guarded.call("open", lambda: self._function.open(self._context))
+
+    def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        """See Logic."""
+        records: list[Record] = batch.to_pylist()
+        made: list[Record] = []
+        if self._keys is None or self._scope is None:
+            for record in records:
+                made += self._process(record)
+            return self._guarded.batch(made)
+        keys = self._keys.keys(batch)
+        for record, key, encoded in zip(records, keys, self._keys.encoded(keys), strict=True):
+            self._enter(key, encoded)
+            made += self._process(record)
+        self._scope.leave()
+        return self._guarded.batch(made)
+
+    def timer(self, now: float) -> Sequence[pa.RecordBatch] | None:
+        """See Logic."""
+        due = self._timers.due(now) if self._timers is not None else None
+        if due is None or self._scope is None:
+            return None
+        at, encoded, key = due
+        self._enter(key, encoded)
+        made = self._listed({"timer": at, "key": key}, lambda: self._function.on_timer(at, self._context))
+        self._scope.leave()
+        return self._guarded.batch(made)
+
+    def next_timer(self) -> float | None:
+        """See Logic."""
+        return self._timers.next() if self._timers is not None else None
+
+    def finish(self) -> Sequence[pa.RecordBatch]:
+        """See Logic."""
+        return self._guarded.batch(self._listed("finish", lambda: self._function.finish(self._context)))
+
+    def freeze(self, barrier: Barrier) -> Frozen:
+        """See Logic."""
+        lists = {name: ListHandle(state.redistribute, state.get()) for name, state in self._lists.items()}
+        if self._table is None:
+            return Frozen(lambda _storage, _folder: (SubtaskState(lists=lists), 0))
+        freezing = self._table.freeze(barrier.checkpoint, full=barrier.kind.savepoint)
+
+        def write(storage: CheckpointStorage | None, folder: str) -> tuple[SubtaskState, int]:
+            handle, written = freezing.write(storage, folder)
+            return SubtaskState(keyed=handle, lists=lists), written
+
+        return Frozen(write, discard=freezing.discard)
+
+    def confirm(self, checkpoint: int) -> None:
+        """See Logic."""
+        if self._table is not None:
+            self._table.confirm(checkpoint)
+
+    def close(self) -> None:
+        """See Logic."""
+        try:
+            self._guarded.call("close", self._function.close)
+        finally:
+            if self._table is not None:
+                self._table.close()
+
+    def _bind(self, lists: Mapping[str, list[Any]]) -> dict[str, OperatorState]:
+        """Put states of this subtask in the place of the declarations."""
+        bound: dict[str, OperatorState] = {}
+        for name, declared in states_of(self._function).items():
+            if isinstance(declared, OperatorState):
+                bound[name] = declared.bound(list(lists.get(name, ())))
+                setattr(self._function, name, bound[name])
+            elif isinstance(declared, KeyedState):
+                if self._scope is None:
+                    raise ConfigurationError(
+                        f"operator {self._guarded.task.uid}: state {name!r} is keyed, the stream is not: key_by first"
+                    )
+                setattr(self._function, name, declared.bound(self._scope))
+        return bound
+
+    def _enter(self, key: Any, encoded: bytes) -> None:
+        self._encoded = encoded
+        if self._scope is not None:
+            self._scope.enter(key, encoded)
+
+    def _process(self, record: Record) -> list[Record]:
+        return self._listed(record, lambda: self._function.process(record, self._context))
+
+    def _listed(self, record: Any, function: Callable[[], Iterable[Record] | None]) -> list[Record]:
+        return self._guarded.call(record, lambda: list(function() or ()))
+
+    def _set_timer(self, at: float) -> None:
+        self._keyed_timers().set(self._encoded, at)
+
+    def _drop_timer(self, at: float) -> None:
+        self._keyed_timers().drop(self._encoded, at)
+
+    def _keyed_timers(self) -> Timers:
+        if self._timers is None or self._scope is None or self._scope.key is None:
+            raise ConfigurationError("a timer belongs to a key: key_by first, and set it while a record is handled")
+        return self._timers

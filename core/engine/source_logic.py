@@ -1,0 +1,132 @@
+"""Reads a source: from its position on, in pieces, between which barriers can be injected."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from ..errors import OncewardError
+from .logic import Frozen, Logic
+from .state.handles import SubtaskState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import pyarrow as pa
+
+    from .elements import Barrier
+    from .ports import Live, Position, Resettable
+
+EXHAUSTED: Final = object()
+"""What `poll` gives at the end of a bounded source."""
+
+
+class SourceLogic(Logic):
+    """Base of what feeds a source's subtask."""
+
+    kind = "source"
+
+    def poll(self) -> Any:
+        """The next batch; None if there is none now; EXHAUSTED."""
+        raise NotImplementedError
+
+    @property
+    def position(self) -> Position:
+        """How far was read; None if that cannot be said."""
+        return None
+
+
+class ResettableLogic(SourceLogic):
+    """One subtask of a resettable source.
+
+    Args:
+        source: This subtask's share.
+        position: Where to begin.
+        on_publish_failure: Told what publishing failed with; it fails nothing.
+    """
+
+    def __init__(
+        self, source: Resettable, position: Position, on_publish_failure: Callable[[OncewardError], None]
+    ) -> None:
+        self._source = source
+        self._position = position
+        self._until: Position | None = None
+        self._reading: Generator[pa.RecordBatch] | None = None
+        self._stored: dict[int, Position] = {}
+        self._on_publish_failure = on_publish_failure
+
+    def open(self) -> None:
+        """See Logic."""
+        if self._source.bounded:
+            self._until = self._source.end()
+
+    @property
+    def position(self) -> Position:
+        """How far was read."""
+        return self._position
+
+    def poll(self) -> Any:
+        """See SourceLogic."""
+        while True:
+            if self._reading is None:
+                end = self._source.latest(self._position, until=self._until)
+                if end == self._position:
+                    return EXHAUSTED if self._source.bounded else None
+                self._reading = self._ranges(end)
+            batch = next(self._reading, None)
+            if batch is not None:
+                return batch
+            self._reading = None
+
+    def _ranges(self, end: Position) -> Generator[pa.RecordBatch]:
+        """What lies between here and there; the position is ahead of each batch that was given."""
+        for split in self._source.splits(self._position, end):
+            for piece in self._source.read(split):
+                self._position = self._source.advance(self._position, split, piece.next)
+                yield piece.batch
+            self._position = self._source.advance(self._position, split, split.end)
+        self._position = end
+
+    def freeze(self, barrier: Barrier) -> Frozen:
+        """See Logic."""
+        position = self._position
+        if barrier.kind.commits:
+            self._stored[barrier.checkpoint] = position
+        return Frozen(lambda _storage, _folder: (SubtaskState(position=position), 0))
+
+    def confirm(self, checkpoint: int) -> None:
+        """Publish how far was read, now that it is committed."""
+        position = self._stored.get(checkpoint)
+        self._stored = {later: kept for later, kept in self._stored.items() if later > checkpoint}
+        if position is not None:
+            try:
+                self._source.publish(position)
+            except OncewardError as error:
+                self._on_publish_failure(error)
+
+    def close(self) -> None:
+        """See Logic."""
+        if self._reading is not None:
+            self._reading.close()
+
+
+class LiveLogic(SourceLogic):
+    """One subtask of a source that cannot be read again."""
+
+    def __init__(self, source: Live, subtask: int, parallelism: int) -> None:
+        self._listen: Callable[[], Iterator[pa.RecordBatch | None]] = lambda: source.listen(subtask, parallelism)
+        self._arriving: Iterator[pa.RecordBatch | None] | None = None
+
+    def poll(self) -> Any:
+        """See SourceLogic."""
+        if self._arriving is None:
+            self._arriving = iter(self._listen())
+        try:
+            return next(self._arriving)
+        except StopIteration:
+            return EXHAUSTED
+
+    def close(self) -> None:
+        """See Logic."""
+        if isinstance(self._arriving, Generator):
+            cast("Generator[object]", self._arriving).close()

@@ -1,0 +1,229 @@
+"""How an attempt begins.
+
+In this order: find the metadata, validate, map state to operators by uid, check parallelism, refuse what nobody claims,
+START, finish decided commits, abort what lingers, assign handles, rewind sources, run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..checkpoint import CommitPolicy, Coordinator, OnLost
+from ..errors import ConfigurationError, EpochConflictError, StateDamagedError
+from ..log import LogWriter
+from ..log.view import NONE
+from .completion import Completer
+from .config import Mode
+from .elements import Barrier, TaskId
+from .plan import is_two_phase, start_positions
+from .restore import assign, check_fits
+from .retained import Reference, Retained, inline, load, reference_to, resolve
+from .state.handles import Metadata, SubtaskState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..log import LogStore, LogView
+    from .attempt import EngineWorld
+    from .config import CheckpointConfig
+    from .graph import Graph
+    from .restore import Assigned
+    from .state.storage import CheckpointStorage
+    from .state.store import StateBackend
+
+
+@dataclass(frozen=True)
+class Restore:
+    """A restore that somebody asks for.
+
+    Attributes:
+        path: Folder of a savepoint or checkpoint.
+        claim: The pipeline owns it from now on, and deletes it when newer ones are there.
+        why: Why the pipeline goes back on purpose; needed if it has decided epochs since.
+        allow_non_restored: State that no operator claims is dropped.
+    """
+
+    path: str | None = None
+    claim: bool = False
+    why: str | None = None
+    allow_non_restored: bool = False
+
+
+@dataclass(frozen=True)
+class Started:
+    """What an attempt begins with."""
+
+    graph: Graph
+    coordinator: Coordinator
+    completer: Completer
+    retained: Retained
+    backend: StateBackend
+    own_storage: CheckpointStorage | None
+    restored_storage: CheckpointStorage | None
+    assigned: Mapping[TaskId, Assigned]
+    positions: Mapping[TaskId, Any]
+    next_id: int
+    restored: int | None
+    """Id of the checkpoint that was restored; None for a fresh start."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The checkpoint to restore, before anything was changed."""
+
+    metadata: Metadata | None
+    storage: CheckpointStorage | None
+    reference: Reference | None
+    decided: int
+    """Newest decided epoch then."""
+
+
+class Starter:
+    """Begins attempts of one pipeline.
+
+    Args:
+        pipeline: Its name.
+        graph: Its operators.
+        store: Its decision log's store.
+        backend: Where keyed state lives, bound to the pipeline.
+        config: Settings of checkpoints.
+        policy: Of commits.
+        world: Clocks.
+    """
+
+    def __init__(
+        self,
+        pipeline: str,
+        graph: Graph,
+        store: LogStore,
+        *,
+        backend: StateBackend,
+        config: CheckpointConfig,
+        policy: CommitPolicy,
+        world: EngineWorld,
+    ) -> None:
+        if policy.on_lost is OnLost.REPLAY:
+            raise ConfigurationError("on_lost='replay' is not there in the embedded engine: give 'fail' or 'skip'")
+        self._pipeline = pipeline
+        self._graph = graph
+        self._store = store
+        self._backend = backend
+        self._config = config
+        self._policy = policy
+        self._world = world
+
+    def start(self, restore: Restore, *, again: bool = False) -> Started:
+        """Begin an attempt.
+
+        Args:
+            restore: What somebody asked for; a restart after a failure restores what was decided.
+            again: This is such a restart.
+
+        Raises:
+            OncewardError: Nothing was begun, or the next start goes on from here.
+        """
+        sinks = [o.what for o in self._graph.of_kind("sink") if is_two_phase(o.what)]
+        coordinator = Coordinator(self._pipeline, self._store, sinks, self._policy, gaps=True)
+        while True:
+            view = LogWriter(self._store, self._pipeline, self._policy.writer_clock()).look()
+            found = self._find(view, restore)
+            if found.metadata is not None:
+                check_fits(self._graph, found.metadata, allow_non_restored=restore.allow_non_restored)
+            coordinator.open(rewind=restore.why if restore.path is not None else None)
+            if restore.path is not None or coordinator.view.decided == found.decided:
+                return self._begin(coordinator, found, restore, again=again)
+
+    def _find(self, view: LogView, restore: Restore) -> Found:
+        """The checkpoint to restore.
+
+        Raises:
+            StateDamagedError: It is damaged; nothing else is restored in its place.
+            EpochConflictError: It is not the newest, and nobody said why.
+        """
+        if restore.path is not None:
+            return _asked_for(view, restore, self._pipeline)
+        if view.newest is None:
+            return Found(None, None, None, view.decided)
+        reference = Reference.of(view.newest.state)
+        if reference is None:
+            raise EpochConflictError(
+                "the newest epoch was not decided by the embedded engine: give this pipeline another name",
+                pipeline=self._pipeline,
+                epoch=view.decided,
+            )
+        try:
+            metadata, storage = resolve(reference)
+        except StateDamagedError as error:
+            raise StateDamagedError(
+                f"{error}. It is the newest checkpoint, so nothing was started. Bring it back, or go back on purpose: "
+                "restore=<an older checkpoint's folder> with why=… writes again what was committed since"
+            ) from error
+        return Found(metadata, storage, reference, view.decided)
+
+    def _begin(self, coordinator: Coordinator, found: Found, restore: Restore, *, again: bool) -> Started:
+        own = self._backend.storage
+        retained = Retained(own, self._config.retained)
+        completer = Completer(self._graph, coordinator, retained, self._policy.monotonic())
+        assigned = assign(self._graph, found.metadata)
+        skip = self._config.mode is Mode.AT_MOST_ONCE and (again or found.metadata is not None)
+        positions = start_positions(self._graph, assigned, skip=skip)
+        newest = max(found.decided, found.metadata.checkpoint if found.metadata is not None else NONE)
+        reference = found.reference
+        if coordinator.view.newest is None:
+            newest += 1
+            self._decide_beginning(completer, newest, found, positions)
+        elif found.metadata is not None and restore.path is None:
+            retained.restored(found.metadata.checkpoint, reference, clean=True)
+        if restore.path is not None and reference is not None:
+            retained.restored(NONE, reference, clean=False)
+        return Started(
+            graph=self._graph,
+            coordinator=coordinator,
+            completer=completer,
+            retained=retained,
+            backend=self._backend,
+            own_storage=own,
+            restored_storage=found.storage,
+            assigned=assigned,
+            positions=positions,
+            next_id=newest + 1,
+            restored=found.metadata.checkpoint if found.metadata is not None else None,
+        )
+
+    def _decide_beginning(
+        self, completer: Completer, epoch: int, found: Found, positions: Mapping[TaskId, Any]
+    ) -> None:
+        """The first decision, or the first after going back: where the sources begin, and with which state."""
+        barrier = Barrier(epoch)
+        states = {
+            task: SubtaskState(position=positions.get(task))
+            for operator in self._graph.operators
+            for task in operator.tasks()
+        }
+        reference = found.reference or inline(completer.metadata(barrier, states))
+        completer.begin(epoch, states, barrier, reference)
+
+
+def _asked_for(view: LogView, restore: Restore, pipeline: str) -> Found:
+    path = Path(restore.path or "").absolute()
+    metadata, storage = load(path)
+    if view.decided != NONE and restore.why is None:
+        raise EpochConflictError(
+            f"checkpoint {metadata.checkpoint} in {path} is asked for, and this pipeline has decided epoch "
+            f"{view.decided}: what was committed since would be written again. Say why=… to go back on purpose, or "
+            "restore nothing to go on",
+            pipeline=pipeline,
+            epoch=view.decided,
+        )
+    if not metadata.commits and view.decided != NONE and view.decided < metadata.checkpoint:
+        raise EpochConflictError(
+            f"savepoint {metadata.checkpoint} in {path} commits nothing, and no later checkpoint has: rows written "
+            "before it would be lost. Go on from the newest checkpoint",
+            pipeline=pipeline,
+            epoch=view.decided,
+        )
+    return Found(metadata, storage, msgspec.structs.replace(reference_to(path), owned=restore.claim), view.decided)

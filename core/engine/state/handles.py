@@ -1,0 +1,149 @@
+"""Handles of written state, and the metadata of a checkpoint that holds them. JSON-serialisable."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final
+
+import msgspec
+
+from ...errors import StateDamagedError
+
+FORMAT: Final = 1
+
+
+class FileRef(msgspec.Struct, frozen=True):
+    """A file of written state.
+
+    Attributes:
+        name: What it is called in the state that it belongs to (RocksDB's own name of it, for example).
+        path: Where it is, below the checkpoint folder; absolute in a savepoint that was moved by nobody.
+        size: Bytes.
+        sha256: Of its bytes, in hex.
+        shared: Whether other checkpoints may refer to it too.
+    """
+
+    name: str
+    path: str
+    size: int
+    sha256: str
+    shared: bool = False
+
+
+class KeyedHandle(msgspec.Struct, frozen=True, kw_only=True):
+    """The keyed state of one subtask.
+
+    Attributes:
+        first: Its first key group.
+        end: One past its last.
+        form: "rows" (any backend reads it) or "rocksdb".
+        files: Where it is.
+        inline: Rows that are kept in the metadata itself (memory backend).
+    """
+
+    first: int
+    end: int
+    form: str = "rows"
+    files: tuple[FileRef, ...] = ()
+    inline: bytes = b""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.inline) + sum(file.size for file in self.files)
+
+
+class ListHandle(msgspec.Struct, frozen=True):
+    """An operator state's items in one subtask, and how a restore deals them out."""
+
+    redistribute: str
+    items: list[Any]
+
+
+class SubtaskState(msgspec.Struct, frozen=True, kw_only=True):
+    """What one subtask stored at its barrier.
+
+    Attributes:
+        position: How far a source was read.
+        keyed: Keyed state.
+        lists: Operator states by name.
+    """
+
+    position: Any = None
+    keyed: KeyedHandle | None = None
+    lists: dict[str, ListHandle] = {}
+
+    @property
+    def files(self) -> tuple[FileRef, ...]:
+        """All its files."""
+        return self.keyed.files if self.keyed is not None else ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing in it that anybody would miss."""
+        return self.position is None and self.keyed is None and not self.lists
+
+
+class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator's subtasks stored, in their order."""
+
+    kind: str
+    subtasks: list[SubtaskState]
+
+
+class Metadata(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a restore needs.
+
+    Attributes:
+        format: Layout of this record.
+        pipeline: Name of the pipeline.
+        checkpoint: Its id.
+        savepoint: Whether it belongs to the user.
+        commits: Whether what was written before it is committed with it.
+        max_parallelism: Number of key groups.
+        operators: By uid.
+    """
+
+    format: int = FORMAT
+    pipeline: str
+    checkpoint: int
+    savepoint: bool = False
+    commits: bool = True
+    max_parallelism: int
+    operators: dict[str, OperatorRecord]
+
+    def files(self) -> dict[tuple[str, int], tuple[FileRef, ...]]:
+        """The files of each subtask."""
+        return {
+            (uid, number): state.files
+            for uid, operator in self.operators.items()
+            for number, state in enumerate(operator.subtasks)
+        }
+
+    def shared(self) -> set[str]:
+        """Paths of the files that other checkpoints may refer to."""
+        return {file.path for files in self.files().values() for file in files if file.shared}
+
+
+_MAGIC: Final = b"onceward-checkpoint/1 "
+
+
+def encode_metadata(metadata: Metadata) -> bytes:
+    """A line with its SHA-256, and a line of JSON."""
+    body = msgspec.json.encode(metadata, order="deterministic")
+    return _MAGIC + hashlib.sha256(body).hexdigest().encode() + b"\n" + body + b"\n"
+
+
+def decode_metadata(data: bytes, where: str) -> Metadata:
+    """Read it back.
+
+    Raises:
+        StateDamagedError: The bytes are not what was written.
+    """
+    header, _, body = data.partition(b"\n")
+    if not body.endswith(b"\n") or header != _MAGIC + hashlib.sha256(body[:-1]).hexdigest().encode():
+        raise StateDamagedError(f"the checkpoint's metadata {where} are damaged: their checksum does not match")
+    try:
+        return msgspec.json.decode(body, type=Metadata)
+    except msgspec.MsgspecError as error:
+        raise StateDamagedError(f"the checkpoint's metadata {where} cannot be read: {error}") from error

@@ -1,0 +1,200 @@
+"""Keyed state as a function's author sees it: descriptors that read and write the current key's row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from ...errors import ConfigurationError
+from . import keys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .store import KeyedTable
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder().decode
+
+
+class KeyScope:
+    """The key whose state is at hand, and the table that holds it."""
+
+    def __init__(self, table: KeyedTable, max_parallelism: int) -> None:
+        self.table = table
+        self._max = max_parallelism
+        self.key: Any = None
+        self._encoded: bytes | None = None
+        self._group = 0
+
+    def enter(self, key: Any, encoded: bytes) -> None:
+        """Rows are now those of this key."""
+        self.key, self._encoded = key, encoded
+        self._group = keys.group_of(encoded, self._max)
+
+    def leave(self) -> None:
+        """No key is at hand."""
+        self.key = self._encoded = None
+
+    def row(self, state: str) -> bytes:
+        """The current key's row of a state.
+
+        Raises:
+            ConfigurationError: No record or timer is being handled.
+        """
+        if self._encoded is None:
+            raise ConfigurationError(f"state {state!r} is keyed: it is there only while a record or timer is handled")
+        return keys.row(self._group, state, self._encoded)
+
+
+class KeyedState:
+    """Base of all keyed states. A class attribute of a ProcessFunction; its name is the attribute's."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self._scope: KeyScope | None = None
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def bound(self, scope: KeyScope) -> Self:
+        """This state in one subtask's table."""
+        copy = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy._scope = scope  # noqa: SLF001 - its own copy
+        return copy
+
+    def _place(self) -> tuple[KeyedTable, bytes]:
+        if self._scope is None:
+            raise ConfigurationError(f"state {self.name!r} belongs to a function that runs in a pipeline")
+        return self._scope.table, self._scope.row(self.name)
+
+    def clear(self) -> None:
+        """Forget the current key's value."""
+        table, row = self._place()
+        for column, _ in list(table.columns(row)):
+            table.delete(row, column)
+
+
+class ValueState(KeyedState):
+    """One value for each key.
+
+    Args:
+        default: What `get` gives where nothing was set.
+    """
+
+    def __init__(self, default: Any = None) -> None:
+        super().__init__()
+        self.default = default
+
+    def get(self) -> Any:
+        """The current key's value."""
+        table, row = self._place()
+        data = table.get(row)
+        return self.default if data is None else _unpack(data)
+
+    def set(self, value: Any) -> None:
+        """Set it."""
+        table, row = self._place()
+        table.put(row, _pack(value))
+
+    def clear(self) -> None:
+        """Forget it."""
+        table, row = self._place()
+        table.delete(row)
+
+
+class ListState(ValueState):
+    """A list for each key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def get(self) -> list[Any]:
+        """The current key's items, oldest first."""
+        return super().get() or []
+
+    def append(self, value: Any) -> None:
+        """Add an item."""
+        self.set([*self.get(), value])
+
+
+class ReducingState(ValueState):
+    """One value for each key, into which others are folded.
+
+    Args:
+        reduce: Of the value so far and the one added, the next.
+    """
+
+    def __init__(self, reduce: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self._reduce = reduce
+
+    def add(self, value: Any) -> None:
+        """Fold a value in."""
+        table, row = self._place()
+        data = table.get(row)
+        table.put(row, _pack(value if data is None else self._reduce(_unpack(data), value)))
+
+
+class MapState(KeyedState):
+    """A map for each key, whose entries are read and written one by one."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """An entry's value."""
+        table, row = self._place()
+        data = table.get(row, _pack(key))
+        return default if data is None else _unpack(data)
+
+    def put(self, key: Any, value: Any) -> None:
+        """Set an entry."""
+        table, row = self._place()
+        table.put(row, _pack(value), _pack(key))
+
+    def remove(self, key: Any) -> None:
+        """Remove an entry, if it is there."""
+        table, row = self._place()
+        table.delete(row, _pack(key))
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """The current key's entries, in the order of their keys' bytes."""
+        table, row = self._place()
+        for column, value in list(table.columns(row)):
+            yield _unpack(column), _unpack(value)
+
+
+class OperatorState:
+    """A list that belongs to a subtask, not to a key.
+
+    Args:
+        redistribute: At a restore: "split" deals the items of all subtasks out, "union" gives all of them to each.
+    """
+
+    def __init__(self, redistribute: str = "split") -> None:
+        if redistribute not in {"split", "union"}:
+            raise ConfigurationError(f"OperatorState(redistribute={redistribute!r}): give 'split' or 'union'")
+        self.redistribute = redistribute
+        self.name = ""
+        self.items: list[Any] = []
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def bound(self, items: list[Any]) -> OperatorState:
+        """This state in one subtask."""
+        copy = OperatorState(self.redistribute)
+        copy.name, copy.items = self.name, items
+        return copy
+
+    def get(self) -> list[Any]:
+        """The items."""
+        return list(self.items)
+
+    def set(self, items: list[Any]) -> None:
+        """Set all of them."""
+        self.items = list(items)
+
+    def append(self, item: Any) -> None:
+        """Add one."""
+        self.items.append(item)

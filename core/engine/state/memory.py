@@ -1,0 +1,166 @@
+"""State in memory: MemoryBackend keeps snapshots with the coordinator, FileBackend writes them to files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ...errors import ConfigurationError, StateError
+from .handles import KeyedHandle
+from .keys import group_in
+from .rows import encode_cells, restored_cells
+from .storage import CheckpointStorage, inside
+from .store import Freezing, KeyedTable, StateBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from ..elements import TaskId
+    from .store import Cell
+
+MOST_BYTES: Final = 5_000_000
+
+
+class MemoryTable(KeyedTable):
+    """Cells in dictionaries. Freezing copies them; bytes are not copied.
+
+    Args:
+        groups: The key groups it owns.
+        most: Bytes of a snapshot at most, which is then kept inside the metadata; None: written to a file.
+        task: Name of its files.
+    """
+
+    def __init__(self, groups: range, task: str, most: int | None) -> None:
+        self._groups = groups
+        self._task = task
+        self._most = most
+        self._rows: dict[bytes, dict[bytes, bytes]] = {}
+
+    def get(self, row: bytes, column: bytes = b"") -> bytes | None:
+        """See KeyedTable."""
+        found = self._rows.get(row)
+        return found.get(column) if found is not None else None
+
+    def put(self, row: bytes, value: bytes, column: bytes = b"") -> None:
+        """See KeyedTable."""
+        found = self._rows.get(row)
+        if found is None:
+            self._rows[row] = {column: value}
+        else:
+            found[column] = value
+
+    def delete(self, row: bytes, column: bytes = b"") -> None:
+        """See KeyedTable."""
+        found = self._rows.get(row)
+        if found is not None:
+            found.pop(column, None)
+            if not found:
+                del self._rows[row]
+
+    def columns(self, row: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """See KeyedTable."""
+        yield from sorted(self._rows.get(row, {}).items())
+
+    def scan(self, prefix: bytes) -> Iterator[Cell]:
+        """See KeyedTable."""
+        for row in sorted(row for row in self._rows if row.startswith(prefix)):
+            for column, value in sorted(self._rows[row].items()):
+                yield row, column, value
+
+    def load(self, cells: Iterable[Cell]) -> None:
+        """See KeyedTable."""
+        for row, column, value in cells:
+            self.put(row, value, column)
+
+    def freeze(self, checkpoint: int, *, full: bool = False) -> Freezing:  # noqa: ARG002 - it is always full
+        """See KeyedTable."""
+        frozen = [(row, list(columns.items())) for row, columns in self._rows.items()]
+        inline = self._most if not full else None
+
+        def write(storage: CheckpointStorage | None, folder: str) -> tuple[KeyedHandle, int]:
+            chunks = encode_cells((row, column, value) for row, columns in frozen for column, value in columns)
+            first, end = self._groups.start, self._groups.stop
+            if storage is not None and inline is None:
+                ref = storage.write(inside(folder, f"{self._task}.rows"), chunks)
+                return KeyedHandle(files=(ref,), first=first, end=end), ref.size
+            data = b"".join(chunks)
+            if inline is not None and len(data) > inline:
+                raise StateError(
+                    f"the state of {self._task} has {len(data)} bytes, and MemoryBackend keeps {inline} at most: use "
+                    "FileBackend or RocksDBBackend, or MemoryBackend(most=…)"
+                )
+            return KeyedHandle(inline=data, first=first, end=end), len(data)
+
+        return Freezing(write, frozen.clear)
+
+    def close(self) -> None:
+        """See KeyedTable."""
+        self._rows.clear()
+
+
+class MemoryBackend:
+    """Small state: lives in memory, and its snapshots inside the decision log. Nothing to set up.
+
+    Args:
+        most: Bytes of one subtask's snapshot at most.
+    """
+
+    def __init__(self, most: int = MOST_BYTES) -> None:
+        if most < 1:
+            raise ConfigurationError(f"MemoryBackend(most={most}): give 1 byte or more")
+        self.most = most
+
+    @property
+    def storage(self) -> CheckpointStorage | None:
+        """None: the decision itself holds the state."""
+        return None
+
+    def bind(self, pipeline: str) -> StateBackend:  # noqa: ARG002 - nothing to keep apart
+        """See StateBackend."""
+        return self
+
+    def open(
+        self, task: TaskId, groups: range, restored: Sequence[KeyedHandle], storage: CheckpointStorage | None
+    ) -> KeyedTable:
+        """See StateBackend."""
+        return _restored(MemoryTable(groups, str(task), self.most), groups, restored, storage)
+
+
+class FileBackend:
+    """State that fits into memory; snapshots are files in a folder.
+
+    Args:
+        path: Folder of checkpoints, on a disk that survives this machine as far as the job must.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.storage: CheckpointStorage | None = CheckpointStorage(path)
+
+    def bind(self, pipeline: str) -> StateBackend:
+        """See StateBackend."""
+        return FileBackend(self.path / pipeline)
+
+    def open(
+        self, task: TaskId, groups: range, restored: Sequence[KeyedHandle], storage: CheckpointStorage | None
+    ) -> KeyedTable:
+        """See StateBackend."""
+        return _restored(MemoryTable(groups, str(task), None), groups, restored, storage)
+
+
+def _restored(
+    table: MemoryTable, groups: range, restored: Sequence[KeyedHandle], storage: CheckpointStorage | None
+) -> KeyedTable:
+    for handle in restored:
+        table.load(cells_of(handle, storage, groups))
+    return table
+
+
+def cells_of(handle: KeyedHandle, storage: CheckpointStorage | None, groups: range) -> Iterator[Cell]:
+    """The cells of a handle of any form that belong to these groups."""
+    if handle.form == "rows":
+        yield from restored_cells(handle, storage, groups)
+        return
+    from .rocksdb import cells_of_rocksdb  # noqa: PLC0415 - an extra
+
+    yield from (cell for cell in cells_of_rocksdb(handle, storage) if group_in(cell[0]) in groups)

@@ -1,0 +1,262 @@
+"""State in RocksDB, larger than memory, with incremental snapshots.
+
+A snapshot flushes and hard-links RocksDB's files, which never change and only come and go, and uploads those which the
+newest completed checkpoint does not hold yet; the rest is referred to. Only a *completed* checkpoint is a base: files
+of one that was given up are deleted again. The working copy is disposable: nothing is written ahead or synced in it.
+
+After "Incremental Checkpointing in Apache Flink" (2018). Each upload gets a path of its own, so a file of the same name
+with other content (another subtask, another run) is another file.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ...errors import ConfigurationError, StateDamagedError, StateError
+from .handles import FileRef, KeyedHandle
+from .keys import row_prefix
+from .memory import cells_of
+from .rows import encode_cells
+from .storage import SHARED, CheckpointStorage, inside
+from .store import Freezing, KeyedTable, StateBackend
+
+try:
+    from rocksdict import AccessType, Checkpoint, Options, Rdict, WriteOptions
+except ModuleNotFoundError as error:
+    raise ConfigurationError("RocksDBBackend needs rocksdict: pip install 'onceward[rocksdb]'") from error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from ..elements import TaskId
+    from .store import Cell
+
+_SUFFIX: Final = ".sst"
+_ROW_END: Final = 4
+FORM: Final = "rocksdb"
+
+
+class RocksTable(KeyedTable):
+    """One subtask's RocksDB.
+
+    Args:
+        folder: Its working folder, which is its own.
+        groups: The key groups it owns.
+        task: Name of its files.
+        incremental: Whether a snapshot refers to files that the newest completed one holds.
+    """
+
+    def __init__(self, folder: Path, groups: range, task: str, *, incremental: bool) -> None:
+        self._folder = folder
+        self._groups = groups
+        self._task = task
+        self._incremental = incremental
+        self._db = _open(folder / "db")
+        self._base: dict[str, FileRef] = {}
+        self._written: dict[int, dict[str, FileRef]] = {}
+
+    def get(self, row: bytes, column: bytes = b"") -> bytes | None:
+        """See KeyedTable."""
+        found: bytes | None = self._db.get(row + column)
+        return found
+
+    def put(self, row: bytes, value: bytes, column: bytes = b"") -> None:
+        """See KeyedTable."""
+        self._db[row + column] = value
+
+    def delete(self, row: bytes, column: bytes = b"") -> None:
+        """See KeyedTable."""
+        self._db.delete(row + column)
+
+    def columns(self, row: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """See KeyedTable."""
+        for key, value in self._db.items(from_key=row):
+            if not key.startswith(row):
+                return
+            yield key[len(row) :], value
+
+    def scan(self, prefix: bytes) -> Iterator[Cell]:
+        """See KeyedTable."""
+        return _cells(self._db, prefix)
+
+    def load(self, cells: Iterable[Cell]) -> None:
+        """See KeyedTable."""
+        for row, column, value in cells:
+            self._db[row + column] = value
+
+    def freeze(self, checkpoint: int, *, full: bool = False) -> Freezing:
+        """See KeyedTable."""
+        frozen = self._folder / f"frozen-{checkpoint}-{secrets.token_hex(4)}"
+        try:
+            self._db.flush()
+            Checkpoint(self._db).create_checkpoint(str(frozen))
+        except Exception as error:
+            raise StateError(f"RocksDB of {self._task} cannot be frozen: {error}") from error
+        base = self._base
+
+        def write(storage: CheckpointStorage | None, folder: str) -> tuple[KeyedHandle, int]:
+            if storage is None:
+                raise StateError(f"there is no folder for the files of {self._task}")
+            if full or not self._incremental:
+                return self._write_rows(frozen, storage, folder)
+            return self._write_files(frozen, storage, folder, checkpoint, base)
+
+        return Freezing(write, lambda: shutil.rmtree(frozen, ignore_errors=True))
+
+    def confirm(self, checkpoint: int) -> None:
+        """See KeyedTable."""
+        self._base = self._written.get(checkpoint, self._base)
+        self._written = {later: files for later, files in self._written.items() if later > checkpoint}
+
+    def close(self) -> None:
+        """See KeyedTable."""
+        self._db.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def built_on(self, files: Iterable[FileRef]) -> None:
+        """These are in the working copy under their names, and in a completed checkpoint."""
+        self._base = {ref.name: ref for ref in files if ref.shared}
+
+    def _write_rows(self, frozen: Path, storage: CheckpointStorage, folder: str) -> tuple[KeyedHandle, int]:
+        with _reading(frozen) as db:
+            ref = storage.write(inside(folder, f"{self._task}.rows"), encode_cells(_cells(db, b"")))
+        return KeyedHandle(first=self._groups.start, end=self._groups.stop, files=(ref,)), ref.size
+
+    def _write_files(
+        self, frozen: Path, storage: CheckpointStorage, folder: str, checkpoint: int, base: dict[str, FileRef]
+    ) -> tuple[KeyedHandle, int]:
+        files: list[FileRef] = []
+        try:
+            for path in sorted(frozen.iterdir()):
+                known = base.get(path.name)
+                if path.suffix != _SUFFIX:
+                    files.append(storage.copy_in(path, inside(folder, f"{self._task}/{path.name}"), shared=False))
+                elif known is not None:
+                    files.append(known)
+                else:
+                    where = f"{SHARED}/{self._task}-{secrets.token_hex(8)}{_SUFFIX}"
+                    files.append(storage.copy_in(path, where, shared=True))
+        except StateError:
+            storage.delete(ref.path for ref in files if ref.shared and ref.name not in base)
+            raise
+        self._written[checkpoint] = {ref.name: ref for ref in files if ref.shared}
+        handle = KeyedHandle(first=self._groups.start, end=self._groups.stop, form=FORM, files=tuple(files))
+        return handle, sum(ref.size for ref in files if base.get(ref.name) != ref)
+
+
+class RocksDBBackend:
+    """State larger than memory, in RocksDB; snapshots are files in a folder, by default only what is new.
+
+    Args:
+        path: Folder of checkpoints, on a disk that survives this machine as far as the job must.
+        local: Folder for working copies, which may be lost at any time; default: a temporary one.
+        incremental: Upload only files that the newest completed checkpoint does not hold.
+    """
+
+    def __init__(self, path: str | Path, *, local: str | Path | None = None, incremental: bool = True) -> None:
+        self.path = Path(path)
+        self.local = Path(local) if local is not None else None
+        self.incremental = incremental
+        self.storage: CheckpointStorage | None = CheckpointStorage(path)
+
+    def bind(self, pipeline: str) -> StateBackend:
+        """See StateBackend."""
+        return RocksDBBackend(self.path / pipeline, local=self.local, incremental=self.incremental)
+
+    def open(
+        self, task: TaskId, groups: range, restored: Sequence[KeyedHandle], storage: CheckpointStorage | None
+    ) -> KeyedTable:
+        """See StateBackend."""
+        if self.local is not None:
+            self.local.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="onceward-state-", dir=self.local))
+        try:
+            return self._opened(folder, task, groups, restored, storage)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def _opened(
+        self,
+        folder: Path,
+        task: TaskId,
+        groups: range,
+        restored: Sequence[KeyedHandle],
+        storage: CheckpointStorage | None,
+    ) -> KeyedTable:
+        whole = restored[0] if len(restored) == 1 else None
+        same = whole is not None and whole.form == FORM and range(whole.first, whole.end) == groups
+        if whole is not None and same and storage is not None:
+            _copy_out(whole, storage, folder / "db")
+        table = RocksTable(folder, groups, str(task), incremental=self.incremental)
+        if whole is not None and same:
+            if storage is not None and self.storage is not None and storage.root == self.storage.root:
+                table.built_on(whole.files)
+            return table
+        for handle in restored:
+            table.load(cells_of(handle, storage, groups))
+        return table
+
+
+def cells_of_rocksdb(handle: KeyedHandle, storage: CheckpointStorage | None) -> Iterator[Cell]:
+    """All cells of a handle in RocksDB's form."""
+    if storage is None:
+        raise StateDamagedError("a checkpoint with RocksDB's files needs the folder they are in")
+    folder = Path(tempfile.mkdtemp(prefix="onceward-state-"))
+    try:
+        _copy_out(handle, storage, folder / "db")
+        with _reading(folder / "db") as db:
+            for group in range(handle.first, handle.end):
+                yield from _cells(db, row_prefix(group, "")[:2])
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _copy_out(handle: KeyedHandle, storage: CheckpointStorage, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for ref in handle.files:
+        storage.copy_out(ref, folder / ref.name)
+
+
+def _options() -> Any:
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_keep_log_file_num(1)
+    return options
+
+
+def _open(path: Path) -> Any:
+    try:
+        db = Rdict(str(path), _options())
+    except Exception as error:
+        raise StateError(f"RocksDB cannot be opened at {path}: {error}") from error
+    unlogged = WriteOptions()
+    unlogged.disable_wal = True  # type: ignore[method-assign,assignment]  # its stub takes the property for a method
+    db.set_write_options(unlogged)
+    return db
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[Any]:
+    try:
+        db = Rdict(str(path), _options(), access_type=AccessType.read_only())
+    except Exception as error:
+        raise StateError(f"RocksDB cannot be read at {path}: {error}") from error
+    try:
+        yield db
+    finally:
+        db.close()
+
+
+def _cells(db: Any, prefix: bytes) -> Iterator[Cell]:
+    for key, value in db.items(from_key=prefix) if prefix else db.items():
+        if not key.startswith(prefix):
+            return
+        at = 3 + key[2]
+        at += _ROW_END + int.from_bytes(key[at : at + _ROW_END], "big")
+        yield key[:at], key[at:], value

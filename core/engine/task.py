@@ -1,0 +1,261 @@
+"""A task: one subtask of one operator, between its input gate and its outputs.
+
+It works in steps that never wait: threads and the simulator call `step` alike. What a barrier does, in this order
+(the textbook's): it is passed on first, then the state is frozen (synchronous part), then it is written out and
+acknowledged while rows go on (asynchronous part).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from ..errors import OncewardError
+from .elements import Barrier, Cancel, Element, End, TaskId
+from .gate import Aligned, Cancelled, Ended, Gate, Rows
+from .pending import TaskAck
+from .source_logic import EXHAUSTED, SourceLogic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import pyarrow as pa
+
+    from .channels import Channel, Output
+    from .logic import Frozen, Logic
+    from .state.storage import CheckpointStorage
+
+
+class Report(Protocol):
+    """Whom a task tells. Called from any thread."""
+
+    def acknowledged(self, ack: TaskAck) -> None:
+        """A snapshot is written."""
+        ...
+
+    def declined(self, task: TaskId, checkpoint: int, reason: str) -> None:
+        """A snapshot cannot be made."""
+        ...
+
+    def exhausted(self, task: TaskId) -> None:
+        """A source has no more rows."""
+        ...
+
+    def finished(self, task: TaskId) -> None:
+        """The task has ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """To a source: inject a barrier."""
+
+    barrier: Barrier
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """This checkpoint is completed."""
+
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """This checkpoint was given up."""
+
+    checkpoint: int
+
+
+Control: TypeAlias = Trigger | Confirm | GiveUp
+
+
+@dataclass(frozen=True)
+class TaskWorld:
+    """What a task needs of its surroundings.
+
+    Attributes:
+        report: Whom to tell.
+        monotonic: Seconds, for durations.
+        now: Seconds since 1970, for timers.
+        run_later: Runs the asynchronous part of a snapshot.
+        storage: Where a checkpoint's files go: storage and folder in it.
+    """
+
+    report: Report
+    monotonic: Callable[[], float]
+    now: Callable[[], float]
+    run_later: Callable[[Callable[[], None]], None]
+    storage: Callable[[Barrier], tuple[CheckpointStorage | None, str]]
+
+
+class Task:
+    """One subtask.
+
+    Args:
+        id_: Which.
+        logic: What it does.
+        gate: Its inputs; None for a source.
+        outputs: Its outputs.
+        world: Its surroundings.
+    """
+
+    def __init__(
+        self, id_: TaskId, logic: Logic, gate: Gate | None, outputs: Sequence[Output], world: TaskWorld
+    ) -> None:
+        self.id = id_
+        self.logic = logic
+        self.gate = gate
+        self.outputs = list(outputs)
+        self.done = False
+        self._world = world
+        self._control: deque[Control] = deque()
+        self._outbox: deque[tuple[Channel, Element]] = deque()
+        self._given_up: set[int] = set()
+        self._suspended: int | None = None
+        self._exhausted = False
+        self._drained = False
+        self._ending = False
+        self._source = logic if isinstance(logic, SourceLogic) else None
+
+    def post(self, message: Control) -> None:
+        """Tell it something; from any thread."""
+        self._control.append(message)
+
+    def step(self) -> bool:
+        """Do the next bit of work; False if there is nothing to do now."""
+        if self._control and not self.done:
+            self._handle(self._control.popleft())
+            return True
+        if self._outbox:
+            return self._send()
+        if self._ending and not self.done:
+            self.done = True
+            self._world.report.finished(self.id)
+            return True
+        if self.done or self._suspended is not None:
+            return False
+        return self._work()
+
+    def _work(self) -> bool:
+        timed = self.logic.timer(self._world.now())
+        if timed is not None:
+            self._emit(timed)
+            return True
+        return self._read_source(self._source) if self._source is not None else self._read_gate()
+
+    def wake_at(self) -> float | None:
+        """Processing time at which there is something to do, whatever happens."""
+        return self.logic.next_timer() if self._suspended is None else None
+
+    def _send(self) -> bool:
+        sent = False
+        while self._outbox and self._outbox[0][0].offer(self._outbox[0][1]):
+            self._outbox.popleft()
+            sent = True
+        return sent
+
+    def _emit(self, batches: Sequence[pa.RecordBatch]) -> None:
+        for batch in batches:
+            for output in self.outputs:
+                self._outbox += output.deal(batch)
+
+    def _broadcast(self, element: Element) -> None:
+        for output in self.outputs:
+            self._outbox += output.all(element)
+
+    def _read_source(self, source: SourceLogic) -> bool:
+        if self._exhausted:
+            return False
+        batch = source.poll()
+        if batch is None:
+            return False
+        if batch is EXHAUSTED:
+            self._exhausted = True
+            self._world.report.exhausted(self.id)
+            return True
+        self._emit([batch])
+        return True
+
+    def _read_gate(self) -> bool:
+        event = self.gate.poll() if self.gate is not None else None
+        match event:
+            case None:
+                return False
+            case Rows():
+                self._emit(self.logic.rows(event.batch))
+            case Aligned():
+                self._snapshot(event.barrier, event.seconds, event.buffered)
+            case Cancelled():
+                self._broadcast(Cancel(event.checkpoint))
+                self._world.report.declined(self.id, event.checkpoint, "its barrier was cancelled upstream")
+            case Ended():
+                self._drain()
+                self._end()
+        return True
+
+    def _handle(self, message: Control) -> None:
+        match message:
+            case Trigger():
+                self._snapshot(message.barrier, 0.0, 0)
+            case Confirm():
+                self.logic.confirm(message.checkpoint)
+                self._given_up = {c for c in self._given_up if c > message.checkpoint}
+                if self._suspended is not None and self._suspended <= message.checkpoint:
+                    self._suspended = None
+                    self._end()
+            case GiveUp():
+                self._given_up.add(message.checkpoint)
+                if self.gate is not None:
+                    self.gate.give_up(message.checkpoint)
+                if self._suspended == message.checkpoint:
+                    self._suspended = None
+
+    def _snapshot(self, barrier: Barrier, alignment: float, buffered: int) -> None:
+        if barrier.checkpoint in self._given_up:
+            self._broadcast(Cancel(barrier.checkpoint))
+            return
+        if barrier.kind.drains:
+            self._drain()
+        self._broadcast(barrier)
+        began = self._world.monotonic()
+        frozen = self.logic.freeze(barrier)
+        sync = self._world.monotonic() - began
+        if barrier.kind.terminal:
+            self._suspended = barrier.checkpoint
+        self._world.run_later(lambda: self._write_out(barrier, frozen, alignment, buffered, sync))
+
+    def _write_out(self, barrier: Barrier, frozen: Frozen, alignment: float, buffered: int, sync: float) -> None:
+        began = self._world.monotonic()
+        storage, folder = self._world.storage(barrier)
+        try:
+            state, written = frozen.write(storage, folder)
+        except (OncewardError, OSError) as error:
+            self._world.report.declined(self.id, barrier.checkpoint, str(error))
+            return
+        finally:
+            frozen.discard()
+        self._world.report.acknowledged(
+            TaskAck(
+                task=self.id,
+                checkpoint=barrier.checkpoint,
+                state=state,
+                committables=frozen.committables,
+                alignment=alignment,
+                buffered=buffered,
+                sync=sync,
+                asynchronous=self._world.monotonic() - began,
+                uploaded=written,
+            )
+        )
+
+    def _drain(self) -> None:
+        if not self._drained:
+            self._drained = True
+            self._emit(self.logic.finish())
+
+    def _end(self) -> None:
+        """Say so downstream, after all that was sent before."""
+        self._broadcast(End())
+        self._ending = True

@@ -1,0 +1,106 @@
+"""SequenceSource: rows that are known beforehand, for tests, examples and back-fills."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import pyarrow as pa
+
+from ..core.errors import ConfigurationError, SourceError
+from .base import Piece, Position, ResettableSource, Split
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+BATCH_ROWS: Final = 1000
+
+
+class SequenceSource(ResettableSource):
+    """Rows out of a table or a list of dicts, dealt to units whose rows keep their order.
+
+    Args:
+        rows: The rows.
+        units: How many units they are dealt to, row by row in turns; each unit is read by one subtask.
+        batch_rows: Rows of a batch at most.
+        schema: Arrow schema; default: that of the table, or inferred from the dicts.
+
+    Raises:
+        ConfigurationError: A setting is wrong.
+    """
+
+    def __init__(
+        self,
+        rows: pa.Table | Sequence[Mapping[str, Any]],
+        *,
+        units: int = 1,
+        batch_rows: int = BATCH_ROWS,
+        schema: pa.Schema | None = None,
+    ) -> None:
+        if units < 1 or batch_rows < 1:
+            raise ConfigurationError(f"units and batch_rows must be 1 or more, not {units} and {batch_rows}")
+        table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(list(rows), schema=schema)
+        self._table = table.cast(schema) if schema is not None else table
+        self._units = units
+        self._batch_rows = batch_rows
+        self._mine = range(units)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of every batch."""
+        return self._table.schema
+
+    @property
+    def bounded(self) -> bool:
+        """It ends."""
+        return True
+
+    def start(self) -> Position:
+        """The beginning of each unit."""
+        return {str(unit): 0 for unit in self._mine}
+
+    def end(self) -> Position:
+        """The end of each unit."""
+        return {str(unit): self._size(unit) for unit in self._mine}
+
+    def latest(self, position: Position, limit: int | None = None, until: Position | None = None) -> Position:
+        """See ResettableSource."""
+        ends = until if until is not None else self.end()
+        for unit, at in position.items():
+            if at > self._size(int(unit)):
+                raise SourceError(f"unit {unit} of the sequence has {self._size(int(unit))} rows; {at} were read")
+        if limit is None:
+            return {unit: max(at, ends.get(unit, at)) for unit, at in position.items()}
+        each = max(1, limit // max(1, len(position)))
+        return {unit: max(at, min(ends.get(unit, at), at + each)) for unit, at in position.items()}
+
+    def splits(self, start: Position, end: Position, parallelism: int = 1) -> Sequence[Split]:  # noqa: ARG002 - units
+        """See ResettableSource; a unit is not cut."""
+        return [Split(unit, start.get(unit, 0), to) for unit, to in sorted(end.items()) if start.get(unit, 0) < to]
+
+    def read(self, split: Split) -> Iterator[Piece]:
+        """See ResettableSource."""
+        unit = int(split.unit)
+        for at in range(split.start, split.end, self._batch_rows):
+            to = min(split.end, at + self._batch_rows)
+            rows = pa.array(range(unit + at * self._units, unit + to * self._units, self._units), pa.int64())
+            batch = self._table.take(rows).combine_chunks().to_batches()[0]
+            yield Piece(batch, to)
+
+    def advance(self, position: Position, split: Split, to: int) -> Position:
+        """See ResettableSource."""
+        return {**position, split.unit: to}
+
+    def share(self, subtask: int, parallelism: int) -> Self:
+        """Every unit whose number leaves `subtask` when divided by `parallelism`."""
+        part = copy.copy(self)
+        part._mine = range(subtask, self._units, parallelism)  # noqa: SLF001 - its own copy
+        return part
+
+    def merge(self, positions: Sequence[Position]) -> Position:
+        """See ResettableSource."""
+        merged = {unit: at for position in positions for unit, at in position.items()}
+        return {str(unit): merged.get(str(unit), 0) for unit in self._mine}
+
+    def _size(self, unit: int) -> int:
+        return len(range(unit, self._table.num_rows, self._units))

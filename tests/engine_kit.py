@@ -1,0 +1,196 @@
+"""Sinks, sources and functions for tests of the embedded engine."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from onceward.core import CheckpointConfig, Pipeline, ProcessFunction, RestartStrategy, ValueState
+from onceward.core.engine import EngineWorld
+from onceward.core.engine.retained import Reference, resolve
+from onceward.core.engine.state.keys import key_in
+from onceward.core.engine.state.rows import decode_cells
+from onceward.core.log import read
+from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, WriteContext
+from onceward.sinks import TwoPhaseCommitSink
+from onceward.sources import SequenceSource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import pyarrow as pa
+
+    from onceward.core.engine.state.handles import Metadata
+    from onceward.core.log.memory import MemoryStore
+    from onceward.core.names import Scope
+
+
+class Target:
+    """A database in memory: what is prepared outlives whoever wrote it."""
+
+    def __init__(self) -> None:
+        self.prepared: dict[str, tuple[Committable, list[dict[str, Any]]]] = {}
+        self.committed: dict[str, list[dict[str, Any]]] = {}
+        self.aborted: set[str] = set()
+        self.lock = threading.Lock()
+        self.commits: list[str] = []
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """All visible rows."""
+        return [row for rows in self.committed.values() for row in rows]
+
+    def counts(self, column: str) -> Counter[Any]:
+        """How often each value of a column shows."""
+        return Counter(row[column] for row in self.rows)
+
+
+class Transaction:
+    """Rows on their way."""
+
+    def __init__(self, context: WriteContext) -> None:
+        self.context = context
+        self.name = str(context.transaction_name())
+        self.rows: list[dict[str, Any]] = []
+
+
+class TargetSink(TwoPhaseCommitSink[Transaction]):
+    """Writes to a Target."""
+
+    def __init__(self, target: Target, name: str = "target") -> None:
+        super().__init__(name)
+        self.target = target
+
+    def begin(self, context: WriteContext) -> Transaction:
+        return Transaction(context)
+
+    def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
+        transaction.rows += batch.to_pylist()
+
+    def pre_commit(self, transaction: Transaction) -> Committable:
+        c = transaction.context
+        committable = Committable(
+            kind="target",
+            pipeline=c.pipeline,
+            sink=c.sink,
+            log=c.log,
+            writer=c.writer,
+            epoch=c.epoch,
+            subtask=c.subtask,
+            transaction=transaction.name,
+            rows=len(transaction.rows),
+        )
+        with self.target.lock:
+            self.target.prepared[transaction.name] = (committable, transaction.rows)
+        return committable
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        with self.target.lock:
+            self.target.commits.append(committable.transaction)
+            if committable.transaction in self.target.committed:
+                return CommitOutcome(CommitStatus.ALREADY_COMMITTED)
+            if committable.transaction not in self.target.prepared:
+                return CommitOutcome(CommitStatus.LOST)
+            _, rows = self.target.prepared.pop(committable.transaction)
+            self.target.committed[committable.transaction] = rows
+            return CommitOutcome(CommitStatus.COMMITTED)
+
+    def abort(self, committable: Committable) -> AbortOutcome:
+        with self.target.lock:
+            if committable.transaction in self.target.committed:
+                return AbortOutcome(AbortStatus.COMMITTED)
+            self.target.prepared.pop(committable.transaction, None)
+            self.target.aborted.add(committable.transaction)
+            return AbortOutcome(AbortStatus.ABORTED)
+
+    def lingering(self, scope: Scope) -> Iterable[Committable]:
+        with self.target.lock:
+            found = [c for c, _ in self.target.prepared.values()]
+        return [c for c in found if (c.pipeline, c.sink) == (scope.pipeline, scope.sink)]
+
+
+class RunningSum(ProcessFunction):
+    """The sum so far of each key."""
+
+    total = ValueState(default=0)
+
+    def process(self, record: dict[str, Any], context: Any) -> Iterator[dict[str, Any]]:  # noqa: ARG002 - signature
+        self.total.set(self.total.get() + record["v"])
+        yield {"n": record["n"], "k": record["k"], "sum": self.total.get()}
+
+
+def numbers(count: int, keys: int = 3) -> list[dict[str, Any]]:
+    """Rows with a number, a key and a value."""
+    return [{"n": n, "k": f"k{n % keys}", "v": n % 7} for n in range(count)]
+
+
+def sums(rows: list[dict[str, Any]]) -> dict[int, int]:
+    """What RunningSum gives for each row's number, if each key's rows come in order."""
+    so_far: dict[str, int] = {}
+    found = {}
+    for row in rows:
+        so_far[row["k"]] = so_far.get(row["k"], 0) + row["v"]
+        found[row["n"]] = so_far[row["k"]]
+    return found
+
+
+class Slowly(SequenceSource):
+    """Gives batches of one unit as tests let it; ends when all were let."""
+
+    def __init__(self, rows: Any, *, batch_rows: int) -> None:
+        super().__init__(rows, batch_rows=batch_rows)
+        self.state = {"let": 0, "taken": 0}
+
+    @property
+    def bounded(self) -> bool:
+        return self.state["let"] >= self._size(0)
+
+    def latest(self, position: Any, limit: int | None = None, until: Any = None) -> Any:
+        self.state["taken"] = max(self.state["taken"], *position.values(), 0)
+        let = {"0": self.state["let"]}
+        reach = super().latest(position, limit, until)
+        return {unit: max(position[unit], min(at, let[unit])) for unit, at in reach.items()}
+
+    @property
+    def taken(self) -> int:
+        """Batches that were given on."""
+        return self.state["taken"] // self._batch_rows
+
+    def let(self, batches: int = 1) -> None:
+        """Let so many batches through."""
+        self.state["let"] += batches * self._batch_rows
+
+
+def decided(store: MemoryStore) -> Metadata:
+    """The checkpoint that the newest decision names."""
+    decision = read(store).newest
+    assert decision is not None
+    reference = Reference.of(decision.state)
+    assert reference is not None
+    return resolve(reference)[0]
+
+
+def values(metadata: Metadata, uid: str, state: str) -> dict[Any, Any]:
+    """A value state of all keys, out of a checkpoint of the memory backend."""
+    found = {}
+    for subtask in metadata.operators[uid].subtasks:
+        assert subtask.keyed is not None
+        for row, _, value in decode_cells(subtask.keyed.inline, "test"):
+            if row[3 : 3 + row[2]].decode() == state:
+                found[msgspec.msgpack.decode(key_in(row))] = msgspec.msgpack.decode(value)
+    return found
+
+
+def pipeline(name: str = "p", **options: Any) -> Pipeline:
+    """A pipeline that restarts at once."""
+    options.setdefault("restart", RestartStrategy.fixed_delay(attempts=20, delay=0))
+    options.setdefault("checkpoint", CheckpointConfig(interval=0.05))
+    return Pipeline(name, **options)
+
+
+def quick_world() -> EngineWorld:
+    """The real world, without pauses."""
+    return EngineWorld(sleep=lambda _: None)

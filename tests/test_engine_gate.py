@@ -1,0 +1,137 @@
+"""Barriers in a gate: aligned (exactly-once) and counted (at-least-once). SCENARIOS 57, 58."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from onceward.core.engine.channels import Channel
+from onceward.core.engine.elements import Barrier, Cancel, End
+from onceward.core.engine.gate import Aligned, Cancelled, Ended, Event, Gate, Rows
+
+
+def batch(number: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"n": [number]})
+
+
+def gate(channels: int, *, aligned: bool = True, capacity: int = 8) -> Gate:
+    return Gate([Channel(capacity) for _ in range(channels)], aligned=aligned, clock=lambda: 0.0)
+
+
+def drain(gate_: Gate) -> list[object]:
+    """All that can be read now: numbers of rows, and events."""
+    found: list[object] = []
+    while (event := gate_.poll()) is not None:
+        found.append(told(event))
+    return found
+
+
+def told(event: Event) -> object:
+    match event:
+        case Rows():
+            return event.batch["n"][0].as_py()
+        case Aligned():
+            return f"barrier {event.barrier.checkpoint}"
+        case Cancelled():
+            return f"cancel {event.checkpoint}"
+        case Ended():
+            return "end"
+
+
+def feed(gate_: Gate, channel: int, *elements: object) -> None:
+    for element in elements:
+        assert gate_.channels[channel].offer(batch(element) if isinstance(element, int) else element)  # type: ignore[arg-type]
+
+
+def test_57_rows_behind_a_barrier_wait_until_it_arrived_everywhere_and_rows_elsewhere_go_on():
+    g = gate(2)
+    feed(g, 0, Barrier(1), 10, 11)
+    feed(g, 1, 20, 21)
+    assert drain(g) == [20, 21]
+    assert g.is_blocked(0)
+    feed(g, 1, Barrier(1), 22)
+    rest = drain(g)
+    assert rest[0] == "barrier 1"
+    assert sorted(map(str, rest[1:])) == ["10", "11", "22"]
+
+
+def test_57_the_order_within_a_channel_is_kept():
+    g = gate(2)
+    feed(g, 0, 1, 2, Barrier(1), 3, 4)
+    feed(g, 1, Barrier(1))
+    found = [n for n in drain(g) if isinstance(n, int)]
+    assert found == [1, 2, 3, 4]
+
+
+def test_57_what_waits_behind_a_barrier_is_bounded_by_its_channel():
+    g = gate(2, capacity=3)
+    feed(g, 0, Barrier(1))
+    assert drain(g) == []
+    feed(g, 0, 1, 2, 3)
+    assert not g.channels[0].offer(batch(4))
+    feed(g, 1, Barrier(1))
+    event = g.poll()
+    assert isinstance(event, Aligned)
+    assert event.buffered == 3 * batch(1).nbytes
+
+
+def test_57_a_single_channel_needs_no_alignment():
+    g = gate(1)
+    feed(g, 0, 1, Barrier(1), 2)
+    assert drain(g) == [1, "barrier 1", 2]
+
+
+def test_57_a_newer_barrier_cancels_the_alignment_of_an_older_one():
+    g = gate(3)
+    feed(g, 0, Barrier(1), 10)
+    feed(g, 1, Barrier(2), 20)
+    assert [found for found in drain(g) if found != "cancel 1"] == [10]  # it may not even have begun
+    assert not g.is_blocked(0)
+    assert g.is_blocked(1)
+    feed(g, 0, Barrier(2))
+    feed(g, 2, Barrier(1), Barrier(2))  # the older one comes late, and is passed over
+    assert drain(g) == ["barrier 2", 20]
+
+
+def test_57_a_closed_channel_counts_as_one_whose_barrier_has_arrived():
+    g = gate(2)
+    feed(g, 0, Barrier(1), 10)
+    feed(g, 1, 20, End())
+    assert drain(g) == [20, "barrier 1", 10]
+    feed(g, 0, Barrier(2), End())
+    assert drain(g) == ["barrier 2", "end"]
+
+
+def test_57_a_cancel_marker_ends_the_alignment_and_its_barriers_are_passed_over():
+    g = gate(2)
+    feed(g, 0, Barrier(1), 10)
+    feed(g, 1, Cancel(1), 20)
+    assert sorted(map(str, drain(g))) == ["10", "20", "cancel 1"]
+    feed(g, 1, Barrier(1), 21)
+    assert drain(g) == [21]
+
+
+def test_57_a_checkpoint_that_was_given_up_blocks_nobody():
+    g = gate(2)
+    feed(g, 0, Barrier(1), 10)
+    assert drain(g) == []
+    g.give_up(1)
+    assert drain(g) == [10]
+    feed(g, 1, Barrier(1), 20)
+    assert drain(g) == [20]
+
+
+def test_58_at_least_once_never_blocks_a_channel():
+    g = gate(2, aligned=False)
+    feed(g, 0, Barrier(1), 10, Barrier(2), 11)
+    assert drain(g) == [10, 11]
+    feed(g, 1, Barrier(1), 20, Barrier(2))
+    assert drain(g) == ["barrier 1", 20, "barrier 2"]
+
+
+def test_58_a_newer_one_that_is_complete_first_ends_the_older_ones():
+    g = gate(2, aligned=False)
+    feed(g, 0, Barrier(1), Barrier(2))
+    feed(g, 1, Barrier(2))
+    assert drain(g) == ["barrier 2"]
+    feed(g, 1, Barrier(1), 10)
+    assert drain(g) == [10]

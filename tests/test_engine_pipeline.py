@@ -1,0 +1,447 @@
+"""The embedded engine end to end, in one process: the worked examples, failures, restarts, savepoints."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from onceward.core import (
+    CheckpointConfig,
+    FileBackend,
+    ListState,
+    MapState,
+    MemoryBackend,
+    OperatorState,
+    ProcessFunction,
+    ReducingState,
+    RestartStrategy,
+    RocksDBBackend,
+)
+from onceward.core.engine import CheckpointFailedError, JobState
+from onceward.core.errors import (
+    ConfigurationError,
+    EpochConflictError,
+    FencedError,
+    OperatorError,
+    StateDamagedError,
+)
+from onceward.core.log.memory import MemoryStore
+from onceward.sources import SequenceSource
+
+from .engine_kit import RunningSum, Slowly, Target, TargetSink, decided, numbers, pipeline, sums, values
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROWS = numbers(6000, keys=7)
+
+
+class FailsAt(RunningSum):
+    """Fails when it meets these numbers, once each."""
+
+    def __init__(self, *numbers_: int) -> None:
+        self.left = Left(numbers_)
+
+    def process(self, record: dict[str, Any], context: Any) -> Iterator[dict[str, Any]]:
+        if self.left.take(record["n"]):
+            raise ValueError("told to fail")
+        yield from super().process(record, context)
+
+
+class Left:
+    """What is left to do, shared by all copies of a function."""
+
+    def __init__(self, items: Any) -> None:
+        self.items = set(items)
+        self.lock = threading.Lock()
+
+    def take(self, item: int) -> bool:
+        with self.lock:
+            found = item in self.items
+            self.items.discard(item)
+            return found
+
+    def __deepcopy__(self, memo: Any) -> Left:
+        return self
+
+
+def check_exact(target: Target, rows: list[dict[str, Any]]) -> None:
+    """Each row's effect shows once, with the right sum, and nothing is left prepared."""
+    assert target.counts("n") == Counter({row["n"]: 1 for row in rows})
+    assert {row["n"]: row["sum"] for row in target.rows} == sums(rows)
+    assert target.prepared == {}
+
+
+@pytest.fixture(params=["memory", "files", "rocksdb", "rocksdb in full"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]:
+    return {
+        "memory": MemoryBackend,
+        "files": lambda: FileBackend(tmp_path / "checkpoints"),
+        "rocksdb": lambda: RocksDBBackend(tmp_path / "checkpoints"),
+        "rocksdb in full": lambda: RocksDBBackend(tmp_path / "checkpoints", incremental=False),
+    }[request.param]
+
+
+def totals(target: Target, source: Any, function: Any = None, **options: Any) -> Any:
+    p = pipeline(**options)
+    stream = p.source(source, uid="numbers").key_by("k")
+    stream.process(function or RunningSum(), uid="sum", parallelism=options.get("parallelism", 3)).sink(
+        TargetSink(target)
+    )
+    return p
+
+
+def test_a_bounded_pipeline_commits_everything_once_and_ends(backend: Callable[[], Any]):
+    target = Target()
+    p = totals(target, SequenceSource(ROWS, batch_rows=100), backend=backend())
+    p.run()
+    check_exact(target, ROWS)
+    assert p.checkpoints[-1].kind == "final"
+
+
+def test_failures_of_a_function_double_and_lose_nothing(backend: Callable[[], Any]):
+    target = Target()
+    failing = FailsAt(500, 2000, 2001, 5999)
+    p = totals(target, SequenceSource(ROWS, batch_rows=100), failing, backend=backend())
+    job = p.start()
+    p.wait(60)
+    assert 3 <= job.restarts <= 4  # two may fail at once
+    check_exact(target, ROWS)
+
+
+def test_a_new_process_goes_on_where_the_old_one_was_stopped(backend: Callable[[], Any]):
+    target, store = Target(), MemoryStore()
+    source = Slowly(ROWS, batch_rows=100)
+    first = totals(target, source, store=store, backend=backend())
+    source.let(30)
+    job = first.start()
+    while not target.committed:
+        assert not job.wait(0.01)
+    source.let(1)
+    first.stop()
+    assert 0 < len(target.rows) < len(ROWS)
+    for parallelism in (2, 5):
+        again = totals(
+            target, SequenceSource(ROWS, batch_rows=100), store=store, backend=backend(), parallelism=parallelism
+        )
+        again.run()
+    check_exact(target, ROWS)
+
+
+def test_a_keyed_running_sum_goes_back_to_the_barrier_and_shows_each_result_once():
+    """ENGINE.md's first worked example: b2 b3 c1 | barrier | a2 a2 c2, and a failure after the end."""
+    rows = [
+        {"n": n, "k": k, "v": v}
+        for n, (k, v) in enumerate([("b", 2), ("b", 3), ("c", 1), ("a", 2), ("a", 2), ("c", 2)])
+    ]
+    target, store = Target(), MemoryStore()
+    source = Slowly(rows, batch_rows=1)
+    p = totals(target, source, FailsAt(5), store=store, checkpoint=CheckpointConfig(), parallelism=3)
+    source.let(3)
+    job = p.start()
+    while job.state is not JobState.RUNNING or source.taken < 3:
+        assert not job.wait(0.01)
+    job.checkpoint(timeout=10)
+    assert values(decided(store), "sum", "total") == {"b": 5, "c": 1}  # and a is 0
+    assert next(state.position for state in decided(store).operators["numbers"].subtasks) == {"0": 3}
+    assert target.counts("n") == Counter([0, 1, 2])
+    source.let(100)
+    p.wait(30)
+    assert job.restarts == 1
+    assert {row["k"]: row["sum"] for row in sorted(target.rows, key=lambda row: row["n"])} == {"a": 4, "b": 5, "c": 3}
+    check_exact(target, rows)
+
+
+def test_59_stopping_with_a_savepoint_commits_what_came_before(backend: Callable[[], Any], tmp_path: Path):
+    target, store = Target(), MemoryStore()
+    source = Slowly(ROWS, batch_rows=100)
+    p = totals(target, source, store=store, backend=backend(), checkpoint=CheckpointConfig())
+    source.let(7)
+    job = p.start()
+    while source.taken < 7:
+        assert not job.wait(0.01)
+    where = job.stop_with_savepoint(str(tmp_path / "save"), timeout=20)
+    assert job.state is JobState.FINISHED
+    assert target.counts("n") == Counter(range(700))
+    again = totals(target, SequenceSource(ROWS, batch_rows=100), store=store, backend=backend(), parallelism=2)
+    again.run()
+    check_exact(target, ROWS)
+    assert (Path(where) / "metadata").exists()
+
+
+def test_59_an_intermediate_savepoint_commits_nothing(tmp_path: Path):
+    target, store = Target(), MemoryStore()
+    source = Slowly(ROWS, batch_rows=100)
+    p = totals(target, source, store=store, checkpoint=CheckpointConfig())
+    source.let(5)
+    job = p.start()
+    while source.taken < 5:
+        assert not job.wait(0.01)
+    where = job.savepoint(str(tmp_path / "save"), timeout=20)
+    assert target.rows == []
+    source.let(100)
+    p.wait(30)
+    check_exact(target, ROWS)
+    other = Target()
+    fork = totals(other, SequenceSource(ROWS, batch_rows=100), name="fork", store=MemoryStore())
+    fork.run(restore=where)
+    assert other.counts("n") == Counter(range(500, 6000))
+    assert {row["n"]: row["sum"] for row in other.rows} == {n: s for n, s in sums(ROWS).items() if n >= 500}
+
+
+def test_an_intermediate_savepoint_is_not_restored_before_a_later_checkpoint_committed_its_rows(tmp_path: Path):
+    target, store = Target(), MemoryStore()
+    source = Slowly(ROWS, batch_rows=100)
+    p = totals(target, source, store=store, checkpoint=CheckpointConfig())
+    source.let(5)
+    job = p.start()
+    while source.taken < 5:
+        assert not job.wait(0.01)
+    where = job.savepoint(str(tmp_path / "save"), timeout=20)
+    source.let(1)
+    p.stop()
+    with pytest.raises(EpochConflictError, match="rows written before it would be lost"):
+        totals(target, SequenceSource(ROWS), store=store).run(restore=where, why="test")
+
+
+def test_18_an_older_checkpoint_is_restored_only_on_purpose(tmp_path: Path):
+    target, store = Target(), MemoryStore()
+    source = Slowly(ROWS, batch_rows=100)
+    p = totals(target, source, store=store, checkpoint=CheckpointConfig())
+    source.let(5)
+    job = p.start()
+    while source.taken < 5:
+        assert not job.wait(0.01)
+    where = job.savepoint(str(tmp_path / "save"), timeout=20)
+    source.let(100)
+    p.wait(30)
+    with pytest.raises(EpochConflictError, match="Say why"):
+        totals(target, SequenceSource(ROWS), store=store).run(restore=where)
+    totals(target, SequenceSource(ROWS, batch_rows=100), store=store).run(restore=where, why="a test of going back")
+    assert target.counts("n") == Counter(range(6000)) + Counter(range(500, 6000))
+
+
+def test_60_state_that_no_operator_claims_is_refused_unless_allowed():
+    target, store = Target(), MemoryStore()
+    totals(target, SequenceSource(ROWS), store=store).run()
+    other = pipeline(store=store)
+    other.source(SequenceSource(ROWS), uid="numbers").key_by("k").process(RunningSum(), uid="renamed").sink(
+        TargetSink(target)
+    )
+    with pytest.raises(ConfigurationError, match=r"does not have: sum\. .*allow_non_restored_state"):
+        other.run()
+    other.run(allow_non_restored_state=True)
+    check_exact(target, ROWS)
+
+
+def test_the_number_of_key_groups_cannot_change_while_there_is_state():
+    target, store = Target(), MemoryStore()
+    totals(target, SequenceSource(ROWS), store=store).run()
+    with pytest.raises(ConfigurationError, match="max_parallelism 128, the pipeline has 64"):
+        totals(target, SequenceSource(ROWS), store=store, max_parallelism=64).run()
+
+
+def test_61_of_two_runs_under_one_name_the_older_is_fenced():
+    target, store = Target(), MemoryStore()
+    source = Slowly(ROWS, batch_rows=100)
+    old = totals(target, source, store=store)
+    source.let(5)
+    old.start()
+    while source.taken < 5:
+        assert not old.wait(0.01)
+    totals(target, SequenceSource(ROWS, batch_rows=100), store=store).run()
+    source.let(100)
+    with pytest.raises(FencedError):
+        old.wait(30)
+    assert target.counts("n") == Counter(range(6000))
+    totals(target, SequenceSource(ROWS, batch_rows=100), store=store).run()  # sweeps what the old one prepared late
+    check_exact(target, ROWS)
+
+
+@pytest.mark.parametrize("kind", ["files", "rocksdb"])
+def test_a_checkpoint_damaged_on_disk_is_detected_named_and_not_replaced(tmp_path: Path, kind: str):
+    """Every file: a byte flipped, the end cut off, or the file missing. SCENARIOS 56."""
+    target, store = Target(), MemoryStore()
+    backends = {"files": FileBackend, "rocksdb": RocksDBBackend}
+    checkpoints = tmp_path / "checkpoints"
+    totals(target, SequenceSource(ROWS), store=store, backend=backends[kind](checkpoints)).run()
+    files = [path for path in checkpoints.rglob("*") if path.is_file()]
+    assert len(files) > 3
+    for path in files:
+        whole = path.read_bytes()
+        for damage in damages(whole):
+            if damage is None:
+                path.unlink()
+            else:
+                path.write_bytes(damage)
+            with pytest.raises(StateDamagedError, match=path.name.replace("[", r"\[")):
+                totals(
+                    target,
+                    SequenceSource(ROWS),
+                    store=store,
+                    backend=backends[kind](checkpoints),
+                    restart=RestartStrategy.none(),
+                ).run()
+            path.write_bytes(whole)
+    totals(target, SequenceSource(ROWS), store=store, backend=backends[kind](checkpoints)).run()
+    check_exact(target, ROWS)
+
+
+def damages(whole: bytes) -> Iterator[bytes | None]:
+    """Some of the ways in which a file can be wrong."""
+    for at in sorted({0, len(whole) // 3, len(whole) - 1} if whole else set()):
+        yield whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+    if whole:
+        yield whole[:-1]
+    yield None
+
+
+def test_56_the_fallback_to_an_older_checkpoint_is_explicit_and_writes_again_what_came_since(tmp_path: Path):
+    target, store = Target(), MemoryStore()
+    source = Slowly(ROWS, batch_rows=100)
+    config = CheckpointConfig(retained=2)
+    p = totals(target, source, store=store, backend=FileBackend(tmp_path), checkpoint=config)
+    job = p.start()
+    for batches in (5, 5):
+        taken = source.taken
+        source.let(batches)
+        while source.taken < taken + batches:
+            assert not job.wait(0.01)
+        newest = job.checkpoint(timeout=10)
+    p.stop()
+    folders = sorted(path.name for path in (tmp_path / "p").glob("chk-*"))
+    assert folders == [f"chk-{newest - 1}", f"chk-{newest}"]
+    shutil.rmtree(tmp_path / "p" / f"chk-{newest}")
+    again = {"store": store, "backend": FileBackend(tmp_path), "restart": RestartStrategy.none()}
+    with pytest.raises(StateDamagedError, match=r"nothing was started\. Bring it back, or go back on purpose"):
+        totals(target, SequenceSource(ROWS), **again).run()
+    older = str(tmp_path / "p" / f"chk-{newest - 1}")
+    totals(target, SequenceSource(ROWS, batch_rows=100), **again).run(restore=older, why="chk damaged")
+    assert target.counts("n") == Counter(range(6000)) + Counter(range(500, 1000))
+
+
+def test_a_failing_function_is_named_with_its_operator_subtask_and_record():
+    p = totals(Target(), SequenceSource(ROWS), FailsAt(17), restart=RestartStrategy.none(), parallelism=1)
+    with pytest.raises(OperatorError, match=r"operator sum, subtask 0: ValueError: told to fail; at \{'n': 17"):
+        p.run()
+
+
+@pytest.mark.parametrize("kind", ["map", "filter", "flat_map"])
+def test_a_failing_plain_function_is_named_too(kind: str):
+    p = pipeline(restart=RestartStrategy.none())
+    stream = p.source(SequenceSource(ROWS))
+    getattr(stream, kind)(lambda record: record["nothing"], uid="mine").sink(TargetSink(Target()))
+    with pytest.raises(OperatorError, match=r"operator mine, subtask 0: KeyError: 'nothing'; at \{'n': 0"):
+        p.run()
+
+
+def test_map_filter_flat_map_map_batches_and_union():
+    target = Target()
+    p = pipeline(parallelism=2)
+    source = p.source(SequenceSource(ROWS, units=4))
+    even = source.filter(lambda r: r["n"] % 2 == 0).map(lambda r: {"n": r["n"], "what": "even"})
+    odd = source.filter(lambda r: r["n"] % 2).flat_map(lambda r: [{"n": r["n"], "what": w} for w in ("odd", "again")])
+    doubled = source.map_batches(lambda b: pa.RecordBatch.from_pydict({"n": b["n"], "what": ["batch"] * b.num_rows}))
+    even.union(odd, doubled).sink(TargetSink(target))
+    p.run()
+    assert target.counts("what") == {"even": 3000, "odd": 3000, "again": 3000, "batch": 6000}
+
+
+class Everything(ProcessFunction):
+    """Uses every kind of state."""
+
+    seen = ListState()
+    by_value = MapState()
+    biggest = ReducingState(max)
+    mine = OperatorState()
+
+    def process(self, record: dict[str, Any], context: Any) -> Iterator[dict[str, Any]]:
+        self.seen.append(record["n"])
+        self.by_value.put(record["v"], self.by_value.get(record["v"], 0) + 1)
+        self.biggest.add(record["n"])
+        self.mine.append(record["n"])
+        if len(self.seen.get()) == 3:
+            yield {
+                "k": context.key,
+                "seen": self.seen.get(),
+                "by": str(dict(self.by_value.items())),
+                "most": self.biggest.add(0) or self.biggest.get(),
+            }
+
+
+def test_all_kinds_of_keyed_state(backend: Callable[[], Any]):
+    target = Target()
+    rows = [{"n": n, "k": n % 2, "v": n // 4} for n in range(6)]
+    p = pipeline(backend=backend())
+    p.source(SequenceSource(rows)).key_by("k").process(Everything(), parallelism=2).sink(TargetSink(target))
+    p.run()
+    assert sorted(target.rows, key=lambda row: row["k"]) == [
+        {"k": 0, "seen": [0, 2, 4], "by": "{0: 2, 1: 1}", "most": 4},
+        {"k": 1, "seen": [1, 3, 5], "by": "{0: 2, 1: 1}", "most": 5},
+    ]
+
+
+class Alarm(ProcessFunction):
+    """Gives a row when a key's timer fires."""
+
+    def process(self, record: dict[str, Any], context: Any) -> Iterator[dict[str, Any]]:  # noqa: ARG002 - signature
+        context.timer_at(context.now() + 0.05)
+        context.timer_at(context.now() + 1000.0)
+        context.drop_timer(context.now() + 5.0)
+        return iter(())
+
+    def on_timer(self, at: float, context: Any) -> Iterator[dict[str, Any]]:
+        yield {"k": context.key, "late": context.now() >= at}
+
+
+def test_timers_fire_once_under_their_key():
+    target = Target()
+    source = Slowly([{"k": "a"}, {"k": "b"}, {"k": "c"}], batch_rows=1)
+    p = pipeline()
+    p.source(source).key_by("k").process(Alarm(), parallelism=2).sink(TargetSink(target))
+    source.let(2)
+    p.start()
+    while len(target.rows) < 2:
+        assert not p.wait(0.01)
+    source.let(1)
+    p.wait(20)
+    found = target.counts("k")
+    assert found["a"] == found["b"] == 1
+    assert all(row["late"] for row in target.rows)
+
+
+@pytest.mark.parametrize(
+    ("build", "match"),
+    [
+        (lambda _: None, "no source"),
+        (lambda p: p.source(SequenceSource(ROWS)), "nobody reads"),
+        (lambda p: p.source(SequenceSource(ROWS)).map(lambda r: r), "nobody reads what map"),
+    ],
+)
+def test_a_graph_that_cannot_run_is_refused(build: Any, match: str):
+    p = pipeline()
+    build(p)
+    with pytest.raises(ConfigurationError, match=match):
+        p.start()
+
+
+def test_two_operators_cannot_have_one_uid():
+    p = pipeline()
+    stream = p.source(SequenceSource(ROWS), uid="one")
+    with pytest.raises(ConfigurationError, match="uid 'one'"):
+        stream.map(lambda r: r, uid="one")
+
+
+def test_a_savepoint_of_a_pipeline_that_does_not_run_is_an_error(tmp_path: Path):
+    p = totals(Target(), SequenceSource(ROWS))
+    with pytest.raises(CheckpointFailedError, match="not been started"):
+        p.savepoint(str(tmp_path))
+    p.run()
+    with pytest.raises(CheckpointFailedError, match="finished"):
+        p.savepoint(str(tmp_path))
