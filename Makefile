@@ -68,6 +68,14 @@ services-up: java setup ## Start a Kafka broker and a PostgreSQL server in the b
 services-down: setup ## Stop them
 	@$(BIN)/onceward dev down $(ARGS)
 
+.PHONY: simulate-engine
+simulate-engine: setup ## Run the embedded engine's simulator at length; ARGS are its own
+	@PYTHONPATH=src $(BIN)/python -m tests.engine_simulator $(ARGS)
+
+.PHONY: endure-engine
+endure-engine: java setup ## Kill the embedded engine at random until Ctrl-C, on a real Kafka and PostgreSQL
+	@ONCEWARD_ENGINE_KILLS=$(or $(KILLS),1000000) $(BIN)/python -m pytest integration/test_engine_end_to_end.py -q -s --timeout 0 $(ARGS)
+
 .PHONY: simulate
 simulate: setup ## Run the protocol's simulator at length; ARGS are its own
 	@$(BIN)/python -m tests.simulator $(ARGS)

@@ -34,6 +34,7 @@ class Target:
     def __init__(self) -> None:
         self.prepared: dict[str, tuple[Committable, list[dict[str, Any]]]] = {}
         self.committed: dict[str, list[dict[str, Any]]] = {}
+        self.sinks: dict[str, str] = {}
         self.aborted: set[str] = set()
         self.lock = threading.Lock()
         self.commits: list[str] = []
@@ -42,6 +43,10 @@ class Target:
     def rows(self) -> list[dict[str, Any]]:
         """All visible rows."""
         return [row for rows in self.committed.values() for row in rows]
+
+    def by_sink(self, sink: str) -> list[dict[str, Any]]:
+        """Visible rows of one sink."""
+        return [row for name, rows in self.committed.items() if self.sinks[name] == sink for row in rows]
 
     def counts(self, column: str) -> Counter[Any]:
         """How often each value of a column shows."""
@@ -96,6 +101,7 @@ class TargetSink(TwoPhaseCommitSink[Transaction]):
                 return CommitOutcome(CommitStatus.LOST)
             _, rows = self.target.prepared.pop(committable.transaction)
             self.target.committed[committable.transaction] = rows
+            self.target.sinks[committable.transaction] = committable.sink
             return CommitOutcome(CommitStatus.COMMITTED)
 
     def abort(self, committable: Committable) -> AbortOutcome:

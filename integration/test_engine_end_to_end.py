@@ -1,0 +1,152 @@
+"""The embedded engine on a real Kafka and PostgreSQL, killed with SIGKILL at random, restarted at other parallelism.
+
+The checker reads with a plain consumer and plain SQL, and shares no code with sources and sinks.
+`ONCEWARD_ENGINE_KILLS` says how often it is killed (default 30).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from onceward.connectors.dev import KafkaServer
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(0)]
+DRIVER = Path(__file__).with_name("engine_driver.py")
+KILLS = int(os.environ.get("ONCEWARD_ENGINE_KILLS", "30"))
+PARTITIONS = 3
+USERS = 20
+RATE = 400
+
+
+class Orders(threading.Thread):
+    """Produces orders until it is told to stop; each user's into one partition, in order."""
+
+    def __init__(self, servers: str, topic: str) -> None:
+        super().__init__(daemon=True)
+        self._producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True, "linger.ms": 5})
+        self._topic = topic
+        self.stopping = threading.Event()
+        self.totals: dict[int, int] = {}
+
+    def run(self) -> None:
+        chance, sums = random.Random(7), Counter[str]()
+        while not self.stopping.wait(0.1):
+            for _ in range(RATE // 10):
+                n, user, amount = len(self.totals), f"user{chance.randrange(USERS)}", chance.randint(1, 100)
+                sums[user] += amount
+                value = json.dumps({"n": n, "user": user, "amount": amount})
+                self._producer.produce(self._topic, value.encode(), key=user.encode(), partition=hash_of(user))
+                self.totals[n] = sums[user]
+            self._producer.poll(0)
+        assert self._producer.flush(30) == 0
+
+
+def hash_of(user: str) -> int:
+    """A user's partition."""
+    return int(user.removeprefix("user")) % PARTITIONS
+
+
+def in_table(dsn: str, table: str) -> list[tuple[int, int]]:
+    with psycopg.connect(dsn) as connection:
+        return [(n, total) for n, total in connection.execute(f"SELECT n, total FROM {table}").fetchall()]
+
+
+class InTopic:
+    """What a read_committed consumer sees, from the beginning."""
+
+    def __init__(self, servers: str, topic: str) -> None:
+        self._consumer = Consumer(
+            {"bootstrap.servers": servers, "group.id": "checker", "isolation.level": "read_committed"}
+        )
+        self._consumer.assign([TopicPartition(topic, p, OFFSET_BEGINNING) for p in range(PARTITIONS)])
+        self.rows: list[tuple[int, int]] = []
+
+    def read(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for message in self._consumer.consume(1000, timeout=0.2):
+                assert message.error() is None
+                row = json.loads(message.value() or b"")
+                self.rows.append((row["n"], row["total"]))
+
+
+@pytest.fixture
+def start(
+    kafka: KafkaServer, dsn: str, driver_environment: dict[str, str], tmp_path: Path
+) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(topics: tuple[str, str], table: str, parallelism: int) -> subprocess.Popen[str]:
+        arguments = [kafka.bootstrap_servers, *topics, dsn, table, str(tmp_path), str(parallelism)]
+        with (tmp_path / "driver.log").open("a") as log:
+            process = subprocess.Popen(
+                [sys.executable, str(DRIVER), *arguments], env=driver_environment, stdout=log, stderr=log, text=True
+            )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_killed_thirty_times_nothing_is_missing_or_doubled(
+    kafka: KafkaServer,
+    topic: Callable[..., str],
+    dsn: str,
+    start: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
+):
+    topics = (topic(partitions=PARTITIONS), topic(partitions=PARTITIONS))
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE totals (n bigint, user_name text, total bigint)")
+    orders = Orders(kafka.bootstrap_servers, topics[0])
+    orders.start()
+    chance = random.Random(os.environ.get("ONCEWARD_SEED", "11"))
+    for _ in range(KILLS):
+        process = start(topics, "totals", chance.choice([1, 2, 3, 4]))
+        time.sleep(chance.uniform(0.8, 5.0))
+        assert process.poll() is None, (tmp_path / "driver.log").read_text()[-3000:]
+        process.kill()
+        process.wait()
+    orders.stopping.set()
+    orders.join()
+    last = start(topics, "totals", 2)
+    expected = Counter(dict.fromkeys(orders.totals.items(), 1))
+    seen = InTopic(kafka.bootstrap_servers, topics[1])
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and (
+        len(seen.rows) < len(expected) or len(in_table(dsn, "totals")) < len(expected)
+    ):
+        seen.read(1.0)
+        assert last.poll() is None, (tmp_path / "driver.log").read_text()[-3000:]
+    time.sleep(1.0)
+    seen.read(2.0)
+    report("kafka", expected, Counter(seen.rows))
+    report("postgres", expected, Counter(in_table(dsn, "totals")))
+
+
+def report(target: str, expected: Counter[Any], seen: Counter[Any]) -> None:
+    """Nothing missing, nothing doubled."""
+    missing, doubled = expected - seen, seen - expected
+    told = f"{target}: {expected.total()} expected, {seen.total()} seen, "
+    told += f"{missing.total()} missing, {doubled.total()} doubled"
+    sys.stdout.write(told + "\n")
+    assert (missing.total(), doubled.total()) == (0, 0), f"{told}: {list(missing)[:5]}, {list(doubled)[:5]}"

@@ -1,0 +1,177 @@
+"""The engine under a seeded scheduler: exactly once in every run, and every mutant of the algorithm is caught."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from onceward.core.engine import Mode, gate, sink_logic, source_logic, start, task
+from onceward.core.engine.logic import Frozen, nothing_to_write
+from onceward.core.errors import OncewardError
+
+from .engine_simulator.simulation import Simulation, ViolationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from onceward.core.engine.elements import Barrier
+
+RUNS = 100
+MUTANT_RUNS = 250
+
+
+@pytest.mark.parametrize("first", range(0, RUNS, 50))
+def test_every_records_effect_shows_exactly_once(first: int):
+    for seed in range(first, first + 50):
+        Simulation(seed).run()
+
+
+def test_in_at_least_once_mode_nothing_is_lost_and_duplicates_do_occur():
+    """So the check can fail: without alignment, rows behind an early barrier count twice after a failure."""
+    runs = [Simulation(seed, Mode.AT_LEAST_ONCE).run() for seed in range(60)]
+    assert any(run.doubled for run in runs)
+
+
+@pytest.mark.parametrize("seed", [3, 17])
+def test_a_seed_is_replayed_exactly(seed: int):
+    assert Simulation(seed).run().trace == Simulation(seed).run().trace
+
+
+def no_alignment(patch: pytest.MonkeyPatch) -> None:
+    """A gate that never blocks a channel, in exactly-once mode."""
+    patch.setattr(gate.Gate, "is_blocked", lambda _self, _number: False)
+
+
+def alignment_forgets_ended_channels(patch: pytest.MonkeyPatch) -> None:
+    """Freeze first, forward the barrier of the next input only: rows that follow the first barrier get in."""
+
+    def barrier(self: gate.Gate, number: int, element: Barrier) -> None:
+        if element.checkpoint > self._done:
+            self._done = element.checkpoint
+            self._events.append(gate.Aligned(element, 0.0, 0))
+        del number
+
+    patch.setattr(gate.Gate, "_barrier", barrier)
+
+
+def what_was_prepared_for_a_given_up_checkpoint_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """The sink acknowledges only what it prepared at this barrier."""
+    freeze = sink_logic.TwoPhaseLogic.freeze
+
+    def forgetful(self: sink_logic.TwoPhaseLogic, barrier: Barrier) -> Frozen:
+        self._prepared.clear()
+        return freeze(self, barrier)
+
+    patch.setattr(sink_logic.TwoPhaseLogic, "freeze", forgetful)
+
+
+def the_source_stores_where_it_will_be(patch: pytest.MonkeyPatch) -> None:
+    """The position of the range's end, instead of how far was read."""
+
+    def ranges(self: Any, end: Any) -> Iterator[Any]:
+        at, self._position = self._position, end
+        for split in self._source.splits(at, end):
+            for piece in self._source.read(split):
+                yield piece.batch
+
+    patch.setattr(source_logic.ResettableLogic, "_ranges", ranges)
+
+
+def the_source_goes_on_before_the_barrier_is_sent(patch: pytest.MonkeyPatch) -> None:
+    """State is frozen when the barrier has been overtaken by a row."""
+    snapshot = task.Task._snapshot
+
+    def late(self: task.Task, barrier: Barrier, alignment: float, buffered: int) -> None:
+        if self._source is not None:
+            self._read_source(self._source)
+        frozen = self.logic.freeze
+        if self._source is not None:
+            before = dict(getattr(self.logic, "_position", None) or {})
+            self.logic.freeze = frozen  # type: ignore[method-assign]
+            self._read_source(self._source)
+            self.logic._position = before  # type: ignore[attr-defined]
+        snapshot(self, barrier, alignment, buffered)
+
+    patch.setattr(task.Task, "_snapshot", late)
+
+
+def a_restart_begins_at_the_start_of_the_sources(patch: pytest.MonkeyPatch) -> None:
+    """State is restored, positions are not."""
+
+    def fresh(graph: Any, assigned: Any, *, skip: bool) -> dict[Any, Any]:
+        del skip, assigned
+        return {
+            id_: o.what.share(id_.subtask, o.parallelism).start() for o in graph.of_kind("source") for id_ in o.tasks()
+        }
+
+    patch.setattr(start, "start_positions", fresh)
+
+
+def state_is_not_restored(patch: pytest.MonkeyPatch) -> None:
+    """Positions are restored, state is not."""
+    assign = start.assign
+
+    def without(graph: Any, metadata: Any) -> Any:
+        return {
+            id_: start_with.__class__(start_with.positions, (), start_with.lists)
+            for id_, start_with in assign(graph, metadata).items()
+        }
+
+    patch.setattr(start, "assign", without)
+
+
+def sinks_do_not_prepare_at_the_barrier(patch: pytest.MonkeyPatch) -> None:
+    """They acknowledge what they prepared at the barrier before."""
+    freeze = sink_logic.TwoPhaseLogic.freeze
+
+    def late(self: sink_logic.TwoPhaseLogic, barrier: Barrier) -> Frozen:
+        before = tuple(self._prepared.values())
+        freeze(self, barrier)
+        return Frozen(nothing_to_write, before)
+
+    patch.setattr(sink_logic.TwoPhaseLogic, "freeze", late)
+
+
+def rows_of_an_open_transaction_are_lost_at_the_barrier(patch: pytest.MonkeyPatch) -> None:
+    """The transaction is dropped instead of prepared, now and then."""
+    freeze = sink_logic.TwoPhaseLogic.freeze
+
+    def drops(self: sink_logic.TwoPhaseLogic, barrier: Barrier) -> Frozen:
+        if barrier.checkpoint % 3 == 0:
+            self._writing = None
+        return freeze(self, barrier)
+
+    patch.setattr(sink_logic.TwoPhaseLogic, "freeze", drops)
+
+
+MUTANTS = [
+    no_alignment,
+    alignment_forgets_ended_channels,
+    what_was_prepared_for_a_given_up_checkpoint_is_forgotten,
+    the_source_stores_where_it_will_be,
+    the_source_goes_on_before_the_barrier_is_sent,
+    a_restart_begins_at_the_start_of_the_sources,
+    state_is_not_restored,
+    sinks_do_not_prepare_at_the_barrier,
+    rows_of_an_open_transaction_are_lost_at_the_barrier,
+]
+
+
+@contextmanager
+def mutated(mutant: Callable[[pytest.MonkeyPatch], None]) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        mutant(patch)
+        yield
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_the_simulator_catches(mutant: Callable[[pytest.MonkeyPatch], None]):
+    with mutated(mutant):
+        for seed in range(MUTANT_RUNS):
+            try:
+                Simulation(seed).run()
+            except (ViolationError, OncewardError):
+                return
+    pytest.fail(f"{MUTANT_RUNS} runs did not notice")

@@ -1,0 +1,401 @@
+"""State backends, shared files, and how state is dealt out at a restore. SCENARIOS 83 to 86."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from onceward.core import FileBackend, MemoryBackend, RocksDBBackend
+from onceward.core.engine.elements import TaskId
+from onceward.core.engine.graph import Graph
+from onceward.core.engine.restore import assign, check_fits
+from onceward.core.engine.state import keys
+from onceward.core.engine.state.handles import (
+    KeyedHandle,
+    ListHandle,
+    Metadata,
+    OperatorRecord,
+    SubtaskState,
+    decode_metadata,
+    encode_metadata,
+)
+from onceward.core.engine.state.memory import cells_of
+from onceward.core.engine.state.registry import SharedFiles
+from onceward.core.engine.state.storage import CheckpointStorage
+from onceward.core.errors import ConfigurationError, StateDamagedError, StateError
+
+if TYPE_CHECKING:
+    from onceward.core.engine.state.rocksdb import RocksTable
+
+TASK = TaskId("sum", 0)
+ALL = range(128)
+
+
+def row(key: str, state: str = "total") -> bytes:
+    encoded = keys.encode_key(key)
+    return keys.row(keys.group_of(encoded, 128), state, encoded)
+
+
+def snapshot(table: Any, storage: CheckpointStorage | None, checkpoint: int, *, full: bool = False) -> KeyedHandle:
+    freezing = table.freeze(checkpoint, full=full)
+    handle, _ = freezing.write(storage, f"chk-{checkpoint}")
+    freezing.discard()
+    return handle
+
+
+def backends(folder: Path) -> dict[str, Any]:
+    return {
+        "memory": MemoryBackend(),
+        "files": FileBackend(folder / "files"),
+        "rocksdb": RocksDBBackend(folder / "rocks"),
+        "rocksdb in full": RocksDBBackend(folder / "full", incremental=False),
+    }
+
+
+KINDS = list(backends(Path("/nowhere")))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_holds_rows_of_columns(tmp_path: Path, kind: str):
+    table = backends(tmp_path)[kind].open(TASK, ALL, [], None)
+    table.put(row("a"), b"1")
+    table.put(row("a", "map"), b"x", b"c2")
+    table.put(row("a", "map"), b"y", b"c1")
+    table.put(row("ab", "map"), b"z", b"c1")
+    assert table.get(row("a")) == b"1"
+    assert table.get(row("b")) is None
+    assert list(table.columns(row("a", "map"))) == [(b"c1", b"y"), (b"c2", b"x")]
+    table.delete(row("a", "map"), b"c2")
+    table.delete(row("never", "map"), b"c2")
+    assert list(table.columns(row("a", "map"))) == [(b"c1", b"y")]
+    assert len(list(table.scan(b""))) == 3
+    prefix = keys.row_prefix(keys.group_of(keys.encode_key("a"), 128), "map")
+    assert [cell[2] for cell in table.scan(prefix)][:1] == [b"y"]
+    table.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_changed_after_the_freeze_is_not_in_the_snapshot(tmp_path: Path, kind: str):
+    backend = backends(tmp_path)[kind]
+    table = backend.open(TASK, ALL, [], None)
+    table.put(row("a"), b"before")
+    freezing = table.freeze(1)
+    table.put(row("a"), b"after")
+    table.put(row("b"), b"new")
+    handle, _ = freezing.write(backend.storage, "chk-1")
+    freezing.discard()
+    restored = backend.open(TASK, ALL, [handle], backend.storage)
+    assert restored.get(row("a")) == b"before"
+    assert restored.get(row("b")) is None
+    table.close()
+    restored.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("into", KINDS)
+def test_a_savepoint_of_one_backend_is_restored_by_another(tmp_path: Path, kind: str, into: str):
+    backend, other = backends(tmp_path / "a")[kind], backends(tmp_path / "b")[into]
+    target = CheckpointStorage(tmp_path / "savepoint")
+    table = backend.open(TASK, ALL, [], None)
+    for n in range(200):
+        table.put(row(f"k{n}"), str(n).encode())
+    handle = snapshot(table, target, 1, full=True)
+    table.close()
+    restored = other.open(TASK, ALL, [handle], target)
+    assert {cell[2] for cell in restored.scan(b"")} == {str(n).encode() for n in range(200)}
+    restored.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 5), (5, 2)])
+def test_key_groups_are_dealt_to_another_number_of_subtasks(tmp_path: Path, kind: str, before: int, after: int):
+    backend = backends(tmp_path)[kind]
+    handles = []
+    for subtask in range(before):
+        groups = keys.groups_of(subtask, before, 128)
+        table = backend.open(TaskId("sum", subtask), groups, [], None)
+        for n in range(300):
+            if keys.group_in(row(f"k{n}")) in groups:
+                table.put(row(f"k{n}"), str(n).encode())
+        handles.append(snapshot(table, backend.storage, subtask))
+        table.close()
+    found: list[bytes] = []
+    for subtask in range(after):
+        groups = keys.groups_of(subtask, after, 128)
+        mine = [h for h in handles if h.first < groups.stop and groups.start < h.end]
+        table = backend.open(TaskId("sum", subtask), groups, mine, backend.storage)
+        cells = list(table.scan(b""))
+        assert all(keys.group_in(cell[0]) in groups for cell in cells)
+        found += [cell[2] for cell in cells]
+        table.close()
+    assert sorted(found) == sorted(str(n).encode() for n in range(300))
+
+
+def test_the_memory_backend_refuses_a_snapshot_beyond_its_size():
+    table = MemoryBackend(most=1000).open(TASK, ALL, [], None)
+    table.put(row("a"), b"x" * 2000)
+    with pytest.raises(StateError, match="MemoryBackend keeps 1000 at most"):
+        snapshot(table, None, 1)
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3, 7, 128])
+def test_each_key_group_belongs_to_exactly_one_subtask(parallelism: int):
+    dealt = [group for subtask in range(parallelism) for group in keys.groups_of(subtask, parallelism, 128)]
+    assert dealt == list(range(128))
+    for group in dealt:
+        assert group in keys.groups_of(keys.subtask_of(group, parallelism, 128), parallelism, 128)
+
+
+def test_a_keys_group_is_the_same_in_every_process():
+    encoder = keys.KeyEncoder(["k"])
+    batch = pa.RecordBatch.from_pydict({"k": ["a", "b", "", "ä"]})
+    assert encoder.groups(batch, 128) == [25, 35, 101, 96]
+
+
+# Shared files of incremental snapshots
+
+
+class Incremental:
+    """RocksDB without compactions of its own, its shared files, and what refers to them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.backend = RocksDBBackend(folder)
+        self.storage: Any = self.backend.storage
+        self.table: RocksTable = self.backend.open(TASK, ALL, [], None)  # type: ignore[assignment]
+        self.db = self.table._db
+        self.db.set_options({"disable_auto_compactions": "true"})
+        self.registry = SharedFiles(self.storage.delete)
+        self.handles: dict[int, KeyedHandle] = {}
+
+    def file(self, letter: str) -> None:
+        """Write keys into an SST file of their own; those of 1 to 3 and of 4 to 6 have one in common, so they merge."""
+        for n in range(50):
+            self.db[b"\x00\x00\x01" + letter.encode() + b"\x00\x00\x00\x02" + b"%02d" % n] = b"v" * 20
+        common = b"1" if letter in "123" else b"4"
+        self.db[b"\x00\x00\x01" + common + b"\x00\x00\x00\x02zz"] = letter.encode()
+        self.db.flush()
+
+    def compact(self, first: str, last: str) -> None:
+        """Merge the files with keys of these letters."""
+        self.db.compact_range(b"\x00\x00\x01" + first.encode(), b"\x00\x00\x01" + last.encode() + b"\xff")
+
+    def checkpoint(self, number: int) -> list[str]:
+        """Take one, complete it; its shared files' paths."""
+        handle = snapshot(self.table, self.storage, number)
+        self.registry.register(number, {("sum", 0): handle.files})
+        self.table.confirm(number)
+        self.handles[number] = handle
+        return [ref.path for ref in handle.files if ref.shared]
+
+    def counts(self, *paths: str) -> list[int]:
+        return [self.registry.count("sum", 0, path) for path in paths]
+
+    def on_disk(self) -> set[str]:
+        return set(self.storage.shared_files())
+
+
+def test_83_the_worked_example_of_four_checkpoints_with_two_retained(tmp_path: Path):
+    """ENGINE.md: counts and deletions, step by step, on real files of RocksDB."""
+    rocks = Incremental(tmp_path)
+    rocks.file("1")
+    rocks.file("2")
+    one, two = rocks.checkpoint(1)
+    assert rocks.counts(one, two) == [1, 1]
+
+    rocks.file("3")
+    rocks.file("4")
+    second = rocks.checkpoint(2)
+    assert second[:2] == [one, two]
+    three, four = second[2:]
+    assert rocks.counts(one, two, three, four) == [2, 2, 1, 1]
+
+    rocks.compact("1", "3")
+    rocks.file("5")
+    third = rocks.checkpoint(3)
+    assert four in third
+    merged, five = sorted((path for path in third if path != four), key=lambda path: -(tmp_path / path).stat().st_size)
+    assert rocks.registry.release(1) == []
+    assert rocks.counts(one, two, three, four, five, merged) == [1, 1, 1, 2, 1, 1]
+    assert rocks.on_disk() == {one, two, three, four, five, merged}
+
+    rocks.file("6")
+    rocks.compact("4", "6")
+    fourth = rocks.checkpoint(4)
+    assert merged in fourth
+    [again] = [path for path in fourth if path != merged]
+    assert sorted(rocks.registry.release(2)) == sorted([one, two, three])
+    assert rocks.counts(one, two, three, four, five, merged, again) == [0, 0, 0, 1, 1, 2, 1]
+    assert rocks.on_disk() == {four, five, merged, again}
+
+    for number in (3, 4):
+        restored = rocks.backend.open(TASK, ALL, [rocks.handles[number]], rocks.storage)
+        assert len(list(restored.scan(b""))) == 2 + 50 * (5 if number == 3 else 6)
+        restored.close()
+    rocks.table.close()
+
+
+def test_84_an_aborted_upload_is_no_base_for_the_next_increment(tmp_path: Path):
+    rocks = Incremental(tmp_path)
+    rocks.file("1")
+    [first] = rocks.checkpoint(1)
+    rocks.file("2")
+    aborted = snapshot(rocks.table, rocks.storage, 2)
+    rocks.registry.discard(SubtaskState(keyed=aborted))
+    assert rocks.on_disk() == {first}
+    third = rocks.checkpoint(3)
+    assert third[0] == first
+    assert set(third).isdisjoint({ref.path for ref in aborted.files} - {first})
+    assert rocks.on_disk() == set(third)
+    rocks.table.close()
+
+
+def test_84_a_snapshot_that_fails_half_way_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rocks = Incremental(tmp_path)
+    rocks.file("1")
+    rocks.file("2")
+    write, calls = rocks.storage.write, []
+
+    def fails(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise StateError("no space left on device")
+        return write(*arguments, **options)
+
+    monkeypatch.setattr(rocks.storage, "write", fails)
+    with pytest.raises(StateError, match="no space"):
+        snapshot(rocks.table, rocks.storage, 1)
+    assert rocks.on_disk() == set()
+    rocks.table.close()
+
+
+def test_85_files_of_one_name_and_other_content_are_not_confused(tmp_path: Path):
+    backend = RocksDBBackend(tmp_path)
+    registry = SharedFiles(backend.storage.delete)  # type: ignore[union-attr]
+    handles = []
+    for subtask in range(2):
+        table = backend.open(TaskId("sum", subtask), ALL, [], None)
+        table.put(row("a"), f"of {subtask}".encode())
+        handles.append(snapshot(table, backend.storage, 1 + subtask))
+        table.close()
+    names = [[ref.name for ref in handle.files if ref.shared] for handle in handles]
+    assert names[0] == names[1]
+    registry.register(1, {("sum", 0): handles[0].files, ("sum", 1): handles[1].files})
+    for subtask, handle in enumerate(handles):
+        table = backend.open(TaskId("sum", subtask), ALL, [handle], backend.storage)
+        assert table.get(row("a")) == f"of {subtask}".encode()
+        table.close()
+
+
+def test_86_a_restored_checkpoints_files_are_a_base_only_in_its_own_folder(tmp_path: Path):
+    first = Incremental(tmp_path / "first")
+    first.file("1")
+    [path] = first.checkpoint(1)
+    handle = first.handles[1]
+    same = first.backend.open(TASK, ALL, [handle], first.storage)
+    assert [ref.path for ref in snapshot(same, first.storage, 2).files if ref.shared] == [path]
+    other = RocksDBBackend(tmp_path / "other")
+    table = other.open(TASK, ALL, [handle], first.storage)
+    copied = snapshot(table, other.storage, 2)
+    assert all((tmp_path / "other" / ref.path).exists() for ref in copied.files)
+    for opened in (same, table, first.table):
+        opened.close()
+
+
+def test_incremental_snapshots_upload_what_is_new(tmp_path: Path):
+    rocks = Incremental(tmp_path)
+    rocks.file("1")
+    rocks.checkpoint(1)
+    rocks.file("2")
+    freezing = rocks.table.freeze(2)
+    handle, written = freezing.write(rocks.storage, "chk-2")
+    freezing.discard()
+    new = sum(ref.size for ref in handle.files if not ref.shared) + max(ref.size for ref in handle.files if ref.shared)
+    assert written <= new
+    assert written < handle.size
+    rocks.table.close()
+
+
+# Files and metadata
+
+
+def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path):
+    storage = CheckpointStorage(tmp_path)
+
+    def broken() -> Any:
+        yield b"half"
+        raise OSError("disk full")
+
+    with pytest.raises(StateError, match="disk full"):
+        storage.write("chk-1/file", broken())
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_every_flipped_byte_and_every_cut_of_metadata_is_seen():
+    whole = encode_metadata(Metadata(pipeline="p", checkpoint=3, max_parallelism=128, operators={}))
+    assert decode_metadata(whole, "x").checkpoint == 3
+    for at in range(len(whole)):
+        for damaged in (whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :], whole[:at]):
+            with pytest.raises(StateDamagedError, match="metadata x"):
+                decode_metadata(damaged, "x")
+
+
+def test_every_flipped_byte_and_every_cut_of_rows_is_seen(tmp_path: Path):
+    backend = FileBackend(tmp_path)
+    table = backend.open(TASK, ALL, [], None)
+    table.put(row("a"), b"1")
+    handle = snapshot(table, backend.storage, 1)
+    path = tmp_path / handle.files[0].path
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        for damaged in (whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :], whole[:at]):
+            path.write_bytes(damaged)
+            with pytest.raises(StateDamagedError, match=path.name.replace("[", r"\[")):
+                list(cells_of(handle, backend.storage, ALL))
+
+
+def test_checkpoints_are_kept_in_a_folder_of_a_file_system():
+    with pytest.raises(ConfigurationError, match="local or mounted file system"):
+        FileBackend("s3://bucket/state")
+
+
+# Dealing state out
+
+
+def a_graph(parallelism: int, **uids: str) -> Graph:
+    graph = Graph(128)
+    for uid, kind in (uids or {"fn": "process"}).items():
+        graph.add(kind, None, uid=uid, parallelism=parallelism, inputs=[])
+    return graph
+
+
+def with_lists(redistribute: str, *parts: list[int]) -> Metadata:
+    subtasks = [SubtaskState(lists={"mine": ListHandle(redistribute, part)}) for part in parts]
+    record = OperatorRecord(kind="process", subtasks=subtasks)
+    return Metadata(pipeline="p", checkpoint=1, max_parallelism=128, operators={"fn": record})
+
+
+def test_split_operator_state_is_dealt_out_and_kept_where_it_was_if_nothing_changed():
+    metadata = with_lists("split", [1, 2, 3], [4])
+    kept = assign(a_graph(2), metadata)
+    assert [kept[TaskId("fn", n)].lists["mine"] for n in range(2)] == [[1, 2, 3], [4]]
+    dealt = assign(a_graph(3), metadata)
+    assert sorted(item for n in range(3) for item in dealt[TaskId("fn", n)].lists["mine"]) == [1, 2, 3, 4]
+
+
+def test_union_operator_state_goes_to_everybody():
+    dealt = assign(a_graph(3), with_lists("union", [1, 2], [3]))
+    assert all(dealt[TaskId("fn", n)].lists["mine"] == [1, 2, 3] for n in range(3))
+
+
+def test_an_operator_that_is_of_another_kind_than_its_state_is_refused():
+    with pytest.raises(ConfigurationError, match="fn is a source; in checkpoint 1 it was a process"):
+        check_fits(a_graph(1, fn="source"), with_lists("split", [1]), allow_non_restored=False)
+
+
+def test_an_operator_without_state_may_go():
+    record = OperatorRecord(kind="map", subtasks=[SubtaskState()])
+    metadata = Metadata(pipeline="p", checkpoint=1, max_parallelism=128, operators={"gone": record})
+    check_fits(a_graph(1), metadata, allow_non_restored=False)
