@@ -10,9 +10,7 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
-from onceward.connectors.spark import exactly_once
 from onceward.sinks import (
     AbortOutcome,
     AbortStatus,
@@ -75,7 +73,7 @@ class JsonLinesSink(TwoPhaseCommitSink[dict]):
         self._hidden(committable.transaction).unlink(missing_ok=True)
         return AbortOutcome(AbortStatus.ABORTED)
 
-    def lingering(self, scope: Scope) -> list[Committable]:  # noqa: ARG002
+    def lingering(self, scope: Scope) -> list[Committable]:
         return []  # hidden files hold nobody back
 
     def _hidden(self, name: str) -> Path:
@@ -87,6 +85,10 @@ class JsonLinesSink(TwoPhaseCommitSink[dict]):
 
 def main(folder: str) -> None:
     """Write a thousand numbers, in four micro-batches."""
+    from pyspark.sql import SparkSession
+
+    from onceward.connectors.spark import exactly_once
+
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = SparkSession.builder.master("local[2]").appName("own-sink").getOrCreate()
     spark.range(1000).repartition(4).write.mode("ignore").json(f"{folder}-input")

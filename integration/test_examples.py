@@ -70,3 +70,35 @@ def test_own_sink(tmp_path: Path, driver_environment: dict[str, str]) -> None:
     run(driver_environment, EXAMPLES / "own_sink.py", tmp_path / "out")
     lines = [line for file in (tmp_path / "out").glob("*.jsonl") for line in file.read_text().splitlines()]
     assert len(lines) == len(set(lines)) == 1000
+
+
+def test_engine_kafka(kafka: KafkaServer, orders: str, tmp_path: Path, driver_environment: dict[str, str]) -> None:  # noqa: ARG001 - fills the topics
+    command = [sys.executable, EXAMPLES / "engine_kafka.py", kafka.bootstrap_servers, "orders", "paid", tmp_path]
+    done = subprocess.run(command, env=driver_environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    steps = [line.split()[0] for line in done.stdout.splitlines()]
+    assert steps[steps.index("sink.begin.after") :] == [
+        "sink.begin.after",
+        "sink.pre_commit.before",
+        "sink.pre_commit.after",
+        "epoch.acknowledged",
+        "decide.after",
+        "sink.commit.after",
+        "complete.after",
+    ]
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": kafka.bootstrap_servers,
+            "group.id": "examples",
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+        }
+    )
+    consumer.subscribe(["paid"])
+    values: list[int] = []
+    while len(values) < 100:
+        found = consumer.consume(100, timeout=20)
+        assert found
+        values += [int(message.value() or b"") for message in found]
+    consumer.close()
+    assert sorted(values) == list(range(100))

@@ -36,6 +36,7 @@ class Target:
         self.committed: dict[str, list[dict[str, Any]]] = {}
         self.sinks: dict[str, str] = {}
         self.aborted: set[str] = set()
+        self.written = 0
         self.lock = threading.Lock()
         self.commits: list[str] = []
 
@@ -74,6 +75,7 @@ class TargetSink(TwoPhaseCommitSink[Transaction]):
 
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
         transaction.rows += batch.to_pylist()
+        self.target.written += batch.num_rows
 
     def pre_commit(self, transaction: Transaction) -> Committable:
         c = transaction.context

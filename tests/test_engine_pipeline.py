@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -445,3 +449,81 @@ def test_a_savepoint_of_a_pipeline_that_does_not_run_is_an_error(tmp_path: Path)
     p.run()
     with pytest.raises(CheckpointFailedError, match="finished"):
         p.savepoint(str(tmp_path))
+
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run_example(name: str, *arguments: object) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent / "src")}
+    command = [sys.executable, str(EXAMPLES / name), *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_the_example_of_a_running_sum_shows_each_result_once(tmp_path: Path):
+    said = run_example("engine_running_sum.py", tmp_path)
+    before, after = said.split("restarted 1 time with checkpoint 1; in the end:\n")
+    results = [{"user": "b", "total": 2}, {"user": "b", "total": 5}, {"user": "c", "total": 1}]
+    assert [json.loads(line) for line in sorted(before.splitlines()[1:]) if line] == results
+    later = [{"user": "a", "total": 2}, {"user": "a", "total": 4}, {"user": "c", "total": 3}]
+    found = Counter(line for line in after.splitlines() if line)
+    assert found == Counter(json.dumps(row) for row in results + later)
+
+
+def test_the_example_of_two_sources_keeps_rows_behind_a_barrier_out_of_the_snapshot(tmp_path: Path):
+    said = run_example("engine_two_sources.py", tmp_path)
+    assert "complete: False" in said
+    assert "checkpoint 1 holds [1, 2, 3, 7, 8]" in said
+    assert "in the end there are [1, 2, 3, 4, 5, 7, 8]" in said
+
+
+@pytest.mark.parametrize("policy", ["keep", "delete"])
+@pytest.mark.parametrize("how", ["cancel", "failure"])
+def test_what_becomes_of_checkpoints_when_a_run_does_not_end_by_itself(tmp_path: Path, how: str, policy: str):
+    target, store, source = Target(), MemoryStore(), Slowly(ROWS, batch_rows=100)
+    config = CheckpointConfig(on_cancel=policy, on_failure=policy)  # type: ignore[arg-type]
+    failing = FailsAt(1500) if how == "failure" else None
+    options = {"store": store, "restart": RestartStrategy.none()}
+    p = totals(target, source, failing, backend=FileBackend(tmp_path), checkpoint=config, **options)
+    source.let(10)
+    job = p.start()
+    while source.taken < 10:
+        assert not job.wait(0.01)
+    job.checkpoint(timeout=10)
+    if how == "cancel":
+        p.stop()
+        assert job.state is JobState.STOPPED
+    else:
+        source.let(10)
+        with pytest.raises(OperatorError):
+            p.wait(20)
+        assert job.state is JobState.FAILED
+    assert bool(list(tmp_path.rglob("metadata"))) is (policy == "keep")
+    again = totals(target, SequenceSource(ROWS, batch_rows=100), backend=FileBackend(tmp_path), **options)
+    if policy == "keep":
+        again.run()
+        check_exact(target, ROWS)
+    else:
+        with pytest.raises(StateDamagedError, match="why=… alone to begin anew"):
+            again.run()
+        again.run(why="the checkpoints were deleted")
+        assert target.counts("n") == Counter(range(6000)) + Counter(range(1000))
+
+
+@pytest.mark.parametrize("claim", [True, False])
+def test_86_a_savepoint_is_deleted_only_if_it_was_claimed(tmp_path: Path, claim: bool):
+    source, where = Slowly(ROWS, batch_rows=100), tmp_path / "save"
+    p = totals(Target(), source, backend=RocksDBBackend(tmp_path / "one"), checkpoint=CheckpointConfig())
+    source.let(10)
+    job = p.start()
+    while source.taken < 10:
+        assert not job.wait(0.01)
+    job.stop_with_savepoint(str(where), timeout=20)
+    target = Target()
+    fork = totals(target, SequenceSource(ROWS), name="fork", backend=RocksDBBackend(tmp_path / "two"))
+    fork.run(restore=str(where), claim=claim)
+    assert target.counts("n") == Counter(range(1000, 6000))
+    assert {row["n"]: row["sum"] for row in target.rows} == {n: s for n, s in sums(ROWS).items() if n >= 1000}
+    assert where.exists() is not claim

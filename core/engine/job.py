@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from .config import CheckpointConfig
     from .pending import CheckpointRecord
     from .restart import RestartStrategy
-    from .start import Started, Starter
+    from .retained import Retained
+    from .start import Starter
 
 _log = logging.getLogger("onceward.engine")
 
@@ -64,6 +65,7 @@ class Job:
         self._ended = threading.Event()
         self._cancel = threading.Event()
         self._past: list[CheckpointRecord] = []
+        self._retained: Retained | None = None
         self.state = JobState.CREATED
         self.restarts = 0
         self.failure: OncewardError | None = None
@@ -97,6 +99,7 @@ class Job:
                 self._world.sleep(pause) if pause and not self._cancel.is_set() else None
                 restore = replace(Restore(), allow_non_restored=self._restore.allow_non_restored)
         finally:
+            self._settle()
             self._ended.set()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -168,18 +171,19 @@ class Job:
             if self._cancel.is_set():
                 attempt.stop()
         self.state = JobState.RUNNING
+        self._retained = started.retained
         try:
             return attempt.run()
         finally:
-            self._settle(started, attempt)
+            with self._lock:
+                self._past += attempt.history
+                self._attempt = None
 
-    def _settle(self, started: Started, attempt: Attempt) -> None:
-        with self._lock:
-            self._past += attempt.history
-            self._attempt = None
-        policy = self._config.on_cancel if self._cancel.is_set() else None
-        if policy is Retention.DELETE:
-            started.retained.delete_all()
+    def _settle(self) -> None:
+        """Keep or delete the checkpoints of a run that did not end by itself."""
+        policies = {JobState.STOPPED: self._config.on_cancel, JobState.FAILED: self._config.on_failure}
+        if policies.get(self.state) is Retention.DELETE and self._retained is not None:
+            self._retained.delete_all()
 
 
 def is_hopeless(error: OncewardError) -> bool:

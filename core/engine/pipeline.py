@@ -204,7 +204,8 @@ class Pipeline:
         Args:
             restore: Folder of a savepoint or checkpoint to begin with; default: the newest checkpoint, if there is one.
             claim: The pipeline owns that folder from now on, and deletes it once a newer checkpoint is there.
-            why: Why the pipeline goes back on purpose; it is kept in the decision log.
+            why: Why the pipeline goes back on purpose; it is kept in the decision log. Without `restore` it begins
+                anew: no state, sources at their start.
             allow_non_restored_state: Drop state of operators that are not there any more.
 
         Raises:

@@ -43,7 +43,8 @@ class Restore:
     Attributes:
         path: Folder of a savepoint or checkpoint.
         claim: The pipeline owns it from now on, and deletes it when newer ones are there.
-        why: Why the pipeline goes back on purpose; needed if it has decided epochs since.
+        why: Why the pipeline goes back on purpose; needed if it has decided epochs since. Without a path it begins
+            anew, without any state.
         allow_non_restored: State that no operator claims is dropped.
     """
 
@@ -133,8 +134,8 @@ class Starter:
             found = self._find(view, restore)
             if found.metadata is not None:
                 check_fits(self._graph, found.metadata, allow_non_restored=restore.allow_non_restored)
-            coordinator.open(rewind=restore.why if restore.path is not None else None)
-            if restore.path is not None or coordinator.view.decided == found.decided:
+            coordinator.open(rewind=restore.why)
+            if restore.why is not None or restore.path is not None or coordinator.view.decided == found.decided:
                 return self._begin(coordinator, found, restore, again=again)
 
     def _find(self, view: LogView, restore: Restore) -> Found:
@@ -146,7 +147,7 @@ class Starter:
         """
         if restore.path is not None:
             return _asked_for(view, restore, self._pipeline)
-        if view.newest is None:
+        if view.newest is None or restore.why is not None:
             return Found(None, None, None, view.decided)
         reference = Reference.of(view.newest.state)
         if reference is None:
@@ -160,7 +161,8 @@ class Starter:
         except StateDamagedError as error:
             raise StateDamagedError(
                 f"{error}. It is the newest checkpoint, so nothing was started. Bring it back, or go back on purpose: "
-                "restore=<an older checkpoint's folder> with why=… writes again what was committed since"
+                "restore=<an older checkpoint's folder> with why=…, or why=… alone to begin anew, writes again what "
+                "was committed since"
             ) from error
         return Found(metadata, storage, reference, view.decided)
 
