@@ -1,0 +1,215 @@
+"""The embedded engine: cost of checkpoints, size of snapshots, time to recover.
+
+    python benchmarks/engine.py throughput [--rows 1000000] [--repeats 5]
+    python benchmarks/engine.py snapshots [--megabytes 10 100 1000]
+
+`throughput`: rows out of memory through a keyed sum with RocksDB state into a sink that drops them, with checkpoints
+off and every second, in turn; the cost is the median of the ratios run by run.
+`snapshots`: RocksDB state of a size, of which 1 % changes before each of ten checkpoints: seconds and bytes written,
+full and incremental; and the seconds until a restarted pipeline has its state back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import random
+import statistics
+import tempfile
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pyarrow as pa
+
+from onceward.core import CheckpointConfig, Pipeline, ProcessFunction, RocksDBBackend, ValueState, open_store
+from onceward.sinks import DirectSink
+from onceward.sources import LiveSource, SequenceSource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from onceward.core.engine import Job
+
+KEYS = 10_000
+VALUE = 1000
+"""Bytes of a value in `snapshots`."""
+
+
+class Nowhere(DirectSink[None]):
+    """Drops rows, and counts them."""
+
+    def __init__(self) -> None:
+        super().__init__("nowhere")
+        self.rows = 0
+
+    def open(self, context: Any) -> None:
+        """Nothing to open."""
+
+    def write(self, writer: None, batch: pa.RecordBatch) -> None:
+        """Count."""
+        self.rows += batch.num_rows
+
+
+class RunningSum(ProcessFunction):
+    """The sum so far of each key."""
+
+    total = ValueState(default=0)
+
+    def process(self, record: dict[str, Any], context: Any) -> Iterator[dict[str, Any]]:
+        self.total.set(self.total.get() + record["amount"])
+        yield {"user": record["user"], "total": self.total.get()}
+
+
+def throughput(rows: int, repeats: int) -> None:
+    """Rows a second without and with checkpoints."""
+    chance = random.Random(7)
+    table = pa.table({"user": [f"user{chance.randrange(KEYS)}" for _ in range(rows)], "amount": list(range(rows))})
+    ways: dict[str, float | None] = {"off": None, "every second": 1.0}
+    for interval in ways.values():
+        once(table, interval)
+    seconds = {name: [] for name in ways}  # type: dict[str, list[float]]
+    for _ in range(repeats):
+        for name, interval in ways.items():
+            seconds[name].append(once(table, interval))
+    for name, found in seconds.items():
+        print(f"checkpoints {name:14} {rows / statistics.median(found):12,.0f} rows/s")
+    cost = [on / off - 1 for on, off in zip(seconds["every second"], seconds["off"], strict=True)]
+    print(f"cost of checkpoints: {statistics.median(cost):+.1%} ({min(cost):+.1%} to {max(cost):+.1%})")
+
+
+def once(table: pa.Table, interval: float | None) -> float:
+    """Seconds of one run."""
+    with tempfile.TemporaryDirectory(prefix="onceward-bench-") as folder:
+        pipeline = Pipeline(
+            "bench",
+            checkpoint=CheckpointConfig(interval=interval),
+            store=open_store(f"{folder}/log"),
+            backend=RocksDBBackend(f"{folder}/state"),
+        )
+        source = SequenceSource(table, units=2, batch_rows=2000)
+        sums = pipeline.source(source, parallelism=2).key_by("user").process(RunningSum(), uid="sum", parallelism=2)
+        sums.sink(Nowhere())
+        began = time.monotonic()
+        pipeline.run()
+        return time.monotonic() - began
+
+
+class Updates(LiveSource):
+    """Gives batches of keys to write, as it is told."""
+
+    def __init__(self) -> None:
+        self.waiting: list[list[int]] = []
+        self.given = 0
+
+    schema = pa.schema({"k": pa.int64()})
+    bounded = False
+
+    def listen(self, subtask: int, parallelism: int) -> Iterator[pa.RecordBatch | None]:
+        while True:
+            if self.waiting:
+                keys = self.waiting.pop(0)
+                yield pa.RecordBatch.from_pydict({"k": keys})
+                self.given += len(keys)
+            else:
+                yield None
+
+
+class Stores(ProcessFunction):
+    """Writes a new value for each key that comes."""
+
+    value = ValueState()
+
+    def __init__(self) -> None:
+        self.chance = random.Random(7)
+
+    def process(self, record: dict[str, Any], context: Any) -> Iterator[dict[str, Any]]:
+        self.value.set(self.chance.randbytes(VALUE))
+        yield record
+
+
+def snapshots(megabytes: list[int]) -> None:
+    """Checkpoints of large state."""
+    print(f"{'state':>8} {'how':>12} {'first':>22} {'later, 1 % changed (median)':>32} {'peak':>12} {'restore':>9}")
+    for size in megabytes:
+        for incremental in (False, True):
+            one_size(size, incremental=incremental)
+
+
+def one_size(megabytes: int, *, incremental: bool) -> None:
+    """One line of the table."""
+    keys = megabytes * 1_000_000 // VALUE
+    with tempfile.TemporaryDirectory(prefix="onceward-bench-", dir=os.environ.get("BENCH_DIR")) as folder:
+        updates, sink = Updates(), Nowhere()
+        pipeline = build(folder, updates, sink, incremental=incremental)
+        job = pipeline.start()
+        write(updates, sink, list(range(keys)))
+        records = [checkpoint(job)]
+        chance = random.Random(1)
+        for _ in range(10):
+            write(updates, sink, sorted(chance.sample(range(keys), keys // 100)))
+            records.append(checkpoint(job))
+        pipeline.stop()
+        began = time.monotonic()
+        again = build(folder, Updates(), Nowhere(), incremental=incremental)
+        restored = again.start()
+        while restored.state != "running":
+            time.sleep(0.005)
+        recovery = time.monotonic() - began
+        again.stop()
+    seconds, written = zip(*records[1:], strict=True)
+    print(
+        f"{megabytes:5} MB {'incremental' if incremental else 'full':>12} "
+        f"{records[0][0]:8.2f} s {records[0][1] / 1e6:8.1f} MB "
+        f"{statistics.median(seconds):15.2f} s {statistics.median(written) / 1e6:8.1f} MB   "
+        f"{max(written) / 1e6:8.1f} MB {recovery:6.2f} s",
+        flush=True,
+    )
+
+
+def build(folder: str, updates: Updates, sink: Nowhere, *, incremental: bool) -> Pipeline:
+    """A pipeline whose state is what was written."""
+    pipeline = Pipeline(
+        "bench",
+        checkpoint=CheckpointConfig(retained=2),
+        store=open_store(f"{folder}/log"),
+        backend=RocksDBBackend(f"{folder}/state", local=f"{folder}/local", incremental=incremental),
+    )
+    pipeline.source(updates, uid="updates").key_by("k").process(Stores(), uid="stores").sink(sink)
+    return pipeline
+
+
+def write(updates: Updates, sink: Nowhere, keys: list[int]) -> None:
+    """Write these keys, and wait until that is done."""
+    done = sink.rows + len(keys)
+    updates.waiting += [keys[at : at + 2000] for at in range(0, len(keys), 2000)]
+    while sink.rows < done:
+        time.sleep(0.005)
+
+
+def checkpoint(job: Job) -> tuple[float, int]:
+    """Seconds and bytes of one checkpoint."""
+    job.checkpoint(timeout=600)
+    record = job.checkpoints[-1]
+    return record.duration, sum(task.uploaded for task in record.tasks)
+
+
+def main() -> None:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["throughput", "snapshots"])
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[10, 100, 1000])
+    given = parser.parse_args()
+    memory = psutil.virtual_memory().total / 2**30
+    print(f"{os.cpu_count()} cores, {memory:.0f} GiB, Python {platform.python_version()}, {platform.system()}")
+    if given.what == "throughput":
+        throughput(given.rows, given.repeats)
+    else:
+        snapshots(given.megabytes)
+
+
+if __name__ == "__main__":
+    main()
