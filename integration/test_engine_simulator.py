@@ -1,0 +1,27 @@
+"""Thousands of graphs and seeds of the embedded engine's simulator; tests/test_engine_simulator.py has the mutants."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RUNS = 2500
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_records_effect_shows_exactly_once_in_thousands_of_graphs():
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engine_simulator", "--runs", str(RUNS), "--first", "1000"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
