@@ -102,6 +102,11 @@ class ResettableSource(Source):
     The object holds configuration only and is picklable; connections are opened where they are used.
     """
 
+    @property
+    def weakness(self) -> str:
+        """Why reading again is not identical, with these settings; empty if it is."""
+        return ""
+
     @abstractmethod
     def start(self) -> Position:
         """Where a pipeline without a stored position begins. Called once; whoever calls stores the answer."""

@@ -112,6 +112,13 @@ class KafkaSource(ResettableSource):
         """Whether `ending` was given."""
         return self.ending is not None
 
+    @property
+    def weakness(self) -> str:
+        """See ResettableSource."""
+        if str(self.settings[ISOLATION]).lower() != COMMITTED:
+            return "delivers what is aborted later (isolation.level read_uncommitted), so a replay is another one"
+        return ""
+
     def validate(self) -> None:
         """Check that the topics are there.
 

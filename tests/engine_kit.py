@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from onceward.core import CheckpointConfig, Pipeline, ProcessFunction, RestartStrategy, ValueState
-from onceward.core.engine import EngineWorld
 from onceward.core.engine.retained import Reference, resolve
 from onceward.core.engine.state.keys import key_in
 from onceward.core.engine.state.rows import decode_cells
@@ -197,8 +196,3 @@ def pipeline(name: str = "p", **options: Any) -> Pipeline:
     options.setdefault("restart", RestartStrategy.fixed_delay(attempts=20, delay=0))
     options.setdefault("checkpoint", CheckpointConfig(interval=0.05))
     return Pipeline(name, **options)
-
-
-def quick_world() -> EngineWorld:
-    """The real world, without pauses."""
-    return EngineWorld(sleep=lambda _: None)

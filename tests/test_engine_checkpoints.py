@@ -48,8 +48,8 @@ class Recorder:
     def given_up(self, checkpoint: int) -> None:
         self.dropped.append(checkpoint)
 
-    def discard(self, state: SubtaskState) -> None:
-        self.freed.append(state)
+    def discard(self, ack: TaskAck) -> None:
+        self.freed.append(ack.state)
 
     def fail(self, error: OncewardError) -> None:
         self.failures.append(error)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onceward.core.engine import Mode, gate, sink_logic, source_logic, start, task
+from onceward.core.engine import Mode, checkpoints, gate, sink_logic, source_logic, start, task
 from onceward.core.engine.logic import Frozen, nothing_to_write
 from onceward.core.errors import OncewardError
 
@@ -146,7 +146,20 @@ def rows_of_an_open_transaction_are_lost_at_the_barrier(patch: pytest.MonkeyPatc
     patch.setattr(sink_logic.TwoPhaseLogic, "freeze", drops)
 
 
+def a_savepoint_confirms_what_sinks_prepared(patch: pytest.MonkeyPatch) -> None:
+    """As if it had committed something."""
+    complete = checkpoints.CheckpointCoordinator._complete
+
+    def confirms(self: checkpoints.CheckpointCoordinator, pending: Any, now: float) -> None:
+        complete(self, pending, now)
+        for id_ in self._roles.confirm if pending.barrier.kind.savepoint else ():
+            self._effects.completed(id_, pending.checkpoint)
+
+    patch.setattr(checkpoints.CheckpointCoordinator, "_complete", confirms)
+
+
 MUTANTS = [
+    a_savepoint_confirms_what_sinks_prepared,
     no_alignment,
     alignment_forgets_ended_channels,
     what_was_prepared_for_a_given_up_checkpoint_is_forgotten,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
-from onceward.core import FileBackend, MemoryBackend, RocksDBBackend
+from onceward.core import FileBackend, MemoryBackend, OperatorState, ProcessFunction, RocksDBBackend
 from onceward.core.engine.elements import TaskId
 from onceward.core.engine.graph import Graph
 from onceward.core.engine.restore import assign, check_fits
@@ -185,7 +186,7 @@ class Incremental:
     def checkpoint(self, number: int) -> list[str]:
         """Take one, complete it; its shared files' paths."""
         handle = snapshot(self.table, self.storage, number)
-        self.registry.register(number, {("sum", 0): handle.files})
+        self.registry.register(str(number), {("sum", 0): handle.files})
         self.table.confirm(number)
         self.handles[number] = handle
         return [ref.path for ref in handle.files if ref.shared]
@@ -217,7 +218,7 @@ def test_83_the_worked_example_of_four_checkpoints_with_two_retained(tmp_path: P
     third = rocks.checkpoint(3)
     assert four in third
     merged, five = sorted((path for path in third if path != four), key=lambda path: -(tmp_path / path).stat().st_size)
-    assert rocks.registry.release(1) == []
+    assert rocks.registry.release("1") == []
     assert rocks.counts(one, two, three, four, five, merged) == [1, 1, 1, 2, 1, 1]
     assert rocks.on_disk() == {one, two, three, four, five, merged}
 
@@ -226,7 +227,7 @@ def test_83_the_worked_example_of_four_checkpoints_with_two_retained(tmp_path: P
     fourth = rocks.checkpoint(4)
     assert merged in fourth
     [again] = [path for path in fourth if path != merged]
-    assert sorted(rocks.registry.release(2)) == sorted([one, two, three])
+    assert sorted(rocks.registry.release("2")) == sorted([one, two, three])
     assert rocks.counts(one, two, three, four, five, merged, again) == [0, 0, 0, 1, 1, 2, 1]
     assert rocks.on_disk() == {four, five, merged, again}
 
@@ -282,7 +283,7 @@ def test_85_files_of_one_name_and_other_content_are_not_confused(tmp_path: Path)
         table.close()
     names = [[ref.name for ref in handle.files if ref.shared] for handle in handles]
     assert names[0] == names[1]
-    registry.register(1, {("sum", 0): handles[0].files, ("sum", 1): handles[1].files})
+    registry.register("1", {("sum", 0): handles[0].files, ("sum", 1): handles[1].files})
     for subtask, handle in enumerate(handles):
         table = backend.open(TaskId("sum", subtask), ALL, [handle], backend.storage)
         assert table.get(row("a")) == f"of {subtask}".encode()
@@ -364,30 +365,41 @@ def test_checkpoints_are_kept_in_a_folder_of_a_file_system():
 # Dealing state out
 
 
+class WithList(ProcessFunction):
+    """Declares the state."""
+
+    mine = OperatorState()
+
+
 def a_graph(parallelism: int, **uids: str) -> Graph:
     graph = Graph(128)
     for uid, kind in (uids or {"fn": "process"}).items():
-        graph.add(kind, None, uid=uid, parallelism=parallelism, inputs=[])
+        graph.add(kind, WithList(), uid=uid, parallelism=parallelism, inputs=[])
     return graph
 
 
 def with_lists(redistribute: str, *parts: list[int]) -> Metadata:
-    subtasks = [SubtaskState(lists={"mine": ListHandle(redistribute, part)}) for part in parts]
+    packed = [[msgspec.msgpack.encode(item) for item in part] for part in parts]
+    subtasks = [SubtaskState(lists={"mine": ListHandle(redistribute, part)}) for part in packed]
     record = OperatorRecord(kind="process", subtasks=subtasks)
     return Metadata(pipeline="p", checkpoint=1, max_parallelism=128, operators={"fn": record})
+
+
+def items(dealt: Any, subtask: int) -> list[int]:
+    return [msgspec.msgpack.decode(item) for item in dealt[TaskId("fn", subtask)].lists["mine"]]
 
 
 def test_split_operator_state_is_dealt_out_and_kept_where_it_was_if_nothing_changed():
     metadata = with_lists("split", [1, 2, 3], [4])
     kept = assign(a_graph(2), metadata)
-    assert [kept[TaskId("fn", n)].lists["mine"] for n in range(2)] == [[1, 2, 3], [4]]
+    assert [items(kept, n) for n in range(2)] == [[1, 2, 3], [4]]
     dealt = assign(a_graph(3), metadata)
-    assert sorted(item for n in range(3) for item in dealt[TaskId("fn", n)].lists["mine"]) == [1, 2, 3, 4]
+    assert sorted(item for n in range(3) for item in items(dealt, n)) == [1, 2, 3, 4]
 
 
 def test_union_operator_state_goes_to_everybody():
     dealt = assign(a_graph(3), with_lists("union", [1, 2], [3]))
-    assert all(dealt[TaskId("fn", n)].lists["mine"] == [1, 2, 3] for n in range(3))
+    assert all(items(dealt, n) == [1, 2, 3] for n in range(3))
 
 
 def test_an_operator_that_is_of_another_kind_than_its_state_is_refused():

@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..errors import OncewardError, OperatorError
 from .checkpoints import CheckpointCoordinator, Roles
+from .completion import unexpected
 from .elements import Barrier, Kind, TaskId
 from .pending import CheckpointFailedError, Request
 from .plan import Planner
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..checkpoint import Coordinator
+    from ..errors import OncewardError
     from ..transaction import WriteContext
     from .completion import Completer
     from .config import CheckpointConfig
     from .pending import CheckpointRecord, Pending, TaskAck
     from .retained import Retained
     from .start import Started
-    from .state.handles import SubtaskState
 
 _log = logging.getLogger("onceward.engine")
 IDLE_SECONDS = 0.02
@@ -49,14 +49,12 @@ class EngineWorld:
     Attributes:
         monotonic: Seconds, for durations and deadlines.
         now: Seconds since 1970, for timers.
-        sleep: Waits.
         between: A number between two others, at random.
         choose: How a gate picks among its channels; None: in turns.
     """
 
     monotonic: Callable[[], float] = time.monotonic
     now: Callable[[], float] = time.time
-    sleep: Callable[[float], None] = time.sleep
     between: Callable[[float, float], float] = field(default=random.uniform)
     choose: Callable[[Sequence[int]], int] | None = None
 
@@ -106,6 +104,7 @@ class Machine:
             context=self._context,
             first_epoch=started.next_id,
             positions=started.positions,
+            writer=started.coordinator.writer.token.start,
             publish_failed=self._publish_failed,
             choose=world.choose,
         )
@@ -122,6 +121,7 @@ class Machine:
             now=world.monotonic(),
             first_delay=world.between,
         )
+        self.checkpoints.ready = False
         self._sources = sources
 
     def _connect(self, task: Task) -> None:
@@ -133,8 +133,15 @@ class Machine:
                 channel.wake_writer = lambda: self._wake(task.id)
 
     def opened(self, task: TaskId) -> None:
-        """A task takes barriers from now on."""
+        """A task takes barriers from now on. Called from any thread."""
+        self._tell(lambda: self._is_open(task))
+
+    def _is_open(self, task: TaskId) -> None:
         self._open.add(task)
+        if self._open == self.tasks.keys():
+            self.checkpoints.ready = True
+            self.checkpoints.advance(self._world.monotonic())
+            self._end_if_exhausted()
 
     @property
     def all_finished(self) -> bool:
@@ -167,7 +174,11 @@ class Machine:
     def _input_ended(self, task: TaskId) -> None:
         """When every source has ended, a last checkpoint commits what there is and ends the tasks."""
         self._exhausted.add(task)
-        if self._exhausted == self._sources and not self._final:
+        self._end_if_exhausted()
+
+    def _end_if_exhausted(self) -> None:
+        everything = self._exhausted == self._sources and self._open == self.tasks.keys()
+        if everything and not self._final:
             self._final = True
             self.checkpoints.request(Kind.FINAL, self._world.monotonic())
 
@@ -202,10 +213,13 @@ class Machine:
             # Operators have given what they held back: only a restart gets them back to where they were.
             self.failed(CheckpointFailedError(f"checkpoint {checkpoint}, which was to end the run, was given up"))
 
-    def discard(self, state: SubtaskState) -> None:
+    def discard(self, ack: TaskAck) -> None:
         """See Effects."""
         try:
-            self._retained.discard(state)
+            if ack.target is None:
+                self._retained.discard(ack.state)
+            else:
+                CheckpointStorage(ack.target).delete(ref.path for ref in ack.state.files)
         except OSError as error:
             _log.warning("files of a checkpoint that was given up are left: %s", error)
 
@@ -219,7 +233,7 @@ class Machine:
     def _place(self, barrier: Barrier) -> tuple[CheckpointStorage | None, str]:
         if barrier.target is not None:
             return CheckpointStorage(barrier.target), ""
-        return self._own, folder_of(barrier.checkpoint)
+        return self._own, folder_of(barrier.checkpoint, self._coordinator.writer.token.start)
 
     def _publish_failed(self, error: OncewardError) -> None:
         _log.warning("a source could not publish its position: %s", error)
@@ -292,13 +306,20 @@ class Attempt:
         try:
             message = self._messages.get(timeout=wait) if wait else self._messages.get_nowait()
         except queue.Empty:
-            self.machine.checkpoints.advance(self._world.monotonic())
+            self._do(lambda: self.machine.checkpoints.advance(self._world.monotonic()))
         else:
+            self._do(message)
+
+    def _do(self, message: Callable[[], None]) -> None:
+        """Whatever goes wrong ends the attempt, and the restart strategy decides."""
+        try:
             message()
+        except Exception as error:  # noqa: BLE001 - see above
+            self.machine.failed(unexpected("the coordinator failed", error))
 
     def _end(self) -> None:
         self._stopping.set()
-        self.machine.checkpoints.stop("the pipeline is stopping", self._world.monotonic())
+        self._do(lambda: self.machine.checkpoints.stop("the pipeline is stopping", self._world.monotonic()))
         for ready in self._ready.values():
             ready.set()
         deadline = time.monotonic() + JOIN_SECONDS
@@ -310,9 +331,10 @@ class Attempt:
         self._pool.shutdown(wait=True)
         while True:
             try:
-                self._messages.get_nowait()()  # late acknowledgements free what they wrote
+                message = self._messages.get_nowait()  # late acknowledgements free what they wrote
             except queue.Empty:
                 return
+            self._do(message)
 
     def _work(self, task: Task) -> None:
         """A task's thread."""
@@ -324,16 +346,22 @@ class Attempt:
                 ready.clear()
                 if not task.step():
                     ready.wait(self._patience(task))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it ends the attempt
+        except BaseException as error:  # noqa: BLE001 - whatever it is, SystemExit too, it ends the attempt
             self._failed(task.id, error)
         finally:
-            try:
-                task.logic.close()
-            except Exception as error:  # noqa: BLE001 - see above
+            self._close(task)
+
+    def _close(self, task: Task) -> None:
+        try:
+            task.logic.close()
+        except BaseException as error:  # noqa: BLE001 - see above
+            if task.done:
+                _log.warning("task %s has ended, and could not be closed: %s", task.id, error)
+            else:
                 self._failed(task.id, error)
 
-    def _failed(self, task: TaskId, error: Exception) -> None:
-        known = error if isinstance(error, OncewardError) else _unexpected(task, error)
+    def _failed(self, task: TaskId, error: BaseException) -> None:
+        known = unexpected(f"operator {task.uid}, subtask {task.subtask}", error)
         _log.info("task %s failed", task, exc_info=error)
         self._messages.put(lambda: self.machine.failed(known))
 
@@ -353,11 +381,5 @@ class Attempt:
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it ends the attempt
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the attempt
             self._failed(TaskId("snapshot", 0), error)
-
-
-def _unexpected(task: TaskId, error: Exception) -> OncewardError:
-    wrapped = OperatorError(f"operator {task.uid}, subtask {task.subtask}: {type(error).__name__}: {error}")
-    wrapped.__cause__ = error
-    return wrapped

@@ -33,13 +33,16 @@ class Channel:
     def __init__(self, capacity: int) -> None:
         self._elements: deque[Element] = deque()
         self._capacity = capacity
+        self._refused = False
         self.wake_reader: Callable[[], None] = _nobody
         self.wake_writer: Callable[[], None] = _nobody
 
     def offer(self, element: Element) -> bool:
         """Append; False if it is full."""
         if len(self._elements) >= self._capacity:
-            return False
+            self._refused = True
+            if len(self._elements) >= self._capacity:
+                return False
         self._elements.append(element)
         self.wake_reader()
         return True
@@ -48,9 +51,9 @@ class Channel:
         """The oldest element, if there is one."""
         if not self._elements:
             return None
-        was_full = len(self._elements) >= self._capacity
         element = self._elements.popleft()
-        if was_full:
+        if self._refused:
+            self._refused = False
             self.wake_writer()
         return element
 

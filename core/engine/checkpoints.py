@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from .config import CheckpointConfig
-    from .state.handles import SubtaskState
 
 
 class Roles(NamedTuple):
@@ -70,8 +69,8 @@ class Effects(Protocol):
         """Tell all tasks."""
         ...
 
-    def discard(self, state: SubtaskState) -> None:
-        """Free what was written for nothing."""
+    def discard(self, ack: TaskAck) -> None:
+        """Free what a task wrote for nothing."""
         ...
 
     def fail(self, error: OncewardError) -> None:
@@ -129,6 +128,8 @@ class CheckpointCoordinator:
         self._completed_at: float | None = None
         self._newest = first - 1
         self._stopped = False
+        self.ready = True
+        """Whether tasks have opened; until then what is asked for waits in the queue."""
         self.history: deque[CheckpointRecord] = deque(maxlen=config.history)
         self._due: float | None = None
         if config.interval is not None:
@@ -202,7 +203,7 @@ class CheckpointCoordinator:
         if pending is None or not pending.accept(ack, now):
             known = pending is not None and ack.task in pending.acks and pending.acks[ack.task][0] == ack
             if not known:
-                self._effects.discard(ack.state)
+                self._effects.discard(ack)
             return
         if not pending.missing:
             self._complete(pending, now)
@@ -229,8 +230,10 @@ class CheckpointCoordinator:
 
     def _wait_until(self, now: float) -> float:
         """When the next one may begin; infinity: only after another one has ended."""
-        if len(self._pending) >= self._config.max_concurrent or any(
-            p.barrier.kind.terminal for p in self._pending.values()
+        if (
+            not self.ready
+            or len(self._pending) >= self._config.max_concurrent
+            or any(p.barrier.kind.terminal for p in self._pending.values())
         ):
             return float("inf")
         if self._completed_at is None:
@@ -260,10 +263,11 @@ class CheckpointCoordinator:
         self._completed_at = now
         self._stopped = self._stopped or pending.barrier.kind.terminal
         self.history.append(pending.record(now, Status.COMPLETED))
-        for older in [p for p in self._pending.values() if p.checkpoint < pending.checkpoint]:
-            self._end(older, Status.SUBSUMED, f"checkpoint {pending.checkpoint} was complete first", now)
-        for task in sorted(self._roles.confirm):
-            self._effects.completed(task, pending.checkpoint)
+        if pending.barrier.kind.commits:  # else sinks keep what they prepared, and older ones are still needed
+            for older in [p for p in self._pending.values() if p.checkpoint < pending.checkpoint]:
+                self._end(older, Status.SUBSUMED, f"checkpoint {pending.checkpoint} was complete first", now)
+            for task in sorted(self._roles.confirm):
+                self._effects.completed(task, pending.checkpoint)
         if pending.request is not None:
             pending.request.succeed(result)
 
@@ -284,7 +288,7 @@ class CheckpointCoordinator:
     def _end(self, pending: Pending, status: Status, reason: str, now: float) -> None:
         del self._pending[pending.checkpoint]
         self.history.append(pending.record(now, status, reason))
-        for state in pending.states():
-            self._effects.discard(state)
+        for ack, _ in pending.acks.values():
+            self._effects.discard(ack)
         if pending.request is not None:
             pending.request.fail(CheckpointFailedError(f"{pending.barrier.kind.name.lower()} {reason}"))

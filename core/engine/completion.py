@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..errors import OncewardError, ProtocolError, StateError
+from ..errors import OncewardError, OperatorError, ProtocolError
 from ..log import EpochInput
 from ..transaction import Acknowledgement
 from .checkpoints import InDoubtError
+from .functions import states_of
 from .retained import Reference
 from .state.handles import Metadata, OperatorRecord
 from .state.storage import CheckpointStorage
@@ -64,10 +65,10 @@ class Completer:
             reference = self._retained.write(metadata)
         try:
             self._decide(pending, metadata, reference)
-        except StateError:
-            raise
         except OncewardError as error:
             raise InDoubtError(error) from error
+        except Exception as error:
+            raise InDoubtError(unexpected("commit", error)) from error
         self._since = pending.triggered
         if barrier.target is None:
             self._retained.keep(barrier.checkpoint)
@@ -75,10 +76,9 @@ class Completer:
             self._retained.superseded()
         return barrier.target or barrier.checkpoint
 
-    def begin(self, epoch: int, states: Mapping[TaskId, SubtaskState], barrier: Barrier, reference: Reference) -> None:
+    def begin(self, metadata: Metadata, reference: Reference) -> None:
         """Decide where a run begins, before it reads its first row: a crash must not find another beginning."""
-        metadata = self.metadata(barrier, states)
-        self._write(epoch, [], metadata, reference)
+        self._write(metadata.checkpoint, [], metadata, reference)
 
     def metadata(self, barrier: Barrier, states: Mapping[TaskId, SubtaskState]) -> Metadata:
         """What its tasks stored."""
@@ -87,9 +87,14 @@ class Completer:
             checkpoint=barrier.checkpoint,
             savepoint=barrier.target is not None,
             commits=barrier.kind.commits,
+            terminal=barrier.kind.terminal,
             max_parallelism=self._graph.max_parallelism,
             operators={
-                operator.uid: OperatorRecord(kind=operator.kind, subtasks=[states[task] for task in operator.tasks()])
+                operator.uid: OperatorRecord(
+                    kind=operator.kind,
+                    subtasks=[states[task] for task in operator.tasks()],
+                    states=sorted(states_of(operator.what)) if operator.kind == "process" else [],
+                )
                 for operator in self._graph.operators
             },
         )
@@ -127,7 +132,16 @@ class Completer:
 
 def _write_savepoint(target: str, metadata: Metadata) -> Reference:
     ref = CheckpointStorage(target).write_metadata(metadata, "")
-    return Reference(folder=target, sha256=ref.sha256, owned=False)
+    return Reference(folder=target, sha256=ref.sha256)
+
+
+def unexpected(what: str, error: BaseException) -> OncewardError:
+    """An error that is not this library's, as one that is."""
+    if isinstance(error, OncewardError):
+        return error
+    wrapped = OperatorError(f"{what}: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def is_final(error: OncewardError) -> bool:

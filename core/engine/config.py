@@ -66,6 +66,10 @@ class CheckpointConfig:
         Raises:
             ConfigurationError: A value does not.
         """
+        for name in ("interval", "timeout", "min_pause"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, int | float):
+                raise ConfigurationError(f"CheckpointConfig({name}={value!r}): give a number of seconds")
         for name, least in (("min_pause", 0), ("max_concurrent", 1), ("tolerable_failures", 0), ("history", 0)):
             if getattr(self, name) < least:
                 raise ConfigurationError(f"CheckpointConfig({name}={getattr(self, name)}): give {least} or more")

@@ -92,7 +92,9 @@ class Gate:
         """By checkpoint: where its barrier has arrived. Aligned, there is at most one."""
         self._barriers: dict[int, tuple[Barrier, float]] = {}
         self._done = -1
-        """Newest checkpoint that is aligned or given up."""
+        """Newest checkpoint that is aligned; older ones are over too."""
+        self._over: set[int] = set()
+        """Those beyond it that were cancelled or given up."""
         self._events: list[Event] = []
 
     def poll(self) -> Event | None:
@@ -112,9 +114,9 @@ class Gate:
         return self._aligned and any(number in arrived for arrived in self._arrived.values())
 
     def give_up(self, checkpoint: int) -> None:
-        """The coordinator has given this checkpoint up: do not wait for its barriers."""
-        self._arrived.pop(checkpoint, None)
-        self._done = max(self._done, checkpoint)
+        """The coordinator has given this checkpoint up: do not wait for its barriers. Others go on."""
+        self._over.add(checkpoint)
+        self._drop(checkpoint)
 
     def _accept(self, number: int, element: Element) -> None:
         match element:
@@ -133,7 +135,7 @@ class Gate:
 
     def _barrier(self, number: int, barrier: Barrier) -> None:
         checkpoint = barrier.checkpoint
-        if checkpoint <= self._done:
+        if self._is_over(checkpoint):
             return
         if checkpoint not in self._arrived:
             if self._aligned:
@@ -151,20 +153,24 @@ class Gate:
             return
         barrier, since = self._barriers[checkpoint]
         waiting = sum(self.channels[i].buffered_bytes for i in arrived) if self._aligned else 0
-        self._forget(checkpoint)
+        self._done = checkpoint  # and with it all older ones
+        for known in [c for c in self._barriers if c <= checkpoint]:
+            self._drop(known)
+        self._over = {c for c in self._over if c > checkpoint}
         self._events.append(Aligned(barrier, self._clock() - since, waiting))
 
     def _cancel(self, checkpoint: int) -> None:
-        if checkpoint > self._done:
-            self._forget(checkpoint)
+        if not self._is_over(checkpoint):
+            self._over.add(checkpoint)
+            self._drop(checkpoint)
             self._events.append(Cancelled(checkpoint))
 
-    def _forget(self, checkpoint: int) -> None:
-        """This one is done, and with it all older ones."""
-        self._done = checkpoint
-        for known in [c for c in self._barriers if c <= checkpoint]:
-            self._arrived.pop(known, None)
-            del self._barriers[known]
+    def _is_over(self, checkpoint: int) -> bool:
+        return checkpoint <= self._done or checkpoint in self._over
+
+    def _drop(self, checkpoint: int) -> None:
+        self._arrived.pop(checkpoint, None)
+        self._barriers.pop(checkpoint, None)
 
     def _in_turns(self, readable: Sequence[int]) -> int:
         self._turn = next((i for i in readable if i > self._turn), readable[0])

@@ -61,7 +61,8 @@ def _of_mode(mode: Mode) -> tuple[str, str]:
 
 def _of_source(operator: Operator) -> tuple[str, str]:
     if isinstance(operator.what, Resettable):
-        return EXACTLY_ONCE, ""
+        weakness = getattr(operator.what, "weakness", "")
+        return (AT_LEAST_ONCE, f"source {operator.uid} {weakness}") if weakness else (EXACTLY_ONCE, "")
     return AT_MOST_ONCE, f"source {operator.uid} cannot be read again, so a failure loses what was under way"
 
 

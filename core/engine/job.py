@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import replace
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigurationError, OncewardError
 from .attempt import Attempt, EngineWorld
-from .completion import is_final
+from .completion import is_final, unexpected
 from .config import Retention
 from .elements import Kind
 from .pending import CheckpointFailedError
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from .config import CheckpointConfig
     from .pending import CheckpointRecord
     from .restart import RestartStrategy
-    from .retained import Retained
-    from .start import Starter
+    from .start import Started, Starter
 
 _log = logging.getLogger("onceward.engine")
 
@@ -65,10 +64,12 @@ class Job:
         self._ended = threading.Event()
         self._cancel = threading.Event()
         self._past: list[CheckpointRecord] = []
-        self._retained: Retained | None = None
+        self._started: Started | None = None
         self.state = JobState.CREATED
         self.restarts = 0
         self.failure: OncewardError | None = None
+        self.error: BaseException | None = None
+        """What it failed with for good."""
         self.restored: int | None = None
         """Id of the checkpoint that the newest attempt began with."""
 
@@ -79,11 +80,10 @@ class Job:
             OncewardError: It failed for good.
         """
         restarts = self._strategy.begin()
-        restore = self._restore
         try:
             while True:
                 began = self._world.monotonic()
-                error = self._one_attempt(restore)
+                error = self._one_attempt()
                 if error is None or self._cancel.is_set():
                     self.state = JobState.STOPPED if self._cancel.is_set() else JobState.FINISHED
                     return
@@ -91,16 +91,20 @@ class Job:
                 now = self._world.monotonic()
                 pause = None if is_hopeless(error) else restarts.after(now, now - began)
                 if pause is None:
-                    self.state = JobState.FAILED
-                    raise error
+                    raise error  # noqa: TRY301 - it is kept below like any other
                 _log.warning("restarting in %.1f s after: %s", pause, error)
                 self.state = JobState.RESTARTING
                 self.restarts += 1
-                self._world.sleep(pause) if pause and not self._cancel.is_set() else None
-                restore = replace(Restore(), allow_non_restored=self._restore.allow_non_restored)
+                self._cancel.wait(pause)
+        except BaseException as error:
+            self.state = JobState.FAILED
+            self.error = error
+            raise
         finally:
-            self._settle()
-            self._ended.set()
+            try:
+                self._settle()
+            finally:
+                self._ended.set()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it has ended; whether it has."""
@@ -121,15 +125,15 @@ class Job:
         """
         return int(self._running().request(Kind.CHECKPOINT, None).wait(timeout))
 
-    def savepoint(self, path: str, timeout: float | None = None) -> str:
+    def savepoint(self, path: str | Path, timeout: float | None = None) -> str:
         """Make a savepoint while it runs. It commits nothing.
 
         Raises:
             CheckpointFailedError: It was not made.
         """
-        return str(self._running().request(Kind.SAVEPOINT, path).wait(timeout))
+        return str(self._running().request(Kind.SAVEPOINT, _target(path)).wait(timeout))
 
-    def stop_with_savepoint(self, path: str, *, drain: bool = False, timeout: float | None = None) -> str:
+    def stop_with_savepoint(self, path: str | Path, *, drain: bool = False, timeout: float | None = None) -> str:
         """Make a savepoint, commit what comes before it, and end.
 
         Args:
@@ -141,7 +145,7 @@ class Job:
             CheckpointFailedError: It was not made; the run goes on, or has failed.
         """
         kind = Kind.DRAIN if drain else Kind.SUSPEND
-        made = str(self._running().request(kind, path).wait(timeout))
+        made = str(self._running().request(kind, _target(path)).wait(timeout))
         self.wait(timeout)
         return made
 
@@ -158,20 +162,22 @@ class Job:
                 raise CheckpointFailedError(f"the pipeline is {self.state}: only a running one can make a savepoint")
             return self._attempt
 
-    def _one_attempt(self, restore: Restore) -> OncewardError | None:
+    def _one_attempt(self) -> OncewardError | None:
         self.state = JobState.STARTING
         try:
-            started = self._starter.start(restore, again=self.restarts > 0)
+            started = self._starter.start(self._restore, again=self.restarts > 0)
+            # It is decided now: from here on a restart goes on from the newest decision.
+            self._restore = Restore(allow_non_restored=self._restore.allow_non_restored)
             attempt = Attempt(started, self._config, self._world)
-        except OncewardError as error:
-            return error
+        except Exception as error:  # noqa: BLE001 - whatever it is, the restart strategy decides
+            return unexpected("the pipeline could not be started", error)
         self.restored = started.restored
         with self._lock:
             self._attempt = attempt
             if self._cancel.is_set():
                 attempt.stop()
         self.state = JobState.RUNNING
-        self._retained = started.retained
+        self._started = started
         try:
             return attempt.run()
         finally:
@@ -182,8 +188,28 @@ class Job:
     def _settle(self) -> None:
         """Keep or delete the checkpoints of a run that did not end by itself."""
         policies = {JobState.STOPPED: self._config.on_cancel, JobState.FAILED: self._config.on_failure}
-        if policies.get(self.state) is Retention.DELETE and self._retained is not None:
-            self._retained.delete_all()
+        started = self._started
+        if policies.get(self.state) is not Retention.DELETE or started is None:
+            return
+        try:
+            if started.coordinator.writer.still_newest():
+                started.retained.delete_all()
+        except OncewardError as error:
+            _log.warning("checkpoints are not deleted: %s", error)
+
+
+def _target(path: str | Path) -> str:
+    """A savepoint's folder, absolute.
+
+    Raises:
+        ConfigurationError: It is no folder of a file system, or there is something in it.
+    """
+    if "://" in str(path):
+        raise ConfigurationError(f"savepoint {path}: give a folder of a local or mounted file system")
+    folder = Path(path).absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigurationError(f"savepoint {folder}: there is something already; give a new or an empty folder")
+    return str(folder)
 
 
 def is_hopeless(error: OncewardError) -> bool:

@@ -113,9 +113,21 @@ class Guarded:
         if not records:
             return []
         try:
-            return [pa.RecordBatch.from_pylist(records, schema=self._schema)]
+            return [self._batch(records)]
         except (pa.ArrowException, TypeError, AttributeError) as error:
             raise self.failed(records[0], error) from error
+
+    def _batch(self, records: list[Record]) -> pa.RecordBatch:
+        """All fields of all records; pyarrow itself takes the first one's, and drops what it does not know."""
+        names = records[0].keys()
+        if any(record.keys() != names for record in records):
+            names = dict.fromkeys(name for record in records for name in record).keys()
+        if self._schema is None:
+            return pa.RecordBatch.from_pydict({name: [record.get(name) for record in records] for name in names})
+        unknown = names - set(self._schema.names)
+        if unknown:
+            raise TypeError(f"fields {sorted(unknown)} are not in the schema {self._schema.names}")
+        return pa.RecordBatch.from_pylist(records, schema=self._schema)
 
 
 class RecordLogic(Logic):

@@ -13,8 +13,6 @@ from ..errors import OncewardError
 from .elements import Barrier, Kind, TaskId  # noqa: TC001 - fields of dataclasses
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from ..transaction import Committable
     from .state.handles import SubtaskState
 
@@ -33,6 +31,7 @@ class TaskAck:
         sync: Seconds of the synchronous part.
         asynchronous: Seconds of the asynchronous part.
         uploaded: Bytes written for it.
+        target: Folder of the savepoint that it is for.
     """
 
     task: TaskId
@@ -44,6 +43,7 @@ class TaskAck:
     sync: float = 0.0
     asynchronous: float = 0.0
     uploaded: int = 0
+    target: str | None = None
 
 
 class Status(StrEnum):
@@ -154,10 +154,6 @@ class Pending:
         self.missing.discard(ack.task)
         self.acks[ack.task] = (ack, now)
         return True
-
-    def states(self) -> Collection[SubtaskState]:
-        """What was written for it so far."""
-        return [ack.state for ack, _ in self.acks.values()]
 
     def committables(self) -> list[Committable]:
         """All that its tasks prepared."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,7 +167,6 @@ class Pipeline:
         self._world = world or EngineWorld()
         self._job: Job | None = None
         self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
 
     def source(self, source: Any, *, uid: str | None = None, parallelism: int | None = None) -> Stream:
         """Where rows come from."""
@@ -228,7 +228,7 @@ class Pipeline:
         )
         asked = Restore(str(Path(restore).absolute()) if restore else None, claim, why, allow_non_restored_state)
         job = Job(starter, self.checkpoint, self.restart, self._world, asked)
-        self._job, self._error = job, None
+        self._job = job
         self._thread = threading.Thread(target=self._run, args=(job,), name=f"onceward-{self.name}", daemon=True)
         self._thread.start()
         return job
@@ -242,8 +242,8 @@ class Pipeline:
         job = self._the_job()
         if not job.wait(timeout):
             return False
-        if self._error is not None:
-            raise self._error
+        if job.error is not None:
+            raise job.error
         return True
 
     def stop(self) -> None:
@@ -252,13 +252,13 @@ class Pipeline:
         if self._thread is not None:
             self._thread.join()
 
-    def savepoint(self, path: str, timeout: float | None = None) -> str:
+    def savepoint(self, path: str | Path, timeout: float | None = None) -> str:
         """Make a savepoint while the pipeline runs; it commits nothing. See Job.savepoint."""
-        return self._the_job().savepoint(_absolute(path), timeout)
+        return self._the_job().savepoint(path, timeout)
 
-    def stop_with_savepoint(self, path: str, *, drain: bool = False, timeout: float | None = None) -> str:
+    def stop_with_savepoint(self, path: str | Path, *, drain: bool = False, timeout: float | None = None) -> str:
         """Make a savepoint, commit what comes before it, and end. See Job.stop_with_savepoint."""
-        return self._the_job().stop_with_savepoint(_absolute(path), drain=drain, timeout=timeout)
+        return self._the_job().stop_with_savepoint(path, drain=drain, timeout=timeout)
 
     @property
     def checkpoints(self) -> list[CheckpointRecord]:
@@ -271,10 +271,8 @@ class Pipeline:
         return self._job
 
     def _run(self, job: Job) -> None:
-        try:
+        with suppress(BaseException):  # the job keeps it, and wait() raises it
             job.run()
-        except BaseException as error:  # noqa: BLE001 - raised again by wait()
-            self._error = error
 
     def _add(
         self,
@@ -288,7 +286,3 @@ class Pipeline:
     ) -> Stream:
         many = parallelism if parallelism is not None else self._parallelism
         return Stream(self, self.graph.add(kind, what, uid=uid, parallelism=many, inputs=inputs, schema=schema))
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).absolute())

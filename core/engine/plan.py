@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,7 @@ class Planner:
         context: Of a sink's name, subtask and epoch, its context.
         first_epoch: Epoch of the first rows.
         positions: Where each subtask of a resettable source begins.
+        writer: Position of the run's START.
         choose: How a gate picks among its channels; None: in turns.
         publish_failed: Told of a source that could not publish.
     """
@@ -60,6 +62,7 @@ class Planner:
     context: Callable[[str, int, int], WriteContext]
     first_epoch: int
     positions: Mapping[TaskId, Any]
+    writer: int
     publish_failed: Callable[[OncewardError], None]
     choose: Callable[[Sequence[int]], int] | None = None
     capacity: int = CHANNEL_CAPACITY
@@ -68,12 +71,18 @@ class Planner:
     def tasks(self) -> dict[TaskId, Task]:
         """All tasks, connected, sources first."""
         channels = self._channels()
-        return {
-            task: Task(task, self._logic(operator, task), self._gate(operator, task, channels), outputs, self.world)
-            for operator in self.graph.operators
-            for task in operator.tasks()
-            for outputs in [self._outputs(operator, task, channels)]
-        }
+        made: dict[TaskId, Task] = {}
+        try:
+            for operator in self.graph.operators:
+                for task in operator.tasks():
+                    gate, outputs = self._gate(operator, task, channels), self._outputs(operator, task, channels)
+                    made[task] = Task(task, self._logic(operator, task), gate, outputs, self.world)
+        except BaseException:
+            for built in made.values():
+                with suppress(Exception):
+                    built.logic.close()
+            raise
+        return made
 
     def _channels(self) -> dict[tuple[TaskId, TaskId, int], Channel]:
         """By producer, consumer, and the number of the consumer's input."""
@@ -140,7 +149,7 @@ class Planner:
         assigned = self.assigned[task]
         table = None
         if operator.keys is not None:
-            table = self.backend.open(task, groups, assigned.keyed, self.storage)
+            table = self.backend.open(task, groups, assigned.keyed, self.storage, self.writer)
         return ProcessLogic(
             operator.what,
             guarded,

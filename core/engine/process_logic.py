@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ..errors import ConfigurationError
 from .functions import FunctionContext, ProcessFunction, states_of
@@ -22,6 +25,15 @@ if TYPE_CHECKING:
     from .state.keys import KeyEncoder
     from .state.storage import CheckpointStorage
     from .state.store import KeyedTable
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder().decode
+
+
+def _handle(state: OperatorState) -> ListHandle:
+    """The items as they are now: they may be changed in place before the handle is written out."""
+    return ListHandle(state.redistribute, [_pack(item) for item in state.items])
 
 
 class ProcessLogic(Logic):
@@ -51,7 +63,7 @@ class ProcessLogic(Logic):
         groups: range,
         max_parallelism: int,
         parallelism: int,
-        lists: Mapping[str, list[Any]],
+        lists: Mapping[str, list[bytes]],
         now: Callable[[], float],
     ) -> None:
         self._function = copy.deepcopy(function)
@@ -112,7 +124,7 @@ class ProcessLogic(Logic):
 
     def freeze(self, barrier: Barrier) -> Frozen:
         """See Logic."""
-        lists = {name: ListHandle(state.redistribute, state.get()) for name, state in self._lists.items()}
+        lists = {name: self._guarded.call(name, partial(_handle, state)) for name, state in self._lists.items()}
         if self._table is None:
             return Frozen(lambda _storage, _folder: (SubtaskState(lists=lists), 0))
         freezing = self._table.freeze(barrier.checkpoint, full=barrier.kind.savepoint)
@@ -136,12 +148,12 @@ class ProcessLogic(Logic):
             if self._table is not None:
                 self._table.close()
 
-    def _bind(self, lists: Mapping[str, list[Any]]) -> dict[str, OperatorState]:
+    def _bind(self, lists: Mapping[str, list[bytes]]) -> dict[str, OperatorState]:
         """Put states of this subtask in the place of the declarations."""
         bound: dict[str, OperatorState] = {}
         for name, declared in states_of(self._function).items():
             if isinstance(declared, OperatorState):
-                bound[name] = declared.bound(list(lists.get(name, ())))
+                bound[name] = declared.bound([_unpack(item) for item in lists.get(name, ())])
                 setattr(self._function, name, bound[name])
             elif isinstance(declared, KeyedState):
                 if self._scope is None:
@@ -169,6 +181,6 @@ class ProcessLogic(Logic):
         self._keyed_timers().drop(self._encoded, at)
 
     def _keyed_timers(self) -> Timers:
-        if self._timers is None or self._scope is None or self._scope.key is None:
+        if self._timers is None or self._scope is None or not self._scope.entered:
             raise ConfigurationError("a timer belongs to a key: key_by first, and set it while a record is handled")
         return self._timers

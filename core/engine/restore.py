@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
+from .functions import states_of
 from .state.keys import groups_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .elements import TaskId
     from .graph import Graph, Operator
     from .state.handles import KeyedHandle, Metadata, OperatorRecord
@@ -30,7 +33,7 @@ class Assigned:
 
     positions: list[Any] | None = None
     keyed: tuple[KeyedHandle, ...] = ()
-    lists: dict[str, list[Any]] = field(default_factory=dict)
+    lists: dict[str, list[bytes]] = field(default_factory=dict)
 
 
 def check_fits(graph: Graph, metadata: Metadata, *, allow_non_restored: bool) -> None:
@@ -56,10 +59,28 @@ def check_fits(graph: Graph, metadata: Metadata, *, allow_non_restored: bool) ->
             f"{', '.join(sorted(unclaimed))}. Give an operator its uid, or drop the state on purpose with "
             "allow_non_restored_state=True"
         )
+    if not allow_non_restored:
+        _check_states(operators, metadata)
     for uid, record in metadata.operators.items():
         if uid in operators and operators[uid].kind != record.kind:
             raise ConfigurationError(
                 f"operator {uid} is a {operators[uid].kind}; in checkpoint {metadata.checkpoint} it was a {record.kind}"
+            )
+
+
+def _check_states(operators: Mapping[str, Operator], metadata: Metadata) -> None:
+    """Refuse to drop a state that a function no longer declares, or the keyed state of a stream without keys."""
+    for uid, record in metadata.operators.items():
+        operator = operators.get(uid)
+        if operator is None or operator.kind != "process" or all(state.empty for state in record.subtasks):
+            continue
+        keyed = any(state.keyed is not None for state in record.subtasks)
+        gone = sorted(set(record.states) - set(states_of(operator.what)))
+        if gone or (keyed and operator.keys is None):
+            what = f"states {', '.join(gone)}" if gone else "keyed state, and its stream has no keys now"
+            raise ConfigurationError(
+                f"operator {uid} has in checkpoint {metadata.checkpoint} {what}: it would be lost. Declare it again, "
+                "or drop it on purpose with allow_non_restored_state=True"
             )
 
 
@@ -90,7 +111,7 @@ def _assigned(operator: Operator, subtask: int, record: OperatorRecord | None, g
     )
 
 
-def _items(record: OperatorRecord, name: str, redistribute: str, subtask: int, parallelism: int) -> list[Any]:
+def _items(record: OperatorRecord, name: str, redistribute: str, subtask: int, parallelism: int) -> list[bytes]:
     parts = [state.lists[name].items if name in state.lists else [] for state in record.subtasks]
     if redistribute == "split" and len(parts) == parallelism:
         return list(parts[subtask])

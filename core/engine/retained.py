@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import StateDamagedError
+from ..errors import OncewardError, StateDamagedError
 from .state.handles import Metadata, decode_metadata, encode_metadata
 from .state.registry import SharedFiles
-from .state.storage import CheckpointStorage, folder_of
+from .state.storage import METADATA, CheckpointStorage, folder_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,13 +34,15 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
         folder: Where its metadata are; None: here.
         sha256: Of the metadata file.
         inline: The metadata themselves, in base 64.
-        owned: Whether the pipeline may delete it when newer ones are there.
+        root: Folder that the files of inline metadata are in; None if there are none.
+        claimed: It was not made by this pipeline, which may delete it when newer ones are there.
     """
 
     folder: str | None = None
     sha256: str = ""
     inline: str = ""
-    owned: bool = True
+    root: str | None = None
+    claimed: bool = False
 
     def as_state(self) -> dict[str, Any]:
         """For the decision."""
@@ -53,9 +55,10 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.convert(found, cls) if found is not None else None
 
 
-def inline(metadata: Metadata) -> Reference:
-    """A reference that holds the metadata itself."""
-    return Reference(inline=base64.b64encode(encode_metadata(metadata)).decode())
+def inline(metadata: Metadata, storage: CheckpointStorage | None = None) -> Reference:
+    """A reference that holds the metadata itself; their files, if any, are in the storage."""
+    root = str(storage.root) if storage is not None else None
+    return Reference(inline=base64.b64encode(encode_metadata(metadata)).decode(), root=root)
 
 
 def resolve(reference: Reference) -> tuple[Metadata, CheckpointStorage | None]:
@@ -65,18 +68,18 @@ def resolve(reference: Reference) -> tuple[Metadata, CheckpointStorage | None]:
         StateDamagedError: They are not what was decided.
     """
     if reference.folder is None:
-        return decode_metadata(base64.b64decode(reference.inline), "inside the decision"), None
+        storage = CheckpointStorage(reference.root) if reference.root is not None else None
+        return decode_metadata(base64.b64decode(reference.inline), "inside the decision"), storage
     metadata, storage = load(reference.folder)
-    data = encode_metadata(metadata)
-    if _sha256(data) != reference.sha256:
+    if _sha256(metadata) != reference.sha256:
         raise StateDamagedError(f"the checkpoint's metadata in {reference.folder} are not those that were decided")
     return metadata, storage
 
 
-def reference_to(folder: Path) -> Reference:
+def reference_to(folder: Path, *, claimed: bool) -> Reference:
     """A reference to a folder's metadata as they are now."""
     metadata, _ = load(folder)
-    return Reference(folder=str(folder), sha256=_sha256(encode_metadata(metadata)))
+    return Reference(folder=str(folder), sha256=_sha256(metadata), claimed=claimed)
 
 
 def load(folder: str | Path) -> tuple[Metadata, CheckpointStorage]:
@@ -86,8 +89,8 @@ def load(folder: str | Path) -> tuple[Metadata, CheckpointStorage]:
     return metadata, CheckpointStorage(folder if metadata.savepoint else folder.parent)
 
 
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _sha256(metadata: Metadata) -> str:
+    return hashlib.sha256(encode_metadata(metadata)).hexdigest()
 
 
 class Retained:
@@ -96,13 +99,15 @@ class Retained:
     Args:
         storage: The folder; None if checkpoints are kept inside the decision log.
         most: How many are kept.
+        writer: Position of the writer's START.
     """
 
-    def __init__(self, storage: CheckpointStorage | None, most: int) -> None:
+    def __init__(self, storage: CheckpointStorage | None, most: int, writer: int) -> None:
         self._storage = storage
         self._most = most
-        self.ids: list[int] = []
-        self._borrowed: Reference | None = None
+        self._writer = writer
+        self.folders: list[str] = []
+        self._claimed: str | None = None
         self.shared = SharedFiles(storage.delete if storage is not None else _nothing)
 
     def write(self, metadata: Metadata) -> Reference:
@@ -113,81 +118,99 @@ class Retained:
         """
         if self._storage is None:
             return inline(metadata)
-        self.shared.register(metadata.checkpoint, metadata.files())
+        folder = folder_of(metadata.checkpoint, self._writer)
+        self.shared.register(folder, metadata.files())
         try:
-            ref = self._storage.write_metadata(metadata)
+            ref = self._storage.write_metadata(metadata, folder)
         except BaseException:
-            self.shared.release(metadata.checkpoint)
+            self.shared.release(folder)
             raise
-        folder = self._storage.root / folder_of(metadata.checkpoint)
-        return Reference(folder=str(folder), sha256=ref.sha256)
+        return Reference(folder=str(self._storage.root / folder), sha256=ref.sha256)
 
     def keep(self, checkpoint: int) -> None:
-        """It was decided: keep it, and drop the oldest beyond the number that is kept."""
-        self.ids.append(checkpoint)
-        self._drop(self.ids[: -self._most])
-        self._drop_borrowed()
-
-    def forget(self, checkpoint: int) -> None:
-        """It was not decided, and will not be."""
-        self._drop([checkpoint])
+        """It was decided: keep it, and drop the oldest beyond the number that is kept. Fails nothing any more."""
+        self.folders.append(folder_of(checkpoint, self._writer))
+        self._clean(self.folders[: -self._most])
 
     def superseded(self) -> None:
         """A savepoint was decided: it is the newest, and belongs to the user; own ones stay as they are."""
-        self._drop_borrowed()
+        self._clean([])
 
     def delete_all(self) -> None:
         """The run ended, and nobody wants to restore it."""
-        self._drop(list(self.ids))
+        self._clean(list(self.folders))
 
     def discard(self, state: SubtaskState) -> None:
         """Free what a task wrote for a checkpoint that was given up."""
         self.shared.discard(state)
 
-    def restored(self, checkpoint: int, reference: Reference | None, *, clean: bool) -> None:
-        """Take over what an earlier run left, up to the checkpoint that is restored.
+    def restored(self, reference: Reference, *, up_to: int, clean: bool) -> None:
+        """Take over what an earlier run left.
 
         Args:
-            checkpoint: Newest checkpoint that counts.
-            reference: What the decision says of it.
+            reference: What the decision says of the restored checkpoint.
+            up_to: Its id: what is newer does not count.
             clean: Delete what no checkpoint that counts refers to.
         """
-        self._borrowed = reference if reference is not None and reference.owned else None
+        self._claimed = reference.folder if reference.claimed else None
         if self._storage is None:
             return
-        for known in self._storage.checkpoints():
-            if known > checkpoint:
-                continue
+        for folder in self._storage.checkpoints():
             try:
-                metadata = self._storage.read_metadata(folder_of(known))
+                metadata = self._storage.read_metadata(folder)
             except StateDamagedError as error:
-                _log.warning("checkpoint %s is not kept: %s", known, error)
+                _log.warning("checkpoint %s is not kept: %s", folder, error)
                 continue
-            self.shared.register(known, metadata.files())
-            self.ids.append(known)
-        if clean:
-            self._drop([known for known in self._storage.checkpoints() if known not in self.ids])
-            self._storage.delete(path for path in self._storage.shared_files() if not self.shared.refers(path))
+            if metadata.checkpoint <= up_to:
+                self.shared.register(folder, metadata.files())
+                self.folders.append(folder)
+        if clean:  # only what older runs left: another one may have started since
+            older = [name for name in self._storage.checkpoints() if writer_of_folder(name) < self._writer]
+            self._drop([name for name in older if name not in self.folders])
+            self._storage.delete(
+                path
+                for path in self._storage.shared_files()
+                if writer_of_file(path) < self._writer and not self.shared.refers(path)
+            )
 
-    def _drop(self, checkpoints: Iterable[int]) -> None:
-        for checkpoint in checkpoints:
-            if checkpoint in self.ids:
-                self.ids.remove(checkpoint)
+    def _drop(self, folders: Iterable[str]) -> None:
+        for folder in list(folders):
+            self.folders = [kept for kept in self.folders if kept != folder]
             if self._storage is not None:
-                self._storage.delete_folder(checkpoint)
-                self.shared.release(checkpoint)
+                self._storage.delete_folder(folder)
+                self.shared.release(folder)
 
-    def _drop_borrowed(self) -> None:
-        """A savepoint that was claimed at the restore is not needed once a newer checkpoint is there."""
-        reference, self._borrowed = self._borrowed, None
-        if reference is None or reference.folder is None:
-            return
-        folder = Path(reference.folder)
-        if self._storage is None or folder.parent != self._storage.root:
-            metadata, storage = load(folder)
-            storage.delete(ref.path for refs in metadata.files().values() for ref in refs)
-            storage.delete(["metadata"])
-            folder.rmdir()
+    def _clean(self, folders: Iterable[str]) -> None:
+        """Drop checkpoints, and a claimed one that is not needed any more; what cannot be deleted stays."""
+        try:
+            self._drop(folders)
+            claimed, self._claimed = self._claimed, None
+            if claimed is not None:
+                _delete_claimed(Path(claimed))
+        except (OSError, OncewardError) as error:
+            _log.warning("files of older checkpoints are left: %s", error)
+
+
+def writer_of_folder(name: str) -> int:
+    """Position of the START under which a checkpoint's folder was written."""
+    return int(name.split("-")[2])
+
+
+def writer_of_file(path: str) -> int:
+    """Position of the START under which a shared file was written."""
+    number = path.rpartition("/")[2].partition("-")[0]
+    return int(number) if number.isdigit() else -1
+
+
+def _delete_claimed(folder: Path) -> None:
+    """Delete a savepoint's files, or a checkpoint's own ones: those that it shares with others stay."""
+    metadata, storage = load(folder)
+    if metadata.savepoint:
+        storage.delete(ref.path for refs in metadata.files().values() for ref in refs)
+        storage.delete([METADATA])
+        folder.rmdir()
+    else:
+        storage.delete_folder(folder.name)
 
 
 def _nothing(_paths: Iterable[str]) -> None:

@@ -70,12 +70,12 @@ class TwoPhaseLogic(_Sink):
         """Prepare; nothing for a savepoint that commits nothing."""
         if not barrier.kind.commits:
             return Frozen(nothing_to_write)
-        writing, self._writing = self._writing, None
-        self._epoch = barrier.checkpoint + 1
-        if writing is not None:
-            committable = writing.pre_commit()
+        if self._writing is not None:
+            committable = self._writing.pre_commit()
             if committable is not None:
                 self._prepared[barrier.checkpoint] = committable
+        self._writing = None
+        self._epoch = barrier.checkpoint + 1
         return Frozen(nothing_to_write, tuple(self._prepared.values()))
 
     def confirm(self, checkpoint: int) -> None:

@@ -22,7 +22,7 @@ from .elements import Barrier, TaskId
 from .plan import is_two_phase, start_positions
 from .restore import assign, check_fits
 from .retained import Reference, Retained, inline, load, reference_to, resolve
-from .state.handles import Metadata, SubtaskState
+from .state.handles import Metadata, OperatorRecord, SubtaskState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,6 +53,11 @@ class Restore:
     why: str | None = None
     allow_non_restored: bool = False
 
+    @property
+    def asks(self) -> bool:
+        """Whether something else than the newest decision's checkpoint is asked for."""
+        return self.path is not None or self.why is not None
+
 
 @dataclass(frozen=True)
 class Started:
@@ -81,6 +86,11 @@ class Found:
     reference: Reference | None
     decided: int
     """Newest decided epoch then."""
+
+    @property
+    def newest(self) -> int:
+        """The newest epoch that was ever decided or restored: numbers never go back."""
+        return max(self.decided, self.metadata.checkpoint if self.metadata is not None else NONE)
 
 
 class Starter:
@@ -125,7 +135,7 @@ class Starter:
             again: This is such a restart.
 
         Raises:
-            OncewardError: Nothing was begun, or the next start goes on from here.
+            OncewardError: Nothing was begun, or the next start with the same `restore` goes on from here.
         """
         sinks = [o.what for o in self._graph.of_kind("sink") if is_two_phase(o.what)]
         coordinator = Coordinator(self._pipeline, self._store, sinks, self._policy, gaps=True)
@@ -134,8 +144,9 @@ class Starter:
             found = self._find(view, restore)
             if found.metadata is not None:
                 check_fits(self._graph, found.metadata, allow_non_restored=restore.allow_non_restored)
-            coordinator.open(rewind=restore.why)
-            if restore.why is not None or restore.path is not None or coordinator.view.decided == found.decided:
+            first = found.newest + 1
+            coordinator.open(rewind=restore.why, first_epoch=first if restore.why is not None else None)
+            if restore.asks or coordinator.view.decided == found.decided:
                 return self._begin(coordinator, found, restore, again=again)
 
     def _find(self, view: LogView, restore: Restore) -> Found:
@@ -147,8 +158,14 @@ class Starter:
         """
         if restore.path is not None:
             return _asked_for(view, restore, self._pipeline)
-        if view.newest is None or restore.why is not None:
+        if restore.why is not None or (view.newest is None and not view.rewound):
             return Found(None, None, None, view.decided)
+        if view.newest is None:
+            raise EpochConflictError(
+                "this pipeline was on its way back to an older state when it was interrupted. Say restore=… and why=… "
+                "again as before",
+                pipeline=self._pipeline,
+            )
         reference = Reference.of(view.newest.state)
         if reference is None:
             raise EpochConflictError(
@@ -167,21 +184,18 @@ class Starter:
         return Found(metadata, storage, reference, view.decided)
 
     def _begin(self, coordinator: Coordinator, found: Found, restore: Restore, *, again: bool) -> Started:
-        own = self._backend.storage
-        retained = Retained(own, self._config.retained)
+        own, before = self._backend.storage, found.metadata
+        retained = Retained(own, self._config.retained, coordinator.writer.token.start)
         completer = Completer(self._graph, coordinator, retained, self._policy.monotonic())
-        assigned = assign(self._graph, found.metadata)
-        skip = self._config.mode is Mode.AT_MOST_ONCE and (again or found.metadata is not None)
+        assigned = assign(self._graph, before)
+        skip = self._config.mode is Mode.AT_MOST_ONCE and (again or (before is not None and not before.terminal))
         positions = start_positions(self._graph, assigned, skip=skip)
-        newest = max(found.decided, found.metadata.checkpoint if found.metadata is not None else NONE)
-        reference = found.reference
-        if coordinator.view.newest is None:
+        newest, is_new = found.newest, coordinator.view.newest is None
+        if is_new or (before is not None and any(assigned[task].positions is None for task in positions)):
             newest += 1
-            self._decide_beginning(completer, newest, found, positions)
-        elif found.metadata is not None and restore.path is None:
-            retained.restored(found.metadata.checkpoint, reference, clean=True)
-        if restore.path is not None and reference is not None:
-            retained.restored(NONE, reference, clean=False)
+            completer.begin(*self._beginning(completer, newest, found, positions, asked=is_new))
+        if found.reference is not None and before is not None:
+            retained.restored(found.reference, up_to=before.checkpoint, clean=not restore.asks)
         return Started(
             graph=self._graph,
             coordinator=coordinator,
@@ -193,26 +207,46 @@ class Starter:
             assigned=assigned,
             positions=positions,
             next_id=newest + 1,
-            restored=found.metadata.checkpoint if found.metadata is not None else None,
+            restored=before.checkpoint if before is not None else None,
         )
 
-    def _decide_beginning(
-        self, completer: Completer, epoch: int, found: Found, positions: Mapping[TaskId, Any]
-    ) -> None:
-        """The first decision, or the first after going back: where the sources begin, and with which state."""
+    def _beginning(
+        self, completer: Completer, epoch: int, found: Found, positions: Mapping[TaskId, Any], *, asked: bool
+    ) -> tuple[Metadata, Reference]:
+        """What the first decision says, or one after going back, or with a new source: state, and where sources begin.
+
+        A source is asked only once where it begins, so the answer is decided before anything is read.
+        """
         barrier = Barrier(epoch)
-        states = {
-            task: SubtaskState(position=positions.get(task))
-            for operator in self._graph.operators
-            for task in operator.tasks()
-        }
-        reference = found.reference or inline(completer.metadata(barrier, states))
-        completer.begin(epoch, states, barrier, reference)
+        fresh = completer.metadata(
+            barrier,
+            {
+                task: SubtaskState(position=positions.get(task))
+                for operator in self._graph.operators
+                for task in operator.tasks()
+            },
+        )
+        if found.metadata is None or found.reference is None:
+            return fresh, inline(fresh)
+        known = found.metadata.operators
+        added = {o.uid for o in self._graph.of_kind("source")} - {uid for uid in known if _has_positions(known[uid])}
+        if asked and not added:
+            return msgspec.structs.replace(fresh, commits=True), found.reference
+        operators = {**known, **{uid: fresh.operators[uid] for uid in added}}
+        whole = msgspec.structs.replace(found.metadata, checkpoint=epoch, operators=operators)
+        return whole, inline(whole, found.storage)
+
+
+def _has_positions(record: OperatorRecord) -> bool:
+    return any(state.position is not None for state in record.subtasks)
 
 
 def _asked_for(view: LogView, restore: Restore, pipeline: str) -> Found:
     path = Path(restore.path or "").absolute()
-    metadata, storage = load(path)
+    try:
+        metadata, storage = load(path)
+    except StateDamagedError as error:
+        raise ConfigurationError(f"restore={str(path)!r}: {error}; nothing was started") from error
     if view.decided != NONE and restore.why is None:
         raise EpochConflictError(
             f"checkpoint {metadata.checkpoint} in {path} is asked for, and this pipeline has decided epoch "
@@ -228,4 +262,4 @@ def _asked_for(view: LogView, restore: Restore, pipeline: str) -> Found:
             pipeline=pipeline,
             epoch=view.decided,
         )
-    return Found(metadata, storage, msgspec.structs.replace(reference_to(path), owned=restore.claim), view.decided)
+    return Found(metadata, storage, reference_to(path, claimed=restore.claim), view.decided)

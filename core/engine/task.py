@@ -228,8 +228,8 @@ class Task:
 
     def _write_out(self, barrier: Barrier, frozen: Frozen, alignment: float, buffered: int, sync: float) -> None:
         began = self._world.monotonic()
-        storage, folder = self._world.storage(barrier)
         try:
+            storage, folder = self._world.storage(barrier)
             state, written = frozen.write(storage, folder)
         except (OncewardError, OSError) as error:
             self._world.report.declined(self.id, barrier.checkpoint, str(error))
@@ -247,6 +247,7 @@ class Task:
                 sync=sync,
                 asynchronous=self._world.monotonic() - began,
                 uploaded=written,
+                target=barrier.target,
             )
         )
 

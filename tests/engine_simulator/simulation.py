@@ -11,14 +11,16 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from onceward.core import CheckpointConfig
 from onceward.core.checkpoint import Backoff, CommitPolicy
 from onceward.core.engine import EngineWorld, Mode
 from onceward.core.engine.attempt import Machine
+from onceward.core.engine.elements import Barrier, Kind
 from onceward.core.engine.start import Restore, Starter
-from onceward.core.errors import OncewardError
+from onceward.core.errors import OncewardError, StateError
 from onceward.core.steps import Step, hooked
 
 from ..engine_kit import Target
@@ -36,6 +38,18 @@ MOST_ATTEMPTS = 60
 
 class Crash(BaseException):
     """The process ends here."""
+
+
+class FaultyMachine(Machine):
+    """A machine whose disk is full now and then."""
+
+    simulation: Simulation
+
+    def _place(self, barrier: Barrier) -> Any:
+        if self.simulation.loses():
+            self.simulation.note(f"no place for checkpoint {barrier.checkpoint}")
+            raise StateError("disk full")
+        return super()._place(barrier)
 
 
 class ViolationError(AssertionError):
@@ -84,7 +98,6 @@ class Simulation:
         self.world = EngineWorld(
             monotonic=lambda: self.time,
             now=lambda: self.time,
-            sleep=self.pass_time,
             between=self.random.uniform,
             choose=self.random.choice,
         )
@@ -95,6 +108,7 @@ class Simulation:
         self.crashes = self.random.choice([0, 1, 2, 4, 8])
         self.losses = self.random.choice([0, 0, 1, 3])
         self.likely = self.random.choice([0.0005, 0.003, 0.02])
+        self.savepoints = self.random.choice([0, 0, 1, 2])
         self.zombie: Attempt | None = None
 
     def pass_time(self, seconds: float) -> None:
@@ -106,7 +120,7 @@ class Simulation:
         Raises:
             ViolationError: A promise was broken.
         """
-        with hooked(self.reach):
+        with hooked(self.reach), TemporaryDirectory(prefix="onceward-simulated-") as self.folder_name:
             attempts = 1
             while not self.one_attempt():
                 attempts += 1
@@ -155,9 +169,10 @@ class Simulation:
     def machine(self, started: Started) -> Attempt:
         messages: deque[Callable[[], None]] = deque()
         later: list[Callable[[], None]] = []
-        machine = Machine(
+        machine = FaultyMachine(
             started, self.config, self.world, run_later=later.append, tell=messages.append, wake=lambda _: None
         )
+        machine.simulation = self
         for id_, task in machine.tasks.items():
             task.logic.open()
             machine.opened(id_)
@@ -182,6 +197,8 @@ class Simulation:
 
     def one_step(self, attempt: Attempt) -> None:
         """Let one thing happen: a task's step, a message, an asynchronous part, or some time."""
+        if self.savepoints and self.random.random() < 0.002:
+            self.savepoint(attempt)
         what = self.random.random()
         if what < 0.70:
             task = self.random.choice(list(attempt.machine.tasks.values()))
@@ -197,11 +214,24 @@ class Simulation:
 
     def deliver(self, attempt: Attempt) -> None:
         message = attempt.messages.popleft()
-        if self.losses and "acknowledged" in message.__qualname__ and self.random.random() < 0.1:
-            self.losses -= 1
+        if "acknowledged" in message.__qualname__ and self.loses():
             self.note("an acknowledgement is lost")
             return
         message()
+
+    def loses(self) -> bool:
+        """Whether something goes wrong now."""
+        if not self.losses or self.random.random() >= 0.1:
+            return False
+        self.losses -= 1
+        return True
+
+    def savepoint(self, attempt: Attempt) -> None:
+        """Ask for one, somewhere new."""
+        self.savepoints -= 1
+        self.note("a savepoint is asked for")
+        folder = f"{self.folder_name}/{self.savepoints}-{len(self.trace)}"
+        attempt.machine.checkpoints.request(Kind.SAVEPOINT, self.time, folder)
 
     def step_zombie(self, zombie: Attempt) -> None:
         """It does not know that it should be dead; the decision log stops it."""

@@ -54,10 +54,10 @@ class KeyedHandle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListHandle(msgspec.Struct, frozen=True):
-    """An operator state's items in one subtask, and how a restore deals them out."""
+    """An operator state's items in one subtask, in MessagePack, and how a restore deals them out."""
 
     redistribute: str
-    items: list[Any]
+    items: list[bytes]
 
 
 class SubtaskState(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +89,8 @@ class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     subtasks: list[SubtaskState]
+    states: list[str] = []
+    """Names of the states that its function declares."""
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +102,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
         checkpoint: Its id.
         savepoint: Whether it belongs to the user.
         commits: Whether what was written before it is committed with it.
+        terminal: Whether the run ended with it.
         max_parallelism: Number of key groups.
         operators: By uid.
     """
@@ -109,6 +112,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: int
     savepoint: bool = False
     commits: bool = True
+    terminal: bool = False
     max_parallelism: int
     operators: dict[str, OperatorRecord]
 

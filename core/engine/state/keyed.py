@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from .store import KeyedTable
 
+_IMMUTABLE = (type(None), bool, int, float, str, bytes)
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
 
@@ -32,6 +34,11 @@ class KeyScope:
         """Rows are now those of this key."""
         self.key, self._encoded = key, encoded
         self._group = keys.group_of(encoded, self._max)
+
+    @property
+    def entered(self) -> bool:
+        """Whether a key is at hand; it may be None."""
+        return self._encoded is not None
 
     def leave(self) -> None:
         """No key is at hand."""
@@ -92,7 +99,9 @@ class ValueState(KeyedState):
         """The current key's value."""
         table, row = self._place()
         data = table.get(row)
-        return self.default if data is None else _unpack(data)
+        if data is None:
+            return self.default if isinstance(self.default, _IMMUTABLE) else copy.deepcopy(self.default)
+        return _unpack(data)
 
     def set(self, value: Any) -> None:
         """Set it."""

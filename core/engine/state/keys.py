@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MAX_PARALLELISM: Final = 128
 MOST_GROUPS: Final = 1 << 15
 _MEMO: Final = 100_000
+_UNHASHABLE: Final = (list, dict)
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -101,6 +102,9 @@ class KeyEncoder:
             memo.clear()
         found = []
         for key in keys:
+            if key.__class__ in _UNHASHABLE:
+                found.append(encode_key(key))
+                continue
             data = memo.get((key.__class__, key))
             if data is None:
                 data = memo[key.__class__, key] = encode_key(key)

@@ -120,7 +120,12 @@ class MemoryBackend:
         return self
 
     def open(
-        self, task: TaskId, groups: range, restored: Sequence[KeyedHandle], storage: CheckpointStorage | None
+        self,
+        task: TaskId,
+        groups: range,
+        restored: Sequence[KeyedHandle],
+        storage: CheckpointStorage | None,
+        writer: int = 0,  # noqa: ARG002 - it shares no files
     ) -> KeyedTable:
         """See StateBackend."""
         return _restored(MemoryTable(groups, str(task), self.most), groups, restored, storage)
@@ -142,7 +147,12 @@ class FileBackend:
         return FileBackend(self.path / pipeline)
 
     def open(
-        self, task: TaskId, groups: range, restored: Sequence[KeyedHandle], storage: CheckpointStorage | None
+        self,
+        task: TaskId,
+        groups: range,
+        restored: Sequence[KeyedHandle],
+        storage: CheckpointStorage | None,
+        writer: int = 0,  # noqa: ARG002 - it shares no files
     ) -> KeyedTable:
         """See StateBackend."""
         return _restored(MemoryTable(groups, str(task), None), groups, restored, storage)

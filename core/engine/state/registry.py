@@ -28,9 +28,9 @@ class SharedFiles:
     def __init__(self, delete: Callable[[Iterable[str]], None]) -> None:
         self._delete = delete
         self._counts: Counter[Reference] = Counter()
-        self._of: dict[int, list[Reference]] = {}
+        self._of: dict[str, list[Reference]] = {}
 
-    def register(self, checkpoint: int, files: Mapping[tuple[str, int], tuple[FileRef, ...]]) -> None:
+    def register(self, checkpoint: str, files: Mapping[tuple[str, int], tuple[FileRef, ...]]) -> None:
         """A completed checkpoint refers to these. Registering it again changes nothing."""
         if checkpoint in self._of:
             return
@@ -38,7 +38,7 @@ class SharedFiles:
         self._of[checkpoint] = references
         self._counts.update(references)
 
-    def release(self, checkpoint: int) -> list[str]:
+    def release(self, checkpoint: str) -> list[str]:
         """A checkpoint is dropped; returns and deletes the files that nobody refers to any more."""
         gone = []
         for reference in self._of.pop(checkpoint, ()):

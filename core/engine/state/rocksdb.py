@@ -56,6 +56,8 @@ class RocksTable(KeyedTable):
         self._groups = groups
         self._task = task
         self._incremental = incremental
+        self.writer = 0
+        """Position of the run's START."""
         self._db = _open(folder / "db")
         self._base: dict[str, FileRef] = {}
         self._written: dict[int, dict[str, FileRef]] = {}
@@ -139,7 +141,7 @@ class RocksTable(KeyedTable):
                 elif known is not None:
                     files.append(known)
                 else:
-                    where = f"{SHARED}/{self._task}-{secrets.token_hex(8)}{_SUFFIX}"
+                    where = f"{SHARED}/{self.writer}-{self._task}-{secrets.token_hex(8)}{_SUFFIX}"
                     files.append(storage.copy_in(path, where, shared=True))
         except StateError:
             storage.delete(ref.path for ref in files if ref.shared and ref.name not in base)
@@ -169,17 +171,24 @@ class RocksDBBackend:
         return RocksDBBackend(self.path / pipeline, local=self.local, incremental=self.incremental)
 
     def open(
-        self, task: TaskId, groups: range, restored: Sequence[KeyedHandle], storage: CheckpointStorage | None
+        self,
+        task: TaskId,
+        groups: range,
+        restored: Sequence[KeyedHandle],
+        storage: CheckpointStorage | None,
+        writer: int = 0,
     ) -> KeyedTable:
         """See StateBackend."""
         if self.local is not None:
             self.local.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="onceward-state-", dir=self.local))
         try:
-            return self._opened(folder, task, groups, restored, storage)
+            table = self._opened(folder, task, groups, restored, storage)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
+        table.writer = writer
+        return table
 
     def _opened(
         self,
@@ -188,7 +197,7 @@ class RocksDBBackend:
         groups: range,
         restored: Sequence[KeyedHandle],
         storage: CheckpointStorage | None,
-    ) -> KeyedTable:
+    ) -> RocksTable:
         whole = restored[0] if len(restored) == 1 else None
         same = whole is not None and whole.form == FORM and range(whole.first, whole.end) == groups
         if whole is not None and same and storage is not None:

@@ -1,8 +1,10 @@
 """A folder of checkpoints: files that are there whole and proven, or not at all.
 
-    <root>/chk-<id>/metadata        written last, right before the decision that names it
-    <root>/chk-<id>/…               files of this checkpoint alone
-    <root>/shared/…                 files that several checkpoints refer to
+    <root>/chk-<id>-<start>/metadata    written last, right before the decision that names it
+    <root>/chk-<id>-<start>/…           files of this checkpoint alone
+    <root>/shared/…                     files that several checkpoints refer to
+
+The second number is the position of the writer's START: a fenced run writes and deletes nothing of its successor.
 
 A file is written under another name, synced, renamed, and its folder synced. Each is read back against its size and
 SHA-256, so that a damaged file is an error that names it.
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import shutil
 from pathlib import Path
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 SHARED: Final = "shared"
 METADATA: Final = "metadata"
 _CHUNK: Final = 1 << 20
-_PREFIX: Final = "chk-"
+_FOLDER: Final = re.compile(r"chk-[0-9]+-[0-9]+")
 
 
 class CheckpointStorage:
@@ -48,6 +51,8 @@ class CheckpointStorage:
             StateError: It could not be written.
         """
         target = self.root / path
+        if target.exists():
+            raise StateError(f"{target} is there already: nothing of a checkpoint is ever written over")
         digest, size = hashlib.sha256(), 0
         partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         try:
@@ -106,9 +111,8 @@ class CheckpointStorage:
         if size != ref.size or digest.hexdigest() != ref.sha256:
             raise StateDamagedError(f"the checkpoint's file {self.root / ref.path} is damaged: its checksum is another")
 
-    def write_metadata(self, metadata: Metadata, folder: str | None = None) -> FileRef:
+    def write_metadata(self, metadata: Metadata, folder: str) -> FileRef:
         """The last file of a checkpoint."""
-        folder = folder if folder is not None else folder_of(metadata.checkpoint)
         return self.write(inside(folder, METADATA), [encode_metadata(metadata)])
 
     def read_metadata(self, folder: str) -> Metadata:
@@ -124,12 +128,12 @@ class CheckpointStorage:
             raise StateDamagedError(f"the checkpoint's metadata {path} cannot be read: {error}") from error
         return decode_metadata(data, str(path))
 
-    def checkpoints(self) -> list[int]:
-        """Ids of the checkpoints that have a folder, in order."""
+    def checkpoints(self) -> list[str]:
+        """Folders of checkpoints, oldest first."""
         if not self.root.is_dir():
             return []
-        names = (path.name.removeprefix(_PREFIX) for path in self.root.iterdir() if path.name.startswith(_PREFIX))
-        return sorted(int(name) for name in names if name.isdigit())
+        names = [path.name for path in self.root.iterdir() if _FOLDER.fullmatch(path.name)]
+        return sorted(names, key=lambda name: [int(number) for number in name.split("-")[1:]])
 
     def shared_files(self) -> Iterator[str]:
         """Paths of all shared files."""
@@ -142,16 +146,21 @@ class CheckpointStorage:
         for path in paths:
             (self.root / path).unlink(missing_ok=True)
 
-    def delete_folder(self, checkpoint: int) -> None:
+    def delete_folder(self, name: str) -> None:
         """Delete a checkpoint's own files, its metadata first: without them nobody takes it for one."""
-        folder = self.root / folder_of(checkpoint)
+        folder = self.root / name
         (folder / METADATA).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def folder_of(checkpoint: int) -> str:
-    """The folder of a checkpoint's own files."""
-    return f"{_PREFIX}{checkpoint}"
+def folder_of(checkpoint: int, writer: int) -> str:
+    """The folder of a checkpoint's own files: a fenced run cannot touch those of its successor.
+
+    Args:
+        checkpoint: Its id.
+        writer: Position of the writer's START in the decision log.
+    """
+    return f"chk-{checkpoint}-{writer}"
 
 
 def inside(folder: str, name: str) -> str:

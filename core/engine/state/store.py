@@ -86,7 +86,12 @@ class StateBackend(Protocol):
         ...
 
     def open(
-        self, task: TaskId, groups: range, restored: Sequence[KeyedHandle], storage: CheckpointStorage | None
+        self,
+        task: TaskId,
+        groups: range,
+        restored: Sequence[KeyedHandle],
+        storage: CheckpointStorage | None,
+        writer: int = 0,
     ) -> KeyedTable:
         """The table of one subtask.
 
@@ -95,6 +100,7 @@ class StateBackend(Protocol):
             groups: The key groups it owns.
             restored: Handles that overlap its groups; empty for a fresh start.
             storage: Where the handles' files are.
+            writer: Position of the run's START, for the names of files that checkpoints share.
 
         Raises:
             StateDamagedError: A file is not what was written.

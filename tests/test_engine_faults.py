@@ -1,0 +1,447 @@
+"""What went wrong once in the embedded engine: each with the fault that shows it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from onceward.core import (
+    CheckpointConfig,
+    FileBackend,
+    OperatorState,
+    ProcessFunction,
+    RestartStrategy,
+    RocksDBBackend,
+    ValueState,
+)
+from onceward.core.engine import JobState
+from onceward.core.engine.elements import Barrier
+from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, OperatorError, RetryableSinkError
+from onceward.core.log.memory import MemoryStore
+from onceward.sources import KafkaSource, SequenceSource
+
+from .engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, sums
+from .test_engine_gate import drain, feed, gate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ROWS = numbers(1000, keys=5)
+
+
+def totals(target: Target, source: Any, *, backend: Any = None, function: Any = None, **options: Any) -> Any:
+    p = pipeline(backend=backend, **options)
+    p.source(source, uid="numbers").key_by("k").process(function or RunningSum(), uid="sum", parallelism=2).sink(
+        TargetSink(target)
+    )
+    return p
+
+
+def reach(source: Slowly, job: Any, batches: int) -> None:
+    """Let the source give so many batches."""
+    wanted = source.taken + batches
+    source.let(batches)
+    while source.taken < wanted:
+        assert not job.wait(0.005)
+
+
+def exact(target: Target) -> None:
+    assert target.counts("n") == Counter(range(1000))
+    assert {row["n"]: row["sum"] for row in target.rows} == sums(ROWS)
+    assert target.prepared == {}
+
+
+class FailsOnce(TargetSink):
+    """Fails in one call, once."""
+
+    def __init__(self, target: Target, call: str, error: Exception) -> None:
+        super().__init__(target)
+        self.left = [(call, error)]
+
+    def _maybe(self, call: str) -> None:
+        if self.left and self.left[0][0] == call:
+            raise self.left.pop()[1]
+
+    def commit(self, committable: Any) -> Any:
+        self._maybe("commit")
+        return super().commit(committable)
+
+    def lingering(self, scope: Any) -> Any:
+        self._maybe("lingering")
+        return super().lingering(scope)
+
+
+def test_59_a_savepoint_keeps_what_was_prepared_for_a_checkpoint_that_was_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    target, source = Target(), Slowly(ROWS, batch_rows=100)
+    config = CheckpointConfig(tolerable_failures=5)
+    p = totals(target, source, backend=FileBackend(tmp_path / "state"), checkpoint=config)
+    job = p.start()
+    reach(source, job, 1)
+    storage = p.backend.storage
+    write = storage.write
+
+    def full(*_: Any, **__: Any) -> None:
+        while not target.prepared:
+            time.sleep(0.005)
+        raise OSError("disk full")
+
+    monkeypatch.setattr(storage, "write", full)
+    with pytest.raises(Exception, match="disk full"):
+        job.checkpoint(timeout=10)
+    assert target.prepared
+    monkeypatch.setattr(storage, "write", write)
+    job.savepoint(tmp_path / "save", timeout=10)
+    source.let(100)
+    p.wait(30)
+    assert job.restarts == 0
+    exact(target)
+
+
+@pytest.mark.parametrize("policy", ["keep", "delete"])
+def test_61_a_fenced_run_deletes_nothing_of_its_successor(tmp_path: Path, policy: str):
+    target, store = Target(), MemoryStore()
+    config = CheckpointConfig(on_cancel=policy)  # type: ignore[arg-type]
+    old_source = Slowly(ROWS, batch_rows=100)
+    old = totals(target, old_source, store=store, backend=RocksDBBackend(tmp_path), checkpoint=config)
+    old_job = old.start()
+    reach(old_source, old_job, 2)
+    old_job.checkpoint(timeout=10)
+    reach(old_source, old_job, 1)
+    new_source = Slowly(ROWS, batch_rows=100)
+    new = totals(target, new_source, store=store, backend=RocksDBBackend(tmp_path), checkpoint=CheckpointConfig())
+    new_job = new.start()
+    reach(new_source, new_job, 4)
+    new_job.checkpoint(timeout=10)
+    old.stop()
+    new.stop()
+    totals(target, SequenceSource(ROWS), store=store, backend=RocksDBBackend(tmp_path)).run()
+    exact(target)
+
+
+def test_18_what_was_asked_to_be_restored_is_not_forgotten_when_the_start_fails(tmp_path: Path):
+    target, store, source = Target(), MemoryStore(), Slowly(ROWS, batch_rows=100)
+    p = totals(target, source, store=store, checkpoint=CheckpointConfig())
+    job = p.start()
+    reach(source, job, 5)
+    job.stop_with_savepoint(tmp_path / "save", timeout=10)
+    again = pipeline(store=store)
+    sink = FailsOnce(target, "lingering", RetryableSinkError("the target is away"))
+    again.source(SequenceSource(ROWS), uid="numbers").key_by("k").process(RunningSum(), uid="sum").sink(sink)
+    job = again.start(restore=str(tmp_path / "save"), why="a test")
+    again.wait(30)
+    assert job.restarts == 1
+    assert not sink.left
+    exact(target)
+
+
+def test_18_a_start_without_words_does_not_begin_anew_where_a_way_back_was_interrupted(tmp_path: Path):
+    target, store = Target(), MemoryStore()
+    totals(target, SequenceSource(ROWS), store=store).run()
+    again = pipeline(store=store, restart=RestartStrategy.none())
+    sink = FailsOnce(target, "lingering", RetryableSinkError("the target is away"))
+    again.source(SequenceSource(ROWS), uid="numbers").key_by("k").process(RunningSum(), uid="sum").sink(sink)
+    with pytest.raises(RetryableSinkError):
+        again.run(why="begin anew")
+    with pytest.raises(EpochConflictError, match=r"interrupted\. Say restore=… and why=… again"):
+        totals(target, SequenceSource(ROWS), store=store).run()
+    del tmp_path
+
+
+def test_a_folder_that_cannot_be_restored_is_the_users_mistake(tmp_path: Path):
+    target = Target()
+    with pytest.raises(ConfigurationError, match="nothing was started"):
+        totals(target, SequenceSource(ROWS), store=MemoryStore()).run(restore=str(tmp_path / "mistyped"))
+    assert target.rows == []
+
+
+def test_84_a_given_up_checkpoint_after_a_restore_deletes_nothing_that_was_restored(tmp_path: Path):
+    target, store, source = Target(), MemoryStore(), Slowly(ROWS, batch_rows=100)
+    p = totals(target, source, store=store, backend=RocksDBBackend(tmp_path), checkpoint=CheckpointConfig(retained=3))
+    job = p.start()
+    for _ in range(2):
+        reach(source, job, 2)
+        job.checkpoint(timeout=10)
+    p.stop()
+    first = min((tmp_path / "p").glob("chk-*"))
+    source = Slowly(ROWS, batch_rows=100)
+    again = totals(target, source, store=store, backend=RocksDBBackend(tmp_path), checkpoint=CheckpointConfig())
+    job = again.start(restore=str(first), why="a test")
+    reach(source, job, 3)
+    for task in job._attempt.machine.tasks.values():
+        task.post = lambda _: None  # type: ignore[method-assign]  # nobody hears of the next one
+    threading.Thread(target=lambda: job._attempt and job._attempt.request(Barrier(0).kind, None)).start()
+    time.sleep(0.1)
+    again.stop()
+    totals(target, SequenceSource(ROWS), store=store, backend=RocksDBBackend(tmp_path)).run()
+    assert set(target.counts("n")) == set(range(1000))
+
+
+def test_a_savepoint_is_not_written_over_another(tmp_path: Path):
+    source = Slowly(ROWS, batch_rows=100)
+    p = totals(Target(), source, checkpoint=CheckpointConfig())
+    job = p.start()
+    reach(source, job, 1)
+    job.savepoint(tmp_path / "save", timeout=10)
+    with pytest.raises(ConfigurationError, match="there is something already"):
+        job.savepoint(tmp_path / "save", timeout=10)
+    with pytest.raises(ConfigurationError, match="local or mounted file system"):
+        p.savepoint("s3://bucket/save")
+    p.stop()
+
+
+class Counts(ProcessFunction):
+    """Operator state that is changed in place."""
+
+    seen = OperatorState()
+
+    def process(self, record: dict[str, Any], context: Any) -> Iterator[dict[str, Any]]:  # noqa: ARG002 - signature
+        if not self.seen.items:
+            self.seen.append({"n": 0, 7: b"any key"})
+        self.seen.items[0]["n"] += 1
+        yield {"n": record["n"], "seen": self.seen.items[0]["n"]}
+
+
+def test_operator_state_is_frozen_at_the_barrier():
+    target, store, source = Target(), MemoryStore(), Slowly(ROWS, batch_rows=10)
+    p = pipeline(store=store, checkpoint=CheckpointConfig())
+    p.source(source, uid="numbers").process(Counts(), uid="counts").sink(TargetSink(target))
+    job = p.start()
+    reach(source, job, 5)
+    write_out = type(job._attempt.machine.tasks[min(job._attempt.machine.tasks)])._write_out
+    gate_ = threading.Event()
+
+    def late(self: Any, *arguments: Any) -> None:
+        if self.id.uid == "counts":
+            gate_.wait(10)
+        write_out(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("onceward.core.engine.task.Task._write_out", late)
+        waiting = threading.Thread(target=lambda: job.checkpoint(timeout=10))
+        waiting.start()
+        time.sleep(0.1)
+        reach(source, job, 5)
+        gate_.set()
+        waiting.join()
+    p.stop()
+    again = pipeline(store=store)
+    again.source(SequenceSource(ROWS), uid="numbers").process(Counts(), uid="counts").sink(TargetSink(target))
+    again.run()
+    assert target.counts("seen") == Counter(range(1, 1001))
+
+
+class Latest(SequenceSource):
+    """Begins at its end, as "latest" does; grows when it is told."""
+
+    grown: ClassVar[list[int]] = [0]
+
+    def start(self) -> Any:
+        return {"0": self.grown[0]}
+
+
+def test_a_new_source_is_asked_only_once_where_it_begins(tmp_path: Path):
+    target, store = Target(), MemoryStore()
+    backend = FileBackend(tmp_path)
+    totals(target, SequenceSource(ROWS), store=store, backend=backend).run()
+    Latest.grown[0] = 10
+    failing = [True]
+
+    def fails(record: dict[str, Any]) -> dict[str, Any]:
+        if failing:
+            failing.clear()
+            Latest.grown[0] = 30
+            raise ValueError("told to fail")
+        return record
+
+    p = pipeline(store=store, backend=backend)
+    old = p.source(SequenceSource(ROWS), uid="numbers")
+    new = p.source(Latest(numbers(50)), uid="new").map(fails, uid="fails")
+    old.union(new).key_by("k").process(RunningSum(), uid="sum", parallelism=2).sink(TargetSink(target))
+    p.run()
+    assert target.counts("n") == Counter(range(1000)) + Counter(range(10, 50))
+
+
+def test_fields_that_only_some_records_have_are_kept():
+    target = Target()
+    p = pipeline()
+    p.source(SequenceSource([{"n": 1}])).flat_map(lambda _: [{"a": 1}, {"a": 2, "b": 3}]).sink(TargetSink(target))
+    p.run()
+    assert target.rows == [{"a": 1, "b": None}, {"a": 2, "b": 3}]
+
+
+class Appends(ProcessFunction):
+    """Changes what `get` gave."""
+
+    items = ValueState(default=[])
+
+    def process(self, record: dict[str, Any], context: Any) -> Iterator[dict[str, Any]]:  # noqa: ARG002 - signature
+        found = self.items.get()
+        found.append(record["n"])
+        self.items.set(found)
+        yield {"k": record["k"], "items": found}
+
+
+def test_a_default_is_nobodys_own():
+    target = Target()
+    p = pipeline()
+    rows = [{"n": 1, "k": "a"}, {"n": 2, "k": "b"}]
+    p.source(SequenceSource(rows)).key_by("k").process(Appends()).sink(TargetSink(target))
+    p.run()
+    assert sorted(row["items"] for row in target.rows) == [[1], [2]]
+
+
+def test_state_that_a_function_no_longer_declares_is_not_dropped_in_silence():
+    target, store = Target(), MemoryStore()
+    totals(target, SequenceSource(ROWS), store=store).run()
+
+    class Other(ProcessFunction):
+        other = ValueState()
+
+        def process(self, record: dict[str, Any], context: Any) -> Iterator[dict[str, Any]]:  # noqa: ARG002
+            yield record
+
+    with pytest.raises(ConfigurationError, match="states total: it would be lost"):
+        totals(target, SequenceSource(ROWS), store=store, function=Other()).run()
+    unkeyed = pipeline(store=store)
+    unkeyed.source(SequenceSource(ROWS), uid="numbers").process(Counts(), uid="sum").sink(TargetSink(target))
+    with pytest.raises(ConfigurationError, match="it would be lost"):
+        unkeyed.run()
+
+
+class OpensSlowly(RunningSum):
+    """Takes its time."""
+
+    def open(self, context: Any) -> None:  # noqa: ARG002 - signature
+        time.sleep(0.3)
+
+
+def test_input_that_ends_before_all_tasks_have_opened_is_committed():
+    target = Target()
+    p = totals(target, SequenceSource(ROWS), function=OpensSlowly(), checkpoint=CheckpointConfig())
+    p.start()
+    assert p.wait(20)
+    exact(target)
+
+
+def test_57_giving_up_one_checkpoint_leaves_the_alignment_of_another_alone():
+    g = gate(2)
+    feed(g, 0, Barrier(1), 10)
+    assert drain(g) == []
+    g.give_up(2)
+    feed(g, 1, Barrier(1), Barrier(2), 20)
+    assert drain(g)[0] == "barrier 1"
+
+
+def test_an_error_of_a_sink_that_is_not_ours_goes_to_the_restart_strategy():
+    target = Target()
+    p = pipeline()
+    sink = FailsOnce(target, "commit", ConnectionError("gone"))
+    p.source(SequenceSource(ROWS), uid="numbers").key_by("k").process(RunningSum(), uid="sum").sink(sink)
+    job = p.start()
+    p.wait(20)
+    assert job.restarts == 1
+    exact(target)
+
+
+class CannotBeCopied(RunningSum):
+    """Holds what cannot be copied."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+def test_a_function_that_cannot_be_copied_is_an_error_with_a_state():
+    p = totals(Target(), SequenceSource(ROWS), function=CannotBeCopied(), restart=RestartStrategy.none())
+    job = p.start()
+    with pytest.raises(OperatorError, match="could not be started: TypeError"):
+        p.wait(20)
+    assert job.state is JobState.FAILED
+
+
+class Exits(RunningSum):
+    """Ends its thread."""
+
+    def process(self, record: dict[str, Any], context: Any) -> Iterator[dict[str, Any]]:  # noqa: ARG002 - signature
+        raise SystemExit(3)
+
+
+def test_a_function_that_exits_fails_the_run():
+    p = totals(Target(), SequenceSource(ROWS), function=Exits(), restart=RestartStrategy.none())
+    with pytest.raises(OperatorError, match="SystemExit"):
+        p.run()
+
+
+class ClosesBadly(RunningSum):
+    """Fails at the very end."""
+
+    def close(self) -> None:
+        raise ValueError("told to fail")
+
+
+def test_a_function_that_cannot_be_closed_after_everything_is_committed_restarts_nothing():
+    target = Target()
+    p = totals(target, SequenceSource(ROWS), function=ClosesBadly())
+    job = p.start()
+    assert p.wait(20)
+    assert (job.restarts, job.state) == (0, JobState.FINISHED)
+    exact(target)
+
+
+def test_a_run_is_stopped_during_the_pause_before_a_restart():
+    p = totals(Target(), SequenceSource(ROWS), function=Exits(), restart=RestartStrategy.fixed_delay(delay=60))
+    job = p.start()
+    while job.state is not JobState.RESTARTING:
+        assert not job.wait(0.01)
+    began = time.monotonic()
+    p.stop()
+    assert time.monotonic() - began < 10
+
+
+def test_a_fenced_run_says_so():
+    target, store, source = Target(), MemoryStore(), Slowly(ROWS, batch_rows=100)
+    p = totals(target, source, store=store, checkpoint=CheckpointConfig())
+    job = p.start()
+    reach(source, job, 1)
+    totals(target, SequenceSource(ROWS), store=store).run()
+    with pytest.raises(FencedError):
+        job.checkpoint(timeout=10)
+    with pytest.raises(FencedError):
+        p.wait(20)
+
+
+def test_a_source_that_is_not_the_same_again_weakens_the_guarantee():
+    p = pipeline()
+    source = KafkaSource(bootstrap_servers="localhost:1", topics=["t"], isolation="read_uncommitted")
+    p.source(source, uid="in").sink(TargetSink(Target()))
+    level, [why] = p.guarantee()
+    assert level == "at-least-once"
+    assert "source in delivers what is aborted later" in why
+
+
+@pytest.mark.parametrize("key", [[1, 2], None, 1.5, "x"])
+def test_keys_of_any_type_have_state_and_timers(key: Any):
+    class Alarm(ProcessFunction):
+        def process(self, record: dict[str, Any], context: Any) -> Iterator[dict[str, Any]]:  # noqa: ARG002
+            context.timer_at(0.0)
+            return iter(())
+
+        def on_timer(self, at: float, context: Any) -> Iterator[dict[str, Any]]:  # noqa: ARG002
+            yield {"at": at}
+
+    target = Target()
+    p = pipeline()
+    p.source(SequenceSource([{"k": key}])).key_by("k").process(Alarm(), parallelism=2).sink(TargetSink(target))
+    p.run()
+    assert target.rows == [{"at": 0.0}]
+
+
+def test_a_setting_of_another_type_is_refused():
+    with pytest.raises(ConfigurationError, match=r"interval='1s'.*number of seconds"):
+        CheckpointConfig(interval="1s").checked()  # type: ignore[arg-type]
