@@ -445,3 +445,22 @@ def test_keys_of_any_type_have_state_and_timers(key: Any):
 def test_a_setting_of_another_type_is_refused():
     with pytest.raises(ConfigurationError, match=r"interval='1s'.*number of seconds"):
         CheckpointConfig(interval="1s").checked()  # type: ignore[arg-type]
+
+
+def test_the_counter_never_reuses_a_decided_epoch():
+    """It goes on from the larger of the restored id and the newest decided epoch."""
+    target, store, source = Target(), MemoryStore(), Slowly(ROWS, batch_rows=100)
+    p = totals(target, source, store=store, checkpoint=CheckpointConfig())
+    job = p.start()
+    made = []
+    for _ in range(3):
+        reach(source, job, 1)
+        made.append(job.checkpoint(timeout=10))
+    p.stop()
+    assert made == [1, 2, 3]
+    again = totals(target, SequenceSource(ROWS), store=store, checkpoint=CheckpointConfig())
+    again.run()
+    assert [record.checkpoint for record in again.checkpoints] == [4]
+    back = totals(target, SequenceSource(ROWS), store=store, checkpoint=CheckpointConfig())
+    back.run(why="begin anew")
+    assert [record.checkpoint for record in back.checkpoints] == [6]  # 5 says where it began

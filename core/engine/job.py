@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigurationError, OncewardError
-from .attempt import Attempt, EngineWorld
+from .attempt import Attempt
 from .completion import is_final, unexpected
 from .config import Retention
 from .elements import Kind
@@ -18,6 +18,7 @@ from .start import Restore
 
 if TYPE_CHECKING:
     from .config import CheckpointConfig
+    from .machine import EngineWorld
     from .pending import CheckpointRecord
     from .restart import RestartStrategy
     from .start import Started, Starter

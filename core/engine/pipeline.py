@@ -13,12 +13,12 @@ from ..errors import ConfigurationError
 from ..log import LogStore, open_store
 from ..log.memory import MemoryStore
 from ..names import check_pipeline_name
-from .attempt import EngineWorld
 from .config import CheckpointConfig
 from .functions import ProcessFunction
 from .graph import Graph, Operator
 from .guarantee import EndToEnd, end_to_end
 from .job import Job
+from .machine import EngineWorld
 from .pending import CheckpointFailedError
 from .plan import is_two_phase
 from .ports import Direct, Live, Resettable

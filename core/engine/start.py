@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..log import LogStore, LogView
-    from .attempt import EngineWorld
     from .config import CheckpointConfig
     from .graph import Graph
+    from .machine import EngineWorld
     from .restore import Assigned
     from .state.storage import CheckpointStorage
     from .state.store import StateBackend

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from onceward.core import CheckpointConfig
 from onceward.core.checkpoint import Backoff, CommitPolicy
 from onceward.core.engine import EngineWorld, Mode
-from onceward.core.engine.attempt import Machine
 from onceward.core.engine.elements import Barrier, Kind
+from onceward.core.engine.machine import Machine
 from onceward.core.engine.start import Restore, Starter
 from onceward.core.errors import OncewardError, StateError
 from onceward.core.steps import Step, hooked

@@ -1,0 +1,181 @@
+"""What a task does at a barrier, step by step, without threads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from onceward.core.engine.channels import Channel, Forward, Output
+from onceward.core.engine.elements import Barrier, Cancel, End, Kind, TaskId
+from onceward.core.engine.gate import Gate
+from onceward.core.engine.logic import Frozen, Logic
+from onceward.core.engine.state.handles import SubtaskState
+from onceward.core.engine.task import Confirm, GiveUp, Task, TaskWorld
+from onceward.core.errors import StateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+def batch(number: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"n": [number]})
+
+
+class Recording(Logic):
+    """Notes what is done with it."""
+
+    kind = "map"
+
+    def __init__(self, notes: list[str]) -> None:
+        self.notes = notes
+        self.refuse = False
+        self.on_freeze: Callable[[], None] = lambda: None
+
+    def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        self.notes.append(f"row {batch['n'][0].as_py()}")
+        return [batch]
+
+    def finish(self) -> Sequence[pa.RecordBatch]:
+        return [batch(99)]
+
+    def freeze(self, barrier: Barrier) -> Frozen:
+        self.notes.append(f"freeze {barrier.checkpoint}")
+        self.on_freeze()
+
+        def write(_storage: Any, _folder: str) -> tuple[SubtaskState, int]:
+            if self.refuse:
+                raise StateError("disk full")
+            self.notes.append(f"write {barrier.checkpoint}")
+            return SubtaskState(position=1), 0
+
+        return Frozen(write, discard=lambda: self.notes.append(f"discard {barrier.checkpoint}"))
+
+    def confirm(self, checkpoint: int) -> None:
+        self.notes.append(f"confirm {checkpoint}")
+
+
+class Rig:
+    """One task with two inputs and one output; it reports to itself."""
+
+    def __init__(self, *, capacity: int = 8) -> None:
+        self.notes: list[str] = []
+        self.later: list[Callable[[], None]] = []
+        self.inputs = [Channel(8), Channel(8)]
+        self.output = Channel(capacity)
+        world = TaskWorld(self, lambda: 0.0, lambda: 0.0, self.later.append, lambda _: (None, ""))  # type: ignore[arg-type]
+        gate = Gate(self.inputs, aligned=True, clock=lambda: 0.0)
+        self.logic = Recording(self.notes)
+        self.task = Task(TaskId("it", 0), self.logic, gate, [Output([self.output], Forward(0))], world)
+
+    def acknowledged(self, ack: Any) -> None:
+        self.notes.append(f"ack {ack.checkpoint}")
+
+    def declined(self, _task: TaskId, checkpoint: int, reason: str) -> None:
+        self.notes.append(f"declined {checkpoint}: {reason}")
+
+    def exhausted(self, _task: TaskId) -> None:
+        """A source only."""
+
+    def finished(self, _task: TaskId) -> None:
+        self.notes.append("finished")
+
+    def work(self) -> None:
+        while self.task.step():
+            pass
+
+    def sent(self) -> list[Any]:
+        found = []
+        while (element := self.output.take()) is not None:
+            found.append(element["n"][0].as_py() if isinstance(element, pa.RecordBatch) else element)
+        return found
+
+
+def test_a_barrier_is_passed_on_first_then_the_state_is_frozen_then_written_while_rows_go_on():
+    rig = Rig()
+    passed_on: list[Any] = []
+    rig.logic.on_freeze = lambda: passed_on.extend(element for _, element in rig.task._outbox)
+    for channel in rig.inputs:
+        channel.offer(Barrier(1))
+        channel.offer(batch(2))
+    rig.work()
+    assert passed_on == [Barrier(1)]
+    assert rig.sent() == [Barrier(1), 2, 2]
+    assert rig.notes == ["freeze 1", "row 2", "row 2"]
+    rig.later.pop()()
+    assert rig.notes[3:] == ["write 1", "discard 1", "ack 1"]
+
+
+def test_a_snapshot_that_cannot_be_written_is_declined_and_rows_go_on():
+    rig = Rig()
+    rig.logic.refuse = True
+    for channel in rig.inputs:
+        channel.offer(Barrier(1))
+    rig.work()
+    rig.later.pop()()
+    assert rig.notes == ["freeze 1", "declined 1: disk full", "discard 1"]
+    rig.inputs[0].offer(batch(3))
+    rig.work()
+    assert rig.sent() == [Barrier(1), 3]
+
+
+def test_instead_of_the_barrier_of_a_checkpoint_that_was_given_up_a_cancel_marker_is_sent():
+    rig = Rig()
+    rig.inputs[0].offer(Barrier(1))
+    rig.work()
+    rig.inputs[1].offer(Cancel(1))
+    rig.work()
+    assert rig.sent() == [Cancel(1)]
+    assert rig.notes == ["declined 1: its barrier was cancelled upstream"]
+
+
+def test_a_source_that_hears_too_late_of_a_trigger_sends_a_cancel_marker():
+    from onceward.core.engine.task import Trigger
+
+    rig = Rig()
+    rig.task.post(GiveUp(1))
+    rig.task.post(Trigger(Barrier(1)))
+    rig.work()
+    assert rig.sent() == [Cancel(1)]
+    assert rig.notes == []
+
+
+def test_after_a_barrier_that_ends_the_run_nothing_is_read_until_it_is_completed_or_given_up():
+    rig = Rig()
+    barrier = Barrier(1, Kind.SUSPEND, "somewhere")
+    for channel in rig.inputs:
+        channel.offer(barrier)
+        channel.offer(batch(2))
+    rig.work()
+    assert rig.sent() == [barrier]
+    rig.task.post(GiveUp(1))
+    rig.work()
+    assert rig.sent() == [2, 2]
+    again = Barrier(2, Kind.SUSPEND, "elsewhere")
+    for channel in rig.inputs:
+        channel.offer(again)
+    rig.work()
+    rig.task.post(Confirm(2))
+    rig.work()
+    assert rig.sent() == [again, End()]
+    assert rig.notes[-2:] == ["confirm 2", "finished"]
+    assert rig.task.done
+
+
+def test_what_is_held_back_is_given_before_the_barrier_that_drains():
+    rig = Rig()
+    for channel in rig.inputs:
+        channel.offer(Barrier(1, Kind.FINAL))
+    rig.work()
+    assert rig.sent() == [99, Barrier(1, Kind.FINAL)]
+
+
+def test_a_full_channel_holds_its_producer_back():
+    rig = Rig(capacity=1)
+    for n in range(5):
+        rig.inputs[0].offer(batch(n))
+    rig.work()
+    assert rig.notes == ["row 0", "row 1"]
+    assert rig.sent() == [0]
+    rig.work()
+    assert rig.notes == ["row 0", "row 1", "row 2"]
