@@ -37,14 +37,19 @@ types: setup
 .PHONY: unit
 unit: setup
 	@echo "== unit tests"
-	@$(BIN)/python -m pytest tests -q $(ARGS)
+	@$(BIN)/python -m pytest tests -q -m "not slow" --numprocesses auto $(ARGS)
 
 .PHONY: java
 java:
 	@scripts/prerequisites.sh java
 
 .PHONY: test
-test: java check integration ## Everything but container tests, on a real Kafka broker and PostgreSQL server
+test: java check long integration ## Everything but container tests, on a real Kafka broker and PostgreSQL server
+
+.PHONY: long
+long: setup ## The unit tests that take long: ten thousand runs of the simulator
+	@echo "== long unit tests"
+	@$(BIN)/python -m pytest tests -q -m slow $(ARGS)
 
 .PHONY: integration
 integration: java setup ## The tests on real services alone; ARGS="-k word" selects

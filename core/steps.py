@@ -47,6 +47,9 @@ class Step(StrEnum):
     COMPLETE_AFTER = "complete.after"
     ABORT_BEFORE = "sink.abort.before"
     ABORT_AFTER = "sink.abort.after"
+    SEND_BEFORE = "wal.send.before"
+    SEND_AFTER = "wal.send.after"
+    MARK_AFTER = "wal.mark.after"
 
 
 _hook: Callable[[Step], None] | None = None

@@ -18,6 +18,7 @@ from ..core.transaction import (
     WriteContext,
 )
 from .base import DirectSink, Guarantee, IdempotentSink, Sink, TwoPhaseCommitSink
+from .write_ahead import WriteAheadLogSink
 
 if TYPE_CHECKING:
     from .kafka import KafkaSink
@@ -38,6 +39,7 @@ __all__ = [
     "Scope",
     "Sink",
     "TwoPhaseCommitSink",
+    "WriteAheadLogSink",
     "WriteContext",
 ]
 

@@ -68,6 +68,7 @@ def test_the_doctor_says_what_is_wrong_with_its_options(tmp_path: Path, argument
     assert "Traceback" not in told.stderr
 
 
+@pytest.mark.slow
 def test_a_broker_that_does_not_answer_is_not_healthy(tmp_path: Path) -> None:
     told = onceward("doctor", "--bootstrap-servers", "localhost:1", "--topic", "t", "--json", home=tmp_path / "home")
     assert told.returncode == 1

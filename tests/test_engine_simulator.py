@@ -30,7 +30,7 @@ def test_every_records_effect_shows_exactly_once(first: int):
 
 def test_in_at_least_once_mode_nothing_is_lost_and_duplicates_do_occur():
     """So the check can fail: without alignment, rows behind an early barrier count twice after a failure."""
-    runs = [Simulation(seed, Mode.AT_LEAST_ONCE).run() for seed in range(60)]
+    runs = [Simulation(seed, Mode.AT_LEAST_ONCE).run() for seed in range(25)]
     assert any(run.doubled for run in runs)
 
 
@@ -182,7 +182,7 @@ def mutated(mutant: Callable[[pytest.MonkeyPatch], None]) -> Iterator[None]:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_the_simulator_catches(mutant: Callable[[pytest.MonkeyPatch], None]):
     with mutated(mutant):
-        for seed in range(MUTANT_RUNS):
+        for seed in [124, *range(MUTANT_RUNS)]:  # the first is one that many notice, some only few do
             try:
                 Simulation(seed).run()
             except (ViolationError, OncewardError):

@@ -85,7 +85,8 @@ class Rig:
             pass
 
     def sent(self) -> list[Any]:
-        found = []
+        found: list[Any] = []
+        element: Any
         while (element := self.output.take()) is not None:
             found.append(element["n"][0].as_py() if isinstance(element, pa.RecordBatch) else element)
         return found

@@ -16,6 +16,7 @@ RUNS = 10_000
 WITHIN = 600
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_no_law_is_broken_in_ten_thousand_runs():
     tally = run_many(int(os.environ.get("ONCEWARD_SIMULATOR_SEED", "0")), RUNS, processes=min(2, os.cpu_count() or 1))

@@ -2,7 +2,7 @@
 
     source kind, sink kind     direct          idempotent         write-ahead log    two-phase
     live (not resettable)      at-most-once    at-most-once       at-most-once       at-most-once
-    resettable                 at-least-once   effectively-once   as the log says    exactly-once
+    resettable                 at-least-once   effectively-once   as the sink says   exactly-once
 
 in the engine's exactly-once mode. In at-least-once mode nothing is better than at-least-once; in at-most-once mode
 nothing is better than at-most-once. With no checkpoints the input's end is the only one.

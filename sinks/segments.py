@@ -1,0 +1,175 @@
+"""Segments of a write-ahead log: an epoch's batches of one subtask in a file, and how far they were sent.
+
+    <folder>/<transaction>.partial    being written
+    <folder>/<transaction>.segment    prepared: complete, synced
+    <folder>/<transaction>.marks      sending has begun: after each delivery a line says how many rows are delivered
+    <folder>/<transaction>.done       everything is delivered; the segment is gone
+
+1. A batch is a frame: its length, its SHA-256, and an Arrow IPC stream of its own. The committable holds the digest of
+   the whole file. A frame that does not match is an error; nothing after it is sent.
+2. A mark is a line with a checksum. A torn last line is cut off: its delivery is repeated, under the same identity. A
+   damaged line with others behind it is an error.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import struct
+import zlib
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from ..core.errors import DataLossError, RetryableSinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_HEADER: Final = struct.Struct(">Q32s")
+PARTIAL, SEGMENT, MARKS, DONE = ".partial", ".segment", ".marks", ".done"
+
+
+class SegmentWriter:
+    """Writes one segment.
+
+    Args:
+        folder: Where.
+        transaction: Its name.
+    """
+
+    def __init__(self, folder: Path, transaction: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"{transaction}{PARTIAL}"
+        self.rows = 0
+        self._digest = hashlib.sha256()
+        self._file = self.path.open("xb")
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append a batch."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as stream:
+            stream.write_batch(batch)
+        body = sink.getvalue().to_pybytes()
+        frame = _HEADER.pack(len(body), hashlib.sha256(body).digest()) + body
+        self._digest.update(frame)
+        self._file.write(frame)
+        self.rows += batch.num_rows
+
+    def finish(self) -> str:
+        """Make it durable under its final name; the SHA-256 of its bytes."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self.path.rename(self.path.with_suffix(SEGMENT))
+        sync_folder(self.path.parent)
+        return self._digest.hexdigest()
+
+    def discard(self) -> None:
+        """Nobody wants it."""
+        self._file.close()
+        self.path.unlink(missing_ok=True)
+
+
+def read_segment(path: Path, sha256: str) -> list[pa.RecordBatch]:
+    """All batches of a segment.
+
+    Raises:
+        DataLossError: It is not what was written.
+    """
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise DataLossError(f"segment {path} is damaged: {damage(data)}")
+    batches: list[pa.RecordBatch] = []
+    at = 0
+    while at < len(data):
+        length, _ = _HEADER.unpack_from(data, at)
+        at += _HEADER.size
+        batches += pa.ipc.open_stream(data[at : at + length])
+        at += length
+    return batches
+
+
+def damage(data: bytes) -> str:
+    """Which batch of a damaged segment is the first that is not what was written."""
+    at = number = 0
+    while at + _HEADER.size <= len(data):
+        length, digest = _HEADER.unpack_from(data, at)
+        body = data[at + _HEADER.size : at + _HEADER.size + length]
+        if hashlib.sha256(body).digest() != digest:
+            break
+        at += _HEADER.size + length
+        number += 1
+    return f"batch {number}, at byte {at} of {len(data)}"
+
+
+class Marks:
+    """How many of a segment's rows are delivered.
+
+    Args:
+        path: The file.
+
+    Raises:
+        DataLossError: A mark in the middle is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.sent = 0
+        good = 0
+        data = path.read_bytes() if path.exists() else b""
+        for line in data.splitlines(keepends=True):
+            sent = _mark(line)
+            if sent is None:
+                if good + len(line) < len(data):
+                    raise DataLossError(f"{path} is damaged at byte {good}: nobody can say how much was delivered")
+                break  # torn by a crash
+            self.sent, good = sent, good + len(line)
+        if good < len(data):
+            with path.open("r+b") as file:
+                file.truncate(good)
+        self._file = path.open("ab")
+
+    def put(self, sent: int) -> None:
+        """So many are delivered: durable when this returns."""
+        text = str(sent).encode()
+        self._file.write(text + b" %08x\n" % zlib.crc32(text))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.sent = sent
+
+    def close(self) -> None:
+        """Give the file up."""
+        self._file.close()
+
+
+def _mark(line: bytes) -> int | None:
+    text, _, crc = line.partition(b" ")
+    return int(text) if crc == b"%08x\n" % zlib.crc32(text) and text.isdigit() else None
+
+
+@contextmanager
+def sole(path: Path) -> Iterator[None]:
+    """Be the only one who sends a segment.
+
+    Raises:
+        RetryableSinkError: Another process is at it.
+    """
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RetryableSinkError(f"another process sends {path}") from error
+        yield
+
+
+def sync_folder(folder: Path) -> None:
+    """Make new names in a folder survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,263 @@
+"""WriteAheadLogSink: two-phase commit for targets that have no transactions.
+
+Prepare: an epoch's batches are stored durably, in a segment (segments.py). Commit: they are sent, in order, and a mark
+after each delivery says how far. So nothing that is decided is lost, order is kept, and after a crash sending goes on
+in the middle of a batch. What a crash between a delivery and its mark leaves open, nobody but the target can close: the
+one delivery is repeated, with the same identity. A target that knows the identities which it has taken, because it
+stores them with the data or because the same rows twice are the same as once, makes it exactly once; any other target
+gets it at least once. The sink says which (`remembers`).
+
+After the write-ahead-log sink of Flink (GenericWriteAheadSink), whose segments live in its checkpoints; here they are
+files, so that any process can send them.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ..core.errors import ConfigurationError, DataLossError, EpochConflictError, RetryableSinkError
+from ..core.names import Scope, parse_transaction_name
+from ..core.steps import Step, reach
+from ..core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, WriteContext
+from .base import Guarantee, TwoPhaseCommitSink
+from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, SegmentWriter, read_segment, sole, sync_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import pyarrow as pa
+
+KIND: Final = "write-ahead-log"
+ROWS_PER_SEND: Final = 500
+
+
+class Identity(NamedTuple):
+    """What a delivery is called, however often it is tried: never another one, never the same for other rows.
+
+    Attributes:
+        transaction: Name of the segment.
+        first: Number of its first row in the segment.
+        rows: How many rows it has.
+    """
+
+    transaction: str
+    first: int
+    rows: int
+
+    def __str__(self) -> str:
+        return f"{self.transaction}:{self.first}:{self.rows}"
+
+
+class Segment(NamedTuple):
+    """A segment that is being written."""
+
+    context: WriteContext
+    name: str
+    writer: SegmentWriter
+
+
+class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
+    """Base of sinks for targets without transactions. Subclass it and write `send`.
+
+    Args:
+        name: Unique in its pipeline.
+        directory: Folder for segments, which the processes that write and the one that commits all see, and which
+            survives as far as the pipeline must.
+        rows_per_send: Rows of one delivery at most.
+        select: See Sink.
+        where: See Sink.
+
+    Raises:
+        ConfigurationError: A setting is wrong.
+    """
+
+    remembers = False
+    """Whether the target recognises a delivery's identity that it has taken before."""
+
+    def __init__(
+        self,
+        name: str,
+        directory: str | Path,
+        *,
+        rows_per_send: int = ROWS_PER_SEND,
+        select: Sequence[str] | None = None,
+        where: str | None = None,
+    ) -> None:
+        super().__init__(name, select=select, where=where)
+        if rows_per_send < 1:
+            raise ConfigurationError(f"sink {name}: rows_per_send must be 1 or more, not {rows_per_send}")
+        if "://" in str(directory):
+            raise ConfigurationError(f"sink {name}: {directory} is no folder of a local or mounted file system")
+        self.directory = str(Path(directory).absolute())
+        self.rows_per_send = rows_per_send
+
+    @abstractmethod
+    def send(self, rows: pa.RecordBatch, identity: Identity) -> None:
+        """Deliver rows; when this returns, the target has them.
+
+        Called in one process at a time, in the rows' order; again with the same rows and identity if it raised, or if
+        a crash left open whether it had returned.
+
+        Raises:
+            RetryableSinkError: The target may take them later. Nothing behind them is sent before.
+            SinkError: It never will.
+        """
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Exactly-once if the target remembers identities, else at-least-once."""
+        return Guarantee.EXACTLY_ONCE if self.remembers else Guarantee.AT_LEAST_ONCE
+
+    def begin(self, context: WriteContext) -> Segment:
+        """Open a segment."""
+        name = str(context.transaction_name())
+        return Segment(context, name, SegmentWriter(Path(self.directory), name))
+
+    def write(self, transaction: Segment, batch: pa.RecordBatch) -> None:
+        """Append a batch to it."""
+        transaction.writer.write(batch)
+
+    def pre_commit(self, transaction: Segment) -> Committable:
+        """Make it durable."""
+        context, name, writer = transaction
+        return Committable(
+            kind=KIND,
+            pipeline=context.pipeline,
+            sink=context.sink,
+            log=context.log,
+            writer=context.writer,
+            epoch=context.epoch,
+            subtask=context.subtask,
+            attempt=context.attempt,
+            transaction=name,
+            handle={"sha256": writer.finish()},
+            rows=writer.rows,
+        )
+
+    def discard(self, transaction: Segment) -> None:
+        """Delete it."""
+        transaction.writer.discard()
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        """Send what is not sent yet."""
+        segment = self._path(committable, SEGMENT)
+        if self._path(committable, DONE).exists():
+            segment.unlink(missing_ok=True)
+            return CommitOutcome(CommitStatus.ALREADY_COMMITTED)
+        if not segment.exists():
+            return CommitOutcome(CommitStatus.LOST, f"{segment} is gone")
+        try:
+            with sole(segment):
+                self._send(committable, segment)
+        except RetryableSinkError as error:
+            return CommitOutcome(CommitStatus.RETRY_LATER, str(error))
+        except DataLossError as error:
+            return CommitOutcome(CommitStatus.LOST, str(error))
+        return CommitOutcome(CommitStatus.COMMITTED)
+
+    def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
+        """In order: what comes behind something that cannot be sent now waits."""
+        outcomes: list[CommitOutcome] = []
+        for committable in committables:
+            if outcomes and outcomes[-1].status is CommitStatus.RETRY_LATER:
+                outcomes.append(CommitOutcome(CommitStatus.RETRY_LATER, "waits for what comes before it"))
+            else:
+                outcomes.append(self.commit(committable))
+        return outcomes
+
+    def abort(self, committable: Committable) -> AbortOutcome:
+        """Delete it, unless its sending has begun: that needs a decision."""
+        if self._path(committable, DONE).exists() or self._path(committable, MARKS).exists():
+            return AbortOutcome(AbortStatus.COMMITTED)
+        for suffix in (SEGMENT, PARTIAL):
+            self._path(committable, suffix).unlink(missing_ok=True)
+        return AbortOutcome(AbortStatus.ABORTED)
+
+    def lingering(self, scope: Scope) -> Iterable[Committable]:
+        """Segments of exactly this pipeline and sink that are not sent."""
+        return [
+            self._listed(path) for path in self._files(scope, SEGMENT, PARTIAL) if not path.with_suffix(MARKS).exists()
+        ]
+
+    def claim(self, scope: Scope) -> None:
+        """Note the decision log behind this pipeline's name in the folder.
+
+        Raises:
+            EpochConflictError: The folder knows the name from another one.
+        """
+        path = self._claim_path(scope)
+        if path.exists():
+            if path.read_text() != scope.log:
+                raise EpochConflictError(
+                    f"{self.directory} knows this pipeline and sink from another decision log ({path.read_text()}): "
+                    "its rows were sent already. Bring the log back, give the pipeline another name, or rewind it",
+                    pipeline=scope.pipeline,
+                    sink=scope.sink,
+                )
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(scope.log)
+        sync_folder(path.parent)
+
+    def release(self, scope: Scope) -> None:
+        """Forget it."""
+        self._claim_path(scope).unlink(missing_ok=True)
+
+    def completed(self, scope: Scope, epoch: int) -> None:
+        """Delete what says that older segments are sent."""
+        for path in self._files(scope, DONE):
+            name = parse_transaction_name(path.stem)
+            if name is not None and name.epoch <= epoch:
+                path.with_suffix(MARKS).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
+
+    def _send(self, committable: Committable, segment: Path) -> None:
+        batches = read_segment(segment, committable.handle["sha256"])
+        marks = Marks(segment.with_suffix(MARKS))
+        try:
+            at = 0
+            for batch in batches:
+                for first in range(0, batch.num_rows, self.rows_per_send):
+                    rows = batch.slice(first, self.rows_per_send)
+                    if at >= marks.sent:
+                        reach(Step.SEND_BEFORE)
+                        self.send(rows, Identity(committable.transaction, at, rows.num_rows))
+                        reach(Step.SEND_AFTER)
+                        marks.put(at + rows.num_rows)
+                        reach(Step.MARK_AFTER)
+                    at += rows.num_rows
+        finally:
+            marks.close()
+        segment.with_suffix(DONE).touch()
+        sync_folder(segment.parent)
+        segment.unlink()
+
+    def _path(self, committable: Committable, suffix: str) -> Path:
+        return Path(self.directory) / f"{committable.transaction}{suffix}"
+
+    def _claim_path(self, scope: Scope) -> Path:
+        return Path(self.directory) / f"{scope.pipeline}:{scope.sink}.claim"
+
+    def _files(self, scope: Scope, *suffixes: str) -> list[Path]:
+        folder = Path(self.directory)
+        found = [path for suffix in suffixes for path in sorted(folder.glob(f"*{suffix}"))] if folder.is_dir() else []
+        names = [(path, parse_transaction_name(path.stem)) for path in found]
+        return [path for path, name in names if name is not None and name.scope[:2] == scope[:2]]
+
+    def _listed(self, path: Path) -> Committable:
+        name = parse_transaction_name(path.stem)
+        if name is None:
+            raise ConfigurationError(f"{path} is no segment")
+        fields: dict[str, Any] = {"pipeline": name.scope.pipeline, "sink": name.scope.sink, "log": name.scope.log}
+        return Committable(
+            kind=KIND,
+            writer=name.start,
+            epoch=name.epoch,
+            subtask=name.subtask,
+            attempt=name.attempt,
+            transaction=path.stem,
+            handle={},
+            **fields,
+        )
