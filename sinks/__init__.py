@@ -18,6 +18,7 @@ from ..core.transaction import (
     WriteContext,
 )
 from .base import DirectSink, Guarantee, IdempotentSink, Sink, TwoPhaseCommitSink
+from .files import FileSink
 from .write_ahead import WriteAheadLogSink
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ __all__ = [
     "Committable",
     "DirectSink",
     "ExternalState",
+    "FileSink",
     "Guarantee",
     "IdempotentSink",
     "KafkaSink",

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from ..core.errors import DataLossError, RetryableSinkError
+from .folders import sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -164,12 +165,3 @@ def sole(path: Path) -> Iterator[None]:
         except OSError as error:
             raise RetryableSinkError(f"another process sends {path}") from error
         yield
-
-
-def sync_folder(folder: Path) -> None:
-    """Make new names in a folder survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -15,19 +15,21 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ..core.errors import ConfigurationError, DataLossError, EpochConflictError, RetryableSinkError
-from ..core.names import Scope, parse_transaction_name
+from ..core.errors import ConfigurationError, DataLossError, RetryableSinkError
 from ..core.steps import Step, reach
 from ..core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, WriteContext
 from .base import Guarantee, TwoPhaseCommitSink
-from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, SegmentWriter, read_segment, sole, sync_folder
+from .folders import FolderClaims, check_folder, listed, name_in, sync_folder
+from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, SegmentWriter, read_segment, sole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import pyarrow as pa
+
+    from ..core.names import Scope, TransactionName
 
 KIND: Final = "write-ahead-log"
 ROWS_PER_SEND: Final = 500
@@ -88,8 +90,7 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
         super().__init__(name, select=select, where=where)
         if rows_per_send < 1:
             raise ConfigurationError(f"sink {name}: rows_per_send must be 1 or more, not {rows_per_send}")
-        if "://" in str(directory):
-            raise ConfigurationError(f"sink {name}: {directory} is no folder of a local or mounted file system")
+        check_folder(name, directory)
         self.directory = str(Path(directory).absolute())
         self.rows_per_send = rows_per_send
 
@@ -132,7 +133,7 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
             subtask=context.subtask,
             attempt=context.attempt,
             transaction=name,
-            handle={"sha256": writer.finish()},
+            handle={"sha256": writer.finish(), "rows_per_send": self.rows_per_send},
             rows=writer.rows,
         )
 
@@ -177,9 +178,8 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:
         """Segments of exactly this pipeline and sink that are not sent."""
-        return [
-            self._listed(path) for path in self._files(scope, SEGMENT, PARTIAL) if not path.with_suffix(MARKS).exists()
-        ]
+        files = self._files(scope, SEGMENT, PARTIAL)
+        return [listed(KIND, name) for path, name in files if not path.with_suffix(MARKS).exists()]
 
     def claim(self, scope: Scope) -> None:
         """Note the decision log behind this pipeline's name in the folder.
@@ -187,40 +187,28 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
         Raises:
             EpochConflictError: The folder knows the name from another one.
         """
-        path = self._claim_path(scope)
-        if path.exists():
-            if path.read_text() != scope.log:
-                raise EpochConflictError(
-                    f"{self.directory} knows this pipeline and sink from another decision log ({path.read_text()}): "
-                    "its rows were sent already. Bring the log back, give the pipeline another name, or rewind it",
-                    pipeline=scope.pipeline,
-                    sink=scope.sink,
-                )
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(scope.log)
-        sync_folder(path.parent)
+        FolderClaims(Path(self.directory)).claim(scope)
 
     def release(self, scope: Scope) -> None:
         """Forget it."""
-        self._claim_path(scope).unlink(missing_ok=True)
+        FolderClaims(Path(self.directory)).release(scope)
 
     def completed(self, scope: Scope, epoch: int) -> None:
         """Delete what says that older segments are sent."""
-        for path in self._files(scope, DONE):
-            name = parse_transaction_name(path.stem)
-            if name is not None and name.epoch <= epoch:
+        for path, name in self._files(scope, DONE):
+            if name.epoch <= epoch:
                 path.with_suffix(MARKS).unlink(missing_ok=True)
                 path.unlink(missing_ok=True)
 
     def _send(self, committable: Committable, segment: Path) -> None:
         batches = read_segment(segment, committable.handle["sha256"])
+        size = committable.handle["rows_per_send"]  # as it was when it was written: an identity never changes
         marks = Marks(segment.with_suffix(MARKS))
         try:
             at = 0
             for batch in batches:
-                for first in range(0, batch.num_rows, self.rows_per_send):
-                    rows = batch.slice(first, self.rows_per_send)
+                for first in range(0, batch.num_rows, size):
+                    rows = batch.slice(first, size)
                     if at >= marks.sent:
                         reach(Step.SEND_BEFORE)
                         self.send(rows, Identity(committable.transaction, at, rows.num_rows))
@@ -237,27 +225,8 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
     def _path(self, committable: Committable, suffix: str) -> Path:
         return Path(self.directory) / f"{committable.transaction}{suffix}"
 
-    def _claim_path(self, scope: Scope) -> Path:
-        return Path(self.directory) / f"{scope.pipeline}:{scope.sink}.claim"
-
-    def _files(self, scope: Scope, *suffixes: str) -> list[Path]:
+    def _files(self, scope: Scope, *suffixes: str) -> list[tuple[Path, TransactionName]]:
         folder = Path(self.directory)
         found = [path for suffix in suffixes for path in sorted(folder.glob(f"*{suffix}"))] if folder.is_dir() else []
-        names = [(path, parse_transaction_name(path.stem)) for path in found]
-        return [path for path, name in names if name is not None and name.scope[:2] == scope[:2]]
-
-    def _listed(self, path: Path) -> Committable:
-        name = parse_transaction_name(path.stem)
-        if name is None:
-            raise ConfigurationError(f"{path} is no segment")
-        fields: dict[str, Any] = {"pipeline": name.scope.pipeline, "sink": name.scope.sink, "log": name.scope.log}
-        return Committable(
-            kind=KIND,
-            writer=name.start,
-            epoch=name.epoch,
-            subtask=name.subtask,
-            attempt=name.attempt,
-            transaction=path.stem,
-            handle={},
-            **fields,
-        )
+        names = [(path, name_in(path.stem, scope)) for path in found]
+        return [(path, name) for path, name in names if name is not None]

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ConfigurationError
 from .base import LiveSource, Piece, Position, ResettableSource, Source, Split
+from .files import FileSource
 from .sequence import SequenceSource
 
 if TYPE_CHECKING:
     from .kafka import KafkaSource
 
 __all__ = [
+    "FileSource",
     "KafkaSource",
     "LiveSource",
     "Piece",

@@ -1,0 +1,235 @@
+"""FileSink: Parquet, CSV, JSON lines and Arrow files in a folder, exactly once.
+
+    <folder>/_onceward/<transaction>/…/<n>.<format>     in progress, then pending: complete and synced
+    <folder>/<column>=<value>/…/<transaction>-<n>.<format>    finished
+
+A file is renamed from pending to finished, which a file system does atomically: no reader sees a part of one. Readers
+pass over names that begin with "_" (Spark, Hive, pyarrow.dataset do). The finished name says which transaction wrote
+it, so a commit that is repeated finds it there. Files of one transaction appear one after the other.
+
+An object store has no rename; there, a multipart upload that is completed by its id takes the place of it, and the id
+that of the path in the handle.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ..core.errors import ConfigurationError, SchemaError
+from ..core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, WriteContext
+from .base import TwoPhaseCommitSink
+from .file_formats import FORMATS, OpenFile
+from .folders import FolderClaims, check_folder, listed, name_in, sync_folder
+from .partitions import folder_of, parts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import pyarrow as pa
+
+    from ..core.names import Scope
+
+KIND: Final = "files"
+PENDING: Final = "_onceward"
+ROLL_BYTES: Final = 128 * 2**20
+
+
+class Files:
+    """The files of one transaction.
+
+    Args:
+        context: Of the attempt.
+        root: Folder of the sink.
+        format_: Of the files.
+        roll_bytes: Size after which a new file is begun.
+    """
+
+    def __init__(self, context: WriteContext, root: Path, format_: str, roll_bytes: int) -> None:
+        self.context = context
+        self.name = str(context.transaction_name())
+        self.rows = 0
+        self._root = root
+        self._format = format_
+        self._roll = roll_bytes
+        self._open: dict[str, OpenFile] = {}
+        self.finished: list[str] = []
+        """Paths below the transaction's folder."""
+        self.folder = root / PENDING / self.name
+        self.folder.mkdir(parents=True)
+
+    def write(self, partition: str, batch: pa.RecordBatch) -> None:
+        """Append to the partition's file; a new one for another schema, or when it is large enough."""
+        file = self._open.get(partition)
+        if file is not None and (file.size >= self._roll or not file.fits(batch.schema)):
+            self._finish(partition)
+            file = None
+        if file is None:
+            file = self._open[partition] = self._begin(partition, batch.schema)
+        file.write(batch)
+        self.rows += batch.num_rows
+
+    def finish(self) -> None:
+        """Complete and sync everything."""
+        for partition in list(self._open):
+            self._finish(partition)
+        sync_folder(self.folder)
+        sync_folder(self.folder.parent)
+
+    def discard(self) -> None:
+        """Delete everything."""
+        for file in self._open.values():
+            file.abandon()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _begin(self, partition: str, schema: pa.Schema) -> OpenFile:
+        folder = self.folder / partition
+        folder.mkdir(parents=True, exist_ok=True)
+        number = len(self.finished) + len(self._open)
+        return FORMATS[self._format](folder / f"{number}.{self._format}", schema)
+
+    def _finish(self, partition: str) -> None:
+        file = self._open.pop(partition)
+        file.finish()
+        sync_folder(file.path.parent)
+        self.finished.append(str(file.path.relative_to(self.folder)))
+
+
+class FileSink(TwoPhaseCommitSink[Files]):
+    """Writes files into a folder.
+
+    Args:
+        name: Unique in its pipeline.
+        directory: The folder, which the processes that write and the one that commits all see.
+        format: "parquet", "csv" (with a header), "jsonl" or "arrow" (Arrow IPC files).
+        partition_by: Columns whose values become folders (`country=de/`) and are left out of the files.
+        roll_bytes: Size in bytes after which a new file is begun; each epoch begins new ones anyway.
+        select: See Sink.
+        where: See Sink.
+
+    Raises:
+        ConfigurationError: A setting is wrong.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        directory: str | Path,
+        *,
+        format: str = "parquet",  # noqa: A002 - as pyarrow and pandas call it
+        partition_by: Sequence[str] = (),
+        roll_bytes: int = ROLL_BYTES,
+        select: Sequence[str] | None = None,
+        where: str | None = None,
+    ) -> None:
+        super().__init__(name, select=select, where=where)
+        check_folder(name, directory)
+        if format not in FORMATS:
+            raise ConfigurationError(f"sink {name}: format {format!r}; give one of {', '.join(FORMATS)}")
+        if roll_bytes < 1:
+            raise ConfigurationError(f"sink {name}: roll_bytes must be 1 or more, not {roll_bytes}")
+        self.directory = str(Path(directory).absolute())
+        self.format = format
+        self.partition_by = tuple(partition_by)
+        self.roll_bytes = roll_bytes
+
+    def validate(self, schema: pa.Schema) -> None:
+        """Check the columns.
+
+        Raises:
+            SchemaError: A partition column is missing, or the format cannot hold a type.
+        """
+        missing = [column for column in self.partition_by if column not in schema.names]
+        if missing:
+            raise SchemaError(f"sink {self.name}: partition_by names {missing}; the columns are {schema.names}")
+        left = [field for field in schema if field.name not in self.partition_by]
+        if not left:
+            raise SchemaError(f"sink {self.name}: partition_by leaves no column for the files")
+        FORMATS[self.format].check(self.name, left)
+
+    def begin(self, context: WriteContext) -> Files:
+        """Open a transaction's folder."""
+        return Files(context, Path(self.directory), self.format, self.roll_bytes)
+
+    def write(self, transaction: Files, batch: pa.RecordBatch) -> None:
+        """Append to the files of the partitions."""
+        for values, rows in parts(batch, self.partition_by):
+            transaction.write(folder_of(self.partition_by, values), rows)
+
+    def pre_commit(self, transaction: Files) -> Committable:
+        """Complete and sync the files."""
+        transaction.finish()
+        context = transaction.context
+        return Committable(
+            kind=KIND,
+            pipeline=context.pipeline,
+            sink=context.sink,
+            log=context.log,
+            writer=context.writer,
+            epoch=context.epoch,
+            subtask=context.subtask,
+            attempt=context.attempt,
+            transaction=transaction.name,
+            handle={"files": transaction.finished},
+            rows=transaction.rows,
+        )
+
+    def discard(self, transaction: Files) -> None:
+        """Delete the files."""
+        transaction.discard()
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        """Rename each file to its final name."""
+        moved = 0
+        for file in committable.handle["files"]:
+            pending, final = self._pending(committable) / file, self._final(committable, file)
+            try:
+                final.parent.mkdir(parents=True, exist_ok=True)
+                if not final.exists():
+                    pending.rename(final)
+                    moved += 1
+            except FileNotFoundError:
+                if not final.exists():
+                    return CommitOutcome(CommitStatus.LOST, f"{pending} is gone")
+            except OSError as error:
+                return CommitOutcome(CommitStatus.RETRY_LATER, str(error))
+            for folder in [final.parent, *final.parent.parents]:
+                sync_folder(folder)  # the new name, and new folders, must survive a power cut
+                if folder == Path(self.directory):
+                    break
+        shutil.rmtree(self._pending(committable), ignore_errors=True)
+        return CommitOutcome(CommitStatus.COMMITTED if moved else CommitStatus.ALREADY_COMMITTED)
+
+    def abort(self, committable: Committable) -> AbortOutcome:
+        """Delete the pending files, unless one of them is finished."""
+        stem = f"{committable.transaction}-"
+        if any(path.name.startswith(stem) for path in Path(self.directory).rglob(f"*.{self.format}")):
+            return AbortOutcome(AbortStatus.COMMITTED)
+        shutil.rmtree(self._pending(committable), ignore_errors=True)
+        return AbortOutcome(AbortStatus.ABORTED)
+
+    def lingering(self, scope: Scope) -> Iterable[Committable]:
+        """Transactions of exactly this pipeline and sink that have pending files."""
+        folder = Path(self.directory) / PENDING
+        names = [name_in(path.name, scope) for path in sorted(folder.iterdir())] if folder.is_dir() else []
+        return [listed(KIND, name) for name in names if name is not None]
+
+    def claim(self, scope: Scope) -> None:
+        """Note the decision log behind this pipeline's name in the folder.
+
+        Raises:
+            EpochConflictError: The folder knows the name from another one.
+        """
+        FolderClaims(Path(self.directory) / PENDING).claim(scope)
+
+    def release(self, scope: Scope) -> None:
+        """Forget it."""
+        FolderClaims(Path(self.directory) / PENDING).release(scope)
+
+    def _pending(self, committable: Committable) -> Path:
+        return Path(self.directory) / PENDING / committable.transaction
+
+    def _final(self, committable: Committable, file: str) -> Path:
+        path = Path(file)
+        return Path(self.directory) / path.parent / f"{committable.transaction}-{path.name}"

@@ -1,0 +1,93 @@
+"""What sinks into folders have in common: what is written is synced, and a folder remembers whose it is."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from ..core.errors import ConfigurationError, EpochConflictError
+from ..core.names import TransactionName, parse_transaction_name
+from ..core.transaction import Committable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..core.names import Scope
+
+
+def check_folder(sink: str, directory: str | Path) -> None:
+    """Refuse what is no path.
+
+    Raises:
+        ConfigurationError: It is a URL.
+    """
+    if "://" in str(directory):
+        raise ConfigurationError(f"sink {sink}: {directory} is no folder of a local or mounted file system")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make new names in a folder survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class FolderClaims:
+    """Which decision log stands behind each pipeline and sink that wrote into a folder.
+
+    Args:
+        folder: Where the notes are kept.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def claim(self, scope: Scope) -> None:
+        """Note the log behind these names.
+
+        Raises:
+            EpochConflictError: The folder knows them from another one.
+        """
+        path = self._path(scope)
+        if path.exists():
+            if path.read_text() != scope.log:
+                raise EpochConflictError(
+                    f"{self._folder} knows this pipeline and sink from another decision log ({path.read_text()}): its "
+                    "rows were written already. Bring the log back, give the pipeline another name, or rewind it",
+                    pipeline=scope.pipeline,
+                    sink=scope.sink,
+                )
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(scope.log)
+        sync_folder(path.parent)
+
+    def release(self, scope: Scope) -> None:
+        """Forget it."""
+        self._path(scope).unlink(missing_ok=True)
+
+    def _path(self, scope: Scope) -> Path:
+        return self._folder / f"{scope.pipeline}:{scope.sink}.claim"
+
+
+def name_in(text: str, scope: Scope) -> TransactionName | None:
+    """A transaction's name, if it is of exactly this pipeline and sink."""
+    name = parse_transaction_name(text)
+    return name if name is not None and name.scope[:2] == scope[:2] else None
+
+
+def listed(kind: str, name: TransactionName) -> Committable:
+    """A committable of which only the name is known; it is good for an abort."""
+    return Committable(
+        kind=kind,
+        pipeline=name.scope.pipeline,
+        sink=name.scope.sink,
+        log=name.scope.log,
+        writer=name.start,
+        epoch=name.epoch,
+        subtask=name.subtask,
+        attempt=name.attempt,
+        transaction=str(name),
+    )

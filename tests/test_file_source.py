@@ -1,0 +1,158 @@
+"""FileSource: files as a resettable source. SCENARIOS 67, 68, 70."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+
+from onceward.core import CheckpointConfig
+from onceward.core.errors import ConfigurationError, SourceError
+from onceward.core.log.memory import MemoryStore
+from onceward.sinks import FileSink
+from onceward.sources import FileSource
+
+from .engine_kit import Target, TargetSink, pipeline
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORMATS = ["parquet", "csv", "jsonl", "arrow"]
+
+
+def put(folder: Path, name: str, numbers: range, format_: str = "parquet") -> None:
+    """Write a file as it should be: under another name, then renamed."""
+    hidden = folder / f".{name}"
+    table = pa.table({"n": list(numbers)})
+    match format_:
+        case "parquet":
+            pyarrow.parquet.write_table(table, hidden)
+        case "csv":
+            pyarrow.csv.write_csv(table, hidden)
+        case "arrow":
+            pyarrow.feather.write_feather(table, str(hidden), compression="uncompressed")
+        case _:
+            hidden.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    hidden.rename(folder / f"{name}.{format_}")
+
+
+def rows(source: FileSource, start: Any, end: Any) -> list[int]:
+    return [
+        n for split in source.splits(start, end) for piece in source.read(split) for n in piece.batch["n"].to_pylist()
+    ]
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_67_a_stored_position_gives_the_same_rows_again(tmp_path: Path, format_: str):
+    put(tmp_path, "a", range(10), format_)
+    put(tmp_path, "b", range(10, 15), format_)
+    source = FileSource(tmp_path, format=format_)
+    end = source.latest(source.start())
+    first = rows(source, source.start(), end)
+    assert sorted(first) == list(range(15))
+    end = json.loads(json.dumps(end))
+    assert rows(FileSource(tmp_path, format=format_), {}, end) == first
+    assert source.latest(end) == end
+
+
+def test_67_reading_goes_on_in_the_middle_of_a_file(tmp_path: Path):
+    put(tmp_path, "a", range(10))
+    source = FileSource(tmp_path)
+    end = source.latest({})
+    [split] = source.splits({}, end)
+    middle = source.advance({}, split, 4)
+    assert rows(source, middle, end) == list(range(4, 10))
+    assert source.latest(middle) == source.latest(middle, until=end) == end
+
+
+def test_68_a_file_that_is_another_one_now_is_an_error(tmp_path: Path):
+    put(tmp_path, "a", range(10))
+    source = FileSource(tmp_path)
+    end = source.latest({})
+    put(tmp_path, "a", range(12))
+    with pytest.raises(SourceError, match=r"a\.parquet has changed since it was read"):
+        source.latest(end)
+
+
+def test_68_a_file_that_is_gone_before_it_was_read_is_an_error(tmp_path: Path):
+    put(tmp_path, "a", range(10))
+    source = FileSource(tmp_path)
+    end = source.latest({})
+    (tmp_path / "a.parquet").unlink()
+    with pytest.raises(SourceError, match=r"a\.parquet"):
+        rows(source, {}, end)
+    assert source.latest(end) == end  # once read, it may go
+
+
+def test_70_new_files_are_picked_up_oldest_first_and_hidden_ones_passed_over(tmp_path: Path):
+    put(tmp_path, "b", range(5))
+    source = FileSource(tmp_path)
+    first = source.latest({})
+    time.sleep(0.01)
+    put(tmp_path, "a", range(5, 8))
+    (tmp_path / "_pending").mkdir()
+    put(tmp_path / "_pending", "c", range(100))
+    second = source.latest(first)
+    assert rows(source, {}, second) == list(range(8))
+    assert rows(source, first, second) == [5, 6, 7]
+
+
+def test_a_limit_takes_whole_files(tmp_path: Path):
+    for number in range(4):
+        put(tmp_path, f"f{number}", range(10 * number, 10 * number + 10))
+    source = FileSource(tmp_path)
+    assert len(rows(source, {}, source.latest({}, limit=15))) == 20
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 5])
+def test_each_file_belongs_to_one_subtask_whatever_their_number(tmp_path: Path, parallelism: int):
+    for number in range(8):
+        put(tmp_path, f"f{number}", range(10 * number, 10 * number + 10))
+    source = FileSource(tmp_path)
+    shares = [source.share(n, parallelism) for n in range(parallelism)]
+    assert Counter(n for share in shares for n in rows(share, {}, share.latest({}))) == Counter(range(80))
+    position = source.latest({})
+    merged = [source.share(n, 3).merge([position]) for n in range(3)]
+    assert sorted(name for part in merged for name in part) == sorted(position)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigurationError, match="no folder"):
+        FileSource(tmp_path / "no").validate()
+    with pytest.raises(ConfigurationError, match="format 'xml'"):
+        FileSource(tmp_path, format="xml")
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_what_a_file_sink_writes_a_file_source_reads_across_restarts(tmp_path: Path, format_: str):
+    """Files to files to a table, the second pipeline failing once."""
+    folder, store, target = tmp_path / "in", MemoryStore(), Target()
+    folder.mkdir()
+    for number in range(5):
+        put(folder, f"f{number}", range(100 * number, 100 * number + 100), format_)
+    first = pipeline("first", store=MemoryStore())
+    first.source(FileSource(folder, format=format_, bounded=True), parallelism=2).sink(
+        FileSink("files", tmp_path / "out", format=format_)
+    )
+    first.run()
+    failing = [True]
+
+    def once(record: dict[str, Any]) -> dict[str, Any]:
+        if failing and record["n"] == 333:
+            failing.clear()
+            raise ValueError("told to fail")
+        return record
+
+    second = pipeline("second", store=store, checkpoint=CheckpointConfig(interval=0.01))
+    second.source(FileSource(tmp_path / "out", format=format_, bounded=True), parallelism=3).map(once).sink(
+        TargetSink(target)
+    )
+    second.run()
+    assert target.counts("n") == Counter(range(500))
