@@ -17,11 +17,11 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..core.errors import ConfigurationError, SchemaError
+from ..core.errors import ConfigurationError, RetryableSinkError, SchemaError
 from ..core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, WriteContext
 from .base import TwoPhaseCommitSink
 from .file_formats import FORMATS, OpenFile
-from .folders import FolderClaims, check_folder, listed, name_in, sync_folder
+from .folders import FolderClaims, check_folder, listed, name_in, sole, sync_folder
 from .partitions import folder_of, parts
 
 if TYPE_CHECKING:
@@ -181,6 +181,18 @@ class FileSink(TwoPhaseCommitSink[Files]):
 
     def commit(self, committable: Committable) -> CommitOutcome:
         """Rename each file to its final name."""
+        try:
+            with sole(self._pending(committable)):
+                return self._rename(committable)
+        except FileNotFoundError:
+            finals = [self._final(committable, file) for file in committable.handle["files"]]
+            if all(final.exists() for final in finals):
+                return CommitOutcome(CommitStatus.ALREADY_COMMITTED)
+            return CommitOutcome(CommitStatus.LOST, f"{self._pending(committable)} is gone")
+        except RetryableSinkError as error:
+            return CommitOutcome(CommitStatus.RETRY_LATER, str(error))
+
+    def _rename(self, committable: Committable) -> CommitOutcome:
         moved = 0
         for file in committable.handle["files"]:
             pending, final = self._pending(committable) / file, self._final(committable, file)
@@ -203,11 +215,22 @@ class FileSink(TwoPhaseCommitSink[Files]):
 
     def abort(self, committable: Committable) -> AbortOutcome:
         """Delete the pending files, unless one of them is finished."""
+        try:
+            with sole(self._pending(committable)):
+                if self._any_finished(committable):
+                    return AbortOutcome(AbortStatus.COMMITTED)
+                shutil.rmtree(self._pending(committable), ignore_errors=True)
+                return AbortOutcome(AbortStatus.ABORTED)
+        except FileNotFoundError:
+            if self._any_finished(committable):
+                return AbortOutcome(AbortStatus.COMMITTED)
+            return AbortOutcome(AbortStatus.UNKNOWN, "there is no trace of it")
+        except RetryableSinkError as error:
+            return AbortOutcome(AbortStatus.RETRY_LATER, str(error))
+
+    def _any_finished(self, committable: Committable) -> bool:
         stem = f"{committable.transaction}-"
-        if any(path.name.startswith(stem) for path in Path(self.directory).rglob(f"*.{self.format}")):
-            return AbortOutcome(AbortStatus.COMMITTED)
-        shutil.rmtree(self._pending(committable), ignore_errors=True)
-        return AbortOutcome(AbortStatus.ABORTED)
+        return any(path.name.startswith(stem) for path in Path(self.directory).rglob(f"*.{self.format}"))
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:
         """Transactions of exactly this pipeline and sink that have pending files."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ..core.errors import ConfigurationError, EpochConflictError
+from ..core.errors import ConfigurationError, EpochConflictError, RetryableSinkError
 from ..core.names import TransactionName, parse_transaction_name
 from ..core.transaction import Committable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from ..core.names import Scope
@@ -30,6 +33,26 @@ def sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def sole(path: Path) -> Iterator[None]:
+    """Be the only one who commits or aborts what is at a path: a file or a folder that both delete at their end.
+
+    Raises:
+        FileNotFoundError: It is not there, or somebody has ended it meanwhile.
+        RetryableSinkError: Another process is at it.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RetryableSinkError(f"another process is at {path}") from error
+        path.stat()  # it may have been deleted between the two
+        yield
     finally:
         os.close(handle)
 

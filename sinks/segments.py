@@ -13,21 +13,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import struct
 import zlib
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from ..core.errors import DataLossError, RetryableSinkError
+from ..core.errors import DataLossError
 from .folders import sync_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 _HEADER: Final = struct.Struct(">Q32s")
@@ -150,18 +147,3 @@ class Marks:
 def _mark(line: bytes) -> int | None:
     text, _, crc = line.partition(b" ")
     return int(text) if crc == b"%08x\n" % zlib.crc32(text) and text.isdigit() else None
-
-
-@contextmanager
-def sole(path: Path) -> Iterator[None]:
-    """Be the only one who sends a segment.
-
-    Raises:
-        RetryableSinkError: Another process is at it.
-    """
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise RetryableSinkError(f"another process sends {path}") from error
-        yield

@@ -21,8 +21,8 @@ from ..core.errors import ConfigurationError, DataLossError, RetryableSinkError
 from ..core.steps import Step, reach
 from ..core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, WriteContext
 from .base import Guarantee, TwoPhaseCommitSink
-from .folders import FolderClaims, check_folder, listed, name_in, sync_folder
-from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, SegmentWriter, read_segment, sole
+from .folders import FolderClaims, check_folder, listed, name_in, sole, sync_folder
+from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, SegmentWriter, read_segment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -147,11 +147,13 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
         if self._path(committable, DONE).exists():
             segment.unlink(missing_ok=True)
             return CommitOutcome(CommitStatus.ALREADY_COMMITTED)
-        if not segment.exists():
-            return CommitOutcome(CommitStatus.LOST, f"{segment} is gone")
         try:
             with sole(segment):
                 self._send(committable, segment)
+        except FileNotFoundError:
+            done = self._path(committable, DONE).exists()
+            status = CommitStatus.ALREADY_COMMITTED if done else CommitStatus.LOST
+            return CommitOutcome(status, "" if done else f"{segment} is gone")
         except RetryableSinkError as error:
             return CommitOutcome(CommitStatus.RETRY_LATER, str(error))
         except DataLossError as error:
@@ -170,11 +172,25 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
 
     def abort(self, committable: Committable) -> AbortOutcome:
         """Delete it, unless its sending has begun: that needs a decision."""
-        if self._path(committable, DONE).exists() or self._path(committable, MARKS).exists():
-            return AbortOutcome(AbortStatus.COMMITTED)
         for suffix in (SEGMENT, PARTIAL):
-            self._path(committable, suffix).unlink(missing_ok=True)
-        return AbortOutcome(AbortStatus.ABORTED)
+            path = self._path(committable, suffix)
+            try:
+                with sole(path):
+                    if self._is_sent(committable):
+                        return AbortOutcome(AbortStatus.COMMITTED)
+                    path.unlink()
+                    return AbortOutcome(AbortStatus.ABORTED)
+            except FileNotFoundError:
+                continue
+            except RetryableSinkError as error:
+                return AbortOutcome(AbortStatus.RETRY_LATER, str(error))
+        if self._is_sent(committable):
+            return AbortOutcome(AbortStatus.COMMITTED)
+        return AbortOutcome(AbortStatus.UNKNOWN, "there is no trace of it")
+
+    def _is_sent(self, committable: Committable) -> bool:
+        """Whether its sending has begun."""
+        return self._path(committable, DONE).exists() or self._path(committable, MARKS).exists()
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:
         """Segments of exactly this pipeline and sink that are not sent."""
@@ -194,9 +210,9 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
         FolderClaims(Path(self.directory)).release(scope)
 
     def completed(self, scope: Scope, epoch: int) -> None:
-        """Delete what says that older segments are sent."""
+        """Delete what says that segments of older epochs are sent."""
         for path, name in self._files(scope, DONE):
-            if name.epoch <= epoch:
+            if name.epoch < epoch:
                 path.with_suffix(MARKS).unlink(missing_ok=True)
                 path.unlink(missing_ok=True)
 

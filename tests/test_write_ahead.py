@@ -218,6 +218,8 @@ def test_nothing_is_left_of_completed_epochs(tmp_path: Path):
     sink = Mailbox(tmp_path)
     sink.commit(prepared(sink, range(4)))
     sink.completed(Scope("p", "mail", "0123abcd"), 1)
+    assert len(list(tmp_path.iterdir())) == 2  # what says so of the newest is kept
+    sink.completed(Scope("p", "mail", "0123abcd"), 2)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,0 +1,52 @@
+"""KafkaSink and PostgresSink, on real services, sit the exam that every sink gets (onceward.testing.conformance)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from onceward.sinks import KafkaSink, PostgresSink
+from onceward.testing.conformance import SinkConformance, Subject
+
+from .kafka_kit import read_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from onceward.connectors.dev import KafkaServer
+
+
+def messages(numbers: list[int]) -> pa.RecordBatch:
+    """Rows as KafkaSink takes them."""
+    values = [str(n).encode() for n in numbers]
+    return pa.RecordBatch.from_pydict({"key": pa.array(values, pa.binary()), "value": pa.array(values, pa.binary())})
+
+
+@pytest.mark.kafka
+class TestKafkaSink(SinkConformance):
+    @pytest.fixture
+    def subject(self, kafka: KafkaServer, topic: Callable[..., str]) -> Subject:
+        servers, name = kafka.bootstrap_servers, topic(partitions=2)
+        return Subject(
+            make=lambda: KafkaSink("exam", bootstrap_servers=servers, topic=name),
+            read=lambda: [int(message.value()) for message in read_all(servers, name)],
+            rows=messages,
+        )
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("how", ["prepared", "staging"])
+class TestPostgresSink(SinkConformance):
+    @pytest.fixture
+    def subject(self, dsn: str, how: str) -> Subject:
+        with psycopg.connect(dsn) as connection:
+            connection.execute("CREATE TABLE exam (n bigint, text text)")
+
+        def read() -> list[int]:
+            with psycopg.connect(dsn) as connection:
+                return [n for (n,) in connection.execute("SELECT n FROM exam").fetchall()]
+
+        return Subject(make=lambda: PostgresSink("exam", dsn=dsn, table="exam", commit=how), read=read)

@@ -1,0 +1,189 @@
+"""The exam itself: right sinks pass all of it, each deliberately wrong one fails the case that is about its fault."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from onceward.core.steps import Step
+from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
+from onceward.sinks import FileSink, WriteAheadLogSink
+from onceward.testing.conformance import Exam, SinkConformance, Subject
+
+from .engine_kit import Target, TargetSink
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from onceward.core.names import Scope
+    from onceward.core.transaction import Committable
+
+
+class Claiming(TargetSink):
+    """A sink that is right; its target remembers which log is behind a name."""
+
+    target_of_all = Target()
+    claims: ClassVar[dict[tuple[str, str], str]] = {}
+
+    def __init__(self) -> None:
+        super().__init__(self.target_of_all)
+
+    def claim(self, scope: Scope) -> None:
+        from onceward.core.errors import EpochConflictError
+
+        if self.claims.setdefault(scope[:2], scope.log) != scope.log:
+            raise EpochConflictError("the target knows the name from another decision log")
+
+    def __reduce__(self) -> Any:
+        return (type(self), ())
+
+
+def subject_of(kind: type[Claiming]) -> Subject:
+    kind.target_of_all = Target()
+    return Subject(make=kind, read=lambda: [row["n"] for row in kind.target_of_all.rows])
+
+
+class TestRightSink(SinkConformance):
+    @pytest.fixture
+    def subject(self) -> Subject:
+        return subject_of(Claiming)
+
+
+class TestFileSink(SinkConformance):
+    @pytest.fixture
+    def subject(self, tmp_path: Path) -> Subject:
+        def read() -> list[int]:
+            files = list(tmp_path.glob("*.jsonl"))
+            return [json.loads(line)["n"] for path in files for line in path.read_text().splitlines()]
+
+        return Subject(make=lambda: FileSink("files", tmp_path, format="jsonl"), read=read)
+
+
+class Letters(WriteAheadLogSink):
+    """Each delivery is a file named by its identity, so the same one twice is the same as once."""
+
+    remembers = True
+
+    def send(self, rows: pa.RecordBatch, identity: Any) -> None:
+        (self.folder / f"{identity}.letter").write_text(json.dumps(rows["n"].to_pylist()))
+
+    @property
+    def folder(self) -> Path:
+        from pathlib import Path
+
+        return Path(self.directory)
+
+
+class TestWriteAheadLogSink(SinkConformance):
+    @pytest.fixture
+    def subject(self, tmp_path: Path) -> Subject:
+        def read() -> list[int]:
+            return [n for path in tmp_path.glob("*.letter") for n in json.loads(path.read_text())]
+
+        return Subject(make=lambda: Letters("letters", tmp_path, rows_per_send=3), read=read)
+
+
+# Wrong sinks
+
+
+class CommitsAtPreCommit(Claiming):
+    def pre_commit(self, transaction: Any) -> Committable:
+        committable = super().pre_commit(transaction)
+        self.commit(committable)
+        return committable
+
+
+class ForgetsToAbort(Claiming):
+    def abort(self, committable: Committable) -> AbortOutcome:  # noqa: ARG002 - signature
+        return AbortOutcome(AbortStatus.ABORTED)
+
+
+class IsNotIdempotent(Claiming):
+    def commit(self, committable: Committable) -> CommitOutcome:
+        with self.target.lock:
+            rows = self.target.prepared.get(committable.transaction)
+            if rows is None:
+                return CommitOutcome(CommitStatus.LOST)
+            self.target.committed[f"{committable.transaction} {len(self.target.committed)}"] = rows[1]
+            return CommitOutcome(CommitStatus.COMMITTED)
+
+
+class LosesOnTimeOut(Claiming):
+    """The first call of each commit drops the transaction, and says that it may be tried again."""
+
+    tried: ClassVar[set[str]] = set()
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        if committable.transaction not in self.tried:
+            self.tried.add(committable.transaction)
+            self.target.prepared.pop(committable.transaction, None)
+            return CommitOutcome(CommitStatus.RETRY_LATER, "timed out")
+        if committable.transaction not in self.target.committed:
+            return CommitOutcome(CommitStatus.COMMITTED)
+        return super().commit(committable)
+
+
+class TouchesItsNeighbours(Claiming):
+    def lingering(self, scope: Scope) -> Iterable[Committable]:
+        from msgspec.structs import replace
+
+        found = [c for c, _ in self.target.prepared.values() if c.pipeline.startswith(scope.pipeline)]
+        return [replace(c, pipeline=scope.pipeline, log=scope.log) for c in found]
+
+
+class SwallowsUnknown(Claiming):
+    def commit(self, committable: Committable) -> CommitOutcome:
+        outcome = super().commit(committable)
+        if outcome.status is CommitStatus.LOST:
+            return CommitOutcome(CommitStatus.ALREADY_COMMITTED, "it is not there, so it must be committed")
+        return outcome
+
+
+class AbortsWhatIsCommitted(Claiming):
+    def abort(self, committable: Committable) -> AbortOutcome:
+        self.target.committed.pop(committable.transaction, None)
+        return super().abort(committable)
+
+
+class OpensForNothing(Claiming):
+    def lingering(self, scope: Scope) -> Iterable[Committable]:  # noqa: ARG002 - signature
+        return []
+
+
+class ForgetsWhoseItIs(Claiming):
+    def claim(self, scope: Scope) -> None:
+        """Takes everybody."""
+
+
+WRONG = {
+    CommitsAtPreCommit: "test_02_rows_prepared_and_not_decided_do_not_show",
+    ForgetsToAbort: "test_29_and_31_an_abort_can_be_repeated",
+    IsNotIdempotent: "test_21_25_and_26_a_commit_can_be_repeated",
+    LosesOnTimeOut: "test_03_rows_of_a_completed_epoch_show_once",
+    TouchesItsNeighbours: "test_37_and_72_what_carries_another_name_is_not_touched",
+    SwallowsUnknown: "test_22_and_23_what_somebody_else_ended_is_never_taken_for_committed",
+    AbortsWhatIsCommitted: "test_30_what_is_committed_is_not_aborted",
+    OpensForNothing: "test_44_what_lingers_is_listed_and_gone_after_a_start",
+    ForgetsWhoseItIs: "test_91_a_fresh_log_under_an_old_name_is_refused",
+}
+
+
+@pytest.mark.parametrize("kind", WRONG, ids=lambda kind: kind.__name__)
+def test_a_wrong_sink_fails_the_case_that_is_about_its_fault(kind: type[Claiming]) -> None:
+    case = getattr(SinkConformance(), WRONG[kind])
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        case(Exam(subject_of(kind)))
+
+
+def test_the_crash_test_reaches_every_step_but_those_of_a_write_ahead_log() -> None:
+    """And the right sink survives each of them; a sink that is wrong only there is caught there."""
+    assert set(subject_of(Claiming).steps) == set(Step)
+    with pytest.raises(AssertionError):
+        SinkConformance().test_09_to_15_a_failure_at_each_durable_step_doubles_and_loses_nothing(
+            Exam(subject_of(IsNotIdempotent))
+        )
