@@ -87,6 +87,18 @@ def doctor(
     raise typer.Exit(exit_code(findings))
 
 
+@app.command()
+def new_sink(
+    name: Annotated[str, typer.Argument(help="Name of the module, for example billing_sink.")],
+    folder: Annotated[Path, typer.Option(help="Where to write it.")] = Path(),
+) -> None:
+    """Write a working skeleton of an own sink and its exam, ready to run."""
+    from .new_sink import write_skeleton  # noqa: PLC0415 - one command of many
+
+    sink, exam = write_skeleton(name, folder)
+    typer.echo(f"wrote {sink} and {exam}; now: pip install 'onceward[testing]' and python -m pytest {exam}")
+
+
 def main() -> None:
     """Runs the command line; faults end it with one message, without a traceback."""
     try:
