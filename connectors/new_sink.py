@@ -143,7 +143,7 @@ class $class(TwoPhaseCommitSink[Transaction]):
         if not claim.exists():
             claim.write_text(scope.log)
         elif claim.read_text() != scope.log:
-            raise EpochConflictError(f"{self.folder} knows this pipeline from another decision log: rewind or rename it")
+            raise EpochConflictError(f"{self.folder} knows this pipeline from another decision log: rewind, or rename")
 
     def release(self, scope: Scope) -> None:
         """YOURS: forget that, because somebody goes back on purpose."""
