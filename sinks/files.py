@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ..core.errors import ConfigurationError, RetryableSinkError, SchemaError
+from ..core.folders import make_folder, sync_folder
 from ..core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, WriteContext
 from .base import TwoPhaseCommitSink
 from .file_formats import FORMATS, OpenFile
-from .folders import FolderClaims, check_folder, listed, name_in, sole, sync_folder
+from .folders import FolderClaims, check_folder, listed, name_in, sole
 from .partitions import folder_of, parts
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Files:
         self.finished: list[str] = []
         """Paths below the transaction's folder."""
         self.folder = root / PENDING / self.name
-        self.folder.mkdir(parents=True)
+        make_folder(self.folder)
 
     def write(self, partition: str, batch: pa.RecordBatch) -> None:
         """Append to the partition's file; a new one for another schema, or when it is large enough."""
@@ -85,7 +86,7 @@ class Files:
 
     def _begin(self, partition: str, schema: pa.Schema) -> OpenFile:
         folder = self.folder / partition
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         number = len(self.finished) + len(self._open)
         return FORMATS[self._format](folder / f"{number}.{self._format}", schema)
 
@@ -182,22 +183,21 @@ class FileSink(TwoPhaseCommitSink[Files]):
     def commit(self, committable: Committable) -> CommitOutcome:
         """Rename each file to its final name."""
         try:
-            with sole(self._pending(committable)):
-                return self._rename(committable)
-        except FileNotFoundError:
-            finals = [self._final(committable, file) for file in committable.handle["files"]]
-            if all(final.exists() for final in finals):
-                return CommitOutcome(CommitStatus.ALREADY_COMMITTED)
-            return CommitOutcome(CommitStatus.LOST, f"{self._pending(committable)} is gone")
+            with sole(self._pending(committable)) as there:
+                if there:
+                    return self._rename(committable)
         except RetryableSinkError as error:
             return CommitOutcome(CommitStatus.RETRY_LATER, str(error))
+        if all(self._final(committable, file).exists() for file in committable.handle["files"]):
+            return CommitOutcome(CommitStatus.ALREADY_COMMITTED)
+        return CommitOutcome(CommitStatus.LOST, f"{self._pending(committable)} is gone")
 
     def _rename(self, committable: Committable) -> CommitOutcome:
         moved = 0
         for file in committable.handle["files"]:
             pending, final = self._pending(committable) / file, self._final(committable, file)
             try:
-                final.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(final.parent)
                 if not final.exists():
                     pending.rename(final)
                     moved += 1
@@ -206,27 +206,22 @@ class FileSink(TwoPhaseCommitSink[Files]):
                     return CommitOutcome(CommitStatus.LOST, f"{pending} is gone")
             except OSError as error:
                 return CommitOutcome(CommitStatus.RETRY_LATER, str(error))
-            for folder in [final.parent, *final.parent.parents]:
-                sync_folder(folder)  # the new name, and new folders, must survive a power cut
-                if folder == Path(self.directory):
-                    break
+            sync_folder(final.parent)
         shutil.rmtree(self._pending(committable), ignore_errors=True)
         return CommitOutcome(CommitStatus.COMMITTED if moved else CommitStatus.ALREADY_COMMITTED)
 
     def abort(self, committable: Committable) -> AbortOutcome:
         """Delete the pending files, unless one of them is finished."""
         try:
-            with sole(self._pending(committable)):
+            with sole(self._pending(committable)) as there:
                 if self._any_finished(committable):
                     return AbortOutcome(AbortStatus.COMMITTED)
-                shutil.rmtree(self._pending(committable), ignore_errors=True)
-                return AbortOutcome(AbortStatus.ABORTED)
-        except FileNotFoundError:
-            if self._any_finished(committable):
-                return AbortOutcome(AbortStatus.COMMITTED)
-            return AbortOutcome(AbortStatus.UNKNOWN, "there is no trace of it")
+                if there:
+                    shutil.rmtree(self._pending(committable), ignore_errors=True)
+                    return AbortOutcome(AbortStatus.ABORTED)
         except RetryableSinkError as error:
             return AbortOutcome(AbortStatus.RETRY_LATER, str(error))
+        return AbortOutcome(AbortStatus.UNKNOWN, "there is no trace of it")
 
     def _any_finished(self, committable: Committable) -> bool:
         stem = f"{committable.transaction}-"

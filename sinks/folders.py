@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..core.errors import ConfigurationError, EpochConflictError, RetryableSinkError
+from ..core.folders import make_folder, sync_folder
 from ..core.names import TransactionName, parse_transaction_name
 from ..core.transaction import Committable
 
@@ -28,31 +30,27 @@ def check_folder(sink: str, directory: str | Path) -> None:
         raise ConfigurationError(f"sink {sink}: {directory} is no folder of a local or mounted file system")
 
 
-def sync_folder(folder: Path) -> None:
-    """Make new names in a folder survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 @contextmanager
-def sole(path: Path) -> Iterator[None]:
+def sole(path: Path) -> Iterator[bool]:
     """Be the only one who commits or aborts what is at a path: a file or a folder that both delete at their end.
 
+    Yields:
+        Whether it is there; False also if somebody has ended it meanwhile.
+
     Raises:
-        FileNotFoundError: It is not there, or somebody has ended it meanwhile.
         RetryableSinkError: Another process is at it.
     """
-    handle = os.open(path, os.O_RDONLY)
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        yield False
+        return
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise RetryableSinkError(f"another process is at {path}") from error
-        path.stat()  # it may have been deleted between the two
-        yield
+        yield path.exists()  # it may have been deleted between the two
     finally:
         os.close(handle)
 
@@ -74,18 +72,26 @@ class FolderClaims:
             EpochConflictError: The folder knows them from another one.
         """
         path = self._path(scope)
-        if path.exists():
-            if path.read_text() != scope.log:
+        make_folder(path.parent)
+        written = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        with written.open("x") as file:
+            file.write(scope.log)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(written, path)  # of two at once, one wins, and nobody sees a part of it
+            sync_folder(path.parent)
+        except FileExistsError:
+            known = path.read_text()
+            if known != scope.log:
                 raise EpochConflictError(
-                    f"{self._folder} knows this pipeline and sink from another decision log ({path.read_text()}): its "
-                    "rows were written already. Bring the log back, give the pipeline another name, or rewind it",
+                    f"{self._folder} knows this pipeline and sink from another decision log ({known}): its rows were "
+                    "written already. Bring the log back, give the pipeline another name, or rewind it",
                     pipeline=scope.pipeline,
                     sink=scope.sink,
-                )
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(scope.log)
-        sync_folder(path.parent)
+                ) from None
+        finally:
+            written.unlink()
 
     def release(self, scope: Scope) -> None:
         """Forget it."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from ..core.errors import DataLossError
-from .folders import sync_folder
+from ..core.folders import make_folder, sync_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +40,7 @@ class SegmentWriter:
     """
 
     def __init__(self, folder: Path, transaction: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self.path = folder / f"{transaction}{PARTIAL}"
         self.rows = 0
         self._digest = hashlib.sha256()
@@ -130,6 +130,7 @@ class Marks:
             with path.open("r+b") as file:
                 file.truncate(good)
         self._file = path.open("ab")
+        sync_folder(path.parent)  # before the first delivery: without its marks all would be repeated
 
     def put(self, sent: int) -> None:
         """So many are delivered: durable when this returns."""

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..core.errors import ConfigurationError, DataLossError, RetryableSinkError
+from ..core.folders import sync_folder
 from ..core.steps import Step, reach
 from ..core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, WriteContext
 from .base import Guarantee, TwoPhaseCommitSink
-from .folders import FolderClaims, check_folder, listed, name_in, sole, sync_folder
+from .folders import FolderClaims, check_folder, listed, name_in, sole
 from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, SegmentWriter, read_segment
 
 if TYPE_CHECKING:
@@ -148,17 +149,17 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
             segment.unlink(missing_ok=True)
             return CommitOutcome(CommitStatus.ALREADY_COMMITTED)
         try:
-            with sole(segment):
-                self._send(committable, segment)
-        except FileNotFoundError:
-            done = self._path(committable, DONE).exists()
-            status = CommitStatus.ALREADY_COMMITTED if done else CommitStatus.LOST
-            return CommitOutcome(status, "" if done else f"{segment} is gone")
+            with sole(segment) as there:
+                if there:
+                    self._send(committable, segment)
+                    return CommitOutcome(CommitStatus.COMMITTED)
         except RetryableSinkError as error:
             return CommitOutcome(CommitStatus.RETRY_LATER, str(error))
         except DataLossError as error:
             return CommitOutcome(CommitStatus.LOST, str(error))
-        return CommitOutcome(CommitStatus.COMMITTED)
+        if self._path(committable, DONE).exists():
+            return CommitOutcome(CommitStatus.ALREADY_COMMITTED)
+        return CommitOutcome(CommitStatus.LOST, f"{segment} is gone")
 
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
         """In order: what comes behind something that cannot be sent now waits."""
@@ -175,13 +176,12 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
         for suffix in (SEGMENT, PARTIAL):
             path = self._path(committable, suffix)
             try:
-                with sole(path):
-                    if self._is_sent(committable):
+                with sole(path) as there:
+                    if there and self._is_sent(committable):
                         return AbortOutcome(AbortStatus.COMMITTED)
-                    path.unlink()
-                    return AbortOutcome(AbortStatus.ABORTED)
-            except FileNotFoundError:
-                continue
+                    if there:
+                        path.unlink()
+                        return AbortOutcome(AbortStatus.ABORTED)
             except RetryableSinkError as error:
                 return AbortOutcome(AbortStatus.RETRY_LATER, str(error))
         if self._is_sent(committable):

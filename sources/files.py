@@ -89,6 +89,7 @@ class FileSource(ResettableSource):
         """
         if not self.directory.is_dir():
             raise ConfigurationError(f"{self.directory} is no folder")
+        _ = self.schema  # all subtasks read by one
 
     def start(self) -> Position:
         """Nothing is read."""
@@ -118,31 +119,37 @@ class FileSource(ResettableSource):
         """See ResettableSource; a file is not cut."""
         begins = {name: start[name][0] if name in start else 0 for name in end}
         oldest = sorted(end, key=lambda name: (end[name][3], name))
-        return [Split(name, begins[name], end[name][0]) for name in oldest if begins[name] < end[name][0]]
+        return [
+            Split(_unit(name, end[name]), begins[name], end[name][0]) for name in oldest if begins[name] < end[name][0]
+        ]
 
     def read(self, split: Split) -> Iterator[Piece]:
         """See ResettableSource."""
         at = 0
+        name, size, changed = _of_unit(split.unit)
         try:
-            for batch in self._dataset(split.unit).to_batches(batch_size=_BATCH_ROWS):
+            for batch in self._dataset(name).to_batches(batch_size=_BATCH_ROWS):
                 first, last = max(split.start - at, 0), min(split.end - at, batch.num_rows)
                 at += batch.num_rows
+                stat = (self.directory / name).stat()
+                if (stat.st_size, stat.st_mtime_ns) != (size, changed):
+                    raise SourceError(f"{self.directory / name} has changed while it was read")
                 if first < last:
                     yield Piece(batch.slice(first, last - first), at - batch.num_rows + last)
         except (OSError, pa.ArrowException) as error:
-            raise SourceError(f"cannot read {self.directory / split.unit}: {error}") from error
+            raise SourceError(f"cannot read {self.directory / name}: {error}") from error
         if at < split.end:
-            raise SourceError(f"{self.directory / split.unit} has {at} rows now; {split.end} were there")
+            raise SourceError(f"{self.directory / name} has {at} rows now; {split.end} were there")
 
     def advance(self, position: Position, split: Split, to: int) -> Position:
         """See ResettableSource."""
-        seen = self._files().get(split.unit)
-        if seen is None:
-            raise SourceError(f"{self.directory / split.unit} is gone")
-        return {**position, split.unit: [to, split.end, seen.size, seen.changed]}
+        name, size, changed = _of_unit(split.unit)
+        return {**position, name: [to, split.end, size, changed]}
 
     def share(self, subtask: int, parallelism: int) -> Self:
         """Each file belongs to one subtask, by its name."""
+        if self._schema is None and self._files():
+            _ = self.schema
         part = copy.copy(self)
         part._share = (subtask, parallelism)  # noqa: SLF001 - its own copy
         return part
@@ -170,8 +177,10 @@ class FileSource(ResettableSource):
         Raises:
             SourceError: It is not.
         """
-        for name, (*_, size, changed) in position.items():
+        for name, (read, rows, size, changed) in position.items():
             now = files.get(name)
+            if now is None and read < rows:
+                raise SourceError(f"{self.directory / name} is gone, and only {read} of its {rows} rows were read")
             if now is not None and (now.size, now.changed) != (size, changed):
                 raise SourceError(
                     f"{self.directory / name} has changed since it was read: a file must be complete when it appears. "
@@ -188,3 +197,13 @@ class FileSource(ResettableSource):
             return pyarrow.dataset.dataset(str(path), format=_FORMATS[self.format], schema=self._schema)
         except (OSError, pa.ArrowException) as error:
             raise SourceError(f"cannot read {path}: {error}") from error
+
+
+def _unit(name: str, seen: Sequence[int]) -> str:
+    """A split's unit: the file, and which one it was."""
+    return f"{seen[2]}:{seen[3]}:{name}"
+
+
+def _of_unit(unit: str) -> tuple[str, int, int]:
+    size, changed, name = unit.split(":", 2)
+    return name, int(size), int(changed)

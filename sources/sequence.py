@@ -100,6 +100,10 @@ class SequenceSource(ResettableSource):
     def merge(self, positions: Sequence[Position]) -> Position:
         """See ResettableSource."""
         merged = {unit: at for position in positions for unit, at in position.items()}
+        if merged.keys() != {str(unit) for unit in range(self._units)}:
+            raise SourceError(
+                f"the stored position is of other units ({len(merged)}) than the sequence ({self._units})"
+            )
         return {str(unit): merged.get(str(unit), 0) for unit in self._mine}
 
     def _size(self, unit: int) -> int:

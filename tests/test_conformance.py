@@ -39,6 +39,9 @@ class Claiming(TargetSink):
         if self.claims.setdefault(scope[:2], scope.log) != scope.log:
             raise EpochConflictError("the target knows the name from another decision log")
 
+    def release(self, scope: Scope) -> None:
+        self.claims.pop(scope[:2], None)
+
     def __reduce__(self) -> Any:
         return (type(self), ())
 
@@ -176,8 +179,9 @@ WRONG = {
 @pytest.mark.parametrize("kind", WRONG, ids=lambda kind: kind.__name__)
 def test_a_wrong_sink_fails_the_case_that_is_about_its_fault(kind: type[Claiming]) -> None:
     case = getattr(SinkConformance(), WRONG[kind])
+    arguments = {"rewound": False} if "test_91" in WRONG[kind] else {}
     with pytest.raises((AssertionError, pytest.fail.Exception)):
-        case(Exam(subject_of(kind)))
+        case(Exam(subject_of(kind)), **arguments)
 
 
 def test_the_crash_test_reaches_every_step_but_those_of_a_write_ahead_log() -> None:

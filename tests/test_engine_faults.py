@@ -21,7 +21,14 @@ from onceward.core import (
 from onceward.core.engine import JobState
 from onceward.core.engine.elements import Barrier
 from onceward.core.engine.task import Task
-from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, OperatorError, RetryableSinkError
+from onceward.core.errors import (
+    ConfigurationError,
+    EpochConflictError,
+    FencedError,
+    OperatorError,
+    RetryableSinkError,
+    SourceError,
+)
 from onceward.core.log.memory import MemoryStore
 from onceward.sources import KafkaSource, SequenceSource
 
@@ -443,7 +450,18 @@ def test_keys_of_any_type_have_state_and_timers(key: Any):
     assert target.rows == [{"at": 0.0}]
 
 
+def test_a_sequence_that_is_dealt_otherwise_than_before_is_refused():
+    target, store = Target(), MemoryStore()
+    totals(target, SequenceSource(ROWS, units=2), store=store).run()
+    with pytest.raises(SourceError, match="stored position is of other units"):
+        totals(target, SequenceSource(ROWS, units=3), store=store, restart=RestartStrategy.none()).run()
+
+
 def test_a_setting_of_another_type_is_refused():
+    with pytest.raises(ConfigurationError, match="timeout=None"):
+        CheckpointConfig(timeout=None).checked()  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="on_lost='foo'"):
+        pipeline(on_lost="foo")
     with pytest.raises(ConfigurationError, match=r"interval='1s'.*number of seconds"):
         CheckpointConfig(interval="1s").checked()  # type: ignore[arg-type]
 

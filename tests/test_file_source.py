@@ -91,6 +91,43 @@ def test_68_a_file_that_is_gone_before_it_was_read_is_an_error(tmp_path: Path):
     assert source.latest(end) == end  # once read, it may go
 
 
+def test_68_a_file_that_is_gone_when_only_a_part_of_it_was_read_is_an_error(tmp_path: Path):
+    put(tmp_path, "a", range(10))
+    source = FileSource(tmp_path)
+    [split] = source.splits({}, source.latest({}))
+    middle = source.advance({}, split, 4)
+    (tmp_path / "a.parquet").unlink()
+    with pytest.raises(SourceError, match=r"a\.parquet is gone, and only 4 of its 10 rows were read"):
+        source.latest(middle)
+
+
+def test_68_a_file_that_grows_while_it_is_read_is_an_error(tmp_path: Path):
+    put(tmp_path, "a", range(10), "jsonl")
+    source = FileSource(tmp_path, format="jsonl")
+    end = source.latest({})
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write('{"n": 10}\n')
+    with pytest.raises(SourceError, match=r"a\.jsonl has changed"):
+        rows(source, {}, end)
+
+
+def test_all_subtasks_read_by_the_schema_of_the_oldest_file(tmp_path: Path):
+    (tmp_path / "a.csv").write_text("n\n1\n")
+    time.sleep(0.01)
+    (tmp_path / "b.csv").write_text("n\nx\n")
+    source = FileSource(tmp_path, format="csv")
+    source.validate()
+    with pytest.raises(SourceError, match=r"b\.csv"):
+        rows(source, {}, {"b.csv": [1, 1, *_stat(tmp_path / "b.csv")]})
+    with pytest.raises(ConfigurationError, match="holds no file yet"):
+        FileSource(tmp_path).validate()
+
+
+def _stat(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
+
+
 def test_70_new_files_are_picked_up_oldest_first_and_hidden_ones_passed_over(tmp_path: Path):
     put(tmp_path, "b", range(5))
     source = FileSource(tmp_path)

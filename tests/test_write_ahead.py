@@ -214,6 +214,25 @@ def test_a_folder_that_knows_the_name_from_another_log_refuses_it(tmp_path: Path
     sink.claim(Scope("p", "mail", "ffff0000"))
 
 
+def test_an_error_of_sending_is_never_taken_for_a_segment_that_is_gone(tmp_path: Path):
+    class NeedsACertificate(Mailbox):
+        def send(self, rows: pa.RecordBatch, identity: Identity) -> None:  # noqa: ARG002 - signature
+            raise FileNotFoundError("no such certificate")
+
+    sink = NeedsACertificate(tmp_path)
+    committable = prepared(sink, range(4))
+    with pytest.raises(FileNotFoundError, match="certificate"):
+        sink.commit(committable)
+    assert Mailbox(tmp_path).commit(committable).status is CommitStatus.COMMITTED
+
+
+def test_a_claim_is_there_whole_or_not_at_all(tmp_path: Path):
+    sink = Mailbox(tmp_path)
+    sink.claim(Scope("p", "mail", "0123abcd"))
+    [claim] = tmp_path.iterdir()
+    assert claim.read_text() == "0123abcd"
+
+
 def test_nothing_is_left_of_completed_epochs(tmp_path: Path):
     sink = Mailbox(tmp_path)
     sink.commit(prepared(sink, range(4)))

@@ -37,6 +37,23 @@ from onceward.sinks import Guarantee, TwoPhaseCommitSink
 from onceward.sources import SequenceSource
 
 ROWS = 40
+ALWAYS = frozenset(
+    {
+        Step.START_AFTER,
+        Step.BEGIN_BEFORE,
+        Step.WRITE_AFTER,
+        Step.PRE_COMMIT_BEFORE,
+        Step.PRE_COMMIT_AFTER,
+        Step.ACKNOWLEDGED,
+        Step.DECIDE_BEFORE,
+        Step.DECIDE_AFTER,
+        Step.COMMIT_BEFORE,
+        Step.COMMIT_AFTER,
+        Step.COMPLETE_BEFORE,
+        Step.COMPLETE_AFTER,
+    }
+)
+"""Steps that a run with any sink passes."""
 GOOD = (CommitStatus.COMMITTED, CommitStatus.ALREADY_COMMITTED)
 
 
@@ -268,6 +285,8 @@ class SinkConformance:
                 thread.start()
             for thread in threads:
                 thread.join()
+            assert said.keys() == ways.keys(), "commit or abort raised"
+            assert said["commit"] in GOOD or said["abort"] is AbortStatus.ABORTED, f"nobody won: {said}"
             shown = set(exam.numbers(attempt)) <= set(exam.seen())
             if said["commit"] in GOOD:
                 assert shown, "commit says that it won, and the rows do not show"
@@ -318,8 +337,11 @@ class SinkConformance:
             exam.start()
         exam.shows([exam.first + epoch * 100 + n for epoch, many in enumerate((3, 1, 2)) for n in range(many)])
 
-    def test_91_a_fresh_log_under_an_old_name_is_refused(self, exam: Exam) -> None:
+    @pytest.mark.parametrize("rewound", [False, True])
+    def test_91_a_fresh_log_under_an_old_name_is_refused(self, exam: Exam, rewound: bool) -> None:
         exam.finish(0, exam.prepare())
+        if rewound:
+            exam.coordinator.open(rewind="a test", first_epoch=7)
         exam.store = MemoryStore()
         with pytest.raises(Exception, match=r"another decision log|from another") as caught:
             exam.start()
@@ -353,6 +375,8 @@ def run(exam: Exam, steps: list[Step]) -> None:
         if not ended:
             pipeline.stop()
     assert ended, f"it did not come to its end; steps that were not reached: {left}"
+    missed = [step for step in left if step in ALWAYS]
+    assert not missed, f"these steps were never reached, so nothing was shown of them: {missed}"
     if exam.sink.guarantee is Guarantee.EXACTLY_ONCE:
         exam.shows(numbers)
     else:

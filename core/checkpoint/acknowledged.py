@@ -79,7 +79,7 @@ def check_age(
         states = zip(mine, sink.inspect_many(mine), strict=True)
         gone = [c for c, state in states if state in (ExternalState.ABORTED, ExternalState.EXPIRED)]
         if gone:
-            raise DataLossError(
+            error = DataLossError(
                 f"{len(gone)} transactions ended before they were decided, after {age:.0f} s (time-out {timeout:.0f} "
                 "s). Nothing was committed; a restart writes the epoch again. Make epochs shorter or the time-out "
                 "longer",
@@ -88,3 +88,5 @@ def check_age(
                 epoch=written.epoch,
                 transaction=gone[0].transaction,
             )
+            error.retryable = True  # nothing was decided
+            raise error

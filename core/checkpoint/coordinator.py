@@ -267,7 +267,7 @@ class Coordinator:
             scope = Scope(self.pipeline, sink.name, self.writer.token.log)
             if rewind is not None:
                 sink.release(scope)
-            if self.view.decided == NONE:
+            if self.view.decided == NONE or rewind is not None:
                 sink.claim(scope)
 
     def _sweep(self) -> None:

@@ -47,6 +47,7 @@ class Attempt:
         self._messages: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._pool = ThreadPoolExecutor(_ASYNC_THREADS, thread_name_prefix="onceward-snapshot")
         self._stopping = threading.Event()
+        self._closed = threading.Event()
         self._ready: dict[TaskId, threading.Event] = {}
         self._stop_reason: OncewardError | None = None
         self.machine = Machine(
@@ -76,16 +77,11 @@ class Attempt:
 
     def request(self, kind: Kind, target: str | None) -> Request:
         """Ask for a savepoint; from any thread."""
-        box: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self._messages.put(lambda: box.put(self.machine.checkpoints.request(kind, self._world.monotonic(), target)))
-        while True:
-            try:
-                return box.get(timeout=0.2)
-            except queue.Empty:
-                if self._stopping.is_set():
-                    request = Request(kind, target)
-                    request.fail(CheckpointFailedError("the pipeline has stopped"))
-                    return request
+        request = Request(kind, target)
+        self._messages.put(lambda: self.machine.checkpoints.submit(request, self._world.monotonic()))
+        if self._closed.is_set():  # nobody hears any more
+            request.fail(CheckpointFailedError("the pipeline has stopped"))
+        return request
 
     def stop(self) -> None:
         """End it as it is; from any thread."""
@@ -127,7 +123,10 @@ class Attempt:
             try:
                 message = self._messages.get_nowait()  # late acknowledgements free what they wrote
             except queue.Empty:
-                return
+                if self._closed.is_set():
+                    return
+                self._closed.set()  # and once more, for what came in between
+                continue
             self._do(message)
 
     def _work(self, task: Task) -> None:

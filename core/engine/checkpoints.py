@@ -148,12 +148,16 @@ class CheckpointCoordinator:
     def request(self, kind: Kind, now: float, target: str | None = None) -> Request:
         """Ask for a checkpoint; it begins as soon as it may."""
         request = Request(kind, target)
+        self.submit(request, now)
+        return request
+
+    def submit(self, request: Request, now: float) -> None:
+        """See request."""
         if self._stopped:
             request.fail(CheckpointFailedError("the pipeline is stopping"))
         else:
             self._queue.append(request)
             self.advance(now)
-        return request
 
     def advance(self, now: float) -> None:
         """Let time pass: give up what is too old, begin what may begin."""

@@ -19,7 +19,7 @@ from .state.handles import Metadata, OperatorRecord
 from .state.storage import CheckpointStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from ..checkpoint import Coordinator
     from .elements import Barrier, TaskId
@@ -48,8 +48,12 @@ class Completer:
         self._retained = retained
         self._since = began
 
-    def complete(self, pending: Pending) -> Any:
+    def complete(self, pending: Pending, under_way: Collection[int] = ()) -> Any:
         """Make it durable and commit it; the folder of a savepoint.
+
+        Args:
+            pending: It.
+            under_way: Others that are under way.
 
         Raises:
             InDoubtError: A restart has to find out, or to finish.
@@ -71,9 +75,9 @@ class Completer:
             raise InDoubtError(unexpected("commit", error)) from error
         self._since = pending.triggered
         if barrier.target is None:
-            self._retained.keep(barrier.checkpoint)
+            self._retained.keep(barrier.checkpoint, under_way)
         else:
-            self._retained.superseded()
+            self._retained.superseded(under_way)
         return barrier.target or barrier.checkpoint
 
     def begin(self, metadata: Metadata, reference: Reference) -> None:

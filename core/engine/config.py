@@ -68,8 +68,11 @@ class CheckpointConfig:
         """
         for name in ("interval", "timeout", "min_pause"):
             value = getattr(self, name)
-            if value is not None and not isinstance(value, int | float):
+            if not isinstance(value, int | float) and not (value is None and name == "interval"):
                 raise ConfigurationError(f"CheckpointConfig({name}={value!r}): give a number of seconds")
+        for name in ("max_concurrent", "tolerable_failures", "retained", "history"):
+            if not isinstance(getattr(self, name), int):
+                raise ConfigurationError(f"CheckpointConfig({name}={getattr(self, name)!r}): give a whole number")
         for name, least in (("min_pause", 0), ("max_concurrent", 1), ("tolerable_failures", 0), ("history", 0)):
             if getattr(self, name) < least:
                 raise ConfigurationError(f"CheckpointConfig({name}={getattr(self, name)}): give {least} or more")

@@ -66,6 +66,7 @@ class Job:
         self._cancel = threading.Event()
         self._past: list[CheckpointRecord] = []
         self._started: Started | None = None
+        self._begun = False
         self.state = JobState.CREATED
         self.restarts = 0
         self.failure: OncewardError | None = None
@@ -166,10 +167,11 @@ class Job:
     def _one_attempt(self) -> OncewardError | None:
         self.state = JobState.STARTING
         try:
-            started = self._starter.start(self._restore, again=self.restarts > 0)
+            started = self._starter.start(self._restore, again=self._begun)
             # It is decided now: from here on a restart goes on from the newest decision.
             self._restore = Restore(allow_non_restored=self._restore.allow_non_restored)
             attempt = Attempt(started, self._config, self._world)
+            self._begun = True
         except Exception as error:  # noqa: BLE001 - whatever it is, the restart strategy decides
             return unexpected("the pipeline could not be started", error)
         self.restored = started.restored

@@ -185,7 +185,8 @@ class Machine:
 
     def complete(self, pending: Pending) -> Any:
         """See Effects."""
-        return self._completer.complete(pending)
+        others = [other for other in self.checkpoints.pending if other != pending.checkpoint]
+        return self._completer.complete(pending, others)
 
     def completed(self, task: TaskId, checkpoint: int) -> None:
         """See Effects."""

@@ -163,6 +163,8 @@ class Pipeline:
         self.restart = restart or (RestartStrategy.exponential_delay() if periodic else RestartStrategy.none())
         self.graph = Graph(max_parallelism)
         self._parallelism = parallelism
+        if on_lost not in set(OnLost):
+            raise ConfigurationError(f"on_lost={on_lost!r}: give 'fail' or 'skip'")
         self._on_lost = OnLost(on_lost)
         self._world = world or EngineWorld()
         self._job: Job | None = None

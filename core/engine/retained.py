@@ -20,7 +20,7 @@ from .state.registry import SharedFiles
 from .state.storage import METADATA, CheckpointStorage, folder_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from .state.handles import SubtaskState
 
@@ -108,6 +108,8 @@ class Retained:
         self._writer = writer
         self.folders: list[str] = []
         self._claimed: str | None = None
+        self._dying: list[tuple[set[int], list[str]]] = []
+        """Shared files of dropped checkpoints, and those under way that may build on them."""
         self.shared = SharedFiles(storage.delete if storage is not None else _nothing)
 
     def write(self, metadata: Metadata) -> Reference:
@@ -123,18 +125,23 @@ class Retained:
         try:
             ref = self._storage.write_metadata(metadata, folder)
         except BaseException:
-            self.shared.release(folder)
+            self.shared.delete(self.shared.release(folder))
             raise
         return Reference(folder=str(self._storage.root / folder), sha256=ref.sha256)
 
-    def keep(self, checkpoint: int) -> None:
-        """It was decided: keep it, and drop the oldest beyond the number that is kept. Fails nothing any more."""
-        self.folders.append(folder_of(checkpoint, self._writer))
-        self._clean(self.folders[: -self._most])
+    def keep(self, checkpoint: int, under_way: Collection[int] = ()) -> None:
+        """It was decided: keep it, and drop the oldest beyond the number that is kept. Fails nothing any more.
 
-    def superseded(self) -> None:
+        Args:
+            checkpoint: Its id.
+            under_way: Others that are under way: they may build on files of those that are dropped.
+        """
+        self.folders.append(folder_of(checkpoint, self._writer))
+        self._clean(self.folders[: -self._most], under_way)
+
+    def superseded(self, under_way: Collection[int] = ()) -> None:
         """A savepoint was decided: it is the newest, and belongs to the user; own ones stay as they are."""
-        self._clean([])
+        self._clean([], under_way)
 
     def delete_all(self) -> None:
         """The run ended, and nobody wants to restore it."""
@@ -173,17 +180,21 @@ class Retained:
                 if writer_of_file(path) < self._writer and not self.shared.refers(path)
             )
 
-    def _drop(self, folders: Iterable[str]) -> None:
+    def _drop(self, folders: Iterable[str], under_way: Collection[int] = ()) -> None:
         for folder in list(folders):
             self.folders = [kept for kept in self.folders if kept != folder]
             if self._storage is not None:
                 self._storage.delete_folder(folder)
-                self.shared.release(folder)
+                self._dying.append((set(under_way), self.shared.release(folder)))
+        ready = [paths for waiting, paths in self._dying if not waiting & set(under_way)]
+        self._dying = [(waiting, paths) for waiting, paths in self._dying if waiting & set(under_way)]
+        for paths in ready:
+            self.shared.delete(paths)
 
-    def _clean(self, folders: Iterable[str]) -> None:
+    def _clean(self, folders: Iterable[str], under_way: Collection[int] = ()) -> None:
         """Drop checkpoints, and a claimed one that is not needed any more; what cannot be deleted stays."""
         try:
-            self._drop(folders)
+            self._drop(folders, under_way)
             claimed, self._claimed = self._claimed, None
             if claimed is not None:
                 _delete_claimed(Path(claimed))

@@ -31,6 +31,11 @@ def encode_key(key: Any) -> bytes:
     return _encode(key)
 
 
+def _normal(key: Any) -> Any:
+    """Of -0.0 and 0.0, which are equal, one."""
+    return 0.0 if key.__class__ is float and key == 0 else key
+
+
 def group_of(key: bytes, max_parallelism: int) -> int:
     """The key group of an encoded key."""
     return zlib.crc32(key) % max_parallelism
@@ -96,7 +101,7 @@ class KeyEncoder:
     def encoded(self, keys: Sequence[Any]) -> list[bytes]:
         """Their bytes."""
         if len(self.columns) > 1:
-            return [encode_key(key) for key in keys]
+            return [encode_key(tuple(map(_normal, key))) for key in keys]
         memo = self._memo
         if len(memo) > _MEMO:
             memo.clear()
@@ -107,7 +112,7 @@ class KeyEncoder:
                 continue
             data = memo.get((key.__class__, key))
             if data is None:
-                data = memo[key.__class__, key] = encode_key(key)
+                data = memo[key.__class__, key] = encode_key(_normal(key))
             found.append(data)
         return found
 

@@ -72,7 +72,7 @@ class MemoryTable(KeyedTable):
         for row, column, value in cells:
             self.put(row, value, column)
 
-    def freeze(self, checkpoint: int, *, full: bool = False) -> Freezing:  # noqa: ARG002 - it is always full
+    def freeze(self, checkpoint: int, *, full: bool = False) -> Freezing:
         """See KeyedTable."""
         frozen = [(row, list(columns.items())) for row, columns in self._rows.items()]
         inline = self._most if not full else None
@@ -81,7 +81,7 @@ class MemoryTable(KeyedTable):
             chunks = encode_cells((row, column, value) for row, columns in frozen for column, value in columns)
             first, end = self._groups.start, self._groups.stop
             if storage is not None and inline is None:
-                ref = storage.write(inside(folder, f"{self._task}.rows"), chunks)
+                ref = storage.write(inside(folder, f"{self._task}-{checkpoint}.rows"), chunks)
                 return KeyedHandle(files=(ref,), first=first, end=end), ref.size
             data = b"".join(chunks)
             if inline is not None and len(data) > inline:

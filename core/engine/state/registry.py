@@ -39,16 +39,18 @@ class SharedFiles:
         self._counts.update(references)
 
     def release(self, checkpoint: str) -> list[str]:
-        """A checkpoint is dropped; returns and deletes the files that nobody refers to any more."""
+        """A checkpoint is dropped; the files that nobody refers to any more."""
         gone = []
         for reference in self._of.pop(checkpoint, ()):
             self._counts[reference] -= 1
             if not self._counts[reference]:
                 del self._counts[reference]
                 gone.append(reference[2])
-        gone = [path for path in gone if not self.refers(path)]
-        self._delete(gone)
-        return gone
+        return [path for path in gone if not self.refers(path)]
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete files, less what is referred to."""
+        self._delete([path for path in paths if not self.refers(path)])
 
     def discard(self, state: SubtaskState) -> None:
         """Delete what a given up checkpoint's subtask wrote, less what completed checkpoints refer to."""

@@ -15,6 +15,7 @@ import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import ConfigurationError, StateDamagedError, StateError
@@ -56,6 +57,7 @@ class RocksTable(KeyedTable):
         self._groups = groups
         self._task = task
         self._incremental = incremental
+        self._lock = Lock()
         self.writer = 0
         """Position of the run's START."""
         self._db = _open(folder / "db")
@@ -105,15 +107,16 @@ class RocksTable(KeyedTable):
             if storage is None:
                 raise StateError(f"there is no folder for the files of {self._task}")
             if full or not self._incremental:
-                return self._write_rows(frozen, storage, folder)
+                return self._write_rows(frozen, storage, inside(folder, f"{self._task}-{checkpoint}.rows"))
             return self._write_files(frozen, storage, folder, checkpoint, base)
 
         return Freezing(write, lambda: shutil.rmtree(frozen, ignore_errors=True))
 
     def confirm(self, checkpoint: int) -> None:
         """See KeyedTable."""
-        self._base = self._written.get(checkpoint, self._base)
-        self._written = {later: files for later, files in self._written.items() if later > checkpoint}
+        with self._lock:
+            self._base = self._written.get(checkpoint, self._base)
+            self._written = {later: files for later, files in self._written.items() if later > checkpoint}
 
     def close(self) -> None:
         """See KeyedTable."""
@@ -124,9 +127,9 @@ class RocksTable(KeyedTable):
         """These are in the working copy under their names, and in a completed checkpoint."""
         self._base = {ref.name: ref for ref in files if ref.shared}
 
-    def _write_rows(self, frozen: Path, storage: CheckpointStorage, folder: str) -> tuple[KeyedHandle, int]:
+    def _write_rows(self, frozen: Path, storage: CheckpointStorage, path: str) -> tuple[KeyedHandle, int]:
         with _reading(frozen) as db:
-            ref = storage.write(inside(folder, f"{self._task}.rows"), encode_cells(_cells(db, b"")))
+            ref = storage.write(path, encode_cells(_cells(db, b"")))
         return KeyedHandle(first=self._groups.start, end=self._groups.stop, files=(ref,)), ref.size
 
     def _write_files(
@@ -146,7 +149,8 @@ class RocksTable(KeyedTable):
         except StateError:
             storage.delete(ref.path for ref in files if ref.shared and ref.name not in base)
             raise
-        self._written[checkpoint] = {ref.name: ref for ref in files if ref.shared}
+        with self._lock:
+            self._written[checkpoint] = {ref.name: ref for ref in files if ref.shared}
         handle = KeyedHandle(first=self._groups.start, end=self._groups.stop, form=FORM, files=tuple(files))
         return handle, sum(ref.size for ref in files if base.get(ref.name) != ref)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ...errors import ConfigurationError, StateDamagedError, StateError
+from ...folders import make_folder, sync_folder
 from .handles import FileRef, Metadata, decode_metadata, encode_metadata
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class CheckpointStorage:
         digest, size = hashlib.sha256(), 0
         partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(target.parent)
             with partial.open("xb") as file:
                 for chunk in chunks:
                     digest.update(chunk)
@@ -65,7 +66,7 @@ class CheckpointStorage:
                 file.flush()
                 os.fsync(file.fileno())
             partial.rename(target)
-            _sync_folder(target.parent)
+            sync_folder(target.parent)
         except OSError as error:
             partial.unlink(missing_ok=True)
             raise StateError(f"cannot write {target}: {error}") from error
@@ -166,11 +167,3 @@ def folder_of(checkpoint: int, writer: int) -> str:
 def inside(folder: str, name: str) -> str:
     """Path of a file in a folder of the storage; "" is its root."""
     return f"{folder}/{name}" if folder else name
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
