@@ -13,7 +13,7 @@ from .spark_kit import Feed, ids_in_table, make_table, once, prepared_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.slow]
 UNEXPECTED = re.compile(r"onceward\.core\.errors\.(?!FencedError|EpochConflictError)\w+")
-"""Spark itself may stumble over the shared checkpoint in ways of its own; an error of ours says that one was overtaken."""
+"""Spark itself may stumble over the shared checkpoint; an error of ours must say that one was overtaken."""
 DRIVER = Path(__file__).with_name("cluster_driver.py")
 
 
