@@ -51,9 +51,10 @@ def main(folder: str) -> None:
     sums = one.union(two).key_by("kind").process(Sum(), uid="sum", parallelism=2)
     sums.sink(JsonLinesSink("sums", f"{folder}/out"))
 
+    job = pipeline.start()
+    job.checkpoint(timeout=30)  # of nothing: now all tasks run
     first.go_to(3)
     second.go_to(2)
-    job = pipeline.start()
     second.busy.wait()  # it is about to give 8 …
     while first.given["0"] < 3:
         time.sleep(0.01)

@@ -475,7 +475,7 @@ def test_the_example_of_a_running_sum_shows_each_result_once(tmp_path: Path):
 def test_the_example_of_two_sources_keeps_rows_behind_a_barrier_out_of_the_snapshot(tmp_path: Path):
     said = run_example("engine_two_sources.py", tmp_path)
     assert "complete: False" in said
-    assert "checkpoint 1 holds [1, 2, 3, 7, 8]" in said
+    assert "checkpoint 2 holds [1, 2, 3, 7, 8]" in said
     assert "in the end there are [1, 2, 3, 4, 5, 7, 8]" in said
 
 
