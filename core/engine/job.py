@@ -159,6 +159,9 @@ class Job:
         return found[-self._config.history :] if self._config.history else []
 
     def _running(self) -> Attempt:
+        """The attempt that runs; one that starts is waited for."""
+        while self.state in {JobState.CREATED, JobState.STARTING, JobState.RESTARTING} and not self._ended.wait(0.01):
+            pass
         with self._lock:
             if self._attempt is None or self._ended.is_set():
                 raise CheckpointFailedError(f"the pipeline is {self.state}: only a running one can make a savepoint")
