@@ -22,7 +22,7 @@ from ..core.folders import make_folder, sync_folder
 from ..core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, WriteContext
 from .base import TwoPhaseCommitSink
 from .file_formats import FORMATS, OpenFile
-from .folders import FolderClaims, check_folder, listed, name_in, sole
+from .folders import FolderClaims, check_folder, name_in, sole
 from .partitions import folder_of, parts
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ class Files:
     """
 
     def __init__(self, context: WriteContext, root: Path, format_: str, roll_bytes: int) -> None:
-        self.context = context
-        self.name = str(context.transaction_name())
+        self.name = context.transaction_name()
         self.rows = 0
         self._root = root
         self._format = format_
@@ -57,7 +56,7 @@ class Files:
         self._open: dict[str, OpenFile] = {}
         self.finished: list[str] = []
         """Paths below the transaction's folder."""
-        self.folder = root / PENDING / self.name
+        self.folder = root / PENDING / str(self.name)
         make_folder(self.folder)
 
     def write(self, partition: str, batch: pa.RecordBatch) -> None:
@@ -161,20 +160,8 @@ class FileSink(TwoPhaseCommitSink[Files]):
     def pre_commit(self, transaction: Files) -> Committable:
         """Complete and sync the files."""
         transaction.finish()
-        context = transaction.context
-        return Committable(
-            kind=KIND,
-            pipeline=context.pipeline,
-            sink=context.sink,
-            log=context.log,
-            writer=context.writer,
-            epoch=context.epoch,
-            subtask=context.subtask,
-            attempt=context.attempt,
-            transaction=transaction.name,
-            handle={"files": transaction.finished},
-            rows=transaction.rows,
-        )
+        handle = {"files": transaction.finished}
+        return Committable.named(KIND, transaction.name, handle=handle, rows=transaction.rows)
 
     def discard(self, transaction: Files) -> None:
         """Delete the files."""
@@ -231,7 +218,7 @@ class FileSink(TwoPhaseCommitSink[Files]):
         """Transactions of exactly this pipeline and sink that have pending files."""
         folder = Path(self.directory) / PENDING
         names = [name_in(path.name, scope) for path in sorted(folder.iterdir())] if folder.is_dir() else []
-        return [listed(KIND, name) for name in names if name is not None]
+        return [Committable.named(KIND, name) for name in names if name is not None]
 
     def claim(self, scope: Scope) -> None:
         """Note the decision log behind this pipeline's name in the folder.

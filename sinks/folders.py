@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from ..core.errors import ConfigurationError, EpochConflictError, RetryableSinkError
 from ..core.folders import make_folder, sync_folder
 from ..core.names import TransactionName, parse_transaction_name
-from ..core.transaction import Committable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,18 +104,3 @@ def name_in(text: str, scope: Scope) -> TransactionName | None:
     """A transaction's name, if it is of exactly this pipeline and sink."""
     name = parse_transaction_name(text)
     return name if name is not None and name.scope[:2] == scope[:2] else None
-
-
-def listed(kind: str, name: TransactionName) -> Committable:
-    """A committable of which only the name is known; it is good for an abort."""
-    return Committable(
-        kind=kind,
-        pipeline=name.scope.pipeline,
-        sink=name.scope.sink,
-        log=name.scope.log,
-        writer=name.start,
-        epoch=name.epoch,
-        subtask=name.subtask,
-        attempt=name.attempt,
-        transaction=str(name),
-    )

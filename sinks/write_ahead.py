@@ -22,7 +22,7 @@ from ..core.folders import sync_folder
 from ..core.steps import Step, reach
 from ..core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, WriteContext
 from .base import Guarantee, TwoPhaseCommitSink
-from .folders import FolderClaims, check_folder, listed, name_in, sole
+from .folders import FolderClaims, check_folder, name_in, sole
 from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, SegmentWriter, read_segment
 
 if TYPE_CHECKING:
@@ -56,8 +56,7 @@ class Identity(NamedTuple):
 class Segment(NamedTuple):
     """A segment that is being written."""
 
-    context: WriteContext
-    name: str
+    name: TransactionName
     writer: SegmentWriter
 
 
@@ -114,8 +113,8 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
 
     def begin(self, context: WriteContext) -> Segment:
         """Open a segment."""
-        name = str(context.transaction_name())
-        return Segment(context, name, SegmentWriter(Path(self.directory), name))
+        name = context.transaction_name()
+        return Segment(name, SegmentWriter(Path(self.directory), str(name)))
 
     def write(self, transaction: Segment, batch: pa.RecordBatch) -> None:
         """Append a batch to it."""
@@ -123,20 +122,9 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
 
     def pre_commit(self, transaction: Segment) -> Committable:
         """Make it durable."""
-        context, name, writer = transaction
-        return Committable(
-            kind=KIND,
-            pipeline=context.pipeline,
-            sink=context.sink,
-            log=context.log,
-            writer=context.writer,
-            epoch=context.epoch,
-            subtask=context.subtask,
-            attempt=context.attempt,
-            transaction=name,
-            handle={"sha256": writer.finish(), "rows_per_send": self.rows_per_send},
-            rows=writer.rows,
-        )
+        name, writer = transaction
+        handle = {"sha256": writer.finish(), "rows_per_send": self.rows_per_send}
+        return Committable.named(KIND, name, handle=handle, rows=writer.rows)
 
     def discard(self, transaction: Segment) -> None:
         """Delete it."""
@@ -195,7 +183,7 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
     def lingering(self, scope: Scope) -> Iterable[Committable]:
         """Segments of exactly this pipeline and sink that are not sent."""
         files = self._files(scope, SEGMENT, PARTIAL)
-        return [listed(KIND, name) for path, name in files if not path.with_suffix(MARKS).exists()]
+        return [Committable.named(KIND, name) for path, name in files if not path.with_suffix(MARKS).exists()]
 
     def claim(self, scope: Scope) -> None:
         """Note the decision log behind this pipeline's name in the folder.

@@ -171,6 +171,14 @@ class Slowly(SequenceSource):
         self.state["let"] += batches * self._batch_rows
 
 
+def reach(source: Slowly, job: Any, batches: int) -> None:
+    """Let the source give so many batches more."""
+    wanted = source.taken + batches
+    source.let(batches)
+    while source.taken < wanted:
+        assert not job.wait(0.005)
+
+
 def decided(store: MemoryStore) -> Metadata:
     """The checkpoint that the newest decision names."""
     decision = read(store).newest

@@ -32,7 +32,7 @@ from onceward.core.errors import (
 from onceward.core.log.memory import MemoryStore
 from onceward.sources import KafkaSource, SequenceSource
 
-from .engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, sums
+from .engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, reach, sums
 from .test_engine_gate import drain, feed, gate
 
 if TYPE_CHECKING:
@@ -48,14 +48,6 @@ def totals(target: Target, source: Any, *, backend: Any = None, function: Any = 
         TargetSink(target)
     )
     return p
-
-
-def reach(source: Slowly, job: Any, batches: int) -> None:
-    """Let the source give so many batches."""
-    wanted = source.taken + batches
-    source.let(batches)
-    while source.taken < wanted:
-        assert not job.wait(0.005)
 
 
 def exact(target: Target) -> None:

@@ -39,7 +39,7 @@ from onceward.core.errors import (
 from onceward.core.log.memory import MemoryStore
 from onceward.sources import SequenceSource
 
-from .engine_kit import RunningSum, Slowly, Target, TargetSink, decided, numbers, pipeline, sums, values
+from .engine_kit import RunningSum, Slowly, Target, TargetSink, decided, numbers, pipeline, reach, sums, values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -167,10 +167,8 @@ def test_59_stopping_with_a_savepoint_commits_what_came_before(backend: Callable
     target, store = Target(), MemoryStore()
     source = Slowly(ROWS, batch_rows=100)
     p = totals(target, source, store=store, backend=backend(), checkpoint=CheckpointConfig())
-    source.let(7)
     job = p.start()
-    while source.taken < 7:
-        assert not job.wait(0.01)
+    reach(source, job, 7)
     where = job.stop_with_savepoint(str(tmp_path / "save"), timeout=20)
     assert job.state is JobState.FINISHED
     assert target.counts("n") == Counter(range(700))
@@ -184,10 +182,8 @@ def test_59_an_intermediate_savepoint_commits_nothing(tmp_path: Path):
     target, store = Target(), MemoryStore()
     source = Slowly(ROWS, batch_rows=100)
     p = totals(target, source, store=store, checkpoint=CheckpointConfig())
-    source.let(5)
     job = p.start()
-    while source.taken < 5:
-        assert not job.wait(0.01)
+    reach(source, job, 5)
     where = job.savepoint(str(tmp_path / "save"), timeout=20)
     assert target.rows == []
     source.let(100)
@@ -204,10 +200,8 @@ def test_an_intermediate_savepoint_is_not_restored_before_a_later_checkpoint_com
     target, store = Target(), MemoryStore()
     source = Slowly(ROWS, batch_rows=100)
     p = totals(target, source, store=store, checkpoint=CheckpointConfig())
-    source.let(5)
     job = p.start()
-    while source.taken < 5:
-        assert not job.wait(0.01)
+    reach(source, job, 5)
     where = job.savepoint(str(tmp_path / "save"), timeout=20)
     source.let(1)
     p.stop()
@@ -219,10 +213,8 @@ def test_18_an_older_checkpoint_is_restored_only_on_purpose(tmp_path: Path):
     target, store = Target(), MemoryStore()
     source = Slowly(ROWS, batch_rows=100)
     p = totals(target, source, store=store, checkpoint=CheckpointConfig())
-    source.let(5)
     job = p.start()
-    while source.taken < 5:
-        assert not job.wait(0.01)
+    reach(source, job, 5)
     where = job.savepoint(str(tmp_path / "save"), timeout=20)
     source.let(100)
     p.wait(30)
@@ -487,10 +479,8 @@ def test_what_becomes_of_checkpoints_when_a_run_does_not_end_by_itself(tmp_path:
     failing = FailsAt(1500) if how == "failure" else None
     options = {"store": store, "restart": RestartStrategy.none()}
     p = totals(target, source, failing, backend=FileBackend(tmp_path), checkpoint=config, **options)
-    source.let(10)
     job = p.start()
-    while source.taken < 10:
-        assert not job.wait(0.01)
+    reach(source, job, 10)
     job.checkpoint(timeout=10)
     if how == "cancel":
         p.stop()
@@ -516,10 +506,8 @@ def test_what_becomes_of_checkpoints_when_a_run_does_not_end_by_itself(tmp_path:
 def test_86_a_savepoint_is_deleted_only_if_it_was_claimed(tmp_path: Path, claim: bool):
     source, where = Slowly(ROWS, batch_rows=100), tmp_path / "save"
     p = totals(Target(), source, backend=RocksDBBackend(tmp_path / "one"), checkpoint=CheckpointConfig())
-    source.let(10)
     job = p.start()
-    while source.taken < 10:
-        assert not job.wait(0.01)
+    reach(source, job, 10)
     job.stop_with_savepoint(str(where), timeout=20)
     target = Target()
     fork = totals(target, SequenceSource(ROWS), name="fork", backend=RocksDBBackend(tmp_path / "two"))

@@ -138,7 +138,7 @@ def test_what_lingers_is_found_by_its_exact_name(tmp_path: Path):
     sink = FileSink("files", tmp_path)
     committable = prepared(sink, numbers(2))
     begun = sink.begin(context(2))
-    assert {c.transaction for c in sink.lingering(SCOPE)} == {committable.transaction, begun.name}
+    assert {c.transaction for c in sink.lingering(SCOPE)} == {committable.transaction, str(begun.name)}
     assert list(sink.lingering(Scope("p", "file", "0123abcd"))) == []
     for found in sink.lingering(SCOPE):
         assert sink.abort(found).status is AbortStatus.ABORTED

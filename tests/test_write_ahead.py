@@ -188,7 +188,7 @@ def test_what_lingers_is_found_by_its_exact_name(tmp_path: Path):
     committable = prepared(sink, range(4))
     open_one = sink.begin(context(2))
     found = sink.lingering(Scope("p", "mail", "0123abcd"))
-    assert {c.transaction for c in found} == {committable.transaction, open_one.name}
+    assert {c.transaction for c in found} == {committable.transaction, str(open_one.name)}
     assert list(sink.lingering(Scope("p", "mai", "0123abcd"))) == []
     assert list(sink.lingering(Scope("p-eu", "mail", "0123abcd"))) == []
     sink.discard(open_one)

@@ -36,18 +36,7 @@ class Target:
 
 def make_committable(kind: str, name: TransactionName, rows: int = 0) -> Committable:
     """The handle of a transaction; its name says everything, so that listed and decided ones are equal."""
-    return Committable(
-        kind=kind,
-        pipeline=name.scope.pipeline,
-        sink=name.scope.sink,
-        log=name.scope.log,
-        writer=name.start,
-        epoch=name.epoch,
-        subtask=name.subtask,
-        attempt=name.attempt,
-        transaction=str(name),
-        rows=rows,
-    )
+    return Committable.named(kind, name, rows=rows)
 
 
 def own_name(gid: str, pipeline: str, sink: str) -> TransactionName | None:

@@ -1,7 +1,8 @@
 """How an attempt begins.
 
 In this order: find the metadata, validate, map state to operators by uid, check parallelism, refuse what nobody claims,
-START, finish decided commits, abort what lingers, assign handles, rewind sources, run.
+assign handles, rewind sources, START, finish decided commits, abort what lingers, run. What can fail for a mistake or a
+source that is away fails before START, which would fence a run that is well.
 """
 
 from __future__ import annotations
@@ -144,10 +145,18 @@ class Starter:
             found = self._find(view, restore)
             if found.metadata is not None:
                 check_fits(self._graph, found.metadata, allow_non_restored=restore.allow_non_restored)
+            assigned = assign(self._graph, found.metadata)
+            positions = self._positions(found, assigned, again=again)
             first = found.newest + 1
             coordinator.open(rewind=restore.why, first_epoch=first if restore.why is not None else None)
             if restore.asks or coordinator.view.decided == found.decided:
-                return self._begin(coordinator, found, restore, again=again)
+                return self._begin(coordinator, found, restore, assigned, positions)
+
+    def _positions(self, found: Found, assigned: Mapping[TaskId, Assigned], *, again: bool) -> dict[TaskId, Any]:
+        """Where the sources begin; at most once, an interrupted run's successor passes over what came since."""
+        orderly = found.metadata is None or found.metadata.terminal
+        skip = self._config.mode is Mode.AT_MOST_ONCE and (again or not orderly)
+        return start_positions(self._graph, assigned, skip=skip)
 
     def _find(self, view: LogView, restore: Restore) -> Found:
         """The checkpoint to restore.
@@ -183,13 +192,17 @@ class Starter:
             ) from error
         return Found(metadata, storage, reference, view.decided)
 
-    def _begin(self, coordinator: Coordinator, found: Found, restore: Restore, *, again: bool) -> Started:
+    def _begin(
+        self,
+        coordinator: Coordinator,
+        found: Found,
+        restore: Restore,
+        assigned: Mapping[TaskId, Assigned],
+        positions: Mapping[TaskId, Any],
+    ) -> Started:
         own, before = self._backend.storage, found.metadata
         retained = Retained(own, self._config.retained, coordinator.writer.token.start)
         completer = Completer(self._graph, coordinator, retained, self._policy.monotonic())
-        assigned = assign(self._graph, before)
-        skip = self._config.mode is Mode.AT_MOST_ONCE and (again or (before is not None and not before.terminal))
-        positions = start_positions(self._graph, assigned, skip=skip)
         newest, is_new = found.newest, coordinator.view.newest is None
         if is_new or (before is not None and any(assigned[task].positions is None for task in positions)):
             newest += 1

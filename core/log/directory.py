@@ -13,6 +13,7 @@ import secrets
 from pathlib import Path
 
 from ..errors import StoreError
+from ..folders import sync_folder
 
 _TEMPORARY = ".put-"
 
@@ -32,7 +33,7 @@ class DirectoryStore:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             for parent in (self.path, *list(self.path.parents)[:3]):
-                _sync(parent)
+                sync_folder(parent)
         except OSError as error:
             raise StoreError(f"cannot make the decision log's directory {self.path}: {error}") from error
 
@@ -47,7 +48,7 @@ class DirectoryStore:
             except FileExistsError:
                 won = False
             temporary.unlink()
-            _sync(self.path)
+            sync_folder(self.path)
         except OSError as error:
             raise StoreError(f"cannot write entry {key} in {self.path}: {error}") from error
         return won
@@ -56,7 +57,7 @@ class DirectoryStore:
         """See LogStore."""
         try:
             data = (self.path / key).read_bytes()
-            _sync(self.path)
+            sync_folder(self.path)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -66,7 +67,7 @@ class DirectoryStore:
     def list_keys(self) -> list[str]:
         """See LogStore."""
         try:
-            _sync(self.path)
+            sync_folder(self.path)
             return sorted(file.name for file in self.path.iterdir() if not file.name.startswith("."))
         except OSError as error:
             raise StoreError(f"cannot list {self.path}: {error}") from error
@@ -75,7 +76,7 @@ class DirectoryStore:
         """See LogStore."""
         try:
             (self.path / key).unlink(missing_ok=True)
-            _sync(self.path)
+            sync_folder(self.path)
         except OSError as error:
             raise StoreError(f"cannot delete entry {key} in {self.path}: {error}") from error
 
@@ -94,11 +95,3 @@ def _write(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from ..errors import LogDamagedError
+
+if TYPE_CHECKING:
+    from ..names import TransactionName
 
 ANY_EPOCH = -1
 """Epoch or writer of a committable that was listed from a target whose names do not carry it."""
@@ -38,6 +41,23 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
     handle: dict[str, Any] = {}
     """What the external system needs beyond the name (JSON values only), for example producer id and epoch."""
     rows: int = 0
+
+    @classmethod
+    def named(cls, kind: str, name: TransactionName, *, handle: dict[str, Any] | None = None, rows: int = 0) -> Self:
+        """The handle of a transaction whose name says whose it is, and which."""
+        return cls(
+            kind=kind,
+            pipeline=name.scope.pipeline,
+            sink=name.scope.sink,
+            log=name.scope.log,
+            writer=name.start,
+            epoch=name.epoch,
+            subtask=name.subtask,
+            attempt=name.attempt,
+            transaction=str(name),
+            handle=handle or {},
+            rows=rows,
+        )
 
     def identity(self) -> tuple[str, str, str]:
         """What makes it this transaction and no other: sink, name and handle."""
