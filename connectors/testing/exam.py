@@ -1,0 +1,169 @@
+"""One pipeline of one test of the exam, and what the exam needs to know of a sink."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Callable  # noqa: TC003 - a dataclass field's type
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from onceward.core import CheckpointConfig, Pipeline, RestartStrategy
+from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator
+from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.log import EpochInput, LogStore
+from onceward.core.log.memory import MemoryStore
+from onceward.core.names import Scope
+from onceward.core.steps import Step, hooked
+from onceward.core.transaction import Acknowledgement, CommitStatus, Committable
+from onceward.sinks import Guarantee, TwoPhaseCommitSink
+from onceward.sources import SequenceSource
+
+ROWS = 40
+ALWAYS = frozenset(
+    {
+        Step.START_AFTER,
+        Step.BEGIN_BEFORE,
+        Step.WRITE_AFTER,
+        Step.PRE_COMMIT_BEFORE,
+        Step.PRE_COMMIT_AFTER,
+        Step.ACKNOWLEDGED,
+        Step.DECIDE_BEFORE,
+        Step.DECIDE_AFTER,
+        Step.COMMIT_BEFORE,
+        Step.COMMIT_AFTER,
+        Step.COMPLETE_BEFORE,
+        Step.COMPLETE_AFTER,
+    }
+)
+"""Steps that a run with any sink passes."""
+GOOD = (CommitStatus.COMMITTED, CommitStatus.ALREADY_COMMITTED)
+
+
+def numbered(numbers: list[int]) -> pa.RecordBatch:
+    """Rows with a number and a text: n: int64, text: string."""
+    return pa.RecordBatch.from_pydict({"n": pa.array(numbers, pa.int64()), "text": [f"row {n}" for n in numbers]})
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What the exam needs to know of a sink.
+
+    Attributes:
+        make: A new object of the sink, always with the same name and target.
+        read: The numbers of all rows that show in the target now, to a reader with the strictest isolation.
+        rows: Rows with these numbers, in columns that the sink takes. Default: `n: int64, text: string`.
+        steps: Durable steps to fail at; default: all.
+    """
+
+    make: Callable[[], TwoPhaseCommitSink[Any]]
+    read: Callable[[], list[int]]
+    rows: Callable[[list[int]], pa.RecordBatch] = numbered
+    steps: tuple[Step, ...] = tuple(Step)
+
+
+class Exam:
+    """One pipeline of one test.
+
+    Args:
+        subject: What is examined.
+        pipeline: Its name; default: a new one.
+    """
+
+    def __init__(self, subject: Subject, pipeline: str | None = None) -> None:
+        self.subject = subject
+        self.sink = subject.make()
+        self.pipeline = pipeline or f"exam-{secrets.token_hex(4)}"
+        self.store: LogStore = MemoryStore()
+        self.first = secrets.randbelow(1 << 40) * 1000
+        self.coordinator = self.start()
+
+    def start(self, sink: TwoPhaseCommitSink[Any] | None = None) -> Coordinator:
+        """A new writer: START, finish what is decided, sweep."""
+        policy = CommitPolicy(commits=Backoff(first=0.01, most=0.2, attempts=100))
+        coordinator = Coordinator(self.pipeline, self.store, [sink or self.subject.make()], policy)
+        coordinator.open()
+        self.coordinator = coordinator
+        return coordinator
+
+    @property
+    def scope(self) -> Scope:
+        """Whose transactions these are."""
+        return Scope(self.pipeline, self.sink.name, self.coordinator.writer.token.log)
+
+    def numbers(self, epoch: int = 0, count: int = 3) -> list[int]:
+        """Numbers that no other test writes."""
+        return list(range(self.first + epoch * 100, self.first + epoch * 100 + count))
+
+    def begin(self, epoch: int = 0, *, subtask: int = 0) -> SubtaskEpoch:
+        """An attempt of a subtask."""
+        return SubtaskEpoch(self.sink, self.coordinator.context(self.sink.name, epoch, subtask=subtask))
+
+    def prepare(self, epoch: int = 0, numbers: list[int] | None = None, *, subtask: int = 0) -> Committable:
+        """Write and pre-commit."""
+        writing = self.begin(epoch, subtask=subtask)
+        batch = self.subject.rows(self.numbers(epoch) if numbers is None else numbers)
+        self.sink.validate(batch.schema)
+        writing.write(batch)
+        committable = writing.pre_commit()
+        assert committable is not None, "pre_commit of a transaction with rows gave no committable"
+        return committable
+
+    def finish(self, epoch: int, *committables: Committable) -> None:
+        """Decide and commit an epoch."""
+        about = EpochInput(query="exam", start=epoch - 1 if epoch else None, end=epoch)
+        acks = [
+            Acknowledgement(epoch=epoch, subtask=n, attempt=0, sinks=(self.sink.name,), committables=(c,))
+            for n, c in enumerate(committables)
+        ]
+        self.coordinator.admit(epoch, about)
+        self.coordinator.commit(epoch, acks, about)
+
+    def seen(self) -> Counter[int]:
+        """This test's numbers that show."""
+        return Counter(n for n in self.subject.read() if self.first <= n < self.first + 1000)
+
+    def shows(self, numbers: list[int]) -> None:
+        """Exactly these show, each once."""
+        assert self.seen() == Counter(numbers)
+
+    def lingering(self) -> list[Committable]:
+        """What the sink finds under this pipeline's name."""
+        return list(self.subject.make().lingering(self.scope))
+
+
+def run(exam: Exam, steps: list[Step]) -> None:
+    """Run the sink in an embedded pipeline that fails at each of these steps once."""
+    left, lock = list(steps), threading.Lock()
+
+    def fails(step: Step) -> None:
+        with lock:
+            if step not in left:
+                return
+            left.remove(step)
+        raise ConnectionError(f"told to fail at {step}")
+
+    numbers = list(range(exam.first, exam.first + ROWS))
+    rows = pa.Table.from_batches([exam.subject.rows(numbers)])
+    pipeline = Pipeline(
+        exam.pipeline + "-run",
+        store=MemoryStore(),
+        checkpoint=CheckpointConfig(interval=0.02, tolerable_failures=1000),
+        restart=RestartStrategy.fixed_delay(attempts=1000, delay=0),
+    )
+    pipeline.source(SequenceSource(rows, units=2, batch_rows=4), parallelism=2).sink(exam.sink, parallelism=2)
+    with hooked(fails):
+        pipeline.start()
+        ended = pipeline.wait(120)
+        if not ended:
+            pipeline.stop()
+    assert ended, f"it did not come to its end; steps that were not reached: {left}"
+    missed = [step for step in left if step in ALWAYS]
+    assert not missed, f"these steps were never reached, so nothing was shown of them: {missed}"
+    if exam.sink.guarantee is Guarantee.EXACTLY_ONCE:
+        exam.shows(numbers)
+    else:
+        assert not Counter(numbers) - exam.seen(), "rows are missing"
