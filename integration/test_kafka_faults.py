@@ -166,13 +166,13 @@ def leaderless(bench):
 
 def lose_leader(bench, second):
     second.kill()
-    eventually(lambda: leaderless(bench), "the controller has taken the leadership away", seconds=30)
+    eventually(lambda: leaderless(bench), "the controller has taken the leadership away", seconds=60)
 
 
 def bring_back(bench, second):
     second.start()
     second.wait_ready()
-    eventually(lambda: not leaderless(bench), "a leader again", seconds=30)
+    eventually(lambda: not leaderless(bench), "a leader again", seconds=60)
 
 
 @pytest.mark.slow
@@ -184,7 +184,7 @@ def test_nothing_is_committed_while_a_partition_has_no_leader(apart):
     lose_leader(bench, second)
     assert bench.sink.commit(committable).status is CommitStatus.RETRY_LATER
     bring_back(bench, second)
-    eventually(lambda: bench.sink.commit(committable).settled, "committed")
+    eventually(lambda: bench.sink.commit(committable).settled, "committed", seconds=60)
     assert bench.values() == [b"x"]
 
 
@@ -195,24 +195,27 @@ def test_rows_that_the_coordinator_forgot_to_commit_are_committed(apart):
     committable = bench.write(rows("x"))
     lose_leader(bench, second)
     assert bench.client.end_many([handle_of(committable)], commit=True) == [0]
-    eventually(lambda: bench.state_of(committable) == "CompleteCommit", "the coordinator calls it complete")
+    eventually(lambda: bench.state_of(committable) == "CompleteCommit", "the coordinator calls it complete", seconds=60)
     assert bench.sink.commit(committable).status is CommitStatus.RETRY_LATER
     bring_back(bench, second)
-    eventually(lambda: bench.sink.commit(committable).status is CommitStatus.ALREADY_COMMITTED, "settled")
+    repeated = CommitStatus.ALREADY_COMMITTED
+    eventually(lambda: bench.sink.commit(committable).status is repeated, "settled", seconds=60)
     assert bench.values() == [b"x"]
 
 
 @pytest.mark.slow
 def test_rows_that_the_coordinator_forgot_to_abort_stay_invisible_and_readers_go_on(apart):
     servers, second = apart
-    bench = Bench(servers, "apart", transaction_timeout=6)
-    forgotten = bench.write(rows("never"))
+    bench = Bench(servers, "apart")
+    hasty = Bench(servers, "apart", transaction_timeout=6)
+    hasty.pipeline, hasty.log = bench.pipeline, bench.log
+    forgotten = hasty.write(rows("never"))
     lose_leader(bench, second)
-    eventually(lambda: bench.state_of(forgotten) == "CompleteAbort", "timed out", seconds=30)
+    eventually(lambda: bench.state_of(forgotten) == "CompleteAbort", "timed out", seconds=60)
     bring_back(bench, second)
     for epoch in range(1, 4):
         committable = bench.write(rows(str(epoch)), epoch=epoch)
-        eventually(lambda c=committable: bench.sink.commit(c).settled, "committed")
+        eventually(lambda c=committable: bench.sink.commit(c).settled, "committed", seconds=60)
     for left in bench.sink.lingering(bench.scope):
         assert left.transaction == forgotten.transaction
         assert bench.sink.abort(left).status is AbortStatus.ABORTED
