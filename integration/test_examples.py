@@ -16,6 +16,8 @@ from confluent_kafka.cimpl import NewTopic
 from onceward.connectors.demo.pipeline import PEER_JARS
 from onceward.connectors.dev.jars import ensure_jars
 
+from .kafka_kit import read_all
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -57,6 +59,25 @@ def test_quickstart(kafka: KafkaServer, orders: str, tmp_path: Path, driver_envi
     for _ in range(2):
         run(driver_environment, EXAMPLES / "quickstart.py", kafka.bootstrap_servers, orders, tmp_path / "checkpoint")
     assert paid(orders) == list(range(1, 100))
+
+
+def test_dead_letters(kafka: KafkaServer, orders: str, tmp_path: Path, driver_environment: dict[str, str]) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.create_topics([NewTopic("rejected", 1, 1)])["rejected"].result(30)
+    producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for bad in ("twelve", "", "3.x"):
+        producer.produce("orders", key="u", value=bad)
+    producer.flush()
+    try:
+        for _ in range(2):
+            checkpoint = tmp_path / "checkpoint"
+            run(driver_environment, EXAMPLES / "dead_letter.py", kafka.bootstrap_servers, orders, checkpoint)
+        rejected = read_all(kafka.bootstrap_servers, "rejected")
+    finally:
+        admin.delete_topics(["rejected"])["rejected"].result(30)
+    assert paid(orders) == list(range(100))
+    assert sorted(message.value() for message in rejected) == [b"", b"3.x", b"twelve"]
+    assert {str(message.headers()) for message in rejected} == {"[('reason', b'value is not a number')]"}
 
 
 def test_jvm_source(kafka: KafkaServer, orders: str, tmp_path: Path, driver_environment: dict[str, str]) -> None:

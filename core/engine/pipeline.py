@@ -22,6 +22,7 @@ from .machine import EngineWorld
 from .pending import CheckpointFailedError
 from .plan import is_two_phase
 from .ports import Direct, Live, Resettable
+from .projection import Projection
 from .restart import RestartStrategy
 from .start import Restore, Starter
 from .state.keys import MAX_PARALLELISM, KeyEncoder
@@ -108,14 +109,15 @@ class Stream:
         return self._pipeline._add("union", None, uid, parallelism, inputs=inputs)  # noqa: SLF001 - its friend
 
     def sink(self, sink: Any, *, parallelism: int | None = None) -> Pipeline:
-        """Where rows go; its name is its uid."""
+        """Where rows go; its name is its uid. Its `select` and `where` are DuckDB's SQL here (extra `duckdb`).
+
+        Raises:
+            ConfigurationError: It is no sink, or DuckDB is needed and not there.
+        """
         if not (is_two_phase(sink) or isinstance(sink, Direct)):
             raise ConfigurationError(f"{type(sink).__name__} is no sink of the embedded engine")
-        for option in ("select", "where"):
-            if getattr(sink, option, None) is not None:
-                raise ConfigurationError(
-                    f"sink {sink.name}: {option}=… is SQL, which only Spark understands; use map and filter before it"
-                )
+        if sink.select is not None or sink.where is not None:
+            Projection(sink.name, sink.select, sink.where).close()
         self._then("sink", sink, sink.name, parallelism)
         return self._pipeline
 

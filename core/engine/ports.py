@@ -102,6 +102,8 @@ class Direct(Protocol):
     """A sink whose rows show as they are written; sinks.base.DirectSink says more."""
 
     name: str
+    select: Sequence[str] | None
+    where: str | None
 
     def open(self, context: WriteContext) -> Any:
         """A writer."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.subtask import SubtaskEpoch
 from .logic import Frozen, Logic, nothing_to_write
+from .projection import Projection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,23 +21,33 @@ if TYPE_CHECKING:
 
     from ..transaction import Committable, WriteContext
     from .elements import Barrier
-    from .ports import Direct
 
 
 class _Sink(Logic):
     kind = "sink"
 
-    def __init__(self, validate: Callable[[pa.Schema], None], lock: Lock) -> None:
-        self._validate = validate
+    def __init__(self, sink: Any, lock: Lock) -> None:
+        self._sink = sink
         self._lock = lock
         self._valid: pa.Schema | None = None
+        self._projection: Projection | None = None
+        if sink.select is not None or sink.where is not None:
+            self._projection = Projection(sink.name, sink.select, sink.where)
 
-    def _check(self, batch: pa.RecordBatch) -> None:
-        """Have the sink see each schema before the first row of it is written."""
+    def _mine(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The sink's part of a batch; the sink sees each schema before the first row of it is written."""
+        if self._projection is not None:
+            batch = self._projection.of(batch)
         if self._valid is None or not self._valid.equals(batch.schema):
             with self._lock:  # it may create what is missing in the target: one subtask at a time
-                self._validate(batch.schema)
+                self._sink.validate(batch.schema)
             self._valid = batch.schema
+        return batch
+
+    def close(self) -> None:
+        """See Logic."""
+        if self._projection is not None:
+            self._projection.close()
 
 
 class TwoPhaseLogic(_Sink):
@@ -50,8 +61,7 @@ class TwoPhaseLogic(_Sink):
     """
 
     def __init__(self, sink: Any, context: Callable[[int], WriteContext], epoch: int, lock: Lock) -> None:
-        super().__init__(sink.validate, lock)
-        self._sink = sink
+        super().__init__(sink, lock)
         self._context = context
         self._epoch = epoch
         self._writing: SubtaskEpoch | None = None
@@ -60,7 +70,9 @@ class TwoPhaseLogic(_Sink):
 
     def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         """See Logic."""
-        self._check(batch)
+        batch = self._mine(batch)
+        if not batch.num_rows:
+            return []
         if self._writing is None:
             self._writing = SubtaskEpoch(self._sink, self._context(self._epoch))
         self._writing.write(batch)
@@ -84,6 +96,7 @@ class TwoPhaseLogic(_Sink):
 
     def close(self) -> None:
         """Roll back what was not prepared; what was is left to the next start."""
+        super().close()
         if self._writing is not None:
             self._writing.discard()
 
@@ -92,14 +105,15 @@ class DirectLogic(_Sink):
     """One subtask of a sink whose rows show as they are written."""
 
     def __init__(self, sink: Any, context: Callable[[int], WriteContext], epoch: int, lock: Lock) -> None:
-        super().__init__(sink.validate, lock)
-        self._sink: Direct = sink
+        super().__init__(sink, lock)
         self._open: Callable[[], Any] = lambda: self._sink.open(context(epoch))
         self._writer: Any = None
 
     def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         """See Logic."""
-        self._check(batch)
+        batch = self._mine(batch)
+        if not batch.num_rows:
+            return []
         if self._writer is None:
             self._writer = self._open()
         self._sink.write(self._writer, batch)
@@ -113,5 +127,6 @@ class DirectLogic(_Sink):
 
     def close(self) -> None:
         """See Logic."""
+        super().close()
         if self._writer is not None:
             self._sink.close(self._writer)

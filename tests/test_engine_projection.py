@@ -1,0 +1,154 @@
+"""A sink's `select` and `where` in the embedded engine: one pass, several outputs, one of them for what is rejected."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from onceward.core.engine.projection import Projection
+from onceward.core.errors import ConfigurationError, OncewardError, OperatorError
+from onceward.core.steps import Step, hooked
+from onceward.sources import SequenceSource
+
+from .engine_kit import Target, TargetSink, numbers, pipeline
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "engine_dead_letter.py"
+
+
+class Chosen(TargetSink):
+    """Takes a part of its input."""
+
+    def __init__(
+        self, target: Target, name: str = "chosen", select: Sequence[str] | None = None, where: str | None = None
+    ) -> None:
+        super().__init__(target, name)
+        self.select = list(select) if select is not None else None
+        self.where = where
+
+
+def projected(batch: pa.RecordBatch, select: Sequence[str] | None = None, where: str | None = None) -> pa.RecordBatch:
+    projection = Projection("out", select, where)
+    try:
+        return projection.of(batch)
+    finally:
+        projection.close()
+
+
+def test_where_alone_leaves_types_and_order_as_they_are():
+    batch = pa.record_batch(
+        {
+            "n": pa.array([3, None, 1, 2], pa.int8()),
+            "amount": pa.array([Decimal("1.10"), None, Decimal("2.20"), Decimal("3.30")], pa.decimal128(12, 2)),
+            "at": pa.array([1, 2, 3, 4], pa.timestamp("us", "Europe/Berlin")),
+            "tag": pa.array(["a", "b", "a", "b"]).dictionary_encode(),
+        }
+    )
+    found = projected(batch, where="n <> 1")
+    assert found.schema == batch.schema
+    assert found.column("n").to_pylist() == [3, 2]
+
+
+def test_select_makes_columns_and_keeps_the_order():
+    batch = pa.record_batch({"n": list(range(5000)), "word": ["x"] * 5000})
+    found = projected(batch, ["n * 2 AS twice", "upper(word) AS word"], "n >= 10")
+    assert found.schema.names == ["twice", "word"]
+    assert found.column("twice").to_pylist() == list(range(20, 10_000, 2))
+    assert set(found.column("word").to_pylist()) == {"X"}
+
+
+def test_of_no_rows_the_columns_are_known():
+    batch = pa.record_batch({"n": pa.array([1], pa.int64())})
+    found = projected(batch, ["n + 1 AS m"], "n > 5")
+    assert (found.num_rows, found.schema) == (0, pa.schema({"m": pa.int64()}))
+
+
+@pytest.mark.parametrize(
+    ("select", "where", "words"),
+    [
+        (["nn"], None, "select 'nn' does not fit columns .*\"nn\" not found"),
+        (None, "n >", "where 'n >' does not fit columns .*syntax error"),
+        (None, "no_such(n)", "where .* does not exist"),
+        (["count(*) AS c"], None, "does not give one row for each row"),
+        (["text.* FROM read_text('/etc/hostname') AS text"], None, "select"),
+    ],
+)
+def test_an_expression_that_is_wrong_is_named(select: Sequence[str] | None, where: str | None, words: str):
+    with pytest.raises(ConfigurationError, match=f"sink out: .*{words}"):
+        projected(pa.record_batch({"n": [1, 2]}), select, where)
+
+
+def test_an_expression_that_fails_at_a_row_is_named():
+    with pytest.raises(OperatorError, match=r"sink out: select 'cast.*' failed: .*'no'"):
+        projected(pa.record_batch({"s": ["1", "no"]}), ["cast(s AS int) AS n"])
+
+
+def test_files_are_out_of_reach(tmp_path: Path):
+    (tmp_path / "secret.csv").write_text("a\n1\n")
+    with pytest.raises(OncewardError, match=r"disabled|not allowed|Permission"):
+        projected(pa.record_batch({"n": [1]}), [f"(SELECT a FROM read_csv('{tmp_path}/secret.csv')) AS a"])
+
+
+def test_an_expression_that_is_wrong_stops_the_pipeline_before_a_row_is_written():
+    target = Target()
+    graph = pipeline("wrong")
+    graph.source(SequenceSource(numbers(10, keys=2)), uid="in").sink(Chosen(target, where="no_such_column = 1"))
+    with pytest.raises(ConfigurationError, match="no_such_column"):
+        graph.run()
+    assert target.written == 0
+
+
+def test_one_pass_feeds_several_outputs_exactly_once_over_failures():
+    """Good rows, rejected rows and a copy in other columns: each epoch of all three is decided together."""
+    target = Target()
+    graph = pipeline("split")
+    stream = graph.source(SequenceSource(numbers(3000, keys=7), units=2, batch_rows=50), uid="in", parallelism=2)
+    stream.sink(Chosen(target, "good", where="n % 3 <> 0"), parallelism=2)
+    stream.sink(Chosen(target, "rejected", select=["n", "'divisible' AS reason"], where="n % 3 = 0"))
+    stream.sink(Chosen(target, "copy", select=["n AS m"]))
+    left = [Step.PRE_COMMIT_AFTER, Step.DECIDE_BEFORE, Step.DECIDE_AFTER, Step.COMMIT_AFTER]
+
+    def fails(step: Step) -> None:
+        if step in left:
+            left.remove(step)
+            raise ConnectionError(f"told to fail at {step}")
+
+    with hooked(fails):
+        graph.run()
+    assert left == []
+
+    def shown(sink: str, column: str) -> list[Any]:
+        return sorted(row[column] for row in target.by_sink(sink))
+
+    assert shown("good", "n") == [n for n in range(3000) if n % 3]
+    assert shown("rejected", "n") == list(range(0, 3000, 3))
+    assert {row["reason"] for row in target.by_sink("rejected")} == {"divisible"}
+    assert shown("copy", "m") == list(range(3000))
+
+
+def test_the_dead_letter_example(tmp_path: Path):
+    def run() -> None:
+        done = subprocess.run([sys.executable, EXAMPLE, tmp_path], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+
+    def rows(folder: str) -> list[dict[str, Any]]:
+        files = [path for path in (tmp_path / folder).glob("*.jsonl") if path.is_file()]
+        return [json.loads(line) for path in files for line in path.read_text().splitlines()]
+
+    (tmp_path / "in").mkdir()
+    for number, values in enumerate((["12", "x"], ["7", "-1"])):
+        text = "".join(json.dumps({"user": "u", "cents": value}) + "\n" for value in values)
+        (tmp_path / "in" / f"{number}.jsonl").write_text(text)
+        run()
+    assert sorted(row["cents"] for row in rows("paid")) == [7, 12]
+    assert sorted(row["cents"] for row in rows("rejected")) == ["-1", "x"]
+    assert {row["error"] for row in rows("rejected")} >= {"not a payment"}
