@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from ..connectors.kafka.errors import confluent
-from ..connectors.kafka.processwide import PerProcess
+from ..connectors.processwide import PerProcess
 from ..core.errors import SourceError
 from .kafka_lookup import passes
 from .offsets import Partition

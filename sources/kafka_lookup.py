@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from ..connectors.kafka.errors import confluent
-from ..connectors.kafka.processwide import PerProcess
+from ..connectors.processwide import PerProcess
 from ..core.errors import SourceError
 from .bounds import EARLIEST, LATEST
 from .offsets import Partition

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ...core.errors import ConfigurationError
+from ..processwide import PerProcess
 from .codes import FORBIDDEN, Code
 from .errors import INSTALL, kafka_error
-from .processwide import PerProcess
 
 if TYPE_CHECKING:
     from .coordinator import TransactionCoordinatorClient

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ...core.errors import ConfigurationError
+from ..processwide import PerProcess
 from .errors import client_error, confluent
-from .processwide import PerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...core.errors import FencedError, OncewardError
 from ...core.names import PooledName
+from ..processwide import PerProcess
 from .cluster import cluster_of
-from .processwide import PerProcess
 from .producer import TransactionalProducer
 from .verdict import Seen, judge
 
