@@ -144,10 +144,16 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
         except RetryableSinkError as error:
             return CommitOutcome(CommitStatus.RETRY_LATER, str(error))
         except DataLossError as error:
-            return CommitOutcome(CommitStatus.LOST, str(error))
+            return self._lost(committable, str(error))
         if self._path(committable, DONE).exists():
             return CommitOutcome(CommitStatus.ALREADY_COMMITTED)
-        return CommitOutcome(CommitStatus.LOST, f"{segment} is gone")
+        return self._lost(committable, f"{segment} is gone")
+
+    def _lost(self, committable: Committable, why: str) -> CommitOutcome:
+        """Some of it may have been delivered, if sending has begun: then writing it again would double that."""
+        if self._path(committable, MARKS).exists():
+            return CommitOutcome(CommitStatus.UNKNOWN, f"{why}; some of it may have been delivered")
+        return CommitOutcome(CommitStatus.LOST, why)
 
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
         """In order: what comes behind something that cannot be sent now waits."""

@@ -153,7 +153,7 @@ def test_66_a_damaged_mark_in_the_middle_is_an_error(tmp_path: Path):
     path = tmp_path / f"{committable.transaction}.marks"
     path.write_bytes(path.read_bytes().replace(b"2 ", b"3 ", 1))
     outcome = sink.commit(committable)
-    assert outcome.status is CommitStatus.LOST
+    assert outcome.status is CommitStatus.UNKNOWN  # not lost: to write it all again would double what was delivered
     assert "damaged at byte 0" in outcome.detail
     assert sink.rows == [0, 1, 2, 3]
 

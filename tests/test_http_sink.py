@@ -1,0 +1,565 @@
+"""HttpSink against a real server on a real socket. SCENARIOS 19 to 21 and 62 to 66."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from email.utils import format_datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from onceward.connectors.http.answers import Verdict, judge, seconds_to_wait
+from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SinkError
+from onceward.core.steps import Step
+from onceward.core.transaction import CommitStatus, Committable, WriteContext
+from onceward.sinks import Guarantee
+from onceward.sinks.http import HttpSink
+from onceward.testing.conformance import SinkConformance, Subject
+
+from .http_kit import DROP, LOSE_ANSWER, TAKE, Inbox, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SECRET = "open-sesame-1234"
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    inbox = Inbox()
+    with inbox.up():
+        yield inbox
+
+
+@pytest.fixture
+def hook(tmp_path: Path, inbox: Inbox) -> HttpSink:
+    return make(tmp_path, inbox)
+
+
+def make(folder: Path, inbox: Inbox, **settings: Any) -> HttpSink:
+    given = {"rows_per_send": 2, "server_honours_keys": inbox.honours_keys, "url": inbox.url, **settings}
+    return HttpSink("hook", folder / "log", **given)
+
+
+def prepared(sink: HttpSink, *batches: range | pa.RecordBatch, epoch: int = 1) -> Committable:
+    context = WriteContext(pipeline="p", sink="hook", log="0123abcd", writer=1, epoch=epoch, subtask=0)
+    segment = sink.begin(context)
+    try:
+        for batch in batches:
+            rows = pa.RecordBatch.from_pydict({"n": list(batch)}) if isinstance(batch, range) else batch
+            sink.write(segment, rows)
+    except SinkError:
+        sink.discard(segment)
+        raise
+    return sink.pre_commit(segment)
+
+
+def refusal(status: int, **headers: str) -> Plan:
+    return Plan(take=False, status=status, headers=tuple(headers.items()))
+
+
+class TestExam(SinkConformance):
+    """The exam of every sink."""
+
+    @pytest.fixture
+    def subject(self, tmp_path: Path, inbox: Inbox) -> Subject:
+        return Subject(make=lambda: make(tmp_path, inbox, rows_per_send=3), read=lambda: inbox.numbers)
+
+
+class TestExamWithoutKeys(SinkConformance):
+    """And with a server that knows no keys: at least once."""
+
+    @pytest.fixture
+    def subject(self, tmp_path: Path, inbox: Inbox) -> Subject:
+        inbox.honours_keys = False
+        return Subject(make=lambda: make(tmp_path, inbox, rows_per_send=3), read=lambda: inbox.numbers)
+
+
+# What is sent
+
+
+def test_rows_come_in_order_each_delivery_under_a_key_of_its_own(inbox: Inbox, hook: HttpSink):
+    committable = prepared(hook, range(5), range(5, 8))
+    assert inbox.posts == []
+    assert hook.commit(committable).status is CommitStatus.COMMITTED
+    assert [[row["n"] for row in request.rows] for request in inbox.posts] == [[0, 1], [2, 3], [4], [5, 6], [7]]
+    assert inbox.posts[1].key == f'"{committable.transaction}:2:2"'
+    assert len({request.key for request in inbox.posts}) == 5
+    assert {request.headers["content-type"] for request in inbox.posts} == {"application/json"}
+    assert len({request.client for request in inbox.posts}) == 1, "one connection for all of them"
+    assert hook.commit(committable).status is CommitStatus.ALREADY_COMMITTED
+
+
+def test_json_lines_hold_an_object_a_line(tmp_path: Path, inbox: Inbox):
+    sink = make(tmp_path, inbox, body="jsonl")
+    sink.commit(prepared(sink, range(2)))
+    assert inbox.posts[0].body == b'{"n":0}\n{"n":1}\n'
+    assert inbox.numbers == [0, 1]
+
+
+@pytest.mark.parametrize(("form", "shape"), [("plain", r"onceward:1:p:hook:"), ("uuid", r"^[0-9a-f-]{36}$")])
+def test_keys_come_as_the_server_wants_them(tmp_path: Path, inbox: Inbox, form: str, shape: str):
+    import re
+
+    sink = make(tmp_path, inbox, key_format=form, key_header="Idempotency-Key")
+    inbox.plans = [LOSE_ANSWER]
+    committable = prepared(sink, range(4))
+    assert sink.commit(committable).status is CommitStatus.RETRY_LATER
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    keys = [request.key for request in inbox.posts]
+    assert re.search(shape, keys[0])
+    assert keys[0] == keys[1] != keys[2]
+    assert inbox.numbers == [0, 1, 2, 3]
+
+
+def test_every_type_has_one_form_in_json(inbox: Inbox, hook: HttpSink):
+    columns = {
+        "big": pa.array([2**63 - 1]),
+        "ratio": pa.array([0.1]),
+        "money": pa.array([Decimal("12345678901234567890.10")]),
+        "raw": pa.array([b"\x00\xff"]),
+        "day": pa.array([date(2026, 1, 2)]),
+        "at": pa.array([datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)], pa.timestamp("us", "UTC")),
+        "text": pa.array(["grün\n"]).dictionary_encode(),
+        "none": pa.array([None], pa.int32()),
+        "list": pa.array([[{"a": 1, "b": b"x"}]]),
+        "map": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())),
+    }
+    batch = pa.RecordBatch.from_pydict(columns)
+    hook.validate(batch.schema)
+    hook.commit(prepared(hook, batch))
+    [row] = inbox.posts[0].rows
+    assert row == {
+        "big": 2**63 - 1,
+        "ratio": 0.1,
+        "money": "12345678901234567890.10",
+        "raw": "AP8=",
+        "day": "2026-01-02",
+        "at": "2026-01-02T03:04:05.000006+00:00",
+        "text": "grün\n",
+        "none": None,
+        "list": [{"a": 1, "b": "eA=="}],
+        "map": [["k", 1]],
+    }
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1.0, float("nan")]),
+        pa.array([[float("inf")]]),
+        pa.array([{"a": float("nan")}]),
+        pa.array([3_000_000], pa.date32()),
+    ],
+    ids=["nan", "infinity in a list", "nan in a struct", "a day after the year 9999"],
+)
+def test_a_value_that_json_cannot_hold_is_refused_before_the_decision(hook: HttpSink, column: pa.Array):
+    with pytest.raises(SinkError, match="cannot be written as JSON"):
+        prepared(hook, pa.RecordBatch.from_arrays([column], ["x"]))
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.timestamp("ns"), pa.list_(pa.time64("ns")), pa.float16(), pa.month_day_nano_interval()], ids=str
+)
+def test_a_column_that_json_cannot_hold_is_refused_by_name(hook: HttpSink, kind: pa.DataType):
+    schema = pa.schema([("n", pa.int64()), ("odd_one", kind)])
+    with pytest.raises(SchemaError, match=r"column 'odd_one' of type .* is not supported"):
+        hook.validate(schema)
+    with pytest.raises(SchemaError, match="more than once"):
+        hook.validate(pa.schema([("n", pa.int64()), ("n", pa.int64())]))
+
+
+# What the server answers
+
+
+@pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504])
+def test_64_what_may_pass_is_tried_again_and_nothing_behind_is_sent_before(inbox: Inbox, hook: HttpSink, status: int):
+    committables = [prepared(hook, range(4 * n, 4 * n + 4), epoch=n) for n in range(3)]
+    inbox.plans = [TAKE, TAKE, TAKE, refusal(status)]
+    outcomes = hook.commit_many(committables)
+    assert [o.status for o in outcomes] == [CommitStatus.COMMITTED] + [CommitStatus.RETRY_LATER] * 2
+    assert f"answers {status}" in outcomes[1].detail
+    assert inbox.numbers == [0, 1, 2, 3, 4, 5]
+    assert len(inbox.posts) == 4
+    assert all(outcome.settled for outcome in hook.commit_many(committables))
+    assert inbox.numbers == list(range(12))
+    assert inbox.posts[3].key == inbox.posts[4].key
+
+
+@pytest.mark.parametrize("status", [301, 307, 400, 401, 403, 404, 410, 413, 422])
+def test_64_what_will_not_pass_is_an_error_and_nothing_behind_is_sent(inbox: Inbox, hook: HttpSink, status: int):
+    committables = [prepared(hook, range(4 * n, 4 * n + 4), epoch=n) for n in range(2)]
+    inbox.plans = [TAKE, refusal(status, Location="/elsewhere")]
+    with pytest.raises(SinkError, match=rf"answers {status} .*Nothing behind it was sent") as caught:
+        hook.commit_many(committables)
+    assert not isinstance(caught.value, RetryableSinkError)
+    assert caught.value.transaction == inbox.posts[1].key.strip('"')
+    assert inbox.numbers == [0, 1]
+    assert len(inbox.posts) == 2
+    assert all(outcome.settled for outcome in hook.commit_many(committables)), "once it is mended"
+    assert inbox.numbers == list(range(8))
+
+
+def test_statuses_of_what_passes_can_be_added(tmp_path: Path, inbox: Inbox):
+    sink = make(tmp_path, inbox, retry_statuses=[404])
+    inbox.plans = [refusal(404)]
+    committable = prepared(sink, range(2))
+    assert sink.commit(committable).status is CommitStatus.RETRY_LATER
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+
+
+def test_the_servers_words_are_in_the_error(inbox: Inbox, hook: HttpSink):
+    inbox.plans = [Plan(take=False, status=422, body=b'{"title":\n "Idempotency-Key is already used"}')]
+    with pytest.raises(
+        SinkError, match=r'answers 422 to a delivery \(\{"title": "Idempotency-Key is already used"\}\)'
+    ):
+        hook.commit(prepared(hook, range(2)))
+
+
+def test_retry_after_is_obeyed_but_not_for_longer_than_allowed(tmp_path: Path, inbox: Inbox):
+    patient, hasty = make(tmp_path, inbox), make(tmp_path, inbox, longest_wait=0.0, timeout=29.0)
+    for sink, least, most in ((patient, 0.9, 20.0), (hasty, 0.0, 0.9)):
+        inbox.plans = [refusal(429, **{"Retry-After": "1"})]
+        committable = prepared(sink, range(2))
+        started = time.monotonic()
+        outcome = sink.commit(committable)
+        assert outcome.status is CommitStatus.RETRY_LATER
+        assert "wants to be asked again in 1 s" in outcome.detail
+        assert sink.commit(committable).status is CommitStatus.COMMITTED
+        assert least <= time.monotonic() - started < most
+
+
+def test_retry_after_is_a_number_of_seconds_or_a_date():
+    now = datetime(2026, 1, 2, tzinfo=UTC)
+    assert seconds_to_wait("120") == 120
+    assert seconds_to_wait(format_datetime(now + timedelta(seconds=90), usegmt=True), now) == 90
+    assert seconds_to_wait(format_datetime(now - timedelta(seconds=90), usegmt=True), now) == 0
+    assert [seconds_to_wait(text) for text in (None, "", "soon", "-1")] == [None] * 4
+
+
+def test_each_status_has_one_verdict():
+    verdicts = {status: judge(status) for status in range(100, 600)}
+    assert {s for s, v in verdicts.items() if v is Verdict.TAKEN} == set(range(200, 300))
+    assert {s for s, v in verdicts.items() if v is Verdict.LATER} == {408, 409, 425, 429, *range(500, 600)}
+
+
+# What the network and the server lose
+
+
+@pytest.mark.parametrize("honours", [True, False])
+def test_20_a_lost_answer_is_repeated_and_a_server_with_keys_takes_it_once(tmp_path: Path, honours: bool):
+    inbox = Inbox(honours_keys=honours)
+    with inbox.up():
+        sink = make(tmp_path, inbox)
+        inbox.plans = [TAKE, LOSE_ANSWER]
+        committable = prepared(sink, range(6))
+        outcome = sink.commit(committable)
+        assert outcome.status is CommitStatus.RETRY_LATER
+        assert "no answer from http://127.0.0.1" in outcome.detail
+        assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert inbox.numbers == ([0, 1, 2, 3, 4, 5] if honours else [0, 1, 2, 3, 2, 3, 4, 5])
+    assert inbox.posts[1].key == inbox.posts[2].key
+    assert inbox.posts[1].body == inbox.posts[2].body, "servers compare payloads"
+    assert sink.guarantee is (Guarantee.EXACTLY_ONCE if honours else Guarantee.AT_LEAST_ONCE)
+
+
+def test_by_default_it_is_at_least_once(tmp_path: Path):
+    assert HttpSink("hook", tmp_path, url="http://localhost/").guarantee is Guarantee.AT_LEAST_ONCE
+
+
+def test_19_a_server_that_dies_before_it_takes_a_delivery_gets_it_again(inbox: Inbox, hook: HttpSink):
+    inbox.plans = [TAKE, DROP, DROP]
+    committable = prepared(hook, range(6))
+    statuses = [hook.commit(committable).status for _ in range(3)]
+    assert statuses == [CommitStatus.RETRY_LATER, CommitStatus.RETRY_LATER, CommitStatus.COMMITTED]
+    assert inbox.numbers == list(range(6))
+
+
+def test_63_a_server_that_is_down_for_a_while_gets_the_rest_afterwards(tmp_path: Path):
+    inbox = Inbox()
+    inbox.plans = [TAKE, TAKE, DROP]
+    with inbox.up():
+        sink = make(tmp_path, inbox)
+        committable = prepared(sink, range(10))
+        assert sink.commit(committable).status is CommitStatus.RETRY_LATER
+    for _ in range(3):
+        outcome = sink.commit(committable)
+        assert outcome.status is CommitStatus.RETRY_LATER
+        assert "ConnectError" in outcome.detail
+    assert inbox.numbers == [0, 1, 2, 3]
+    with inbox.up():
+        assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert inbox.numbers == list(range(10))
+    assert len(inbox.posts) == 6
+
+
+def test_a_server_that_does_not_answer_in_time_is_asked_again(tmp_path: Path, inbox: Inbox):
+    sink = make(tmp_path, inbox, timeout=0.2)
+    committable = prepared(sink, range(2))
+    inbox.hang.clear()
+    outcome = sink.commit(committable)
+    assert outcome.status is CommitStatus.RETRY_LATER
+    assert "ReadTimeout" in outcome.detail
+    inbox.hang.set()
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert inbox.numbers == [0, 1]
+
+
+# Crashes of our own process
+
+
+def in_child(sink: HttpSink, committable: Committable, crash: str = "") -> int:
+    """Commit in a process of its own, which kills itself at a step; its exit status."""
+    code = "import pickle, sys; s, c = pickle.load(sys.stdin.buffer); print(s.commit(c).status)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=pickle.dumps((sink, committable)),
+        env={**environment, **({"ONCEWARD_CRASH_AT": crash} if crash else {})},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert crash or done.stdout.strip() == b"committed", done.stderr.decode()
+    return done.returncode
+
+
+@pytest.mark.parametrize("honours", [True, False])
+def test_62_and_65_a_process_killed_between_delivery_and_mark(tmp_path: Path, honours: bool):
+    inbox = Inbox(honours_keys=honours)
+    with inbox.up():
+        sink = make(tmp_path, inbox)
+        committable = prepared(sink, range(6))
+        assert in_child(sink, committable, f"{Step.SEND_AFTER}:2") == -signal.SIGKILL
+        assert inbox.numbers == [0, 1, 2, 3]
+        assert in_child(sink, committable, f"{Step.SEND_AFTER}:1") == -signal.SIGKILL
+        assert in_child(sink, committable) == 0
+    assert inbox.numbers == ([0, 1, 2, 3, 4, 5] if honours else [0, 1, 2, 3, 2, 3, 2, 3, 4, 5])
+    again = [request for request in inbox.posts if request.key == inbox.posts[1].key]
+    assert len(again) == 3
+    assert len({request.body for request in again}) == 1
+
+
+def test_63_a_process_killed_in_the_middle_of_a_batch_goes_on_behind_the_last_mark(tmp_path: Path):
+    inbox = Inbox(honours_keys=False)
+    with inbox.up():
+        sink = make(tmp_path, inbox)
+        committable = prepared(sink, range(6))
+        assert in_child(sink, committable, f"{Step.MARK_AFTER}:2") == -signal.SIGKILL
+        assert in_child(sink, committable, f"{Step.SEND_BEFORE}:1") == -signal.SIGKILL
+        assert in_child(sink, committable) == 0
+    assert inbox.numbers == list(range(6))
+
+
+def test_66_a_damaged_segment_sends_nothing(inbox: Inbox, hook: HttpSink):
+    committable = prepared(hook, range(6))
+    path = Path(hook.directory) / f"{committable.transaction}.segment"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:200] + bytes([whole[200] ^ 1]) + whole[201:])
+    outcome = hook.commit(committable)
+    assert outcome.status is CommitStatus.LOST
+    assert "damaged: batch 0" in outcome.detail
+    assert inbox.posts == []
+
+
+# Settings
+
+
+def test_validate_asks_whether_a_server_is_there_and_sends_no_rows(tmp_path: Path, inbox: Inbox):
+    schema = pa.schema([("n", pa.int64())])
+    make(tmp_path, inbox).validate(schema)
+    make(tmp_path, inbox, probe="none").validate(schema)
+    assert [request.method for request in inbox.requests] == ["OPTIONS"]
+    gone = Inbox()
+    with gone.up():
+        pass
+    with pytest.raises(RetryableSinkError, match=rf"no answer from http://127.0.0.1:{gone.port}/….*ConnectError"):
+        make(tmp_path, gone).validate(schema)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"url": "ftp://host/x"}, "http:// or https://"),
+        ({"url": "https:///x"}, "name a host"),
+        ({"url": "http://host:port/"}, "not a URL"),
+        ({"url": f"http://me:{SECRET}@host/"}, "apart"),
+        ({"url": "http://host/#here"}, "fragment"),
+        ({"url": "http://host/a b"}, "blanks"),
+        ({"body": "xml"}, "body 'xml'"),
+        ({"key_format": "md5"}, "key_format"),
+        ({"key_header": "X Y"}, "key_header"),
+        ({"key_header": "X-Key", "headers": {"x-key": "1"}}, "given in headers too"),
+        ({"probe": "POST"}, "probe"),
+        ({"timeout": 0}, "timeout must be above 0"),
+        ({"longest_wait": -1}, "longest_wait"),
+        ({"retry_statuses": [200]}, "retry_statuses"),
+        ({"headers": {"A:B": "x"}}, "no name of a header"),
+        ({"headers": {"X": f"{SECRET}\r\nY: 1"}}, "header X has a value"),
+        ({"headers": {"Content-Type": "text/plain"}}, "not yours"),
+        ({"username": "me"}, "go together"),
+        ({"token": SECRET, "username": "me", "password": SECRET}, "give one of"),
+        ({"token": SECRET, "headers": {"authorization": SECRET}}, "give one of"),
+        ({"client_key": "/key.pem"}, "needs client_cert"),
+        ({"rows_per_send": 0}, "rows_per_send"),
+    ],
+)
+def test_wrong_settings_are_refused_and_no_secret_is_repeated(tmp_path: Path, settings: dict[str, Any], says: str):
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        HttpSink("hook", tmp_path, **{"url": "http://localhost/", **settings})
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "header", "value"),
+    [
+        ({"token": SECRET}, "authorization", f"Bearer {SECRET}"),
+        ({"username": "me", "password": SECRET}, "authorization", "Basic bWU6b3Blbi1zZXNhbWUtMTIzNA=="),
+        ({"headers": {"X-Api-Key": SECRET}}, "x-api-key", SECRET),
+    ],
+)
+def test_secrets_reach_the_server_and_nobody_else(  # noqa: PLR0917 - fixtures and parameters
+    tmp_path: Path,
+    inbox: Inbox,
+    caplog: pytest.LogCaptureFixture,
+    settings: dict[str, Any],
+    header: str,
+    value: str,
+):
+    caplog.set_level(logging.DEBUG)
+    echo = f"bad: {value} or {SECRET} or api-{SECRET} at /hook/{SECRET}".encode()
+    sink = make(tmp_path, inbox, url=f"{inbox.url}/{SECRET}?key=api-{SECRET}", **settings)
+    inbox.plans = [Plan(take=False, status=503, body=echo, headers=(("Set-Cookie", "a=b"),)), LOSE_ANSWER]
+    inbox.plans += [Plan(take=False, status=400, body=echo)]
+    sink.validate(pa.schema([("n", pa.int64())]))
+    committable = prepared(sink, range(2))
+    said = [repr(sink), repr(sink.settings), str(sink.commit(committable)), str(sink.commit(committable))]
+    with pytest.raises(SinkError) as caught:
+        sink.commit(committable)
+    said += [str(caught.value), repr(caught.value), caplog.text, committable.to_json()]
+    assert "HTTP Request: POST http://127.0.0.1" in caplog.text
+    for text in said:
+        assert SECRET not in text
+        assert value not in text
+    assert inbox.posts[0].headers[header] == value
+    assert inbox.posts[0].path == f"/hook/{SECRET}?key=api-{SECRET}"
+
+
+def test_a_sink_survives_pickling_and_works_there(inbox: Inbox, hook: HttpSink):
+    first, second = prepared(hook, range(2)), prepared(hook, range(2, 4), epoch=2)
+    hook.commit(first)
+    copy = pickle.loads(pickle.dumps(hook))
+    assert copy.settings == hook.settings
+    copy.commit(second)
+    assert inbox.numbers == [0, 1, 2, 3]
+
+
+def test_a_forked_child_has_a_connection_of_its_own(inbox: Inbox, hook: HttpSink):
+    hook.commit(prepared(hook, range(2)))
+    second = prepared(hook, range(2, 4), epoch=2)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if hook.commit(second).settled else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    hook.commit(prepared(hook, range(4, 6), epoch=3))
+    assert inbox.numbers == list(range(6))
+    clients = [request.client for request in inbox.posts]
+    assert clients[0] == clients[2] != clients[1]
+
+
+def test_options_of_a_format_are_the_arguments(tmp_path: Path):
+    options = {
+        "URL": "https://example.org/hook",
+        "directory": str(tmp_path),
+        "rowspersend": "7",
+        "serverHonoursKeys": "True",
+        "header.X-Team": "blue",
+        "token": SECRET,
+        "retrystatuses": "404, 423",
+        "timeout": "5",
+    }
+    sink = HttpSink.from_options(options)
+    assert (sink.name, sink.rows_per_send, sink.remembers, sink.settings.timeout) == ("http", 7, True, 5.0)
+    assert sink.retry_statuses == {404, 423}
+    assert dict(sink.settings.headers) == {"X-Team": "blue", "Authorization": f"Bearer {SECRET}"}
+    for wrong, says in (
+        ({"ulr": "x"}, "unknown options .'ulr'."),
+        ({"timeout": "soon"}, "option timeout is not a number"),
+        ({"serverHonoursKeys": "maybe"}, "not true or false"),
+    ):
+        with pytest.raises(ConfigurationError, match=says):
+            HttpSink.from_options({**options, **wrong})
+    with pytest.raises(ConfigurationError, match=r"needs the options .'url'."):
+        HttpSink.from_options({"directory": str(tmp_path)})
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A self-signed certificate of 127.0.0.1, and its key."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs openssl")
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    what = [
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=test",
+    ]
+    more = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run([openssl, *what, *more], check=True, capture_output=True)
+    return str(cert), str(key)
+
+
+def test_a_server_is_trusted_by_its_certificate_and_knows_us_by_ours(tmp_path: Path, certificate: tuple[str, str]):
+    cert, key = certificate
+    inbox = Inbox()
+    inbox.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=cert)
+    inbox.context.load_cert_chain(cert, key)
+    inbox.context.verify_mode = ssl.CERT_REQUIRED
+    schema = pa.schema([("n", pa.int64())])
+    with inbox.up():
+        with pytest.raises(RetryableSinkError, match="CERTIFICATE_VERIFY_FAILED"):
+            make(tmp_path, inbox).validate(schema)
+        with pytest.raises(RetryableSinkError):
+            make(tmp_path, inbox, ca_file=cert).validate(schema)
+        with pytest.raises(ConfigurationError, match="cannot read the TLS files"):
+            make(tmp_path, inbox, ca_file=str(tmp_path / "none.pem")).validate(schema)
+        sink = make(tmp_path, inbox, ca_file=cert, client_cert=cert, client_key=key)
+        sink.validate(schema)
+        assert sink.commit(prepared(sink, range(3))).status is CommitStatus.COMMITTED
+    assert inbox.numbers == [0, 1, 2]
+
+
+def test_two_threads_share_a_client(inbox: Inbox, hook: HttpSink):
+    committables = [prepared(hook, range(10 * n, 10 * n + 10), epoch=n) for n in range(4)]
+    threads = [threading.Thread(target=hook.commit, args=(committable,)) for committable in committables]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(inbox.numbers) == list(range(40))
