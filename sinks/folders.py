@@ -92,6 +92,11 @@ class FolderClaims:
         finally:
             written.unlink()
 
+    def known(self, scope: Scope) -> str | None:
+        """The log behind these names, if one has claimed them."""
+        path = self._path(scope)
+        return path.read_text() if path.exists() else None
+
     def release(self, scope: Scope) -> None:
         """Forget it."""
         self._path(scope).unlink(missing_ok=True)

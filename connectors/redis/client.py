@@ -1,0 +1,80 @@
+"""One client for each process and settings, and what its errors mean."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from ...core.errors import RetryableSinkError, SinkError
+from ..processwide import PerProcess
+from .settings import RedisSettings  # noqa: TC001 - the key of a mapping that is made here
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MAY_PASS: Final = ("BUSY ", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM ", "READONLY", "TRYAGAIN")
+"""First words of error replies about the server's state, not about the request."""
+_PASSING: Final = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, redis.OutOfMemoryError)
+
+
+def connect(settings: RedisSettings) -> redis.Redis:
+    """A client; it connects at its first command.
+
+    Its own retries are off: a delivery is repeated by whoever commits, which knows for how long.
+    """
+    return redis.Redis.from_url(
+        settings.url,
+        username=settings.username,
+        password=settings.password,
+        socket_timeout=settings.timeout,
+        socket_connect_timeout=settings.connect_timeout,
+        retry=Retry(NoBackoff(), 0),
+        client_name="onceward",
+        protocol=2,
+    )
+
+
+clients: Final[PerProcess[RedisSettings, Any]] = PerProcess(connect)
+"""The client of this process for each settings."""
+
+
+@contextmanager
+def translated(settings: RedisSettings, what: str) -> Iterator[None]:
+    """redis-py's errors as ours.
+
+    Args:
+        settings: Of the client.
+        what: For messages: what is about to be done.
+    """
+    try:
+        yield
+    except redis.RedisError as error:
+        raise explained(settings, what, error) from None
+
+
+def explained(settings: RedisSettings, what: str, error: Exception) -> SinkError:
+    """An error of redis-py as ours: it may pass by itself, or not."""
+    words = settings.redact(str(error)) or type(error).__name__
+    message = f"{what} at {settings.shown}: {words}"
+    return (RetryableSinkError if _may_pass(error) else SinkError)(message)
+
+
+def _may_pass(error: Exception) -> bool:
+    if isinstance(error, (redis.AuthenticationError, redis.exceptions.AuthorizationError)):
+        return False
+    return isinstance(error, _PASSING) or str(error).startswith(_MAY_PASS)
+
+
+def evaluate(settings: RedisSettings, what: str, script: str, keys: list[bytes], arguments: list[Any]) -> Any:
+    """Run a script.
+
+    Raises:
+        RetryableSinkError: No answer, or the server cannot just now.
+        SinkError: It refuses.
+    """
+    with translated(settings, what):
+        return clients.get(settings).execute_command("EVAL", script, len(keys), *keys, *arguments)

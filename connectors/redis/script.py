@@ -1,0 +1,113 @@
+"""Rows and marker in one write: the scripts, and why a delivery shows once.
+
+    onceward:1:<pipeline>:<sink>       a hash, the marker of this sink of this pipeline
+        log                            identity of the decision log that has claimed the names
+        <transaction>                  how many of its rows are here
+        floor:start, floor:epoch       transactions up to this START and epoch have ended; their fields are deleted
+
+1. A script is one step: nobody sees a part of it, and what it wrote reaches the append-only file and the replicas as
+   one MULTI/EXEC, of which a file that was cut off holds all or nothing ("Redis persistence", "EVAL scripts
+   introduction: script effects replication").
+2. A script that stops with an error keeps what it wrote before. So all that can go wrong is asked first: the rights to
+   its commands, the types of its keys. A lack of memory and the like stop a script only before its first write
+   (scriptVerifyWriteCommandAllow in script.c). And the marker is written last.
+3. A delivery is written only if the marker says that exactly the rows before it are here. If it is here already, only
+   the marker is written again, so that waiting for the append-only file (WAITAOF) waits for it: that looks at the
+   newest write of its own connection.
+4. A marker's field is deleted only after COMPLETED of a later epoch, and the floor rises with it in the same step. What
+   a paused process sends below the floor is refused: it ended, nobody could say how. START comes before epoch: a rewound pipeline's epochs are
+   lower, its START is not.
+5. A server that lost what it had acknowledged shows by a claim that is gone, or by a marker that is behind what this
+   side knows to be delivered. Both are errors: data is lost, and nobody may be silent about it.
+
+All keys are on one server: a Redis Cluster could not do this for keys in several slots.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from ...core.names import Scope
+
+RESERVED: Final = b"onceward:1:"
+
+WRITE: Final = """
+local marker, log, name = KEYS[1], ARGV[1], ARGV[2]
+local start, epoch, first, rows = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local command, kind = ARGV[7], ARGV[8]
+local known = redis.call('HGET', marker, 'log')
+if not known then return {'unclaimed'} end
+if known ~= log then return {'claimed', known} end
+local floor_start = tonumber(redis.call('HGET', marker, 'floor:start') or '-1')
+local floor_epoch = tonumber(redis.call('HGET', marker, 'floor:epoch') or '-1')
+if start < floor_start or (start == floor_start and epoch <= floor_epoch) then return {'ended'} end
+local sent = tonumber(redis.call('HGET', marker, name) or '0')
+if sent >= first + rows then
+  redis.call('HSET', marker, name, sent)
+  return {'already'}
+end
+if sent ~= first then return {'behind', tostring(sent)} end
+if redis.acl_check_cmd then
+  local all = redis.acl_check_cmd('HSET', marker, 'f', 'v')
+  if command == 'XADD' then all = all and redis.acl_check_cmd('XADD', KEYS[2], '*', 'f', 'v') end
+  if command == 'RPUSH' then all = all and redis.acl_check_cmd('RPUSH', KEYS[2], 'v') end
+  if command == 'HSET' then all = all and redis.acl_check_cmd('HDEL', KEYS[2], 'f') end
+  if not all then return {'forbidden'} end
+end
+for i = 2, #KEYS do
+  local is = redis.call('TYPE', KEYS[i])['ok']
+  if is ~= 'none' and is ~= kind then return {'type', KEYS[i], is} end
+end
+local at = 9
+for i = 2, #KEYS do
+  local words = tonumber(ARGV[at])
+  if words > 0 then redis.call(command, KEYS[i], unpack(ARGV, at + 1, at + words)) end
+  at = at + 1 + words
+  local gone = tonumber(ARGV[at])
+  if gone > 0 then redis.call('HDEL', KEYS[i], unpack(ARGV, at + 1, at + gone)) end
+  at = at + 1 + gone
+end
+redis.call('HSET', marker, name, first + rows)
+return {'written'}
+"""
+"""KEYS: the marker, the key of each row.
+
+ARGV: log, transaction, its START, its epoch, first row, rows, command, type of the keys; then for each row the number
+of the command's words and these, and the number of fields to delete and these.
+"""
+
+CLAIM: Final = """
+local known = redis.call('HGET', KEYS[1], 'log')
+if not known and ARGV[2] == 'new' then
+  redis.call('HSET', KEYS[1], 'log', ARGV[1])
+  return ARGV[1]
+end
+return known
+"""
+"""KEYS: the marker. ARGV: log, "new" if the names may be claimed. Returns the log that has them."""
+
+RELEASE: Final = """
+local known = redis.call('HGET', KEYS[1], 'log')
+if known and known ~= ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0
+"""
+"""KEYS: the marker. ARGV: log. Forgets any other log's."""
+
+PRUNE: Final = """
+local marker, start, epoch = KEYS[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+if redis.call('HGET', marker, 'log') ~= ARGV[1] then return 0 end
+local floor_start = tonumber(redis.call('HGET', marker, 'floor:start') or '-1')
+local floor_epoch = tonumber(redis.call('HGET', marker, 'floor:epoch') or '-1')
+if start > floor_start or (start == floor_start and epoch > floor_epoch) then
+  redis.call('HSET', marker, 'floor:start', start, 'floor:epoch', epoch)
+end
+for i = 4, #ARGV do redis.call('HDEL', marker, ARGV[i]) end
+return #ARGV - 3
+"""
+"""KEYS: the marker. ARGV: log, START and epoch of the floor, the fields to delete."""
+
+
+def marker_key(scope: Scope) -> bytes:
+    """Where the marker of a sink of a pipeline is."""
+    return RESERVED + f"{scope.pipeline}:{scope.sink}".encode()

@@ -1,0 +1,209 @@
+"""RedisSink: an epoch's rows into Redis or Valkey, exactly once, as entries of streams, hashes or elements of lists.
+
+Rows wait in a write-ahead log for their decision; then each delivery is one script, which writes rows and marker in one
+step, and nothing if the marker is there (connectors/redis/script.py has the argument). It is acknowledged once it is in
+the server's append-only file.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from ..connectors.redis.client import clients, evaluate, translated
+from ..connectors.redis.delivery import Delivery, deliver
+from ..connectors.redis.forms import FORMS, KeyTemplate, check_form, written
+from ..connectors.redis.options import read_redis_options
+from ..connectors.redis.script import CLAIM, PRUNE, RELEASE, marker_key
+from ..connectors.redis.server import check_facts, read_facts
+from ..connectors.redis.settings import RedisSettings
+from ..core.errors import ConfigurationError, DataLossError, EpochConflictError, SinkError
+from ..core.names import TransactionName, parse_transaction_name
+from .base import Guarantee
+from .folders import FolderClaims
+from .write_ahead import ROWS_PER_SEND, Segment, WriteAheadLogSink
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+
+    from ..core.names import Scope
+    from .write_ahead import Identity
+
+_log = logging.getLogger("onceward.redis")
+
+
+class RedisSink(WriteAheadLogSink):
+    """Writes rows into one Redis or Valkey server.
+
+    Args:
+        name: See Sink.
+        directory: See WriteAheadLogSink.
+        url: As redis-py takes it: `redis://host:6379/0`, `rediss://…` (TLS; `?ssl_ca_certs=file`) or `unix:///socket`.
+        key: Key of each row, with columns in braces: `total:{user}`, or the same for all rows: `events`.
+        form: What a row becomes: "stream", an entry of one (XADD); "hash", the fields of one (HSET; a null deletes its
+            field); "list", a JSON object at the end of one (RPUSH).
+        maxlen: About how many entries to keep of a stream; older ones are deleted. None: all.
+        durable: Wait until each delivery is in the append-only file (WAITAOF), and refuse a server that has none or
+            evicts keys. False: a server that crashes may lose rows, and then it is at most once.
+        replicas: How many replicas must have it in their append-only files too.
+        rows_per_send: Rows of one delivery at most; no other client is served while they are written.
+        username: Of the server's access control list, if it is not in the URL.
+        password: If it is not in the URL.
+        timeout: Seconds to wait for an answer.
+        connect_timeout: Seconds to wait for a connection.
+        select: See Sink.
+        where: See Sink.
+
+    Raises:
+        ConfigurationError: A setting is wrong.
+    """
+
+    remembers = True
+
+    def __init__(
+        self,
+        name: str,
+        directory: str | Path,
+        *,
+        url: str,
+        key: str,
+        form: str = "stream",
+        maxlen: int | None = None,
+        durable: bool = True,
+        replicas: int = 0,
+        rows_per_send: int = ROWS_PER_SEND,
+        username: str | None = None,
+        password: str | None = None,
+        timeout: float = 30.0,
+        connect_timeout: float = 10.0,
+        select: Sequence[str] | None = None,
+        where: str | None = None,
+    ) -> None:
+        super().__init__(name, directory, rows_per_send=rows_per_send, select=select, where=where)
+        self.settings = RedisSettings(url, username, password, timeout, connect_timeout)
+        if form not in FORMS:
+            raise ConfigurationError(f"form {form!r} is unknown: give one of {', '.join(FORMS)}")
+        if maxlen is not None and (form != "stream" or maxlen < 1):
+            raise ConfigurationError(f"maxlen={maxlen} with form {form!r}: it is for streams, and 1 or more")
+        if replicas < 0 or (replicas and not durable):
+            raise ConfigurationError(
+                f"replicas={replicas} with durable={durable}: it is 0 or more, and for durable=True"
+            )
+        self.form = form
+        self.key = KeyTemplate(key)
+        self.maxlen = maxlen
+        self.durable = durable
+        self.replicas = replicas
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> Self:
+        """From Spark's options: the arguments above by name, in any case.
+
+        Raises:
+            ConfigurationError: An option is unknown, missing or not readable.
+        """
+        return cls(**read_redis_options(options))
+
+    def __repr__(self) -> str:
+        what = f"url={self.settings.shown!r}, key={self.key.text!r}, form={self.form!r}"
+        return f"RedisSink({self.name!r}, {self.directory!r}, {what})"
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Exactly-once, or at-most-once if the server may lose what it acknowledges."""
+        return Guarantee.EXACTLY_ONCE if self.durable else Guarantee.AT_MOST_ONCE
+
+    def validate_complete_mode(self) -> None:
+        """Complete mode fits hashes only."""
+        if self.form != "hash":
+            raise ConfigurationError(
+                f"output mode complete writes the whole result at each epoch, which would append every row to the "
+                f"{self.form} again: use form 'hash'",
+                sink=self.name,
+            )
+
+    def validate(self, schema: pa.Schema) -> None:
+        """Check the columns, and that the server keeps what it acknowledges.
+
+        Raises:
+            ConfigurationError: The server cannot do it: a cluster, a replica, no append-only file, evicted keys.
+            SchemaError: A column is missing, or has no text.
+            RetryableSinkError: The server does not answer.
+            SinkError: It refuses this user.
+        """
+        check_form(self.name, self.form, self.key, schema, self.rows_per_send)
+        facts = read_facts(self.settings)
+        for warning in check_facts(facts, self.settings.shown, durable=self.durable, replicas=self.replicas):
+            _log.warning("sink %s: %s", self.name, warning)
+
+    def write(self, transaction: Segment, batch: pa.RecordBatch) -> None:
+        """Append a batch, if it can be written: after the decision it would be too late to refuse it."""
+        check_form(self.name, self.form, self.key, batch.schema, self.rows_per_send)
+        written(self.name, self.form, self.key, batch)
+        super().write(transaction, batch)
+
+    def send(self, rows: pa.RecordBatch, identity: Identity) -> None:
+        """Write rows and marker; see WriteAheadLogSink."""
+        name = _parsed(identity.transaction)
+        found = written(self.name, self.form, self.key, rows, self.maxlen)
+        delivery = Delivery(name, identity.first, self.form, found)
+        deliver(self.settings, delivery, durable=self.durable, replicas=self.replicas)
+
+    def claim(self, scope: Scope) -> None:
+        """Note the decision log behind this pipeline's name in the server, then in the folder.
+
+        Raises:
+            EpochConflictError: One of them knows the name from another one.
+            DataLossError: The folder knows it, and the server does not: it has lost data, or is another one.
+        """
+        new = self._claimed_in_folder(scope) != scope.log
+        known = self._evaluate(CLAIM, scope, "new" if new or not self.durable else "old")
+        if known is None:
+            raise DataLossError(
+                f"{self.settings.shown} knows nothing of this pipeline and sink, though {self.directory} does: it has "
+                "lost data, or is another server. To go on without what it had, rewind the pipeline",
+                pipeline=scope.pipeline,
+                sink=scope.sink,
+            )
+        if known.decode() != scope.log:
+            raise EpochConflictError(
+                f"{self.settings.shown} knows this pipeline and sink from another decision log ({known.decode()}): its "
+                "rows were written already. Bring the log back, give the pipeline another name, or rewind it",
+                pipeline=scope.pipeline,
+                sink=scope.sink,
+            )
+        super().claim(scope)
+
+    def release(self, scope: Scope) -> None:
+        """Forget what another decision log left in the server and in the folder."""
+        self._evaluate(RELEASE, scope)
+        super().release(scope)
+
+    def completed(self, scope: Scope, epoch: int) -> None:
+        """Delete what says that transactions of older epochs are written."""
+        super().completed(scope, epoch)
+        with translated(self.settings, "cannot read the marker"):
+            fields = clients.get(self.settings).execute_command("HKEYS", marker_key(scope))
+        names = [parse_transaction_name(field.decode()) for field in fields]
+        ended = [name for name in names if name is not None and name.scope == scope and name.epoch < epoch]
+        if ended:
+            floor = max((name.start, name.epoch) for name in ended)
+            self._evaluate(PRUNE, scope, *floor, *map(str, ended))
+
+    def _claimed_in_folder(self, scope: Scope) -> str | None:
+        return FolderClaims(Path(self.directory)).known(scope)
+
+    def _evaluate(self, script: str, scope: Scope, *arguments: object) -> bytes | None:
+        what = f"cannot change the marker of sink {self.name}"
+        found: bytes | None = evaluate(self.settings, what, script, [marker_key(scope)], [scope.log, *arguments])
+        return found
+
+
+def _parsed(transaction: str) -> TransactionName:
+    name = parse_transaction_name(transaction)
+    if name is None:
+        raise SinkError(f"{transaction!r} is no name of a transaction")
+    return name
