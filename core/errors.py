@@ -115,6 +115,10 @@ class PostgresError(SinkError):
     """PostgreSQL refused or failed an operation."""
 
 
+class SqlError(SinkError):
+    """A database behind SQLAlchemy refused or failed an operation."""
+
+
 class RetryableSinkError(SinkError):
     """A sink operation failed in a way that may pass by itself."""
 

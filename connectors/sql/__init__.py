@@ -1,0 +1,1 @@
+"""SQL databases through SQLAlchemy: prepared transactions where the database has them, else stage and merge."""

@@ -1,0 +1,159 @@
+"""PostgreSQL: PREPARE TRANSACTION and COMMIT PREPARED by gid, through psycopg."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+from sqlalchemy.dialects.postgresql import insert
+
+from ...core.errors import SqlError
+from ...core.names import TransactionName
+from .dialect import HOW_TO_STAGE, Answer, ServerFacts, TwoPhase, no_unique_key
+from .failures import code, words
+from .target import own_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy.sql.dml import Insert
+
+    from .target import Target
+
+_NO_SUCH_GID: Final = "42704"
+_BUSY: Final = "55000"
+_OTHER_DATABASE: Final = "0A000"
+HOW_TO_ENABLE: Final = (
+    "set max_prepared_transactions in postgresql.conf (for example ALTER SYSTEM SET max_prepared_transactions = 64; "
+    f"at least twice the number of parallel subtasks) and restart the server, {HOW_TO_STAGE}"
+)
+_DEFAULTS: Final[dict[str, str | int]] = {
+    "application_name": "onceward",
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+"""libpq's own defaults wait two hours for a server that vanished from the network."""
+_PREPARED = sa.table(
+    "pg_prepared_xacts", sa.column("gid"), sa.column("database"), sa.column("prepared"), schema="pg_catalog"
+)
+
+
+class GidTransactions:
+    """See TwoPhase."""
+
+    def begin(self, connection: sa.Connection, name: TransactionName, lock_timeout: float) -> None:  # noqa: ARG002
+        """BEGIN; the gid comes at the end."""
+        connection.exec_driver_sql("BEGIN ISOLATION LEVEL READ COMMITTED")
+        _set_locally(connection, lock_timeout)
+
+    def prepare(self, connection: sa.Connection, name: TransactionName) -> None:
+        """PREPARE TRANSACTION."""
+        answer = connection.exec_driver_sql(f"PREPARE TRANSACTION {_literal(name)}")
+        said = getattr(answer.context.cursor, "statusmessage", None)
+        if said != "PREPARE TRANSACTION":
+            raise SqlError(f"PREPARE TRANSACTION answered {said!r}: the transaction had failed")
+
+    def hand_over(self, connection: sa.Connection) -> None:
+        """The session has nothing more to do with what it prepared."""
+        connection.close()
+
+    def commit(self, connection: sa.Connection, name: TransactionName) -> tuple[Answer, str]:
+        """COMMIT PREPARED."""
+        return _end(connection, f"COMMIT PREPARED {_literal(name)}")
+
+    def rollback(self, connection: sa.Connection, name: TransactionName) -> tuple[Answer, str]:
+        """ROLLBACK PREPARED."""
+        return _end(connection, f"ROLLBACK PREPARED {_literal(name)}")
+
+    def waiting(self, connection: sa.Connection, pipeline: str, sink: str) -> list[TransactionName]:
+        """The view shows all databases of the server."""
+        gid = _PREPARED.c.gid
+        query = sa.select(gid).where(_PREPARED.c.database == sa.func.current_database())
+        rows = connection.execute(query.order_by(_PREPARED.c.prepared, gid)).scalars()
+        names = [own_name(text, pipeline, sink) for text in rows]
+        return [name for name in names if name is not None]
+
+
+class PostgreSql:
+    """See Dialect."""
+
+    title = "PostgreSQL"
+    two_phase: TwoPhase | None = GidTransactions()
+    asks_with_lock = False
+
+    def engine_arguments(self, target: Target) -> dict[str, Any]:
+        """The user's settings win; server-side prepared statements break when a table changes and behind poolers."""
+        given = {key: value for key, value in _DEFAULTS.items() if key not in target.url.parsed.query}
+        arguments = {**given, "prepare_threshold": None, "client_encoding": "utf8"}
+        return {"isolation_level": "READ COMMITTED", "connect_args": arguments}
+
+    def prepare_engine(self, engine: sa.Engine, target: Target) -> None:
+        """Nothing more."""
+
+    def open_transaction(self, connection: sa.Connection, target: Target) -> None:
+        """A lock time-out; and a commit that answers when it is safe, whatever the role's default says."""
+        _set_locally(connection, target.lock_timeout)
+        setting = sa.func.current_setting("synchronous_commit")
+        connection.execute(sa.select(sa.func.set_config("synchronous_commit", "on", True)).where(setting == "off"))
+
+    def read_server(self, connection: sa.Connection) -> ServerFacts:
+        """Standby, read-only, max_prepared_transactions, fsync."""
+        setting = sa.func.current_setting
+        read_only = connection.scalar(sa.select(setting("transaction_read_only")))
+        most = int(connection.scalar(sa.select(setting("max_prepared_transactions"))) or 0)
+        synced = connection.scalar(sa.select(setting("fsync")))
+        unusable = ""
+        if connection.scalar(sa.select(sa.func.pg_is_in_recovery())):
+            unusable = "the server is a standby: name the primary in the url"
+        elif read_only == "on":
+            unusable = "transactions are read-only here: see default_transaction_read_only"
+        why = "" if most else f"the server's max_prepared_transactions is 0: {HOW_TO_ENABLE}"
+        unsafe = ("the server runs with fsync=off: a crash of its machine may lose committed data",)
+        return ServerFacts(unusable, most, why, () if synced == "on" else unsafe)
+
+    def behind(self, connection: sa.Connection) -> str:
+        """Whether it is a standby."""
+        standby = connection.scalar(sa.select(sa.func.pg_is_in_recovery()))
+        return "the server is a standby, whose ledger may lag" if standby else ""
+
+    def upsert(self, table: sa.TableClause, values: dict[str, Any], key: Sequence[str]) -> Insert:
+        """INSERT … ON CONFLICT DO UPDATE."""
+        statement = insert(table).values(values)
+        others = {name: statement.excluded[name] for name in values if name not in key}
+        if not others:
+            return statement.on_conflict_do_nothing(index_elements=list(key))
+        return statement.on_conflict_do_update(index_elements=list(key), set_=others)
+
+    def check_key(self, uniques: Sequence[frozenset[str]], key: Sequence[str]) -> str:
+        """Any unique key of exactly these columns."""
+        return "" if frozenset(key) in uniques else no_unique_key(key)
+
+
+def _literal(name: TransactionName) -> str:
+    text = str(name)
+    return f"'{text}'"
+
+
+def _set_locally(connection: sa.Connection, lock_timeout: float) -> None:
+    milliseconds = str(max(1, round(lock_timeout * 1000)))
+    set_config = sa.func.set_config
+    connection.execute(
+        sa.select(set_config("lock_timeout", milliseconds, True), set_config("statement_timeout", "0", True))
+    )
+
+
+def _end(connection: sa.Connection, statement: str) -> tuple[Answer, str]:
+    try:
+        connection.exec_driver_sql(statement)
+    except exc.DBAPIError as error:
+        state = code(error)
+        if state == _OTHER_DATABASE:
+            raise SqlError(f"{words(error)}: the url must name the database that prepared it") from None
+        if state not in (_NO_SUCH_GID, _BUSY):
+            raise
+        return (Answer.BUSY if state == _BUSY else Answer.GONE), words(error)
+    return Answer.DONE, ""

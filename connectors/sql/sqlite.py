@@ -1,0 +1,81 @@
+"""SQLite: no prepared transactions, one writer at a time, so rows are staged and merged.
+
+A transaction that writes begins IMMEDIATE: one that began by reading could not wait for the other writer, it would
+fail at once. Every commit is synced, because the default in WAL mode may lose the last ones in a power failure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.dialects.sqlite import insert
+
+from .dialect import ServerFacts, TwoPhase, no_unique_key
+from .engines import READ_ONLY
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy.sql.dml import Insert
+
+    from .target import Target
+
+_FULL: Final = 2
+"""PRAGMA synchronous: every commit is synced."""
+
+
+class Sqlite:
+    """See Dialect."""
+
+    title = "SQLite"
+    two_phase: TwoPhase | None = None
+    asks_with_lock = False
+
+    def engine_arguments(self, target: Target) -> dict[str, Any]:
+        """Waits for the lock as long as lock_timeout says."""
+        return {"connect_args": {"timeout": target.lock_timeout}}
+
+    def prepare_engine(self, engine: sa.Engine, target: Target) -> None:
+        """Begin transactions here, not in the driver, which would begin at the first change only."""
+        event.listen(engine, "connect", _set_up)
+        event.listen(engine, "begin", _begin)
+
+    def open_transaction(self, connection: sa.Connection, target: Target) -> None:
+        """Nothing more."""
+
+    def read_server(self, connection: sa.Connection) -> ServerFacts:
+        """Whether this file can be written."""
+        if connection.exec_driver_sql("PRAGMA query_only").scalar():
+            return ServerFacts(unusable="the connection is read-only (PRAGMA query_only)")
+        return ServerFacts(why_none="SQLite has no prepared transactions")
+
+    def behind(self, connection: sa.Connection) -> str:
+        """There is one copy only."""
+        return ""
+
+    def upsert(self, table: sa.TableClause, values: dict[str, Any], key: Sequence[str]) -> Insert:
+        """INSERT … ON CONFLICT DO UPDATE."""
+        statement = insert(table).values(values)
+        others = {name: statement.excluded[name] for name in values if name not in key}
+        if not others:
+            return statement.on_conflict_do_nothing(index_elements=list(key))
+        return statement.on_conflict_do_update(index_elements=list(key), set_=others)
+
+    def check_key(self, uniques: Sequence[frozenset[str]], key: Sequence[str]) -> str:
+        """Any unique key of exactly these columns."""
+        return "" if frozenset(key) in uniques else no_unique_key(key)
+
+
+def _set_up(connection: Any, _: object) -> None:
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    if cursor.execute("PRAGMA synchronous").fetchone()[0] < _FULL:
+        cursor.execute("PRAGMA synchronous=FULL")
+    cursor.close()
+
+
+def _begin(connection: sa.Connection) -> None:
+    reads = connection.get_execution_options().get(READ_ONLY)
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
