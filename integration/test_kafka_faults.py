@@ -189,6 +189,19 @@ def test_nothing_is_committed_while_a_partition_has_no_leader(apart):
 
 
 @pytest.mark.slow
+def test_a_broker_that_came_after_the_client_had_looked_around_is_found(apart):
+    """kafka-python looks for brokers every five minutes; a commit that waits for one must not wait so long."""
+    servers, second = apart
+    bench = Bench(servers, "apart")
+    lose_leader(bench, second)
+    client = TransactionCoordinatorClient(Wire({"bootstrap_servers": servers}))
+    assert client.partitions_of(["apart"]) == []
+    bring_back(bench, second)
+    here = ("apart", 0)
+    eventually(lambda: client.describe_producers([here], patience=0)[here] is not None, "found", seconds=20)
+
+
+@pytest.mark.slow
 def test_rows_that_the_coordinator_forgot_to_commit_are_committed(apart):
     servers, second = apart
     bench = Bench(servers, "apart")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import pyarrow as pa
 import pytest
 
+from onceward.core.errors import SchemaError, SinkError
 from onceward.core.steps import Step
-from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
+from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable
 from onceward.sinks import FileSink, WriteAheadLogSink
 from onceward.testing.conformance import Exam, SinkConformance, Subject
+from onceward.testing.exam import numbered
 
 from .engine_kit import Target, TargetSink
 
@@ -18,10 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    import pyarrow as pa
-
     from onceward.core.names import Scope
-    from onceward.core.transaction import Committable
 
 
 class Claiming(TargetSink):
@@ -48,13 +49,32 @@ class Claiming(TargetSink):
 
 def subject_of(kind: type[Claiming]) -> Subject:
     kind.target_of_all = Target()
-    return Subject(make=kind, read=lambda: [row["n"] for row in kind.target_of_all.rows])
+    return Subject(
+        make=kind,
+        read=lambda: [row["n"] for row in kind.target_of_all.rows],
+        hasty=kind,
+        refused=lambda numbers: numbered([-n for n in numbers]),
+        misfit=pa.schema({"n": pa.int64(), "no_such_column": pa.string()}),
+    )
+
+
+class Careful(Claiming):
+    """It knows its target's columns, and what the target refuses."""
+
+    def validate(self, schema: pa.Schema) -> None:
+        if "no_such_column" in schema.names:
+            raise SchemaError("column no_such_column is not in the target")
+
+    def write(self, transaction: Any, batch: pa.RecordBatch) -> None:
+        if min(batch["n"].to_pylist()) < 0:
+            raise SinkError("the target refuses negative numbers")
+        super().write(transaction, batch)
 
 
 class TestRightSink(SinkConformance):
     @pytest.fixture
     def subject(self) -> Subject:
-        return subject_of(Claiming)
+        return subject_of(Careful)
 
 
 class TestFileSink(SinkConformance):
@@ -64,7 +84,7 @@ class TestFileSink(SinkConformance):
             files = list(tmp_path.glob("*.jsonl"))
             return [json.loads(line)["n"] for path in files for line in path.read_text().splitlines()]
 
-        return Subject(make=lambda: FileSink("files", tmp_path, format="jsonl"), read=read)
+        return Subject(make=lambda: FileSink("files", tmp_path, format="jsonl"), read=read, kill=True)
 
 
 class Letters(WriteAheadLogSink):
@@ -88,7 +108,7 @@ class TestWriteAheadLogSink(SinkConformance):
         def read() -> list[int]:
             return [n for path in tmp_path.glob("*.letter") for n in json.loads(path.read_text())]
 
-        return Subject(make=lambda: Letters("letters", tmp_path, rows_per_send=3), read=read)
+        return Subject(make=lambda: Letters("letters", tmp_path, rows_per_send=3), read=read, kill=True)
 
 
 # Wrong sinks
@@ -163,16 +183,86 @@ class ForgetsWhoseItIs(Claiming):
         """Takes everybody."""
 
 
+class ShowsWhatItWrites(Claiming):
+    def write(self, transaction: Any, batch: pa.RecordBatch) -> None:
+        super().write(transaction, batch)
+        self.target.committed.setdefault(transaction.name, []).extend(batch.to_pylist())
+
+
+class CommitsTheNewestOnly(Claiming):
+    def commit_many(self, committables: Any) -> Any:
+        newest = self.commit(committables[-1])
+        return [newest] * len(committables)
+
+
+class TakesAnyColumn(Claiming):
+    """Its target has `n` and `text`, and it says so nowhere."""
+
+
+class GoesOnAfterARefusal(Claiming):
+    """Its target refuses negative numbers, and it swallows that."""
+
+    def write(self, transaction: Any, batch: pa.RecordBatch) -> None:
+        super().write(transaction, batch.filter([n >= 0 for n in batch["n"].to_pylist()]))
+
+
+class TellsItsPassword(Claiming):
+    def __repr__(self) -> str:
+        return "TellsItsPassword(dsn='host=h password=hunter2')"
+
+
+class ExpiresQuietly(Claiming):
+    """Its target aborts what is older than its time-out, and a commit of that says "committed"."""
+
+    transaction_timeout = 0.05
+
+    def lingering(self, scope: Scope) -> Iterable[Committable]:
+        found = list(super().lingering(scope))
+        time.sleep(0.06)
+        for committable in found:
+            self.target.prepared.pop(committable.transaction, None)
+        return found
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        if committable.transaction not in self.target.prepared:
+            return CommitOutcome(CommitStatus.ALREADY_COMMITTED)
+        return super().commit(committable)
+
+
+class FlushesTooLate(FileSink):
+    """Says prepared, and has the rows in memory."""
+
+    late: ClassVar[dict[str, Any]] = {}
+
+    def pre_commit(self, transaction: Any) -> Committable:
+        committable = Committable.named("files", transaction.name, handle={}, rows=1)
+        self.late[committable.transaction] = transaction
+        return committable
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        transaction = self.late.pop(committable.transaction, None)
+        return CommitOutcome(CommitStatus.ALREADY_COMMITTED) if transaction is None else self._now(transaction)
+
+    def _now(self, transaction: Any) -> CommitOutcome:
+        return super().commit(super().pre_commit(transaction))
+
+
 WRONG = {
     CommitsAtPreCommit: "test_02_rows_prepared_and_not_decided_do_not_show",
     ForgetsToAbort: "test_29_and_31_an_abort_can_be_repeated",
     IsNotIdempotent: "test_21_25_and_26_a_commit_can_be_repeated",
     LosesOnTimeOut: "test_03_rows_of_a_completed_epoch_show_once",
-    TouchesItsNeighbours: "test_37_and_72_what_carries_another_name_is_not_touched",
+    TouchesItsNeighbours: "test_37_38_and_72_what_carries_another_name_is_not_touched",
     SwallowsUnknown: "test_22_and_23_what_somebody_else_ended_is_never_taken_for_committed",
     AbortsWhatIsCommitted: "test_30_what_is_committed_is_not_aborted",
     OpensForNothing: "test_44_what_lingers_is_listed_and_gone_after_a_start",
     ForgetsWhoseItIs: "test_91_a_fresh_log_under_an_old_name_is_refused",
+    ShowsWhatItWrites: "test_01_rows_written_without_a_checkpoint_do_not_show",
+    CommitsTheNewestOnly: "test_28_transactions_of_several_epochs_are_committed_together",
+    TakesAnyColumn: "test_a_schema_that_does_not_fit_is_refused_before_anything_is_written",
+    GoesOnAfterARefusal: "test_74_and_81_rows_that_the_target_refuses_fail_the_epoch",
+    TellsItsPassword: "test_errors_and_text_forms_show_no_password",
+    ExpiresQuietly: "test_40_41_and_43_a_decided_transaction_that_timed_out_is_a_loud_loss",
 }
 
 
@@ -182,6 +272,17 @@ def test_a_wrong_sink_fails_the_case_that_is_about_its_fault(kind: type[Claiming
     arguments = {"rewound": False} if "test_91" in WRONG[kind] else {}
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         case(Exam(subject_of(kind)), **arguments)
+
+
+def test_rows_that_are_in_memory_only_do_not_survive_sigkill(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    def read() -> list[int]:
+        return [json.loads(line)["n"] for path in tmp_path.glob("*.jsonl") for line in path.read_text().splitlines()]
+
+    subject = Subject(make=lambda: FlushesTooLate("files", tmp_path, format="jsonl"), read=read, kill=True)
+    with pytest.raises(AssertionError, match="rows are missing"):
+        SinkConformance().test_09_to_15_and_88_a_process_killed_at_each_step_and_call(Exam(subject), tmp_path_factory)
 
 
 def test_the_crash_test_reaches_every_step_but_those_of_a_write_ahead_log() -> None:

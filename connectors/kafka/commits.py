@@ -134,6 +134,8 @@ def _settle(looker: Looker, transaction: Prepared, look: Look, sent: int | None)
         look: What was seen.
         sent: EndTxn's code, if it was sent before.
     """
+    if look.seen is Seen.OPEN and look.inside is not Inside.OPEN:
+        return CommitOutcome(CommitStatus.RETRY_LATER, f"{look.seen.value}, but {look.inside.value}")
     if look.seen is not Seen.COMMITTED:
         return commit_outcome(look.seen, look.code or sent or Code.NONE)
     if look.complete and look.inside is Inside.ENDED:

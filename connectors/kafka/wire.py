@@ -114,14 +114,12 @@ class Wire:
 
     def nodes(self, *, seconds: float) -> list[int]:
         """Ids of the cluster's brokers, freshly asked for; empty if no broker answers."""
-        [answer] = self.exchange([(ANY_NODE, MetadataRequest(topics=[], max_version=12))], seconds=seconds)
+        answer = self._metadata([], seconds)
         return [] if answer.code else [broker.node_id for broker in answer.response.brokers]
 
     def leaders(self, topics: Sequence[str], *, seconds: float) -> dict[tuple[str, int], int]:
         """Leader of each partition of these topics; partitions without one are missing."""
-        wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
-        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False, max_version=12)
-        [answer] = self.exchange([(ANY_NODE, request)], seconds=seconds)
+        answer = self._metadata(topics, seconds)
         if answer.code:
             return {}
         return {
@@ -133,10 +131,7 @@ class Wire:
 
     def topic(self, name: str, *, seconds: float) -> Answer:
         """Look a topic up; the response is its number of partitions."""
-        request = MetadataRequest(
-            topics=[MetadataRequest.MetadataRequestTopic(name=name)], allow_auto_topic_creation=False, max_version=12
-        )
-        [answer] = self.exchange([(ANY_NODE, request)], seconds=seconds)
+        answer = self._metadata([name], seconds)
         if answer.code:
             return answer
         [topic] = answer.response.topics
@@ -163,6 +158,17 @@ class Wire:
             _close(manager)
 
     close = forget
+
+    def _metadata(self, topics: Sequence[str], seconds: float) -> Answer:
+        """Ask any broker, and make the brokers it names known: kafka-python looks for them every five minutes only."""
+        wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
+        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False, max_version=12)
+        [answer] = self.exchange([(ANY_NODE, request)], seconds=seconds)
+        manager = self._manager
+        if answer.code == Code.NONE and manager is not None:
+            with suppress(Exception):  # it is being closed
+                manager.run(lambda: manager.cluster.update_metadata(answer.response))
+        return answer
 
     def _connected(self, seconds: float) -> Any:
         with self._lock:

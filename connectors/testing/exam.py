@@ -7,9 +7,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable  # noqa: TC003 - a dataclass field's type
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
+import pytest
 
 from onceward.core import CheckpointConfig, Pipeline, RestartStrategy
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator
@@ -23,6 +24,7 @@ from onceward.sinks import Guarantee, TwoPhaseCommitSink
 from onceward.sources import SequenceSource
 
 ROWS = 40
+NOT_APPLICABLE = "not applicable: "
 ALWAYS = frozenset(
     {
         Step.START_AFTER,
@@ -43,6 +45,11 @@ ALWAYS = frozenset(
 GOOD = (CommitStatus.COMMITTED, CommitStatus.ALREADY_COMMITTED)
 
 
+def not_applicable(reason: str) -> NoReturn:
+    """This case does not apply to this sink; the plugin reports it by name and reason at the end."""
+    pytest.skip(f"{NOT_APPLICABLE}{reason}")
+
+
 def numbered(numbers: list[int]) -> pa.RecordBatch:
     """Rows with a number and a text: n: int64, text: string."""
     return pa.RecordBatch.from_pydict({"n": pa.array(numbers, pa.int64()), "text": [f"row {n}" for n in numbers]})
@@ -57,12 +64,23 @@ class Subject:
         read: The numbers of all rows that show in the target now, to a reader with the strictest isolation.
         rows: Rows with these numbers, in columns that the sink takes. Default: `n: int64, text: string`.
         steps: Durable steps to fail at; default: all.
+        kill: Also run the sink in processes that die by SIGKILL at each step and call: its class must be importable
+            by name, and its target within reach of another process.
+        restart: Restarts the target, and returns when it answers again.
+        hasty: The same sink, with a transaction_timeout of a few seconds.
+        refused: Rows that `validate` lets pass, and that the target refuses when they are written or prepared.
+        misfit: A schema that the target cannot take.
     """
 
     make: Callable[[], TwoPhaseCommitSink[Any]]
     read: Callable[[], list[int]]
     rows: Callable[[list[int]], pa.RecordBatch] = numbered
     steps: tuple[Step, ...] = tuple(Step)
+    kill: bool = False
+    restart: Callable[[], None] | None = None
+    hasty: Callable[[], TwoPhaseCommitSink[Any]] | None = None
+    refused: Callable[[list[int]], pa.RecordBatch] | None = None
+    misfit: pa.Schema | None = None
 
 
 class Exam:
@@ -130,13 +148,35 @@ class Exam:
         """Exactly these show, each once."""
         assert self.seen() == Counter(numbers)
 
+    def shows_as_promised(self, numbers: list[int]) -> None:
+        """All of these show, each once if the sink promises that."""
+        seen = Counter(n for n in self.subject.read() if min(numbers) <= n <= max(numbers))
+        missing = Counter(numbers) - seen
+        assert not missing, f"{missing.total()} rows are missing, among them {sorted(missing)[:5]}"
+        if self.sink.guarantee is Guarantee.EXACTLY_ONCE:
+            more = seen - Counter(numbers)
+            assert not more, f"{more.total()} rows are there more than once, among them {sorted(more)[:5]}"
+
     def lingering(self) -> list[Committable]:
         """What the sink finds under this pipeline's name."""
         return list(self.subject.make().lingering(self.scope))
 
 
-def run(exam: Exam, steps: list[Step]) -> None:
-    """Run the sink in an embedded pipeline that fails at each of these steps once."""
+def run(
+    exam: Exam,
+    steps: list[Step],
+    *,
+    sink: TwoPhaseCommitSink[Any] | None = None,
+    store: LogStore | None = None,
+) -> None:
+    """Run the sink in an embedded pipeline that fails at each of these steps once.
+
+    Args:
+        exam: Whose sink, and whose numbers.
+        steps: Where to fail.
+        sink: Instead of the exam's own.
+        store: Of the decision log.
+    """
     left, lock = list(steps), threading.Lock()
 
     def fails(step: Step) -> None:
@@ -150,11 +190,12 @@ def run(exam: Exam, steps: list[Step]) -> None:
     rows = pa.Table.from_batches([exam.subject.rows(numbers)])
     pipeline = Pipeline(
         exam.pipeline + "-run",
-        store=MemoryStore(),
+        store=store or MemoryStore(),
         checkpoint=CheckpointConfig(interval=0.02, tolerable_failures=1000),
         restart=RestartStrategy.fixed_delay(attempts=1000, delay=0),
     )
-    pipeline.source(SequenceSource(rows, units=2, batch_rows=4), parallelism=2).sink(exam.sink, parallelism=2)
+    source = SequenceSource(rows, units=2, batch_rows=4)
+    pipeline.source(source, parallelism=2).sink(sink or exam.sink, parallelism=2)
     with hooked(fails):
         pipeline.start()
         ended = pipeline.wait(120)
@@ -163,7 +204,4 @@ def run(exam: Exam, steps: list[Step]) -> None:
     assert ended, f"it did not come to its end; steps that were not reached: {left}"
     missed = [step for step in left if step in ALWAYS]
     assert not missed, f"these steps were never reached, so nothing was shown of them: {missed}"
-    if exam.sink.guarantee is Guarantee.EXACTLY_ONCE:
-        exam.shows(numbers)
-    else:
-        assert not Counter(numbers) - exam.seen(), "rows are missing"
+    exam.shows_as_promised(numbers)

@@ -15,7 +15,10 @@ class MemoryStore:
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """See LogStore."""
         with self._lock:
-            return self._values.setdefault(key, data) is data
+            if key in self._values:
+                return False
+            self._values[key] = data
+            return True
 
     def get(self, key: str) -> bytes | None:
         """See LogStore."""
