@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,9 +22,9 @@ class Valkey:
 
     def __init__(self, folder: Path, **config: str) -> None:
         self._folder = folder
-        self._config = {"appendonly": "yes", "appendfsync": "always", "enable-debug-command": "local", **config}
+        self._config = {"appendonly": "yes", "appendfsync": "always", "repl-diskless-sync-delay": "0", **config}
         self._server: Any = None
-        self.port: int | None = None
+        self.port = _free_port()
 
     @property
     def url(self) -> str:
@@ -35,7 +36,6 @@ class Valkey:
     def start(self) -> None:
         self._server = ValkeyServer(port=self.port, data_dir=self._folder, config=self._config)
         self._server.start()
-        self.port = self._server.port
 
     @property
     def _pid(self) -> int:
@@ -48,11 +48,21 @@ class Valkey:
             self._server.terminate()
             self._server = None
 
+    def restart(self) -> None:
+        """SIGKILL, and up again."""
+        self.kill()
+        self.start()
+
     def pause(self) -> None:
         os.kill(self._pid, signal.SIGSTOP)
 
     def resume(self) -> None:
         os.kill(self._pid, signal.SIGCONT)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
 
 
 @contextmanager

@@ -76,7 +76,13 @@ class TestExam(SinkConformance):
 
     @pytest.fixture
     def subject(self, tmp_path: Path, inbox: Inbox) -> Subject:
-        return Subject(make=lambda: make(tmp_path, inbox, rows_per_send=3), read=lambda: inbox.numbers)
+        return Subject(
+            make=lambda: make(tmp_path, inbox, rows_per_send=3),
+            read=lambda: inbox.numbers,
+            kill=True,
+            refused=lambda numbers: pa.RecordBatch.from_pydict({"n": [float("nan")] * len(numbers)}),
+            misfit=pa.schema([("n", pa.int64()), ("text", pa.month_day_nano_interval())]),
+        )
 
 
 class TestExamWithoutKeys(SinkConformance):

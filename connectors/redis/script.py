@@ -15,8 +15,8 @@
    the marker is written again, so that waiting for the append-only file (WAITAOF) waits for it: that looks at the
    newest write of its own connection.
 4. A marker's field is deleted only after COMPLETED of a later epoch, and the floor rises with it in the same step. What
-   a paused process sends below the floor is refused: it ended, nobody could say how. START comes before epoch: a rewound pipeline's epochs are
-   lower, its START is not.
+   a paused process sends below the floor is refused: it has ended, nobody can say how. START comes before epoch: a
+   rewound pipeline's epochs are lower, its START is not.
 5. A server that lost what it had acknowledged shows by a claim that is gone, or by a marker that is behind what this
    side knows to be delivered. Both are errors: data is lost, and nobody may be silent about it.
 

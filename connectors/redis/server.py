@@ -107,6 +107,8 @@ def _forgets(facts: Facts) -> list[str]:
     found = []
     if not facts.append_only:
         found.append("it has no append-only file (set appendonly to yes)")
+    if facts.append_only and facts.fsync == "no":
+        found.append("it never says that its append-only file is on disk (set appendfsync to always or everysec)")
     if facts.evicts:
         found.append("it evicts any key when its memory is full (set maxmemory-policy to noeviction)")
     return found

@@ -1,0 +1,510 @@
+"""RedisSink on a real Valkey that is killed, paused, starved and emptied. SCENARIOS 19 to 21, 62 to 66, 77."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from onceward.core.errors import ConfigurationError, DataLossError, EpochConflictError, RetryableSinkError, SinkError
+from onceward.core.names import Scope
+from onceward.core.steps import Step, hooked
+from onceward.core.transaction import CommitStatus, Committable, WriteContext
+from onceward.sinks.redis import RedisSink
+from onceward.testing.conformance import SinkConformance, Subject
+
+from .postgres_kit import Proxy
+from .redis_kit import Valkey, running_valkey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SCOPE = Scope("p", "cache", "0123abcd")
+MARKER = "onceward:1:p:cache"
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Valkey]:
+    with running_valkey() as server:
+        yield server
+
+
+@pytest.fixture
+def valkey(server: Valkey) -> Valkey:
+    """An empty server."""
+    server.client().flushall()
+    return server
+
+
+@pytest.fixture
+def own_valkey() -> Iterator[Valkey]:
+    """A server for a test that changes its settings."""
+    with running_valkey() as server:
+        yield server
+
+
+def make(folder: Path, valkey: Valkey, **settings: Any) -> RedisSink:
+    given = {"url": valkey.url, "key": "rows", "rows_per_send": 2, "timeout": 5.0, **settings}
+    return RedisSink("cache", folder / "log", **given)
+
+
+def claimed(folder: Path, valkey: Valkey, **settings: Any) -> RedisSink:
+    sink = make(folder, valkey, **settings)
+    sink.claim(SCOPE)
+    return sink
+
+
+def numbers(*values: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"n": list(values)})
+
+
+def prepared(sink: RedisSink, *batches: pa.RecordBatch, epoch: int = 1, writer: int = 1) -> Committable:
+    context = WriteContext(pipeline="p", sink="cache", log=SCOPE.log, writer=writer, epoch=epoch, subtask=0)
+    segment = sink.begin(context)
+    try:
+        for batch in batches:
+            sink.write(segment, batch)
+    except SinkError:
+        sink.discard(segment)
+        raise
+    return sink.pre_commit(segment)
+
+
+def streamed(valkey: Valkey, key: str = "rows") -> list[int]:
+    return [int(fields["n"]) for _, fields in valkey.client().xrange(key)]
+
+
+def all_numbers(valkey: Valkey) -> list[int]:
+    """Of all streams, hashes and lists that are not markers."""
+    import json
+
+    client, found = valkey.client(), []
+    for key in client.scan_iter(count=1000):
+        if key.startswith("onceward:"):
+            continue
+        match client.type(key):
+            case "stream":
+                found += [int(fields["n"]) for _, fields in client.xrange(key)]
+            case "hash":
+                found.append(int(client.hget(key, "n")))
+            case _:
+                found += [json.loads(row)["n"] for row in client.lrange(key, 0, -1)]
+    return found
+
+
+def unwritable(values: list[int]) -> pa.RecordBatch:
+    """Rows that have no form in JSON, and no key."""
+    texts = pa.array([None] * len(values), pa.string())
+    return pa.RecordBatch.from_pydict({"n": values, "text": texts, "x": [[float("nan")]] * len(values)})
+
+
+@pytest.mark.parametrize(("form", "key"), [("stream", "exam"), ("hash", "exam:{n}"), ("list", "exam-{text}")])
+class TestExam(SinkConformance):
+    """The exam of every sink."""
+
+    @pytest.fixture
+    def subject(self, tmp_path: Path, valkey: Valkey, form: str, key: str) -> Subject:
+        return Subject(
+            make=lambda: make(tmp_path, valkey, form=form, key=key, rows_per_send=3),
+            read=lambda: all_numbers(valkey),
+            kill=form == "stream",
+            restart=valkey.restart,
+            refused=unwritable,
+            misfit=pa.schema([("n", pa.int64()), ("text", pa.month_day_nano_interval())]),
+        )
+
+
+# What is written
+
+
+def test_entries_of_a_stream_are_in_the_rows_order(tmp_path: Path, valkey: Valkey):
+    sink = claimed(tmp_path, valkey)
+    sink.validate(SCHEMA)
+    committable = prepared(sink, numbers(*range(5)), numbers(*range(5, 8)))
+    assert streamed(valkey) == []
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert sink.commit(committable).status is CommitStatus.ALREADY_COMMITTED
+    assert streamed(valkey) == list(range(8))
+
+
+def test_a_hash_is_the_newest_row_of_its_key(tmp_path: Path, valkey: Valkey):
+    sink = claimed(tmp_path, valkey, form="hash", key="user:{u}")
+    first = pa.RecordBatch.from_pydict({"u": ["a", "b", "a"], "v": [1, 2, 3], "w": ["x", "y", None]})
+    second = pa.RecordBatch.from_pydict({"u": ["b"], "v": pa.array([None], pa.int64()), "w": ["z"]})
+    sink.commit(prepared(sink, first))
+    sink.commit(prepared(sink, second, epoch=2))
+    client = valkey.client()
+    assert client.hgetall("user:a") == {"u": "a", "v": "3"}
+    assert client.hgetall("user:b") == {"u": "b", "w": "z"}
+
+
+def test_a_stream_can_be_kept_short(tmp_path: Path, valkey: Valkey):
+    sink = claimed(tmp_path, valkey, maxlen=100, rows_per_send=500)
+    sink.commit(prepared(sink, numbers(*range(2000))))
+    kept = streamed(valkey)
+    assert kept == list(range(2000 - len(kept), 2000))
+    assert 100 <= len(kept) < 400
+
+
+def test_rows_that_cannot_be_written_are_refused_before_the_decision(tmp_path: Path, valkey: Valkey):
+    sink = claimed(tmp_path, valkey, form="hash", key="user:{n}")
+    with pytest.raises(SinkError, match="column 'n' of the key is null"):
+        prepared(sink, pa.RecordBatch.from_pydict({"n": pa.array([1, None])}))
+
+
+# Crashes of our process
+
+
+def in_child(sink: RedisSink, committable: Committable, crash: str = "") -> int:
+    code = "import pickle, sys; s, c = pickle.load(sys.stdin.buffer); print(s.commit(c).status)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=pickle.dumps((sink, committable)),
+        env={**environment, **({"ONCEWARD_CRASH_AT": crash} if crash else {})},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert crash or done.stdout.strip() == b"committed", done.stderr.decode()
+    return done.returncode
+
+
+@pytest.mark.parametrize("step", [Step.SEND_BEFORE, Step.SEND_AFTER, Step.MARK_AFTER])
+def test_62_and_63_a_process_killed_around_a_delivery_goes_on_where_it_was(tmp_path: Path, valkey: Valkey, step: Step):
+    sink = claimed(tmp_path, valkey)
+    committable = prepared(sink, numbers(*range(6)))
+    assert in_child(sink, committable, f"{step}:2") == -signal.SIGKILL
+    assert len(streamed(valkey)) == (2 if step is Step.SEND_BEFORE else 4)
+    assert in_child(sink, committable, f"{step}:1") == -signal.SIGKILL
+    assert in_child(sink, committable) == 0
+    assert streamed(valkey) == list(range(6))
+
+
+# Crashes of the server, and what the network loses
+
+
+def test_77_a_server_killed_between_two_deliveries_has_what_it_acknowledged(tmp_path: Path, valkey: Valkey):
+    sink = claimed(tmp_path, valkey)
+    committable = prepared(sink, numbers(*range(10)))
+    left = [3]
+
+    def kills(step: Step) -> None:
+        left[0] -= step is Step.SEND_BEFORE
+        if left[0] == 0:
+            valkey.kill()
+
+    with hooked(kills):
+        assert sink.commit(committable).status is CommitStatus.RETRY_LATER
+    for _ in range(2):
+        outcome = sink.commit(committable)
+        assert outcome.status is CommitStatus.RETRY_LATER
+        assert "Connection refused" in outcome.detail
+    valkey.start()
+    assert streamed(valkey) == [0, 1, 2, 3]
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert streamed(valkey) == list(range(10))
+
+
+@pytest.mark.parametrize("form", ["stream", "list"])
+def test_19_a_server_killed_again_and_again_at_any_moment_has_each_row_once(
+    tmp_path: Path, own_valkey: Valkey, form: str
+):
+    sink = claimed(tmp_path, own_valkey, rows_per_send=5, form=form)
+    committables = [prepared(sink, numbers(*range(200 * n, 200 * n + 200)), epoch=n) for n in range(20)]
+    done = threading.Event()
+    kills = [0]
+
+    def kill_and_start() -> None:
+        while not done.wait(0.05):
+            own_valkey.kill()
+            own_valkey.start()
+            kills[0] += 1
+
+    killer = threading.Thread(target=kill_and_start)
+    killer.start()
+    outcomes = [CommitStatus.RETRY_LATER]
+    while CommitStatus.RETRY_LATER in outcomes:
+        outcomes = [outcome.status for outcome in sink.commit_many(committables)]
+    done.set()
+    killer.join()
+    assert kills[0] >= 3
+    assert all(status in (CommitStatus.COMMITTED, CommitStatus.ALREADY_COMMITTED) for status in outcomes)
+    assert all_numbers(own_valkey) == list(range(4000))
+
+
+def test_20_a_lost_answer_is_repeated_and_written_once(tmp_path: Path, valkey: Valkey):
+    proxy = Proxy(valkey.port, lambda data: b"EVAL" in data and b"XADD" in data, times=3)
+    try:
+        sink = claimed(tmp_path, valkey, url=f"redis://127.0.0.1:{proxy.port}")
+        committable = prepared(sink, numbers(*range(6)))
+        statuses = [sink.commit(committable).status for _ in range(4)]
+    finally:
+        proxy.close()
+    assert statuses == [CommitStatus.RETRY_LATER] * 3 + [CommitStatus.COMMITTED]
+    assert proxy.lost == 3
+    assert streamed(valkey) == list(range(6))
+
+
+def test_20_a_connection_that_an_administrator_cut_is_replaced(tmp_path: Path, valkey: Valkey):
+    sink = claimed(tmp_path, valkey)
+    assert sink.commit(prepared(sink, numbers(1))).status is CommitStatus.COMMITTED
+    assert valkey.client().execute_command("CLIENT KILL", "TYPE", "normal", "SKIPME", "yes") >= 1
+    committable = prepared(sink, numbers(2), epoch=2)
+    while sink.commit(committable).status is CommitStatus.RETRY_LATER:
+        pass
+    assert streamed(valkey) == [1, 2]
+
+
+def test_20_what_a_paused_server_does_late_is_not_done_twice(tmp_path: Path, valkey: Valkey):
+    sink = claimed(tmp_path, valkey, timeout=0.3)
+    committable = prepared(sink, numbers(*range(4)))
+    valkey.pause()
+    outcome = sink.commit(committable)
+    assert outcome.status is CommitStatus.RETRY_LATER
+    assert "Timeout" in outcome.detail
+    valkey.resume()
+    statuses = [CommitStatus.RETRY_LATER]
+    while statuses[-1] is CommitStatus.RETRY_LATER:
+        statuses.append(sink.commit(committable).status)
+    assert streamed(valkey) == list(range(4))
+
+
+# What the server keeps
+
+
+def test_a_delivery_that_is_not_on_disk_is_not_acknowledged_not_even_the_second_time(
+    tmp_path: Path, own_valkey: Valkey
+):
+    sink = claimed(tmp_path, own_valkey, timeout=0.6)
+    own_valkey.client().config_set("appendfsync", "no")
+    committable = prepared(sink, numbers(*range(4)))
+    for _ in range(3):
+        outcome = sink.commit(committable)
+        assert outcome.status is CommitStatus.RETRY_LATER
+        assert "not yet on disk: here 0 of 1" in outcome.detail
+        own_valkey.client().execute_command("CLIENT KILL", "TYPE", "normal", "SKIPME", "yes")
+    assert streamed(own_valkey) == [0, 1]
+    own_valkey.client().config_set("appendfsync", "everysec")
+    while sink.commit(committable).status is CommitStatus.RETRY_LATER:
+        pass
+    assert streamed(own_valkey) == [0, 1, 2, 3]
+
+
+def test_a_delivery_waits_for_replicas(tmp_path: Path, own_valkey: Valkey):
+    with running_valkey(replicaof=f"127.0.0.1 {own_valkey.port}") as replica:
+        sink = claimed(tmp_path, own_valkey, replicas=1, timeout=2.0)
+        while not own_valkey.client().info()["connected_slaves"]:
+            pass
+        sink.validate(SCHEMA)
+        with pytest.raises(ConfigurationError, match="is a replica"):
+            make(tmp_path, replica).validate(SCHEMA)
+        first, second = prepared(sink, numbers(1)), prepared(sink, numbers(2), epoch=2)
+        while sink.commit(first).status is CommitStatus.RETRY_LATER:
+            pass  # its first synchronisation is not over
+        assert streamed(replica) == [1]
+        replica.kill()
+        outcome = sink.commit(second)
+        assert outcome.status is CommitStatus.RETRY_LATER
+        assert "at replicas 0 of 1" in outcome.detail
+        replica.start()
+        while sink.commit(second).status is CommitStatus.RETRY_LATER:
+            pass
+        assert streamed(replica) == [1, 2]
+        assert streamed(own_valkey) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"appendonly": "no"}, "no append-only file"),
+        ({"appendfsync": "no"}, "never says"),
+        ({"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"}, "evicts any key"),
+    ],
+)
+def test_a_server_that_may_forget_is_refused_at_the_start(
+    tmp_path: Path, own_valkey: Valkey, settings: dict[str, str], says: str
+):
+    make(tmp_path, own_valkey).validate(SCHEMA)
+    for name, value in settings.items():
+        own_valkey.client().config_set(name, value)
+    with pytest.raises(ConfigurationError, match=says):
+        make(tmp_path, own_valkey).validate(SCHEMA)
+    make(tmp_path, own_valkey, durable=False).validate(SCHEMA)
+
+
+def test_a_cluster_and_a_server_that_is_not_there_are_refused_at_the_start(tmp_path: Path):
+    with running_valkey(**{"cluster-enabled": "yes"}) as cluster:
+        with pytest.raises(ConfigurationError, match="Redis Cluster"):
+            make(tmp_path, cluster).validate(SCHEMA)
+        cluster.kill()
+        with pytest.raises(RetryableSinkError, match=r"cannot ask the server .* at redis://127.0.0.1"):
+            make(tmp_path, cluster).validate(SCHEMA)
+
+
+def test_without_durable_it_does_not_wait_for_the_disk(tmp_path: Path, own_valkey: Valkey):
+    own_valkey.client().config_set("appendonly", "no")
+    sink = claimed(tmp_path, own_valkey, durable=False)
+    assert sink.commit(prepared(sink, numbers(*range(4)))).status is CommitStatus.COMMITTED
+    assert streamed(own_valkey) == [0, 1, 2, 3]
+
+
+def test_a_server_that_was_emptied_is_never_taken_for_an_empty_one(tmp_path: Path, valkey: Valkey):
+    sink = claimed(tmp_path, valkey)
+    committable = prepared(sink, numbers(*range(4)))
+    valkey.client().flushall()
+    outcome = sink.commit(committable)
+    assert outcome.status in (CommitStatus.LOST, CommitStatus.UNKNOWN)
+    assert "has lost onceward:1:p:cache" in outcome.detail
+    with pytest.raises(DataLossError, match="lost data, or is another server"):
+        make(tmp_path, valkey).claim(SCOPE)
+    assert valkey.client().keys() == []
+    sink.release(SCOPE)
+    sink.claim(SCOPE)
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+
+
+def test_a_server_that_lost_acknowledged_rows_is_found_out(tmp_path: Path, valkey: Valkey):
+    sink = claimed(tmp_path, valkey)
+    committable = prepared(sink, numbers(*range(6)))
+    assert in_child(sink, committable, f"{Step.MARK_AFTER}:2") == -signal.SIGKILL
+    valkey.client().hset(MARKER, committable.transaction, 2)
+    outcome = sink.commit(committable)
+    assert outcome.status is CommitStatus.UNKNOWN, "to write it again would double what is there"
+    assert "has 2 rows" in outcome.detail
+    assert "had acknowledged 4" in outcome.detail
+    assert streamed(valkey) == [0, 1, 2, 3]
+
+
+def test_91_a_server_that_knows_the_name_from_another_log_refuses_it(tmp_path: Path, valkey: Valkey):
+    claimed(tmp_path, valkey)
+    other = make(tmp_path / "new", valkey)
+    with pytest.raises(EpochConflictError, match=r"another decision log .0123abcd."):
+        other.claim(SCOPE._replace(log="ffff0000"))
+    other.release(SCOPE._replace(log="ffff0000"))
+    other.claim(SCOPE._replace(log="ffff0000"))
+    sink = make(tmp_path, valkey)
+    with pytest.raises(EpochConflictError, match="has taken"):
+        sink.commit(prepared(sink, numbers(1)))
+    assert streamed(valkey) == []
+
+
+# Markers
+
+
+def test_markers_are_kept_until_a_later_epoch_is_completed_and_then_deleted(tmp_path: Path, valkey: Valkey):
+    sink = claimed(tmp_path, valkey)
+    for epoch in range(3):
+        sink.commit(prepared(sink, numbers(epoch), epoch=epoch))
+    fields = {name for name in valkey.client().hkeys(MARKER) if name.startswith("onceward:")}
+    assert len(fields) == 3
+    sink.completed(SCOPE, 0)
+    assert fields <= set(valkey.client().hkeys(MARKER))
+    sink.completed(SCOPE, 2)
+    assert valkey.client().hlen(MARKER) == 4  # log, floor, and the newest
+    assert valkey.client().hmget(MARKER, "floor:start", "floor:epoch") == ["1", "1"]
+    sink.completed(SCOPE, 1)  # late
+    assert valkey.client().hmget(MARKER, "floor:start", "floor:epoch") == ["1", "1"]
+    assert valkey.client().ttl(MARKER) == -1
+
+
+def test_35_what_a_paused_process_sends_after_its_epoch_ended_is_refused(tmp_path: Path, valkey: Valkey):
+    sink = claimed(tmp_path, valkey)
+    committable = prepared(sink, numbers(1, 2))
+    paused = make(tmp_path / "paused", valkey)
+    shutil.copytree(sink.directory, paused.directory)
+    sink.commit(committable)
+    sink.commit(prepared(sink, numbers(3), epoch=2))
+    sink.completed(SCOPE, 2)
+    outcome = paused.commit(committable)
+    assert not outcome.settled
+    assert "of an epoch that has ended" in outcome.detail
+    assert streamed(valkey) == [1, 2, 3]
+
+
+def test_a_rewound_pipelines_lower_epochs_are_written(tmp_path: Path, valkey: Valkey):
+    sink = claimed(tmp_path, valkey)
+    for epoch in (8, 9):
+        sink.commit(prepared(sink, numbers(epoch), epoch=epoch))
+    sink.completed(SCOPE, 9)
+    assert sink.commit(prepared(sink, numbers(5), epoch=5, writer=20)).status is CommitStatus.COMMITTED
+    sink.completed(SCOPE, 5)
+    assert sink.commit(prepared(sink, numbers(6), epoch=6, writer=20)).status is CommitStatus.COMMITTED
+    assert streamed(valkey) == [8, 9, 5, 6]
+
+
+# All or nothing
+
+
+def test_a_key_of_another_type_stops_the_delivery_before_its_first_row(tmp_path: Path, valkey: Valkey):
+    sink = claimed(tmp_path, valkey, key="s:{n}", rows_per_send=4)
+    client = valkey.client()
+    client.set("s:2", "mine")
+    committable = prepared(sink, numbers(0, 1, 2, 3))
+    with pytest.raises(SinkError, match=r"key 's:2' is a string, and not a stream. Nothing"):
+        sink.commit(committable)
+    assert sorted(client.keys("s:*")) == ["s:2"]
+    client.delete("s:2")
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert sorted(all_numbers(valkey)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "rights",
+    ["+@all -xadd", "+@all -hset", "resetkeys ~onceward:* ~rows:1", "resetkeys ~rows*", "+@all -@scripting"],
+)
+def test_a_user_without_the_rights_writes_nothing_at_all(tmp_path: Path, valkey: Valkey, rights: str):
+    sink = claimed(tmp_path, valkey)
+    client = valkey.client()
+    client.execute_command("ACL SETUSER", "weak", "reset", "on", ">open-sesame", "~*", "&*", "+@all", *rights.split())
+    weak = make(tmp_path, valkey, key="rows:{n}", rows_per_send=4, username="weak", password="open-sesame")
+    committable = prepared(weak, numbers(1, 2, 3))
+    with pytest.raises(SinkError) as caught:
+        weak.commit(committable)
+    assert not isinstance(caught.value, RetryableSinkError)
+    assert "sesame" not in str(caught.value)
+    assert client.keys("rows*") == []
+    assert client.hget(MARKER, committable.transaction) is None
+    client.execute_command("ACL SETUSER", "weak", "~*", "+@all")
+    assert weak.commit(committable).status is CommitStatus.COMMITTED
+    assert sorted(all_numbers(valkey)) == [1, 2, 3]
+    client.execute_command("ACL DELUSER", "weak")
+    assert sink.guarantee == "exactly-once"
+
+
+def test_a_wrong_password_is_an_error_at_the_start_that_does_not_repeat_it(tmp_path: Path, own_valkey: Valkey):
+    own_valkey.client().config_set("requirepass", "open-sesame")
+    wrong = make(tmp_path, own_valkey, url=own_valkey.url.replace("//", "//:wrong-sesame@"))
+    with pytest.raises(SinkError) as caught:
+        wrong.validate(SCHEMA)
+    assert not isinstance(caught.value, RetryableSinkError)
+    assert "sesame" not in str(caught.value)
+    make(tmp_path, own_valkey, password="open-sesame").validate(SCHEMA)
+
+
+def test_a_server_without_memory_takes_all_of_a_delivery_or_nothing(tmp_path: Path, own_valkey: Valkey):
+    sink = claimed(tmp_path, own_valkey, rows_per_send=500)
+    client = own_valkey.client()
+    filler = pa.RecordBatch.from_pydict({"n": list(range(3000)), "text": ["x" * 2000] * 3000})
+    committable = prepared(sink, filler)
+    client.config_set("maxmemory", client.info()["used_memory"] + 2_000_000)
+    outcome = sink.commit(committable)
+    assert outcome.status is CommitStatus.RETRY_LATER
+    assert "maxmemory" in outcome.detail
+    held = streamed(own_valkey)
+    assert held == list(range(len(held)))
+    assert 0 < len(held) < 3000
+    assert len(held) % 500 == 0
+    client.config_set("maxmemory", 0)
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert streamed(own_valkey) == list(range(3000))
