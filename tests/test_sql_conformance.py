@@ -6,6 +6,7 @@ import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from onceward.sinks.sqlalchemy import SqlAlchemySink
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+def with_a_null(numbers: list[int]) -> pa.RecordBatch:
+    """Rows that the table refuses."""
+    return pa.RecordBatch.from_pydict({"n": pa.array(numbers, pa.int64()), "text": pa.nulls(len(numbers), pa.string())})
+
+
 @pytest.mark.parametrize("journal", ["delete", "wal"])
 class TestSqlAlchemySinkOnSqlite(SinkConformance):
     @pytest.fixture
@@ -22,10 +28,16 @@ class TestSqlAlchemySinkOnSqlite(SinkConformance):
         path = tmp_path / "exam.db"
         with closing(sqlite3.connect(path)) as connection:
             connection.execute(f"PRAGMA journal_mode={journal}")
-            connection.execute("CREATE TABLE exam (n bigint, text text)")
+            connection.execute("CREATE TABLE exam (n bigint, text text NOT NULL)")
 
         def read() -> list[int]:
             with closing(sqlite3.connect(path)) as connection:
                 return [n for (n,) in connection.execute("SELECT n FROM exam")]
 
-        return Subject(make=lambda: SqlAlchemySink("exam", url=f"sqlite:///{path}", table="exam"), read=read)
+        return Subject(
+            make=lambda: SqlAlchemySink("exam", url=f"sqlite:///{path}", table="exam"),
+            read=read,
+            kill=True,
+            refused=with_a_null,
+            misfit=pa.schema([("n", pa.int64()), ("text", pa.string()), ("more", pa.string())]),
+        )

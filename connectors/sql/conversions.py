@@ -7,7 +7,7 @@ attempt and never a decided epoch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable  # noqa: TC003 - a dataclass field's type
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -77,7 +77,7 @@ class Conversion:
 
     def python(self, array: pa.Array) -> list[Any]:
         """The values of a prepared array, for the driver."""
-        values = array.to_pylist()
+        values: list[Any] = array.to_pylist()
         if self.value is None:
             return values
         make = self.value

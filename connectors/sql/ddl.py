@@ -27,15 +27,17 @@ def column_type(arrow: pa.DataType, backend: str, *, key: bool = False) -> sa.ty
         return sa.Uuid() if uuid else column_type(arrow.storage_type, backend, key=key)
     if pa.types.is_dictionary(arrow):
         return column_type(arrow.value_type, backend, key=key)
-    if pa.types.is_integer(arrow):
-        return _integer(arrow, backend)
+    return _number(arrow, backend) or _text_or_bytes(arrow, backend, key) or _time(arrow, backend)
+
+
+def _number(arrow: pa.DataType, backend: str) -> sa.types.TypeEngine[Any] | None:
     if pa.types.is_floating(arrow):
         return sa.Double()
     if pa.types.is_boolean(arrow):
         return sa.Boolean()
-    if pa.types.is_decimal(arrow):
-        return None if backend == "sqlite" else sa.Numeric(arrow.precision + max(-arrow.scale, 0), max(arrow.scale, 0))
-    return _text_or_bytes(arrow, backend, key) or _time(arrow, backend)
+    if pa.types.is_decimal(arrow) and backend != "sqlite":
+        return sa.Numeric(arrow.precision + max(-arrow.scale, 0), max(arrow.scale, 0))
+    return _integer(arrow, backend) if pa.types.is_integer(arrow) else None
 
 
 def _integer(arrow: pa.DataType, backend: str) -> sa.types.TypeEngine[Any] | None:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import exc
 from sqlalchemy.dialects.mysql import insert
 
-from ...core.names import TransactionName
 from .dialect import HOW_TO_STAGE, Answer, ServerFacts, TwoPhase, no_unique_key
 from .failures import code, words
 from .xids import Xid, read_xid
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
     from sqlalchemy.sql.dml import Insert
 
+    from ...core.names import TransactionName
     from .target import Target
 
 _UNKNOWN_XID: Final = 1397
@@ -126,7 +126,7 @@ class MariaDb:
         if not getattr(connection.dialect, "is_mariadb", False):
             return ServerFacts(unusable="the server is MySQL: only MariaDB's answers were tried, so only it is taken")
         names = ("read_only", "wsrep_on", "innodb_flush_log_at_trx_commit")
-        query = f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {names}"  # noqa: S608 - constants
+        query = f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {names}"
         found = {str(key).lower(): str(value) for key, value in connection.exec_driver_sql(query)}
         unusable = "the server is read-only: name the primary in the url" if _on(found.get("read_only")) else ""
         why = ""

@@ -109,7 +109,7 @@ def _move(target: Target, connection: sa.Connection, head: Any) -> None:
     for number in numbers:
         query = sa.select(rows.c.data).where(rows.c.name == head.name, rows.c.number == number)
         for batch in decoded(connection.scalar(query) or b""):
-            plan, statement = _statement(target, head, batch.schema)
+            plan, statement = _statement(target, connection, head, batch.schema)
             for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
                 connection.execute(statement, plan.rows(batch.slice(start, _ROWS_AT_ONCE)))
             moved += batch.num_rows
@@ -117,9 +117,9 @@ def _move(target: Target, connection: sa.Connection, head: Any) -> None:
         raise SqlError(f"{moved} rows of {head.row_count} are staged under {head.name}: somebody changed them")
 
 
-def _statement(target: Target, head: Any, schema: Any) -> tuple[Plan, Insert]:
+def _statement(target: Target, connection: sa.Connection, head: Any, schema: Any) -> tuple[Plan, Insert]:
     name, key = TableName(*json.loads(head.target)), json.loads(head.key_columns)
-    described = describe(target, name)
+    described = describe(target, name, connection=connection)
     if described is None:
         raise SchemaError(f"table {name} does not exist any more")
     plan = make_plan(schema, described.table, target.url.backend, key)

@@ -9,7 +9,6 @@ from sqlalchemy import exc
 from sqlalchemy.dialects.postgresql import insert
 
 from ...core.errors import SqlError
-from ...core.names import TransactionName
 from .dialect import HOW_TO_STAGE, Answer, ServerFacts, TwoPhase, no_unique_key
 from .failures import code, words
 from .target import own_name
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.sql.dml import Insert
 
+    from ...core.names import TransactionName
     from .target import Target
 
 _NO_SUCH_GID: Final = "42704"
@@ -52,10 +52,10 @@ class GidTransactions:
 
     def prepare(self, connection: sa.Connection, name: TransactionName) -> None:
         """PREPARE TRANSACTION."""
-        answer = connection.exec_driver_sql(f"PREPARE TRANSACTION {_literal(name)}")
-        said = getattr(answer.context.cursor, "statusmessage", None)
-        if said != "PREPARE TRANSACTION":
-            raise SqlError(f"PREPARE TRANSACTION answered {said!r}: the transaction had failed")
+        session: Any = connection.connection.dbapi_connection
+        if session.info.transaction_status.name != "INTRANS":
+            raise SqlError("the transaction had failed before it could be prepared")  # the server would not say so
+        connection.exec_driver_sql(f"PREPARE TRANSACTION {_literal(name)}")
 
     def hand_over(self, connection: sa.Connection) -> None:
         """The session has nothing more to do with what it prepared."""

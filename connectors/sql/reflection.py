@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from .engines import engine_of
-from .failures import translated
+from .engines import reading
 
 if TYPE_CHECKING:
     from .tables import TableName
@@ -39,14 +38,28 @@ _known: dict[tuple[str, TableName], tuple[float, Described]] = {}
 _lock: Final = threading.Lock()
 
 
-def describe(target: Target, name: TableName, *, fresh: bool = False) -> Described | None:
-    """Read a table; None if there is none. `fresh`: not what was read before."""
+def describe(
+    target: Target, name: TableName, *, fresh: bool = False, connection: sa.Connection | None = None
+) -> Described | None:
+    """Read a table; None if there is none.
+
+    Args:
+        target: Where.
+        name: Which.
+        fresh: Not what was read before.
+        connection: Whose transaction to ask in; needed inside of one that writes, because SQLite has room for no
+            second one. Default: one of its own.
+    """
     key = (target.url.secret_text(), name)
     with _lock:
         found = _known.get(key)
     if found is not None and not fresh and time.monotonic() - found[0] < _KEPT_SECONDS:
         return found[1]
-    described = _read(target, name)
+    if connection is None:
+        with reading(target, f"cannot read the columns of table {name}") as own:
+            described = _read(own, name)
+    else:
+        described = _read(connection, name)
     with _lock:
         _known.pop(key, None)
         if described is not None:
@@ -60,9 +73,8 @@ def forget(target: Target, name: TableName) -> None:
         _known.pop((target.url.secret_text(), name), None)
 
 
-def _read(target: Target, name: TableName) -> Described | None:
-    what = f"cannot read the columns of table {name}"
-    with translated(what, target), engine_of(target).connect() as connection, warnings.catch_warnings():
+def _read(connection: sa.Connection, name: TableName) -> Described | None:
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", exc.SAWarning)  # of types unknown to SQLAlchemy, which the plan refuses
         inspector = sa.inspect(connection)
         try:

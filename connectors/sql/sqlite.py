@@ -37,7 +37,7 @@ class Sqlite:
         """Waits for the lock as long as lock_timeout says."""
         return {"connect_args": {"timeout": target.lock_timeout}}
 
-    def prepare_engine(self, engine: sa.Engine, target: Target) -> None:
+    def prepare_engine(self, engine: sa.Engine, target: Target) -> None:  # noqa: ARG002 - signature
         """Begin transactions here, not in the driver, which would begin at the first change only."""
         event.listen(engine, "connect", _set_up)
         event.listen(engine, "begin", _begin)
@@ -51,7 +51,7 @@ class Sqlite:
             return ServerFacts(unusable="the connection is read-only (PRAGMA query_only)")
         return ServerFacts(why_none="SQLite has no prepared transactions")
 
-    def behind(self, connection: sa.Connection) -> str:
+    def behind(self, connection: sa.Connection) -> str:  # noqa: ARG002 - signature
         """There is one copy only."""
         return ""
 

@@ -132,7 +132,8 @@ def encoded(batches: list[pa.RecordBatch]) -> bytes:
     with pa.ipc.new_stream(buffer, batches[0].schema) as stream:
         for batch in batches:
             stream.write_batch(batch)
-    return buffer.getvalue().to_pybytes()
+    data: bytes = buffer.getvalue().to_pybytes()
+    return data
 
 
 def decoded(data: bytes) -> list[pa.RecordBatch]:
