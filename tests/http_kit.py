@@ -145,5 +145,5 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_POST = do_OPTIONS = do_HEAD = do_GET = _do  # noqa: N815 - http.server's names
 
-    def log_message(self, *arguments: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
         """Quiet."""

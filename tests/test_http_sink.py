@@ -569,3 +569,15 @@ def test_two_threads_share_a_client(inbox: Inbox, hook: HttpSink):
     for thread in threads:
         thread.join()
     assert sorted(inbox.numbers) == list(range(40))
+
+
+def test_the_example_sends_each_row_once_however_often_it_is_run(tmp_path: Path, inbox: Inbox):
+    example = Path(__file__).parents[1] / "examples" / "engine_http.py"
+    environment = {**os.environ, "PYTHONPATH": str(example.parents[1] / "src")}
+    for _ in range(2):
+        command = [sys.executable, str(example), inbox.url, str(tmp_path)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "exactly-once" in done.stdout
+    assert inbox.numbers == list(range(1000))
+    assert len(inbox.posts) == 10

@@ -33,7 +33,6 @@ def connect(settings: RedisSettings) -> redis.Redis:
         socket_timeout=settings.timeout,
         socket_connect_timeout=settings.connect_timeout,
         retry=Retry(NoBackoff(), 0),
-        client_name="onceward",
         protocol=2,
     )
 
