@@ -140,7 +140,7 @@ def _by_text(arrow: pa.DataType, column: sa.types.TypeEngine[Any], backend: str)
     checks: tuple[Check, ...] = ()
     if bytes_allowed is not None:
         checks = (at_most_bytes(min(bytes_allowed, column.length or bytes_allowed)),)
-    elif column.length is not None:
+    elif column.length is not None and backend != "sqlite":  # SQLite keeps texts of any length
         checks = (at_most_characters(column.length),)
     return Conversion(pa.large_string(), checks)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     import sqlalchemy as sa
     from sqlalchemy.sql.dml import Insert
@@ -87,6 +88,9 @@ class Dialect(Protocol):
 
     def open_transaction(self, connection: sa.Connection, target: Target) -> None:
         """Settings for the transaction just begun."""
+
+    def watched(self, connection: sa.Connection, target: Target) -> AbstractContextManager[None]:
+        """Inside, a connection without an answer for answer_within seconds fails."""
 
     def read_server(self, connection: sa.Connection) -> ServerFacts:
         """Ask the server."""

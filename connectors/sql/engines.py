@@ -6,6 +6,7 @@ not be used, nor even closed, by a child: closing would say goodbye on the paren
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from contextlib import contextmanager
@@ -72,6 +73,9 @@ def close_idle() -> None:
             _engines.open.clear()
 
 
+atexit.register(close_idle)
+
+
 def _create(target: Target) -> sa.Engine:
     dialect = dialect_of(target.url.backend)
     try:
@@ -116,7 +120,11 @@ def transaction(target: Target, what: str) -> Iterator[sa.Connection]:
 @contextmanager
 def reading(target: Target, what: str) -> Iterator[sa.Connection]:
     """A connection for a few questions, each answered from the newest state; errors become onceward's."""
-    with translated(what, target), autocommitting(target) as connection:
+    with (
+        translated(what, target),
+        autocommitting(target) as connection,
+        dialect_for(target).watched(connection, target),
+    ):
         yield connection
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.dialects import mysql
+from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random
 
 from ...core.errors import ConfigurationError, EpochConflictError, SinkError
 from ...core.names import PIPELINE_LENGTH, SINK_LENGTH
@@ -39,6 +40,7 @@ _log = logging.getLogger("onceward.sql")
 _NAME: Final = 199
 _LOG: Final = 32
 _PRUNE_EVERY: Final = 100
+_CREATION_ATTEMPTS: Final = 10
 _INNODB: Final[dict[str, Any]] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
 _IN: Final = 500
 """Names in one IN list: SQLite allows as few as 999 parameters."""
@@ -155,20 +157,28 @@ def ensure(target: Target) -> None:
     Raises:
         ConfigurationError: The database refuses; the message says which tables are needed.
     """
-    with reading(target, "cannot look for the ledger tables") as connection:
-        if exists(target, connection):
-            return
     try:
-        with transaction(target, "cannot create the ledger tables") as connection:
-            tables_of(target).metadata.create_all(connection)
+        _create_missing(target)
     except SinkError as error:
-        with reading(target, "cannot look for the ledger tables") as connection:
-            if exists(target, connection):  # another process made them meanwhile
-                return
         if error.retryable:
             raise
         names = ", ".join(str(table) for table in tables_of(target).metadata.sorted_tables)
         raise ConfigurationError(f"the ledger tables ({names}) are missing and cannot be made: {error}") from None
+
+
+@retry(
+    retry=retry_if_exception_type(SinkError),
+    stop=stop_after_attempt(_CREATION_ATTEMPTS),
+    wait=wait_random(0.01, 0.1),
+    reraise=True,
+)
+def _create_missing(target: Target) -> None:
+    """Several at once get in each other's way, table by table: who failed looks again."""
+    with reading(target, "cannot look for the ledger tables") as connection:
+        if exists(target, connection):
+            return
+    with transaction(target, "cannot create the ledger tables") as connection:
+        tables_of(target).metadata.create_all(connection)
     _log.info("created the ledger tables in %s", target.url)
 
 

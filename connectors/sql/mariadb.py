@@ -12,6 +12,7 @@ What was seen on MariaDB 10.11, and what follows from it:
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import exc
@@ -23,6 +24,7 @@ from .xids import Xid, read_xid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     import sqlalchemy as sa
     from sqlalchemy.sql.dml import Insert
@@ -120,6 +122,10 @@ class MariaDb:
 
     def open_transaction(self, connection: sa.Connection, target: Target) -> None:
         """Nothing more: the settings are the session's."""
+
+    def watched(self, connection: sa.Connection, target: Target) -> AbstractContextManager[None]:  # noqa: ARG002 - signature
+        """Pymysql has its own time limits."""
+        return nullcontext()
 
     def read_server(self, connection: sa.Connection) -> ServerFacts:
         """Version, read-only, Galera, whether commits are synced."""

@@ -14,7 +14,7 @@ from ..postgres.patience import settle
 from . import ledger
 from .engines import dialect_for, reading, transaction
 from .plan import make_plan
-from .reflection import describe
+from .reflection import describe, forget
 from .staging import decoded, remove
 from .tables import TableName
 from .writing import NO_ANSWER
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from ...core.transaction import Committable
     from .plan import Plan
     from .target import Target
-
-_ROWS_AT_ONCE = 5_000
-"""Rows in one call of the driver."""
 
 
 def commit_staged(target: Target, committables: Sequence[Committable]) -> list[CommitOutcome]:
@@ -85,6 +82,7 @@ def _merge(target: Target, committables: list[Committable]) -> list[str]:
     except RetryableSinkError:
         raise
     except OncewardError as error:
+        forget(target, target.table)
         raise _refused(error, committables) from error.__cause__
     return [head.name for head in heads]
 
@@ -110,8 +108,8 @@ def _move(target: Target, connection: sa.Connection, head: Any) -> None:
         query = sa.select(rows.c.data).where(rows.c.name == head.name, rows.c.number == number)
         for batch in decoded(connection.scalar(query) or b""):
             plan, statement = _statement(target, connection, head, batch.schema)
-            for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-                connection.execute(statement, plan.rows(batch.slice(start, _ROWS_AT_ONCE)))
+            for rows_of_piece in plan.pieces(batch):
+                connection.execute(statement, rows_of_piece)
             moved += batch.num_rows
     if moved != head.row_count:
         raise SqlError(f"{moved} rows of {head.row_count} are staged under {head.name}: somebody changed them")

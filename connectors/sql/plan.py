@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 
 from ...core.errors import SchemaError
 from .conversions import Conversion, Unfit, conversion
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from sqlalchemy.sql.dml import Insert
 
     from .dialect import Dialect
+
+_ROWS_AT_ONCE: Final = 5_000
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,11 @@ class Plan:
                 raise SchemaError(f"column {name!r}: {error}; the epoch's rows are not written") from error
         return arrays
 
+    def pieces(self, batch: pa.RecordBatch) -> Iterator[list[dict[str, Any]]]:
+        """The batch's rows, so many at once as one call of the driver should take."""
+        for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+            yield self.rows(batch.slice(start, _ROWS_AT_ONCE))
+
     def rows(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
         """The batch as parameters of `insert` and `upsert`."""
         pairs = zip(self.conversions, self.check(batch), strict=True)
@@ -62,13 +70,13 @@ class Plan:
 
     def _into(self) -> sa.TableClause:
         """The table by its names only: no defaults of SQLAlchemy's, and nothing to return."""
-        columns = [sa.column(name, self.table.c[name].type) for name in self.schema.names]
+        columns = [sa.column(name, base_type(self.table.c[name])) for name in self.schema.names]
         return sa.table(self.table.name, *columns, schema=self.table.schema)
 
     def _values(self) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for number, (name, step) in enumerate(zip(self.schema.names, self.conversions, strict=True)):
-            kind = self.table.c[name].type
+            kind = base_type(self.table.c[name])
             if step.text_cast:
                 values[name] = sa.cast(sa.bindparam(parameter(number), type_=sa.Text()), kind)
             else:
@@ -102,7 +110,7 @@ def make_plan(schema: pa.Schema, table: sa.Table, backend: str, key: Sequence[st
         problems.append(f"key columns {missing} are not in the data, which has {schema.names}")
     if problems:
         raise SchemaError(f"the data does not fit into table {table.fullname}. " + ". ".join(problems))
-    required = {column.name for column in table.columns if not column.nullable and not _fills_nulls(column)}
+    required = {column.name for column in table.columns if _never_null(column) and not _fills_nulls(column)}
     return Plan(schema, table, tuple(conversions), frozenset(required | set(key)))
 
 
@@ -119,7 +127,19 @@ def _conversion(field: pa.Field, column: sa.Column[Any], backend: str) -> Conver
         raise Unfit("the column is generated; leave it out")
     if column.identity is not None and column.identity.always:
         raise Unfit("the column is GENERATED ALWAYS AS IDENTITY; leave it out")
-    return conversion(field.type, column.type, backend)
+    return conversion(field.type, base_type(column), backend)
+
+
+def base_type(column: sa.Column[Any]) -> sa.types.TypeEngine[Any]:
+    """The column's type, seen through PostgreSQL's domains."""
+    kind: sa.types.TypeEngine[Any] = column.type
+    while isinstance(kind, postgresql.DOMAIN):
+        kind = kind.data_type
+    return kind
+
+
+def _never_null(column: sa.Column[Any]) -> bool:
+    return not column.nullable or (isinstance(column.type, postgresql.DOMAIN) and bool(column.type.not_null))
 
 
 def _fills_nulls(column: sa.Column[Any]) -> bool:

@@ -12,9 +12,11 @@ from ...core.errors import SqlError
 from .dialect import HOW_TO_STAGE, Answer, ServerFacts, TwoPhase, no_unique_key
 from .failures import code, words
 from .target import own_name
+from .watch import cut_after
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from sqlalchemy.sql.dml import Insert
 
@@ -99,6 +101,11 @@ class PostgreSql:
         _set_locally(connection, target.lock_timeout)
         setting = sa.func.current_setting("synchronous_commit")
         connection.execute(sa.select(sa.func.set_config("synchronous_commit", "on", True)).where(setting == "off"))
+
+    def watched(self, connection: sa.Connection, target: Target) -> AbstractContextManager[None]:
+        """Libpq waits for ever: its socket is shut down from outside."""
+        session: Any = connection.connection.dbapi_connection
+        return cut_after(session.fileno, target.answer_within)
 
     def read_server(self, connection: sa.Connection) -> ServerFacts:
         """Standby, read-only, max_prepared_transactions, fsync."""

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 _LOCK_TIMEOUTS: Final = ("55P03", 1205)
 _DISABLED: Final = "55000"
 _USED_UP: Final = "53200"
+_AT_ONCE: Final = 32
+"""Commits on one borrowed connection, whose time for answers is limited as a whole."""
 
 
 class PreparedWriting(Writing):
@@ -63,7 +65,9 @@ class PreparedWriting(Writing):
 
     def send(self, batch: pa.RecordBatch, plan: Plan) -> None:
         """INSERT into the table itself."""
-        self.connection.execute(plan.insert(), plan.rows(batch))
+        statement = plan.insert()
+        for rows in plan.pieces(batch):
+            self.connection.execute(statement, rows)
 
     def make_durable(self) -> Committable:
         """Write the ledger row and prepare."""
@@ -135,9 +139,11 @@ def commit_prepared(target: Target, committables: Sequence[Committable]) -> list
     outcomes: dict[str, CommitOutcome] = {}
 
     def round_trip() -> bool:
-        with reading(target, "cannot commit") as connection:
-            for committable in (c for c in committables if not _settled(outcomes.get(c.transaction))):
-                outcomes[committable.transaction] = _commit_once(connection, target, committable)
+        waiting = [c for c in committables if not _settled(outcomes.get(c.transaction))]
+        for start in range(0, len(waiting), _AT_ONCE):
+            with reading(target, "cannot commit") as connection:
+                for committable in waiting[start : start + _AT_ONCE]:
+                    outcomes[committable.transaction] = _commit_once(connection, target, committable)
         return all(_settled(outcomes.get(c.transaction)) for c in committables)
 
     words = settle(round_trip)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import warnings
 from dataclasses import dataclass
@@ -35,7 +34,6 @@ class Described:
 
 
 _known: dict[tuple[str, TableName], tuple[float, Described]] = {}
-_lock: Final = threading.Lock()
 
 
 def describe(
@@ -51,8 +49,7 @@ def describe(
             second one. Default: one of its own.
     """
     key = (target.url.secret_text(), name)
-    with _lock:
-        found = _known.get(key)
+    found = _known.get(key)
     if found is not None and not fresh and time.monotonic() - found[0] < _KEPT_SECONDS:
         return found[1]
     if connection is None:
@@ -60,17 +57,16 @@ def describe(
             described = _read(own, name)
     else:
         described = _read(connection, name)
-    with _lock:
+    if described is None:
         _known.pop(key, None)
-        if described is not None:
-            _known[key] = (time.monotonic(), described)
+    else:
+        _known[key] = (time.monotonic(), described)
     return described
 
 
 def forget(target: Target, name: TableName) -> None:
     """Read this table anew the next time."""
-    with _lock:
-        _known.pop((target.url.secret_text(), name), None)
+    _known.pop((target.url.secret_text(), name), None)
 
 
 def _read(connection: sa.Connection, name: TableName) -> Described | None:

@@ -6,6 +6,7 @@ fail at once. Every commit is synced, because the default in WAL mode may lose t
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
@@ -17,6 +18,7 @@ from .engines import READ_ONLY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from sqlalchemy.sql.dml import Insert
 
@@ -44,6 +46,10 @@ class Sqlite:
 
     def open_transaction(self, connection: sa.Connection, target: Target) -> None:
         """Nothing more."""
+
+    def watched(self, connection: sa.Connection, target: Target) -> AbstractContextManager[None]:  # noqa: ARG002 - signature
+        """A file answers at once, or says that it is locked."""
+        return nullcontext()
 
     def read_server(self, connection: sa.Connection) -> ServerFacts:
         """Whether this file can be written."""

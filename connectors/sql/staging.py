@@ -31,7 +31,7 @@ from .writing import Writing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ...core.transaction import Committable
+    from ...core.transaction import Committable, WriteContext
     from .plan import Plan
     from .target import Target
 
@@ -42,12 +42,15 @@ CHUNK_BYTES: Final = 2 * 2**20
 class StagedWriting(Writing):
     """One attempt's rows, which end as committed rows of a staging table."""
 
-    def open(self) -> None:
-        """Nothing yet: rows are collected."""
+    def __init__(self, target: Target, context: WriteContext) -> None:
         self._waiting: list[pa.RecordBatch] = []
         self._bytes = 0
         self._pieces = 0
         self._over = False
+        super().__init__(target, context)
+
+    def open(self) -> None:
+        """Nothing yet: rows are collected."""
 
     def send(self, batch: pa.RecordBatch, plan: Plan) -> None:
         """Check every value, because later none may be refused; collect, and stage a piece when it is large enough."""

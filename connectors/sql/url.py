@@ -91,6 +91,6 @@ def _parse(text: str | URL) -> URL:
         raise ConfigurationError(f"url names the database {backend!r}, which has no sink here: {_HOW}")
     if driver not in ("", known):
         raise ConfigurationError(f"url names the driver {driver!r}: this sink works through {known} ({_HOW})")
-    if backend == "sqlite" and (url.database in (None, "", ":memory:") or "mode=memory" in str(url.database)):
+    if backend == "sqlite" and (url.database in (None, "", ":memory:") or url.query.get("mode") == "memory"):
         raise ConfigurationError(f"url names an SQLite database in memory, which no other process sees: {_HOW}")
     return url.set(drivername=f"{backend}+{known}")

@@ -1,0 +1,200 @@
+"""Which Arrow columns fit into which SQL columns, and which values are refused when they are written."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql, postgresql
+
+from onceward.connectors.sql.conversions import Unfit, conversion
+from onceward.connectors.sql.ddl import column_type
+from onceward.connectors.sql.plan import make_plan
+from onceward.core.errors import SchemaError
+
+DAY = dt.date(2024, 2, 29)
+UTC_MOMENT = dt.datetime(2024, 2, 29, 12, 30, 15, 123456, tzinfo=dt.UTC)
+MOMENT = UTC_MOMENT.replace(tzinfo=None)
+ALL = ("postgresql", "mariadb", "sqlite")
+
+
+def values(array: pa.Array, column: Any, backend: str) -> list[Any]:
+    step = conversion(array.type, column, backend)
+    return step.python(step.prepare(array))
+
+
+@pytest.mark.parametrize("backend", ALL)
+@pytest.mark.parametrize(
+    ("array", "column"),
+    [
+        (pa.array([1, None], pa.int64()), sa.BIGINT()),
+        (pa.array([1, None], pa.int8()), sa.INTEGER()),
+        (pa.array([1, None], pa.uint16()), sa.INTEGER()),
+        (pa.array([1.5, None], pa.float64()), sa.Double()),
+        (pa.array([1.5, None], pa.float32()), sa.Double()),
+        (pa.array(["ä", None], pa.string()), sa.TEXT()),
+        (pa.array(["ä", None], pa.large_string()), sa.VARCHAR(1)),
+        (pa.array(["ä", "b"]).dictionary_encode(), sa.TEXT()),
+        (pa.array([b"x", None], pa.binary()), sa.LargeBinary()),
+        (pa.array([DAY, None], pa.date32()), sa.DATE()),
+        (pa.array([True, None], pa.bool_()), sa.Boolean()),
+        (pa.nulls(2), sa.TEXT()),
+    ],
+)
+def test_values_come_through_unchanged(array: pa.Array, column: Any, backend: str) -> None:
+    assert values(array, column, backend) == array.to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("array", "column", "backend", "given"),
+    [
+        (pa.array([1], pa.uint64()), mysql.BIGINT(unsigned=True), "mariadb", 1),
+        (pa.array([1], pa.int64()), mysql.BIGINT(unsigned=True), "mariadb", 1),
+        (pa.array([1], pa.uint64()), sa.Numeric(20, 0), "postgresql", 1),
+        (pa.array([True]), mysql.TINYINT(display_width=1), "mariadb", True),
+        (
+            pa.array([decimal.Decimal("1.50")], pa.decimal128(10, 2)),
+            sa.Numeric(12, 4),
+            "mariadb",
+            decimal.Decimal("1.50"),
+        ),
+        (pa.array([MOMENT], pa.timestamp("us")), sa.DateTime(), "postgresql", MOMENT),
+        (pa.array([MOMENT], pa.timestamp("us")), mysql.DATETIME(fsp=6), "mariadb", MOMENT),
+        (pa.array([UTC_MOMENT], pa.timestamp("us", "UTC")), sa.TIMESTAMP(timezone=True), "postgresql", UTC_MOMENT),
+        (pa.array([UTC_MOMENT], pa.timestamp("us", "Asia/Tokyo")), mysql.TIMESTAMP(fsp=6), "mariadb", MOMENT),
+        (pa.array([UTC_MOMENT], pa.timestamp("us", "Asia/Tokyo")), sa.DATETIME(), "sqlite", MOMENT),
+        (pa.array([dt.time(1, 2, 3)], pa.time64("us")), mysql.TIME(), "mariadb", dt.time(1, 2, 3)),
+        (pa.array([dt.timedelta(seconds=1)]), postgresql.INTERVAL(), "postgresql", dt.timedelta(seconds=1)),
+        (pa.array(["{}"]), postgresql.JSONB(), "postgresql", "{}"),
+        (pa.array([[1, 2]], pa.list_(pa.int32())), sa.ARRAY(sa.BIGINT()), "postgresql", [1, 2]),
+        (pa.array(["x"]), sa.types.NullType(), "sqlite", "x"),
+    ],
+)
+def test_values_of_each_database_come_through(array: pa.Array, column: Any, backend: str, given: Any) -> None:
+    assert values(array, column, backend) == [given]
+
+
+@pytest.mark.parametrize(
+    ("arrow", "column", "backend"),
+    [
+        (pa.int64(), sa.INTEGER(), "postgresql"),
+        (pa.int64(), mysql.MEDIUMINT(), "mariadb"),
+        (pa.uint64(), sa.BIGINT(), "sqlite"),
+        (pa.int64(), sa.Double(), "postgresql"),
+        (pa.int64(), sa.Numeric(10, 2), "mariadb"),
+        (pa.int64(), sa.TEXT(), "sqlite"),
+        (pa.string(), sa.BIGINT(), "sqlite"),
+        (pa.float64(), sa.REAL(), "postgresql"),
+        (pa.float64(), mysql.FLOAT(), "mariadb"),
+        (pa.float64(), sa.Numeric(), "postgresql"),
+        (pa.decimal128(10, 2), sa.Numeric(10, 1), "postgresql"),
+        (pa.decimal128(10, 2), sa.Numeric(10, 2), "sqlite"),
+        (pa.timestamp("us"), sa.TIMESTAMP(timezone=True), "postgresql"),
+        (pa.timestamp("us", "UTC"), sa.TIMESTAMP(), "postgresql"),
+        (pa.timestamp("us", "UTC"), mysql.DATETIME(fsp=6), "mariadb"),
+        (pa.timestamp("us"), mysql.TIMESTAMP(fsp=6), "mariadb"),
+        (pa.duration("s"), sa.BIGINT(), "mariadb"),
+        (pa.struct([("a", pa.int64())]), sa.TEXT(), "postgresql"),
+        (pa.list_(pa.int64()), sa.TEXT(), "mariadb"),
+        (pa.binary(), sa.TEXT(), "mariadb"),
+        (pa.bool_(), sa.BIGINT(), "postgresql"),
+    ],
+)
+def test_types_that_would_lose_something_are_refused(arrow: pa.DataType, column: Any, backend: str) -> None:
+    with pytest.raises(Unfit):
+        conversion(arrow, column, backend)
+
+
+@pytest.mark.parametrize(
+    ("array", "column", "backend", "why"),
+    [
+        (pa.array(["äöü"]), sa.VARCHAR(2), "postgresql", "3 characters"),
+        (pa.array(["ä" * 200]), mysql.TINYTEXT(), "mariadb", "400 bytes"),
+        (pa.array(["x"]), mysql.ENUM("a", "b"), "mariadb", "'x' is not one of"),
+        (pa.array(["x"]), postgresql.ENUM("a", "b", name="m"), "postgresql", "'x' is not one of"),
+        (pa.array([-1]), mysql.BIGINT(unsigned=True), "mariadb", "negative"),
+        (pa.array([float("nan")]), mysql.DOUBLE(), "mariadb", "not a number"),
+        (pa.array([float("inf")]), mysql.DOUBLE(), "mariadb", "infinite"),
+        (pa.array([float("nan")]), sa.REAL(), "sqlite", "not a number"),
+        (pa.array([MOMENT], pa.timestamp("us")), mysql.DATETIME(), "mariadb", "would be cut"),
+        (pa.array([1], pa.timestamp("ns")), sa.DateTime(), "postgresql", "lose data"),
+        (pa.array([10**18], pa.timestamp("us")), sa.DateTime(), "sqlite", "years 1 to 9999"),
+        (pa.array([10**7], pa.date32()), sa.DATE(), "postgresql", "years 1 to 9999"),
+        (pa.array([1 << 51], pa.timestamp("us", "UTC")), mysql.TIMESTAMP(fsp=6), "mariadb", "1970 to 2038"),
+        (pa.array([b"abc"]), mysql.VARBINARY(2), "mariadb", "3 bytes"),
+        (pa.array([b"a"]), mysql.BINARY(2), "mariadb", "fill it up"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(array: pa.Array, column: Any, backend: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        values(array, column, backend)
+
+
+@pytest.mark.parametrize("backend", ALL)
+@pytest.mark.parametrize(
+    "arrow",
+    [
+        *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32()),
+        *(pa.float32(), pa.float64(), pa.bool_(), pa.string(), pa.binary(), pa.date32()),
+        *(pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.time64("us")),
+    ],
+    ids=str,
+)
+def test_a_table_that_is_created_takes_the_type_it_was_created_for(arrow: pa.DataType, backend: str) -> None:
+    column = column_type(arrow, backend)
+    assert column is not None
+    conversion(arrow, column, backend)
+
+
+# Columns
+
+
+def table(*columns: sa.Column[Any]) -> sa.Table:
+    return sa.Table("words", sa.MetaData(), *columns)
+
+
+def test_columns_that_do_not_fit_are_all_named_with_their_types() -> None:
+    schema = pa.schema([("id", pa.string()), ("Word", pa.string()), ("more", pa.int64())])
+    with pytest.raises(SchemaError) as caught:
+        make_plan(schema, table(sa.Column("id", sa.BIGINT), sa.Column("word", sa.TEXT, nullable=False)), "sqlite")
+    for words in ("'Word' (string) is not in the table (it has 'word'", "'more' (int64)", "'word' (TEXT) is not null"):
+        assert words in str(caught.value)
+    with pytest.raises(SchemaError, match="column 'id': string does not fit into BIGINT"):
+        make_plan(pa.schema([("id", pa.string())]), table(sa.Column("id", sa.BIGINT)), "sqlite")
+
+
+def test_columns_that_fill_themselves_may_be_left_out() -> None:
+    made = table(
+        sa.Column("id", sa.INTEGER, primary_key=True),
+        sa.Column("made", sa.TEXT, server_default="x", nullable=False),
+        sa.Column("double", sa.BIGINT, sa.Computed("n * 2"), nullable=False),
+        sa.Column("n", sa.BIGINT),
+    )
+    plan = make_plan(pa.schema([("n", pa.int64())]), made, "sqlite")
+    assert plan.rows(pa.record_batch([[1, 2]], names=["n"])) == [{"c0": 1}, {"c0": 2}]
+    with pytest.raises(SchemaError, match=r"'double'.*generated"):
+        make_plan(pa.schema([("double", pa.int64())]), made, "sqlite")
+
+
+def test_a_null_for_a_not_null_column_or_a_key_is_refused_when_it_is_written() -> None:
+    made = table(sa.Column("id", sa.BIGINT), sa.Column("n", sa.BIGINT, nullable=False))
+    schema = pa.schema([("id", pa.int64()), ("n", pa.int64())])
+    bad = pa.record_batch([[1], [None]], schema=schema)
+    with pytest.raises(SchemaError, match="column 'n' has nulls"):
+        make_plan(schema, made, "postgresql").check(bad)
+    with pytest.raises(SchemaError, match="column 'id' has nulls"):
+        make_plan(schema, made, "postgresql", ["id"]).check(pa.record_batch([[None], [1]], schema=schema))
+
+
+def test_columns_given_twice_none_at_all_and_missing_keys_are_refused() -> None:
+    made = table(sa.Column("n", sa.BIGINT))
+    with pytest.raises(SchemaError, match="more than once"):
+        make_plan(pa.schema([("n", pa.int64()), ("n", pa.int64())]), made, "sqlite")
+    with pytest.raises(SchemaError, match="no columns"):
+        make_plan(pa.schema([]), made, "sqlite")
+    with pytest.raises(SchemaError, match=r"key columns \['id'\] are not in the data"):
+        make_plan(pa.schema([("n", pa.int64())]), made, "sqlite", ["id"])

@@ -1,0 +1,343 @@
+"""SqlAlchemySink on SQLite files: staging, merging, locks, upserts, tables, zombies."""
+
+from __future__ import annotations
+
+import pickle
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from onceward.connectors.postgres import patience
+from onceward.connectors.sql import staging
+from onceward.core.errors import ConfigurationError, EpochConflictError, RetryableSinkError, SchemaError, SqlError
+from onceward.core.names import Scope
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, WriteContext
+from onceward.sinks.sqlalchemy import SqlAlchemySink
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LOG = "0123abcd"
+SCOPE = Scope("orders", "words", LOG)
+SCHEMA = pa.schema([("id", pa.int64()), ("word", pa.string())])
+
+
+class Database:
+    """One file, and a look into it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.url = f"sqlite:///{path}"
+        self.run("CREATE TABLE words (id INTEGER PRIMARY KEY, word TEXT)")
+
+    def run(self, statement: str) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(self.path)) as connection, connection:
+            return connection.execute(statement).fetchall()
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        return self.run("SELECT * FROM words ORDER BY id")
+
+    def sink(self, **settings: Any) -> SqlAlchemySink:
+        return SqlAlchemySink("words", **{"url": self.url, "table": "words", **settings})
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    return Database(tmp_path / "shop.db")
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "PATIENCE", 0.2)
+
+
+def context(epoch: int = 1, subtask: int = 0, **fields: Any) -> WriteContext:
+    given = {"pipeline": "orders", "sink": "words", "log": LOG, "writer": 3, "attempt": 0, **fields}
+    return WriteContext(epoch=epoch, subtask=subtask, **given)
+
+
+def words(first: int, count: int = 3, word: str = "w") -> pa.RecordBatch:
+    ids = list(range(first, first + count))
+    return pa.record_batch([ids, [f"{word}{number}" for number in ids]], schema=SCHEMA)
+
+
+def write(sink: SqlAlchemySink, where: WriteContext, *batches: pa.RecordBatch) -> Committable:
+    transaction = sink.begin(where)
+    for batch in batches:
+        sink.write(transaction, batch)
+    return sink.pre_commit(transaction)
+
+
+def expected(first: int, count: int = 3, word: str = "w") -> list[tuple[int, str]]:
+    return [(number, f"{word}{number}") for number in range(first, first + count)]
+
+
+def test_staged_rows_are_in_no_readers_table_until_one_transaction_moves_them(database: Database) -> None:
+    sink = database.sink()
+    parts = [write(sink, context(subtask=n), words(10 * n)) for n in range(2)]
+    assert database.rows() == []
+    assert list(sink.inspect_many(parts)) == [ExternalState.PREPARED] * 2
+    assert [o.status for o in sink.commit_many(parts)] == [CommitStatus.COMMITTED] * 2
+    assert database.rows() == expected(0) + expected(10)
+    assert database.run("SELECT count(*) FROM onceward_staged") == [(0,)]
+    assert database.run("SELECT count(*) FROM onceward_staged_rows") == [(0,)]
+    assert database.run("SELECT name, epoch, row_count FROM onceward_ledger ORDER BY subtask") == [
+        (c.transaction, 1, 3) for c in parts
+    ]
+    assert [o.status for o in sink.commit_many(parts)] == [CommitStatus.ALREADY_COMMITTED] * 2
+
+
+def test_large_epochs_are_staged_in_pieces_and_moved_whole(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "CHUNK_BYTES", 200)
+    sink = database.sink()
+    committable = write(sink, context(), words(0, 100), words(100, 1), words(200, 5))
+    assert database.run("SELECT count(*) > 5 FROM onceward_staged_rows") == [(1,)]
+    assert committable.rows == 106
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert database.rows() == expected(0, 101) + expected(200, 5)
+
+
+def test_what_a_writer_left_open_is_listed_and_stays_swept(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "CHUNK_BYTES", 200)
+    sink = database.sink()
+    zombie = sink.begin(context())
+    sink.write(zombie, words(0, 100))
+    (found,) = sink.lingering(SCOPE)
+    assert found.transaction == str(zombie.name)
+    assert sink.commit(found).status is CommitStatus.LOST
+    assert sink.abort(found).status is AbortStatus.ABORTED
+    with pytest.raises(SqlError, match="swept this attempt"):
+        sink.write(zombie, words(100, 100))
+    assert database.run("SELECT count(*) FROM onceward_staged_rows") == [(0,)]
+
+
+def test_discarding_deletes_what_was_staged(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "CHUNK_BYTES", 200)
+    sink = database.sink()
+    transaction = sink.begin(context())
+    sink.write(transaction, words(0, 100))
+    for _ in range(2):
+        sink.discard(transaction)
+    assert list(sink.lingering(SCOPE)) == []
+
+
+def test_rows_that_somebody_took_out_of_the_staging_table_are_missed(database: Database) -> None:
+    sink = database.sink()
+    committable = write(sink, context(), words(0))
+    database.run("DELETE FROM onceward_staged_rows")
+    with pytest.raises(SqlError, match="0 rows of 3 are staged"):
+        sink.commit(committable)
+    assert database.rows() == []
+
+
+# Locks
+
+
+def test_a_commit_while_another_program_writes_is_tried_again_later(database: Database) -> None:
+    sink = database.sink(lock_timeout=0.1)
+    committable = write(sink, context(), words(0))
+    with closing(sqlite3.connect(database.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        outcome = sink.commit(committable)
+        assert (outcome.status, "locked" in outcome.detail) == (CommitStatus.RETRY_LATER, True)
+        assert sink.abort(committable).status is AbortStatus.RETRY_LATER
+        with pytest.raises(RetryableSinkError, match="locked"):
+            write(sink, context(2), words(10))
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+
+
+def test_a_commit_while_another_program_reads_is_tried_again_later(database: Database) -> None:
+    sink = database.sink(lock_timeout=0.1)
+    committable = write(sink, context(), words(0))
+    with closing(sqlite3.connect(database.path, isolation_level=None)) as other:
+        other.execute("BEGIN")
+        other.execute("SELECT * FROM words").fetchall()
+        assert sink.commit(committable).status is CommitStatus.RETRY_LATER
+    assert database.rows() == []
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert database.rows() == expected(0)
+
+
+def test_many_subtasks_write_and_many_committers_commit_at_once(database: Database) -> None:
+    sink = database.sink(create_table=True)
+    sink.validate(SCHEMA)
+    sink.claim(SCOPE)
+    with ThreadPoolExecutor(4) as pool:
+        parts = list(pool.map(lambda n: write(sink, context(subtask=n), words(10 * n)), range(8)))
+        answers = [o.status for answer in pool.map(lambda _: sink.commit_many(parts), range(4)) for o in answer]
+    assert answers.count(CommitStatus.COMMITTED) == 8
+    assert answers.count(CommitStatus.ALREADY_COMMITTED) == 24
+    assert len(database.rows()) == 24
+
+
+def test_processes_that_start_together_all_find_the_ledger(database: Database) -> None:
+    barrier = threading.Barrier(4)
+
+    def start(n: int) -> None:
+        barrier.wait()
+        database.sink(lock_timeout=5.0 + n).claim(SCOPE)  # another engine for each, as in other processes
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(start, range(4)))
+    assert database.run("SELECT * FROM onceward_pipelines") == [("orders", "words", LOG, -1)]
+
+
+# Upserts
+
+
+def test_of_several_rows_with_one_key_the_last_one_wins(database: Database) -> None:
+    database.run("INSERT INTO words VALUES (1, 'old'), (9, 'kept')")
+    sink = database.sink(key="id")
+    sink.validate(SCHEMA)
+    later = write(sink, context(subtask=1), words(1, 2, "second"))
+    first = write(sink, context(subtask=0), words(1, 2, "a"), words(1, 1, "b"))
+    assert [o.status for o in sink.commit_many([later, first])] == [CommitStatus.COMMITTED] * 2
+    assert database.rows() == [(1, "second1"), (2, "second2"), (9, "kept")]
+
+
+def test_an_upsert_of_nothing_but_the_key_keeps_the_row(database: Database) -> None:
+    database.run("INSERT INTO words VALUES (1, 'old')")
+    sink = database.sink(key="id")
+    keys = pa.record_batch([[1, 2]], schema=pa.schema([("id", pa.int64())]))
+    assert sink.commit(write(sink, context(), keys)).status is CommitStatus.COMMITTED
+    assert database.rows() == [(1, "old"), (2, None)]
+
+
+def test_an_upsert_needs_a_unique_index_over_exactly_its_key(database: Database) -> None:
+    with pytest.raises(SchemaError, match=r"unique index over exactly \['word'\]"):
+        database.sink(key="word").validate(SCHEMA)
+    database.run("CREATE UNIQUE INDEX part ON words (word) WHERE id > 3")
+    with pytest.raises(SchemaError, match="unique index"):
+        database.sink(key="word").validate(SCHEMA)
+    database.run("CREATE UNIQUE INDEX whole ON words (word)")
+    database.sink(key="word").validate(SCHEMA)
+
+
+# Tables
+
+
+def test_a_missing_table_is_an_error_that_says_what_to_do(database: Database) -> None:
+    with pytest.raises(SchemaError, match="table nothing does not exist; create it, or set create_table=True"):
+        database.sink(table="nothing").validate(SCHEMA)
+
+
+def test_a_missing_table_is_created_with_its_key_if_that_is_asked_for(database: Database) -> None:
+    sink = database.sink(table="made", key="id", create_table=True)
+    sink.validate(SCHEMA)
+    sink.validate(SCHEMA)
+    assert sink.commit(write(sink, context(), words(1))).status is CommitStatus.COMMITTED
+    assert database.run("SELECT * FROM made ORDER BY id") == expected(1)
+
+
+def test_a_column_that_does_not_fit_is_named_before_anything_is_written(database: Database) -> None:
+    schema = pa.schema([("id", pa.string()), ("word", pa.string())])
+    with pytest.raises(SchemaError, match="column 'id': string does not fit into INTEGER"):
+        database.sink().validate(schema)
+    with pytest.raises(SchemaError, match="column 'more'"):
+        write(database.sink(), context(), pa.record_batch([[1]], names=["more"]))
+
+
+def test_a_view_is_refused(database: Database) -> None:
+    database.run("CREATE VIEW seen AS SELECT * FROM words")
+    with pytest.raises(ConfigurationError, match="seen is a view"):
+        database.sink(table="seen").validate(SCHEMA)
+
+
+def test_rows_that_the_table_refuses_stop_the_pipeline_and_stay_safe(database: Database) -> None:
+    sink = database.sink()
+    database.run("INSERT INTO words VALUES (2, 'in the way')")
+    committable = write(sink, context(), words(1))
+    with pytest.raises(SqlError, match=r"UNIQUE constraint.*They are safe in the staging table") as caught:
+        sink.commit(committable)
+    assert "w2" not in str(caught.value)
+    assert database.rows() == [(2, "in the way")]
+    database.run("DELETE FROM words")
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert database.rows() == expected(1)
+
+
+def test_rows_staged_for_one_table_go_there_even_if_the_sink_writes_to_another_one_now(database: Database) -> None:
+    committable = write(database.sink(), context(), words(1))
+    database.run("CREATE TABLE others (id INTEGER, word TEXT)")
+    assert database.sink(table="others").commit(committable).status is CommitStatus.COMMITTED
+    assert (database.rows(), database.run("SELECT * FROM others")) == (expected(1), [])
+
+
+def test_names_of_tables_and_columns_may_be_anything(database: Database) -> None:
+    database.run("""CREATE TABLE "a 'b" ("c %s :d" INTEGER, "select" TEXT)""")
+    sink = database.sink(table='"a \'b"')
+    batch = pa.record_batch([[1], ["x"]], names=["c %s :d", "select"])
+    sink.validate(batch.schema)
+    assert sink.commit(write(sink, context(), batch)).status is CommitStatus.COMMITTED
+    assert database.run("""SELECT * FROM "a 'b" """) == [(1, "x")]
+
+
+# Ownership
+
+
+def test_another_decision_log_is_refused_until_the_names_are_released(database: Database) -> None:
+    sink = database.sink()
+    sink.claim(SCOPE)
+    other = SCOPE._replace(log="ffff0000")
+    with pytest.raises(EpochConflictError, match=f"belongs to decision log {LOG}"):
+        sink.claim(other)
+    with pytest.raises(EpochConflictError):
+        sink.begin(context(log="ffff0000"))
+    sink.release(other)
+    sink.claim(other)
+    with pytest.raises(EpochConflictError, match="belongs to decision log ffff0000"):
+        sink.claim(SCOPE)
+
+
+def test_rows_of_another_log_are_noticed_even_without_a_claim(database: Database) -> None:
+    sink = database.sink()
+    sink.commit(write(sink, context(5), words(0)))
+    database.run("DELETE FROM onceward_pipelines")
+    with pytest.raises(EpochConflictError, match="holds rows of decision log 0123abcd up to its epoch 5"):
+        sink.claim(SCOPE._replace(log="ffff0000"))
+
+
+def test_a_pruned_ledger_proves_nothing_about_what_was_pruned(database: Database) -> None:
+    sink = database.sink(ledger_epochs=100)
+    old, new = (write(sink, context(epoch), words(10 * epoch)) for epoch in (100, 101))
+    sink.commit_many([old, new])
+    sink.completed(SCOPE, 150)
+    assert database.run("SELECT count(*) FROM onceward_ledger") == [(2,)]
+    sink.completed(SCOPE, 200)
+    assert database.run("SELECT epoch FROM onceward_ledger") == [(101,)]
+    assert [o.status for o in sink.commit_many([old, new])] == [CommitStatus.UNKNOWN, CommitStatus.ALREADY_COMMITTED]
+
+
+def test_a_database_that_does_not_know_the_pipeline_proves_nothing(database: Database, tmp_path: Path) -> None:
+    committable = write(database.sink(), context(), words(0))
+    other = Database(tmp_path / "other.db").sink()
+    assert other.commit(committable).status is CommitStatus.UNKNOWN
+    assert other.abort(committable).status is AbortStatus.ABORTED
+    assert list(other.lingering(SCOPE)) == []
+
+
+def test_a_committable_of_another_kind_is_refused(database: Database) -> None:
+    committable = write(database.sink(), context(), words(0))
+    fields = {field: getattr(committable, field) for field in committable.__struct_fields__}
+    with pytest.raises(ConfigurationError, match=r"postgres-staged.*is not a SqlAlchemySink's"):
+        database.sink().commit(Committable(**{**fields, "kind": "postgres-staged"}))
+
+
+def test_a_sink_that_has_worked_pickles_as_one_that_has_not(database: Database) -> None:
+    sink = database.sink()
+    sink.validate(SCHEMA)
+    committable = write(sink, context(), words(0))
+    copied = pickle.loads(pickle.dumps(sink))
+    assert (repr(copied), copied.commit_path) == (repr(sink), "staging")
+    assert copied.commit(committable).status is CommitStatus.COMMITTED
+
+
+def test_a_folder_that_is_missing_is_an_error_without_the_rows(tmp_path: Path) -> None:
+    sink = SqlAlchemySink("words", url=f"sqlite:///{tmp_path}/no/such.db", table="words")
+    with pytest.raises(SqlError, match="unable to open database file"):
+        sink.validate(SCHEMA)
