@@ -16,7 +16,7 @@ from .kafka_kit import read_all
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onceward.connectors.dev import KafkaServer
+    from onceward.connectors.dev import KafkaServer, PostgresServer
 
 
 def messages(numbers: list[int]) -> pa.RecordBatch:
@@ -29,11 +29,22 @@ def messages(numbers: list[int]) -> pa.RecordBatch:
 class TestKafkaSink(SinkConformance):
     @pytest.fixture
     def subject(self, kafka: KafkaServer, topic: Callable[..., str]) -> Subject:
-        servers, name = kafka.bootstrap_servers, topic(partitions=2)
+        servers, name = kafka.bootstrap_servers, topic(partitions=2, max_message_bytes="100000")
+
+        def restart() -> None:
+            kafka.kill()
+            kafka.start()
+            kafka.wait_ready()
+
         return Subject(
             make=lambda: KafkaSink("exam", bootstrap_servers=servers, topic=name),
             read=lambda: [int(message.value()) for message in read_all(servers, name)],
             rows=messages,
+            kill=True,
+            restart=restart,
+            hasty=lambda: KafkaSink("exam", bootstrap_servers=servers, topic=name, transaction_timeout=3),
+            refused=lambda numbers: pa.RecordBatch.from_pydict({"value": [bytes(200_000) for _ in numbers]}),
+            misfit=pa.schema({"value": pa.list_(pa.int64())}),
         )
 
 
@@ -41,12 +52,24 @@ class TestKafkaSink(SinkConformance):
 @pytest.mark.parametrize("how", ["prepared", "staging"])
 class TestPostgresSink(SinkConformance):
     @pytest.fixture
-    def subject(self, dsn: str, how: str) -> Subject:
+    def subject(self, postgres: PostgresServer, dsn: str, how: str) -> Subject:
         with psycopg.connect(dsn) as connection:
-            connection.execute("CREATE TABLE exam (n bigint, text text)")
+            connection.execute("CREATE TABLE exam (n bigint, text text CHECK (text <> 'refused'))")
 
         def read() -> list[int]:
             with psycopg.connect(dsn) as connection:
                 return [n for (n,) in connection.execute("SELECT n FROM exam").fetchall()]
 
-        return Subject(make=lambda: PostgresSink("exam", dsn=dsn, table="exam", commit=how), read=read)
+        def restart() -> None:
+            postgres.kill()
+            postgres.start()
+            postgres.wait_ready()
+
+        return Subject(
+            make=lambda: PostgresSink("exam", dsn=dsn, table="exam", commit=how),
+            read=read,
+            kill=True,
+            restart=restart,
+            refused=lambda numbers: pa.RecordBatch.from_pydict({"n": numbers, "text": ["refused" for _ in numbers]}),
+            misfit=pa.schema({"n": pa.int64(), "no_such_column": pa.string()}),
+        )

@@ -120,6 +120,26 @@ def read_table(connection: Connection, name: TableName) -> Table | None:
     return Table(oid, schema, relation, kind, persistence, found_columns)
 
 
+_CHECKS: Final = """
+SELECT conname, pg_catalog.pg_get_constraintdef(k.oid)
+FROM pg_catalog.pg_constraint k
+WHERE k.conrelid = %(oid)s AND k.contype = 'c'
+  AND NOT EXISTS (
+    SELECT FROM pg_catalog.pg_attribute a
+    WHERE a.attrelid = k.conrelid AND a.attnum = ANY (k.conkey)
+      AND (a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> ''))
+  AND NOT EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = k.conrelid AND t.tgtype & 7 = 7)
+ORDER BY conname
+"""
+"""Less those on columns that something else may fill, or of tables with a trigger that may change a row before it is
+inserted (row 1, before 2, insert 4): what they look at is known at the insert only."""
+
+
+def read_checks(connection: Connection, table: Table) -> tuple[tuple[str, str], ...]:
+    """Name and SQL of the check constraints that can be checked on the rows as they come."""
+    return tuple(connection.execute(_CHECKS, {"oid": table.oid}).fetchall())
+
+
 def _types(connection: Connection, parameters: dict[str, str], wanted: set[int]) -> dict[int, Any]:
     """Rows of pg_type for the wanted oids and whatever they are made of."""
     if wanted <= _built_in.keys():

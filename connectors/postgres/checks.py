@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from ...core.errors import ConfigurationError, SchemaError
-from .catalog import ORDINARY, PARTITIONED, read_table
+from .catalog import ORDINARY, PARTITIONED, read_checks, read_table
 from .ddl import create_table
 from .explain import HOW_TO_ENABLE
 from .plan import plan_copy
@@ -133,8 +133,9 @@ def check_table(connection: Connection, target: Target, sink: str, schema: pa.Sc
         )
     _note_deferred(connection, table, path)
     if path is CommitPath.STAGING:
+        checks = read_checks(connection, table)
         for turn in range(TURNS):
-            create_stage(connection, target, stage_name(target, sink, table, turn), table)
+            create_stage(connection, target, stage_name(target, sink, table, checks, turn), table, checks)
 
 
 def _check_kind(table: Table, target: Target) -> None:

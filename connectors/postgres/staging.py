@@ -26,7 +26,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from ...core.errors import ConfigurationError, SchemaError
-from .catalog import Table, read_table
+from .catalog import Table, read_checks, read_table
 from .connections import borrowed
 from .copy_writer import CopyWriter
 from .ledger import CREATION_LOCK
@@ -46,6 +46,9 @@ ROW: Final = "onceward_row"
 TURNS: Final = 4
 _OWN_FIELDS: Final = (pa.field(ID, pa.int64()), pa.field(ROW, pa.int64()))
 
+Checks = tuple[tuple[str, str], ...]
+"""Names and SQL of check constraints."""
+
 DURABLE: Final = (
     "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 )
@@ -57,6 +60,7 @@ class StagedWriting(Writing):
     id: int = 0
     stage: TableName
     table: Table
+    checks: Checks
 
     def open_copy(self, schema: pa.Schema) -> CopyWriter:
         """COPY into the staging table, with the transaction's id and each row's position beside the data."""
@@ -64,7 +68,8 @@ class StagedWriting(Writing):
         plan_copy(schema, self.table)
         check_key(schema, self.target.key)
         self.id = secrets.randbits(62)
-        self.stage = stage_name(self.target, self.context.sink, self.table, self.context.epoch)
+        self.checks = read_checks(self.connection, self.table)
+        self.stage = stage_name(self.target, self.context.sink, self.table, self.checks, self.context.epoch)
         stage = read_table(self.connection, self.stage) or self._create_stage()
         extended = pa.schema([*schema, *_OWN_FIELDS])
         return CopyWriter(self.connection, self.stage.identifier(), plan_copy(extended, stage))
@@ -74,7 +79,7 @@ class StagedWriting(Writing):
         with borrowed(
             self.target.dsn, "cannot create a staging table", answer_within=self.target.answer_within
         ) as other:
-            create_stage(other, self.target, self.stage, self.table)
+            create_stage(other, self.target, self.stage, self.table, self.checks)
         stage = read_table(self.connection, self.stage)
         if stage is None:
             raise ConfigurationError(f"the staging table {self.stage} was dropped while it was created")
@@ -124,18 +129,21 @@ def check_key(schema: pa.Schema, key: tuple[str, ...]) -> None:
         raise SchemaError(f"key columns {missing} are not in the data, which has {schema.names}")
 
 
-def stage_name(target: Target, sink: str, table: Table, epoch: int) -> TableName:
+def stage_name(target: Target, sink: str, table: Table, checks: Checks, epoch: int) -> TableName:
     """The staging table's name: another layout of the target makes another one, and epochs take turns.
 
     So while one epoch is merged, the next one is written elsewhere, and the merged one's table can be emptied whole.
     """
     layout = [[c.name, c.declared, c.not_null and not c.has_default] for c in table.columns]
-    text = json.dumps([sink, table.schema, table.name, layout])
+    text = json.dumps([sink, table.schema, table.name, layout, *([checks] if checks else [])])
     return TableName(target.ledger.schema, f"stage_{hashlib.sha256(text.encode()).hexdigest()[:24]}_{epoch % TURNS}")
 
 
-def create_stage(connection: Connection, target: Target, stage: TableName, table: Table) -> None:
-    """Create a staging table for `table`, unless it is there."""
+def create_stage(connection: Connection, target: Target, stage: TableName, table: Table, checks: Checks) -> None:
+    """Create a staging table for `table`, unless it is there.
+
+    It has the table's check constraints, so that a row which breaks one fails its epoch before the decision.
+    """
     taken = [name for name in (ID, ROW) if table.column(name) is not None]
     if taken:
         raise ConfigurationError(f"table {target.table} has columns {taken}, which staging needs: rename them")
@@ -145,6 +153,8 @@ def create_stage(connection: Connection, target: Target, stage: TableName, table
             needed = " NOT NULL" if column.not_null and not column.has_default else ""
             declared = sql.SQL(column.declared + needed)
             columns.append(sql.SQL("{} {}").format(sql.Identifier(column.name), declared))
+    for name, check in checks:
+        columns.append(sql.SQL("CONSTRAINT {} {}").format(sql.Identifier(name), sql.SQL(check)))
     definition = sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(stage.identifier(), sql.SQL(", ").join(columns))
     comment = f"onceward: rows on their way to {table.schema}.{table.name}"
     with connection.transaction():

@@ -101,7 +101,7 @@ class FaultCases:
         self._wait_until_ended(exam, sink)
         exam.sink = mine
         exam.start()
-        exam.finish(1, exam.prepare(1))
+        exam.finish(0, exam.prepare(0, exam.numbers(1)))
         exam.shows(exam.numbers(1))
 
     def test_74_and_81_rows_that_the_target_refuses_fail_the_epoch(self, exam: Exam) -> None:
