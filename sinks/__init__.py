@@ -22,8 +22,11 @@ from .files import FileSink
 from .write_ahead import WriteAheadLogSink
 
 if TYPE_CHECKING:
+    from .http import HttpSink
     from .kafka import KafkaSink
     from .postgres import PostgresSink
+    from .redis import RedisSink
+    from .sqlalchemy import SqlAlchemySink
 
 __all__ = [
     "AbortOutcome",
@@ -35,26 +38,36 @@ __all__ = [
     "ExternalState",
     "FileSink",
     "Guarantee",
+    "HttpSink",
     "IdempotentSink",
     "KafkaSink",
     "PostgresSink",
+    "RedisSink",
     "Scope",
     "Sink",
+    "SqlAlchemySink",
     "TwoPhaseCommitSink",
     "WriteAheadLogSink",
     "WriteContext",
 ]
 
-_READY = {"KafkaSink": "kafka", "PostgresSink": "postgres"}
+_READY = {
+    "HttpSink": ("http", "http"),
+    "KafkaSink": ("kafka", "kafka"),
+    "PostgresSink": ("postgres", "postgres"),
+    "RedisSink": ("redis", "redis"),
+    "SqlAlchemySink": ("sqlalchemy", "sql"),
+}
+"""Module and extra of each."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _READY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = _READY[name]
+    module, extra = _READY[name]
     try:
         return getattr(import_module(f".{module}", __name__), name)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("onceward"):
             raise
-        raise ConfigurationError(f"{name} needs {error.name}: pip install 'onceward[{module}]'") from error
+        raise ConfigurationError(f"{name} needs {error.name}: pip install 'onceward[{extra}]'") from error

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
+from ..connectors.options import Option, read_options
 from ..core.errors import ConfigurationError, RetryableSinkError, SchemaError
 from ..core.folders import make_folder, sync_folder
 from ..core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, WriteContext
@@ -26,7 +27,7 @@ from .folders import FolderClaims, check_folder, name_in, sole
 from .partitions import folder_of, parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -96,6 +97,15 @@ class Files:
         self.finished.append(str(file.path.relative_to(self.folder)))
 
 
+OPTIONS: Final = (
+    Option("path", "directory", required=True),
+    Option("name", "name"),
+    Option("fileFormat", "format"),
+    Option("partitionBy", "partition_by", lambda text: tuple(column.strip() for column in text.split(","))),
+    Option("rollBytes", "roll_bytes", int),
+)
+
+
 class FileSink(TwoPhaseCommitSink[Files]):
     """Writes files into a folder.
 
@@ -134,6 +144,15 @@ class FileSink(TwoPhaseCommitSink[Files]):
         self.partition_by = tuple(partition_by)
         self.roll_bytes = roll_bytes
 
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> Self:
+        """From Spark's options: `path`, `fileFormat`, `partitionBy` (columns, comma between), `rollBytes`, `name`.
+
+        Raises:
+            ConfigurationError: An option is unknown, missing or not readable.
+        """
+        return cls(**{"name": "files", **read_options("a file sink", options, OPTIONS)})
+
     def validate(self, schema: pa.Schema) -> None:
         """Check the columns.
 
@@ -147,6 +166,13 @@ class FileSink(TwoPhaseCommitSink[Files]):
         if not left:
             raise SchemaError(f"sink {self.name}: partition_by leaves no column for the files")
         FORMATS[self.format].check(self.name, left)
+
+    def validate_complete_mode(self) -> None:
+        """Complete mode does not fit: files are only added."""
+        raise ConfigurationError(
+            "output mode complete writes the whole result at each epoch, which would add every row again: use append",
+            sink=self.name,
+        )
 
     def begin(self, context: WriteContext) -> Files:
         """Open a transaction's folder."""

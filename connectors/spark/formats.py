@@ -1,11 +1,12 @@
-"""The data sources `onceward-kafka` and `onceward-postgres`.
+"""The data sources `onceward-kafka`, `onceward-postgres`, `onceward-sql`, `onceward-files`, `onceward-http` and
+`onceward-redis`.
 
 Importable with no extra installed: the sinks' own packages are imported where a sink is made.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import DataSource
@@ -29,11 +30,33 @@ _validated: set[str] = set()
 
 
 class SinkFormat(DataSource):
-    """A format that writes into one sink."""
+    """A format that writes into one sink.
+
+    Attributes:
+        format_name: Name of the format.
+        sink_class: Name of the sink's class in onceward.sinks; it has `from_options`.
+        own_too: Options that every format has, and that the sink gets as well.
+    """
+
+    format_name: ClassVar[str]
+    sink_class: ClassVar[str]
+    own_too: ClassVar[frozenset[str]] = frozenset({"name"})
+
+    @classmethod
+    def name(cls) -> str:
+        """Name of the format."""
+        return cls.format_name
 
     def make_sink(self, options: Mapping[str, str]) -> TwoPhaseCommitSink[Any]:
-        """The sink that the format's own options describe."""
-        raise NotImplementedError
+        """The sink that the format's own options describe.
+
+        Raises:
+            ConfigurationError: An option is wrong, or the sink's extra is not installed.
+        """
+        from ... import sinks  # noqa: PLC0415 - an extra
+
+        sink: TwoPhaseCommitSink[Any] = getattr(sinks, self.sink_class).from_options(options)
+        return sink
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
         """A stream writer; `overwrite` is output mode complete."""
@@ -55,7 +78,7 @@ class SinkFormat(DataSource):
     def _sink(self, schema: StructType) -> TwoPhaseCommitSink[Any]:
         from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - imports pyarrow
 
-        common = COMMON - {"name"}
+        common = COMMON - self.own_too
         own = {key: value for key, value in self.options.items() if key.lower() not in common and not is_ours(key)}
         sink = self.make_sink(own)
         key = f"{schema.json()} {sorted(own.items())}"
@@ -77,12 +100,10 @@ def _writers() -> tuple[type[StreamWriter], type[BatchWriter]]:
 
 
 class KafkaFormat(SinkFormat):
-    """`format("onceward-kafka")`: read from and write to Kafka, exactly once."""
+    """`format("onceward-kafka")`: read from and write to Kafka, exactly once; `kafka.*`, `topic`, `name`."""
 
-    @classmethod
-    def name(cls) -> str:
-        """Name of the format."""
-        return "onceward-kafka"
+    format_name = "onceward-kafka"
+    sink_class = "KafkaSink"
 
     def schema(self) -> StructType:
         """Columns of Spark's own Kafka source; headers with includeHeaders."""
@@ -103,31 +124,49 @@ class KafkaFormat(SinkFormat):
 
         return batch_reader(self.options)
 
-    def make_sink(self, options: Mapping[str, str]) -> TwoPhaseCommitSink[Any]:
-        """A KafkaSink out of `kafka.*`, `topic`, `name`."""
-        from ...sinks.kafka import KafkaSink  # noqa: PLC0415 - an extra
-
-        return KafkaSink.from_options(options)
-
 
 class PostgresFormat(SinkFormat):
-    """`format("onceward-postgres")`: write to PostgreSQL, exactly once."""
+    """`format("onceward-postgres")`: write to PostgreSQL; `dsn`, `dbtable`, `mode`, `key` (docs/postgres.md)."""
 
-    @classmethod
-    def name(cls) -> str:
-        """Name of the format."""
-        return "onceward-postgres"
+    format_name = "onceward-postgres"
+    sink_class = "PostgresSink"
 
-    def make_sink(self, options: Mapping[str, str]) -> TwoPhaseCommitSink[Any]:
-        """A PostgresSink out of `dsn`, `dbtable`, `mode`, `key`, `name` and what else it takes."""
-        from ...sinks.postgres import PostgresSink  # noqa: PLC0415 - an extra
 
-        return PostgresSink.from_options(options)
+class SqlFormat(SinkFormat):
+    """`format("onceward-sql")`: write through SQLAlchemy; `url`, `dbtable`, `key` (docs/sqlalchemy.md)."""
+
+    format_name = "onceward-sql"
+    sink_class = "SqlAlchemySink"
+
+
+class FilesFormat(SinkFormat):
+    """`format("onceward-files")`: write files into a folder; `path`, `fileFormat`, `partitionBy` (docs/files.md)."""
+
+    format_name = "onceward-files"
+    sink_class = "FileSink"
+    own_too = frozenset({"name", "path"})
+
+
+class HttpFormat(SinkFormat):
+    """`format("onceward-http")`: send to an HTTP server; `url`, `directory`, `header.*` (docs/http.md)."""
+
+    format_name = "onceward-http"
+    sink_class = "HttpSink"
+
+
+class RedisFormat(SinkFormat):
+    """`format("onceward-redis")`: write to Redis or Valkey; `url`, `key`, `form`, `directory` (docs/redis.md)."""
+
+    format_name = "onceward-redis"
+    sink_class = "RedisSink"
+
+
+FORMATS = (KafkaFormat, PostgresFormat, SqlFormat, FilesFormat, HttpFormat, RedisFormat)
 
 
 def register(spark: SparkSession) -> None:
     """Register the formats with a session; Spark also finds them by the names of the `pyspark_onceward_*` modules."""
-    for kind in (KafkaFormat, PostgresFormat):
+    for kind in FORMATS:
         try:
             spark.dataSource.register(kind)
         except AnalysisException as error:
