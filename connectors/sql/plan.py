@@ -70,13 +70,13 @@ class Plan:
 
     def _into(self) -> sa.TableClause:
         """The table by its names only: no defaults of SQLAlchemy's, and nothing to return."""
-        columns = [sa.column(name, base_type(self.table.c[name])) for name in self.schema.names]
+        columns = [sa.column(name, self.table.c[name].type) for name in self.schema.names]
         return sa.table(self.table.name, *columns, schema=self.table.schema)
 
     def _values(self) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for number, (name, step) in enumerate(zip(self.schema.names, self.conversions, strict=True)):
-            kind = base_type(self.table.c[name])
+            kind = self.table.c[name].type
             if step.text_cast:
                 values[name] = sa.cast(sa.bindparam(parameter(number), type_=sa.Text()), kind)
             else:
@@ -110,7 +110,7 @@ def make_plan(schema: pa.Schema, table: sa.Table, backend: str, key: Sequence[st
         problems.append(f"key columns {missing} are not in the data, which has {schema.names}")
     if problems:
         raise SchemaError(f"the data does not fit into table {table.fullname}. " + ". ".join(problems))
-    required = {column.name for column in table.columns if _never_null(column) and not _fills_nulls(column)}
+    required = {column.name for column in table.columns if not column.nullable and not _fills_nulls(column)}
     return Plan(schema, table, tuple(conversions), frozenset(required | set(key)))
 
 
@@ -127,19 +127,9 @@ def _conversion(field: pa.Field, column: sa.Column[Any], backend: str) -> Conver
         raise Unfit("the column is generated; leave it out")
     if column.identity is not None and column.identity.always:
         raise Unfit("the column is GENERATED ALWAYS AS IDENTITY; leave it out")
-    return conversion(field.type, base_type(column), backend)
-
-
-def base_type(column: sa.Column[Any]) -> sa.types.TypeEngine[Any]:
-    """The column's type, seen through PostgreSQL's domains."""
-    kind: sa.types.TypeEngine[Any] = column.type
-    while isinstance(kind, postgresql.DOMAIN):
-        kind = kind.data_type
-    return kind
-
-
-def _never_null(column: sa.Column[Any]) -> bool:
-    return not column.nullable or (isinstance(column.type, postgresql.DOMAIN) and bool(column.type.not_null))
+    if isinstance(column.type, postgresql.DOMAIN):
+        raise Unfit("it is a domain, and SQLAlchemy does not tell its length or precision: PostgresSink takes it")
+    return conversion(field.type, column.type, backend)
 
 
 def _fills_nulls(column: sa.Column[Any]) -> bool:
