@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-official=(apache/kafka:4.3.1 postgres:17)
+official=(apache/kafka:4.3.1 postgres:17 mariadb:11.4)
 
 can_be_had() {
   docker image inspect "$1" >/dev/null 2>&1 || timeout 300 docker pull --quiet "$1" >/dev/null 2>&1
@@ -17,7 +17,11 @@ have_official() {
   done
 }
 
-if [[ -z ${ONCEWARD_TEST_KAFKA_IMAGE:-} || -z ${ONCEWARD_TEST_POSTGRES_IMAGE:-} ]] && ! have_official; then
+named() {
+  [[ -n ${ONCEWARD_TEST_KAFKA_IMAGE:-} && -n ${ONCEWARD_TEST_POSTGRES_IMAGE:-} && -n ${ONCEWARD_TEST_MARIADB_IMAGE:-} ]]
+}
+
+if ! named && ! have_official; then
   echo "the official images are out of reach: building stand-ins"
   if ! command -v mmdebstrap >/dev/null; then
     apt-get update -qq

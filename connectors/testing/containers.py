@@ -1,11 +1,13 @@
-"""Kafka and PostgreSQL in containers, set up for transactions, made to be crashed.
+"""Kafka, PostgreSQL and MariaDB in containers, set up for transactions, made to be crashed.
 
 The classes work with `with`. As pytest fixtures, one container each for a whole run:
 
-    pytest_plugins = ["onceward.testing.containers"]   # in conftest.py: kafka_container, postgres_container
+    # in conftest.py: kafka_container, postgres_container, mariadb_container
+    pytest_plugins = ["onceward.testing.containers"]
 
 The images are the official ones unless the environment names others (ONCEWARD_TEST_KAFKA_IMAGE,
-ONCEWARD_TEST_POSTGRES_IMAGE). Needs the extra `testing`, and `kafka` or `postgres`.
+ONCEWARD_TEST_POSTGRES_IMAGE, ONCEWARD_TEST_MARIADB_IMAGE). Needs the extra `testing`, and `kafka`, `postgres` or
+`mariadb`.
 
 Host ports are chosen by us and fixed: one that Docker chose would move when a killed container starts again, and
 the broker would go on advertising the old one.
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
 
 KAFKA_IMAGE = "apache/kafka:4.3.1"
 POSTGRES_IMAGE = "postgres:17"
-BROKER_PORT, CONTROLLER_PORT, POSTGRES_PORT = 29092, 29093, 5432
+MARIADB_IMAGE = "mariadb:11.4"
+BROKER_PORT, CONTROLLER_PORT, POSTGRES_PORT, MARIADB_PORT = 29092, 29093, 5432, 3306
 POLL_SECONDS = 0.1
 
 
@@ -184,6 +187,48 @@ class PostgresContainer(_OfficialPostgres, _Crashable):
         return self
 
 
+class MariaDbContainer(_Crashable):
+    """A MariaDB server in a container like the official one.
+
+    Args:
+        image: The image.
+        config: Server settings, for example `{"max_connections": "50"}`.
+    """
+
+    def __init__(self, image: str | None = None, *, config: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        super().__init__(image or os.environ.get("ONCEWARD_TEST_MARIADB_IMAGE", MARIADB_IMAGE), **kwargs)
+        self.port = free_port()
+        self.password = "test"  # noqa: S105 - of a server that only this machine reaches, for as long as a test takes
+        self.with_bind_ports(MARIADB_PORT, self.port)
+        self.with_env("MARIADB_ROOT_PASSWORD", self.password)
+        self.with_env("MARIADB_DATABASE", "test")
+        self.with_command([f"--{key.replace('_', '-')}={value}" for key, value in (config or {}).items()])
+
+    @property
+    def url(self) -> str:
+        """URL of SQLAlchemy for clients on this machine, password included."""
+        return f"mariadb+pymysql://root:{self.password}@{self._address()}:{self.port}/test"
+
+    def answers(self) -> bool:
+        """Whether the server takes a connection."""
+        try:
+            import pymysql  # noqa: PLC0415 - optional dependency
+        except ImportError as error:
+            raise ConfigurationError("pymysql is needed: pip install 'onceward[mariadb]'") from error
+        address = {"host": self._address(), "port": self.port, "user": "root", "password": self.password}
+        try:
+            pymysql.connect(**address, database="test", connect_timeout=2).close()
+        except pymysql.MySQLError:
+            return False
+        return True
+
+    def start(self) -> Self:
+        """Starts the container and waits until the server takes connections."""
+        super().start()
+        self.wait_ready()
+        return self
+
+
 @pytest.fixture(scope="session")
 def kafka_container() -> Iterator[KafkaContainer]:
     """A Kafka broker in a container, for the whole run."""
@@ -195,4 +240,11 @@ def kafka_container() -> Iterator[KafkaContainer]:
 def postgres_container() -> Iterator[PostgresContainer]:
     """A PostgreSQL server in a container, for the whole run."""
     with PostgresContainer() as container:
+        yield container
+
+
+@pytest.fixture(scope="session")
+def mariadb_container() -> Iterator[MariaDbContainer]:
+    """A MariaDB server in a container, for the whole run."""
+    with MariaDbContainer() as container:
         yield container

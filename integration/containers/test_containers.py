@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
+import pymysql
 import pytest
 from confluent_kafka import Consumer, Producer
+from sqlalchemy import make_url
 
 if TYPE_CHECKING:
-    from onceward.testing.containers import KafkaContainer, PostgresContainer
+    from onceward.testing.containers import KafkaContainer, MariaDbContainer, PostgresContainer
 
 pytestmark = pytest.mark.containers
 
@@ -55,6 +57,23 @@ def test_a_killed_database_keeps_its_prepared_transactions(postgres_container: P
     with psycopg.connect(postgres_container.dsn, autocommit=True) as connection:
         connection.execute("COMMIT PREPARED 'kept'")
         assert connection.execute("SELECT n FROM kept").fetchall() == [(1,)]
+
+
+def test_a_killed_mariadb_keeps_its_prepared_transactions(mariadb_container: MariaDbContainer) -> None:
+    url = make_url(mariadb_container.url)
+    where: dict[str, Any] = {"host": url.host, "port": url.port, "user": url.username, "password": url.password}
+    with pymysql.connect(**where, database=url.database) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE kept (n int)")
+        for command in ("XA START 'kept'", "INSERT INTO kept VALUES (1)", "XA END 'kept'", "XA PREPARE 'kept'"):
+            cursor.execute(command)
+    mariadb_container.kill()
+    assert not mariadb_container.answers()
+    mariadb_container.start_again()
+    with pymysql.connect(**where, database=url.database) as connection, connection.cursor() as cursor:
+        cursor.execute("XA COMMIT 'kept'")
+        cursor.execute("SELECT n FROM kept")
+        assert cursor.fetchall() == ((1,),)
+        cursor.execute("DROP TABLE kept")
 
 
 def test_a_paused_broker_answers_nothing_until_it_goes_on(kafka_container: KafkaContainer) -> None:

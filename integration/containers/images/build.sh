@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds stand-ins for the official Kafka and PostgreSQL images from Debian packages, for machines that can reach
+# Builds stand-ins for the official Kafka, PostgreSQL and MariaDB images from Debian packages, for machines that can reach
 # Debian's archive but no image registry. They take the same environment variables as far as our tests use them.
 # Needs root, mmdebstrap and a Docker engine. Argument: the folder with Kafka's jars.
 set -euo pipefail
@@ -7,9 +7,10 @@ cd "$(dirname "$0")"
 
 jars=$1
 suite=bookworm
-base=onceward-test/base:$suite
+base=onceward-test/base:$suite-2
 kafka=onceward-test/kafka:4.3.1
 postgres=onceward-test/postgres:15
+mariadb=onceward-test/mariadb:10.11
 
 build_base() {
   # The packages come from the archives that this machine's apt uses, if it is a Debian of the same release.
@@ -19,7 +20,7 @@ build_base() {
     if [[ -s $scratch/sources ]]; then sources=("$scratch/sources"); fi
   fi
   mmdebstrap --variant=minbase \
-    --include=openjdk-17-jre-headless,postgresql-15,ca-certificates \
+    --include=openjdk-17-jre-headless,postgresql-15,mariadb-server-core,mariadb-client-core,ca-certificates \
     --dpkgopt='path-exclude=/usr/share/man/*' \
     --dpkgopt='path-exclude=/usr/share/doc/*' \
     --dpkgopt='path-exclude=/usr/share/locale/*' \
@@ -46,6 +47,8 @@ build() {
 }
 build "$kafka" "$scratch/kafka"
 build "$postgres" postgres
+build "$mariadb" mariadb
 
 echo "ONCEWARD_TEST_KAFKA_IMAGE=$kafka"
 echo "ONCEWARD_TEST_POSTGRES_IMAGE=$postgres"
+echo "ONCEWARD_TEST_MARIADB_IMAGE=$mariadb"

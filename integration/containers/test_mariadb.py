@@ -1,0 +1,425 @@
+"""SqlAlchemySink on MariaDB, in a container: the exam, and scenarios 20, 33 and 72 to 77."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pymysql
+import pytest
+
+from onceward.connectors.postgres import patience
+from onceward.connectors.sql.xids import Xid
+from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SqlError
+from onceward.core.names import parse_transaction_name
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, WriteContext
+from onceward.sinks.sqlalchemy import SqlAlchemySink
+from onceward.testing.conformance import SinkConformance, Subject
+
+from ..postgres_kit import SCHEMA, SCOPE, Proxy, context, expected, in_child, words, write
+from ..sql_kit import MariaDatabase, maria_database
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from onceward.testing.containers import MariaDbContainer
+
+pytestmark = pytest.mark.containers
+
+
+@pytest.fixture
+def database(mariadb_container: MariaDbContainer) -> Iterator[MariaDatabase]:
+    with maria_database(mariadb_container.url) as fresh:
+        fresh.run("CREATE TABLE words (id bigint PRIMARY KEY, word text)")
+        yield fresh
+
+
+@pytest.fixture(params=["prepared", "staging", "upsert"])
+def sink(request: pytest.FixtureRequest, database: MariaDatabase) -> SqlAlchemySink:
+    made = database.sink(request.param)
+    made.validate(SCHEMA)
+    made.claim(SCOPE)
+    return made
+
+
+@pytest.fixture
+def proxied(database: MariaDatabase) -> Iterator[Callable[..., tuple[SqlAlchemySink, Proxy]]]:
+    """Makes a sink behind a proxy that loses the answer to what contains `lose`."""
+    proxies: list[Proxy] = []
+    port = database.server.port
+    assert port is not None
+
+    def make(how: str, lose: bytes, *, hang: bool = False, times: int = 1) -> tuple[SqlAlchemySink, Proxy]:
+        proxy = Proxy(port, lambda data: lose in data, hang=hang, times=times)
+        proxies.append(proxy)
+        url = database.url.replace(f":{port}/", f":{proxy.port}/")
+        return database.sink(how, url=url, answer_within=0.3, lock_timeout=0.2), proxy
+
+    yield make
+    from onceward.connectors.sql.engines import close_idle
+
+    close_idle()
+    for proxy in proxies:
+        proxy.close()
+
+
+def too_long(numbers: list[int]) -> pa.RecordBatch:
+    """Rows whose text the table has no room for."""
+    return pa.RecordBatch.from_pydict({"n": pa.array(numbers, pa.int64()), "text": ["x" * 100 for _ in numbers]})
+
+
+@pytest.mark.parametrize("how", ["prepared", "staging"])
+class TestSqlAlchemySinkOnMariaDb(SinkConformance):
+    @pytest.fixture
+    def subject(self, database: MariaDatabase, mariadb_container: MariaDbContainer, how: str) -> Subject:
+        database.run("CREATE TABLE exam (n bigint, text varchar(60))")
+
+        def restart() -> None:
+            mariadb_container.kill()
+            mariadb_container.start_again()
+            database.connect()
+
+        return Subject(
+            make=lambda: SqlAlchemySink("exam", url=database.url, table="exam", commit=how),
+            read=lambda: [n for (n,) in database.run("SELECT n FROM exam")],
+            kill=True,
+            restart=restart,
+            refused=too_long,
+            misfit=pa.schema([("n", pa.int64()), ("text", pa.string()), ("more", pa.string())]),
+        )
+
+
+# What the argument for correctness stands on
+
+
+def xid_of(committable: Committable) -> Xid:
+    name = parse_transaction_name(committable.transaction)
+    assert name is not None
+    return Xid.of(name)
+
+
+def test_what_its_own_session_still_holds_is_tried_again_and_never_taken_for_lost(
+    database: MariaDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "PATIENCE", 0.2)
+    sink = database.sink()
+    committable = write(sink, context(), words(0))
+    sink.abort(committable)
+    holder = database.another()
+    with holder.cursor() as cursor:
+        for command in ("XA START", "INSERT INTO words VALUES (7, 'held')", "XA END", "XA PREPARE"):
+            cursor.execute(command if "INSERT" in command else f"{command} {xid_of(committable)}")
+    outcome = sink.commit(committable)
+    assert (outcome.status, "held by the session" in outcome.detail) == (CommitStatus.RETRY_LATER, True)
+    assert sink.abort(committable).status is AbortStatus.RETRY_LATER
+    assert list(sink.inspect_many([committable])) == [ExternalState.PREPARED]
+    holder.close()
+    monkeypatch.undo()
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+
+
+def test_33_of_two_committers_both_learn_that_it_is_committed(sink: SqlAlchemySink, database: MariaDatabase) -> None:
+    barrier = threading.Barrier(2)
+
+    def commit(committable: Committable) -> CommitStatus:
+        barrier.wait()
+        return sink.commit(committable).status
+
+    with ThreadPoolExecutor(2) as pool:
+        for epoch in range(1, 61):
+            committable = write(sink, context(epoch), words(10 * epoch))
+            answers = sorted(pool.map(commit, [committable] * 2))
+            assert answers == [CommitStatus.ALREADY_COMMITTED, CommitStatus.COMMITTED]
+    assert len(database.rows()) == 180
+
+
+def test_33_of_commit_and_abort_one_wins_and_both_are_told(sink: SqlAlchemySink, database: MariaDatabase) -> None:
+    barrier = threading.Barrier(2)
+
+    def race(end: Callable[[Committable], Any], committable: Committable) -> str:
+        barrier.wait()
+        return str(end(committable).status)
+
+    count = 0
+    with ThreadPoolExecutor(2) as pool:
+        for epoch in range(1, 41):
+            committable = write(sink, context(epoch), words(10 * epoch))
+            commit, abort = (pool.submit(race, end, committable) for end in (sink.commit, sink.abort))
+            said = (commit.result(), abort.result())
+            assert said in {("committed", "committed"), ("already committed", "committed"), ("lost", "aborted")}
+            count += 3 * (said[0] != "lost")
+            assert len(database.rows()) == count
+
+
+# Names
+
+
+def test_72_foreign_transactions_and_other_pipelines_are_not_touched(database: MariaDatabase) -> None:
+    sink = database.sink()
+    ours = write(sink, context(), words(0))
+    theirs = [
+        write(database.sink(), context(pipeline=name), words(n)) for n, name in ((10, "orders-eu"), (20, "ORDERS"))
+    ]
+    xid = xid_of(ours)
+    foreign = [
+        "X'00ff27',X'80',99",
+        f"'{xid.gtrid}','',1",
+        f"'{xid.gtrid}','{xid.bqual[:-1]}',1",
+        f"'{xid.gtrid}','x',{0x0CEBA2D}",
+    ]
+    for n, other in enumerate(foreign):
+        session = database.another()
+        with session.cursor() as cursor:
+            cursor.execute(f"XA START {other}")
+            cursor.execute(f"INSERT INTO words VALUES ({100 + n}, 'foreign')")
+            cursor.execute(f"XA END {other}")
+            cursor.execute(f"XA PREPARE {other}")
+        session.close()
+    assert [c.transaction for c in sink.lingering(SCOPE)] == [ours.transaction]
+    for found in sink.lingering(SCOPE):
+        assert sink.abort(found).status is AbortStatus.ABORTED
+    assert len(database.prepared()) == len(foreign) + len(theirs)
+    assert [sink.commit(c).status for c in theirs] == [CommitStatus.COMMITTED] * 2
+    assert len(database.prepared()) == len(foreign)
+
+
+def test_72_names_are_told_apart_by_case_in_the_ledger_too(database: MariaDatabase) -> None:
+    sink = database.sink("staging")
+    sink.claim(SCOPE)
+    shouted = SCOPE._replace(pipeline="ORDERS", log="ffff0000")
+    sink.claim(shouted)
+    theirs = write(sink, context(pipeline="ORDERS", log="ffff0000"), words(0))
+    assert list(sink.lingering(SCOPE)) == []
+    assert [c.transaction for c in sink.lingering(shouted)] == [theirs.transaction]
+
+
+def test_73_a_name_that_is_used_again_is_detected(database: MariaDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, name = database.sink(), context().transaction_name()
+    monkeypatch.setattr(WriteContext, "transaction_name", lambda _: name)
+    first = write(sink, context(), words(0))
+    with pytest.raises(SqlError, match="XAER_DUPID"):
+        write(sink, context(), words(10))
+    assert sink.commit(first).status is CommitStatus.COMMITTED
+    with pytest.raises(SqlError, match="Duplicate entry"):
+        write(sink, context(), words(10))
+    assert database.rows() == expected(0)
+
+
+# Constraints and locks
+
+
+def test_74_a_constraint_fails_the_epoch_before_it_is_prepared(database: MariaDatabase) -> None:
+    database.run("ALTER TABLE words ADD CONSTRAINT few CHECK (id < 2)")
+    with pytest.raises(SqlError, match=r"cannot write into table words.*`few`"):
+        write(database.sink(), context(), words(0))
+    assert database.prepared() == []
+
+
+def test_a_retry_over_rows_that_a_lost_attempt_holds_fails_and_says_why(database: MariaDatabase) -> None:
+    sink = database.sink(lock_timeout=1)
+    lost = write(sink, context(attempt=0), words(1))
+    with pytest.raises(RetryableSinkError, match=r"more than 1 s \(lock_timeout\).*must not end it") as caught:
+        write(sink, context(attempt=1), words(1))
+    assert lost.transaction in str(caught.value)
+    assert sink.abort(lost).status is AbortStatus.ABORTED
+    assert sink.commit(write(sink, context(attempt=2), words(1))).status is CommitStatus.COMMITTED
+
+
+# Lost answers
+
+
+@pytest.mark.parametrize("hang", [False, True], ids=["cut", "silence"])
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_75_a_lost_answer_is_resolved_by_asking(
+    proxied: Callable[..., tuple[SqlAlchemySink, Proxy]], database: MariaDatabase, end: str, hang: bool
+) -> None:
+    committable = write(database.sink(), context(), words(1))
+    time.sleep(0.1)  # else "busy" may come before the answer that is to be lost
+    sink, proxy = proxied("prepared", b"XA COMMIT" if end == "commit" else b"XA ROLLBACK", hang=hang)
+    if end == "commit":
+        assert sink.commit(committable).status is CommitStatus.ALREADY_COMMITTED
+    else:
+        assert sink.abort(committable).status is AbortStatus.ABORTED
+    assert proxy.lost == 1
+    assert database.rows() == (expected(1) if end == "commit" else [])
+
+
+def test_75_a_lost_answer_to_a_merge_is_resolved_by_asking(
+    proxied: Callable[..., tuple[SqlAlchemySink, Proxy]], database: MariaDatabase
+) -> None:
+    committable = write(database.sink("staging"), context(), words(1))
+    sink, proxy = proxied("staging", b"INSERT INTO words")
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert proxy.lost == 1
+    assert database.rows() == expected(1)
+
+
+def test_75_a_lost_answer_to_pre_commit_leaves_a_name_to_sweep(
+    proxied: Callable[..., tuple[SqlAlchemySink, Proxy]], database: MariaDatabase
+) -> None:
+    direct = database.sink()
+    direct.validate(SCHEMA)
+    direct.claim(SCOPE)
+    sink, _ = proxied("prepared", b"XA PREPARE")
+    transaction = sink.begin(context())
+    sink.write(transaction, words(1))
+    with pytest.raises(RetryableSinkError, match="cannot prepare"):
+        sink.pre_commit(transaction)
+    (found,) = direct.lingering(SCOPE)
+    assert found.transaction == str(transaction.name)
+    assert direct.abort(found).status is AbortStatus.ABORTED
+    assert database.rows() == []
+
+
+# Somebody else ended it; the server dies; the process dies
+
+
+def test_76_what_an_operator_rolled_back_is_lost_and_what_he_committed_is_committed(database: MariaDatabase) -> None:
+    sink = database.sink()
+    lost, done = write(sink, context(1), words(1)), write(sink, context(2), words(10))
+    time.sleep(0.1)  # until the server has seen the writers' sessions end
+    database.run(f"XA ROLLBACK {xid_of(lost)}")
+    database.run(f"XA COMMIT {xid_of(done)}")
+    assert sink.commit(lost).status is CommitStatus.LOST
+    assert sink.commit(done).status is CommitStatus.ALREADY_COMMITTED
+    assert sink.abort(lost).status is AbortStatus.ABORTED
+    assert sink.abort(done).status is AbortStatus.COMMITTED
+    assert list(sink.inspect_many([lost, done])) == [ExternalState.ABORTED, ExternalState.COMMITTED]
+    assert database.rows() == expected(10)
+
+
+def test_77_what_was_pre_committed_survives_a_crash_of_the_server(
+    sink: SqlAlchemySink, mariadb_container: MariaDbContainer, database: MariaDatabase
+) -> None:
+    committables = [write(sink, context(subtask=n), words(10 * n)) for n in range(2)]
+    mariadb_container.kill()
+    mariadb_container.start_again()
+    database.connect()
+    assert list(sink.inspect_many(committables)) == [ExternalState.PREPARED] * 2
+    assert [o.status for o in sink.commit_many(committables)] == [CommitStatus.COMMITTED] * 2
+    assert database.rows() == expected(0) + expected(10)
+
+
+def test_a_commit_while_the_server_is_down_is_tried_again_later(
+    sink: SqlAlchemySink,
+    mariadb_container: MariaDbContainer,
+    database: MariaDatabase,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(patience, "PATIENCE", 0.1)
+    committable = write(sink, context(), words(1))
+    mariadb_container.kill()
+    assert sink.commit(committable).status is CommitStatus.RETRY_LATER
+    assert sink.abort(committable).status is AbortStatus.RETRY_LATER
+    mariadb_container.start_again()
+    database.connect()
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+
+
+@pytest.mark.parametrize("how", ["prepared", "staging", "upsert"])
+def test_what_a_dead_process_pre_committed_another_one_commits(database: MariaDatabase, how: str) -> None:
+    body = (
+        "sink, where, batch = arguments\n"
+        "transaction = sink.begin(where)\n"
+        "sink.write(transaction, batch)\n"
+        "print(sink.pre_commit(transaction).to_json())\n"
+        "die()\n"
+    )
+    sink = database.sink(how)
+    committable = Committable.from_json(in_child(body, sink, context(), words(1)))
+    assert [c.transaction for c in sink.lingering(SCOPE)] == [committable.transaction]
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert database.rows() == expected(1)
+
+
+# Tables
+
+
+def test_tables_without_transactions_and_ambiguous_keys_are_refused(database: MariaDatabase) -> None:
+    database.run("CREATE TABLE old (id bigint, word text) ENGINE=MyISAM")
+    with pytest.raises(ConfigurationError, match="storage engine MyISAM, which has no transactions"):
+        database.sink(table="old").validate(SCHEMA)
+    database.run("CREATE TABLE two (id bigint PRIMARY KEY, word varchar(20) UNIQUE)")
+    with pytest.raises(SchemaError, match=r"other unique keys.*word"):
+        database.sink("upsert", table="two").validate(SCHEMA)
+
+
+def test_of_several_rows_with_one_key_the_last_one_wins(database: MariaDatabase) -> None:
+    database.run("INSERT INTO words VALUES (1, 'old'), (9, 'kept')")
+    sink = database.sink("upsert")
+    parts = [write(sink, context(subtask=n), words(1, 2, word)) for n, word in enumerate(("a", "b"))]
+    assert [o.status for o in sink.commit_many(parts)] == [CommitStatus.COMMITTED] * 2
+    assert database.rows() == [(1, "b1"), (2, "b2"), (9, "kept")]
+
+
+@pytest.mark.parametrize("how", ["prepared", "staging"])
+def test_values_of_all_types_arrive_as_they_were_sent(database: MariaDatabase, how: str) -> None:
+    moment = dt.datetime(2024, 2, 29, 12, 30, 15, 123456, tzinfo=dt.UTC)
+    naive = moment.replace(tzinfo=None)
+    columns: list[tuple[str, str, pa.Array, Any]] = [
+        ("a", "smallint", pa.array([-1], pa.int16()), -1),
+        ("b", "bigint unsigned", pa.array([(1 << 64) - 1], pa.uint64()), (1 << 64) - 1),
+        ("c", "double", pa.array([0.1]), 0.1),
+        ("d", "decimal(10,2)", pa.array([decimal.Decimal("1.50")], pa.decimal128(10, 2)), decimal.Decimal("1.50")),
+        ("e", "varchar(20)", pa.array(["ä😀\n%s :x\\'"]), "ä😀\n%s :x\\'"),
+        ("f", "longtext", pa.array(["x" * 100_000]), "x" * 100_000),
+        ("g", "blob", pa.array([b"\x00\xff'\\"]), b"\x00\xff'\\"),
+        ("h", "boolean", pa.array([True]), 1),
+        ("i", "date", pa.array([moment.date()]), moment.date()),
+        ("j", "datetime(6)", pa.array([naive], pa.timestamp("us")), naive),
+        ("k", "timestamp(6) null", pa.array([moment], pa.timestamp("us", "Asia/Tokyo")), naive),
+        ("l", "enum('sad','glad')", pa.array(["sad"]), "sad"),
+        ("m", "json", pa.array(['{"a": 1.10}']), '{"a": 1.10}'),
+        ("n", "text", pa.nulls(1), None),
+    ]
+    database.run(
+        f"CREATE TABLE all_types ({', '.join(f'{name} {kind}' for name, kind, _, _ in columns)}) CHARACTER SET utf8mb4"
+    )
+    sink = database.sink(how, table="all_types")
+    batch = pa.RecordBatch.from_arrays([array for _, _, array, _ in columns], [name for name, _, _, _ in columns])
+    sink.validate(batch.schema)
+    assert sink.commit(write(sink, context(), batch)).status is CommitStatus.COMMITTED
+    database.run("SET time_zone = '+00:00'")
+    assert database.run("SELECT * FROM all_types") == [tuple(value for _, _, _, value in columns)]
+
+
+def test_a_missing_table_is_created_with_its_key_if_that_is_asked_for(database: MariaDatabase) -> None:
+    schema = pa.schema([("id", pa.string()), ("at", pa.timestamp("us", "UTC")), ("value", pa.float32())])
+    sink = database.sink("upsert", table="made", create_table=True)
+    sink.validate(schema)
+    batch = pa.record_batch([["a", "A"], [10**6, None], [0.5, None]], schema=schema)
+    assert sink.commit(write(sink, context(), batch)).status is CommitStatus.COMMITTED
+    assert len(database.rows("made")) == 2
+
+
+def test_processes_that_start_together_all_find_the_ledger(database: MariaDatabase) -> None:
+    barrier = threading.Barrier(4)
+
+    def start(n: int) -> None:
+        barrier.wait()
+        database.sink(lock_timeout=5.0 + n).claim(SCOPE)  # another engine for each, as in other processes
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(start, range(4)))
+    assert database.run("SELECT pipeline, sink FROM onceward_pipelines") == [("orders", "words")]
+
+
+def test_large_epochs_are_staged_in_pieces_that_the_server_takes(database: MariaDatabase) -> None:
+    sink = database.sink("staging")
+    batch = pa.record_batch([list(range(200)), ["\\'\x00" * 30_000] * 200], schema=SCHEMA)
+    database.run("ALTER TABLE words MODIFY word longtext")
+    assert sink.commit(write(sink, context(), batch)).status is CommitStatus.COMMITTED
+    assert database.run("SELECT count(*), sum(length(word)) FROM words") == [(200, 200 * 90_000)]
+
+
+def test_a_wrong_password_is_not_repeated(database: MariaDatabase) -> None:
+    url = database.server.set(password="geheimnis").render_as_string(hide_password=False)
+    with pytest.raises((SqlError, RetryableSinkError), match="Access denied") as caught:
+        database.sink(url=url).validate(SCHEMA)
+    assert "geheimnis" not in str(caught.value)
+    assert not isinstance(caught.value.__cause__, pymysql.Error)
