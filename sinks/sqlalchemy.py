@@ -9,7 +9,7 @@ from ..connectors.sql import ledger
 from ..connectors.sql.checks import check_server, check_table, choose_path, path_without_server, read_server
 from ..connectors.sql.listing import inspect, list_lingering
 from ..connectors.sql.merging import abort_staged, commit_staged
-from ..connectors.sql.options import CommitPath, commit_path, key_columns, positive, read_options, write_mode
+from ..connectors.sql.options import CommitPath, commit_path, key_columns, positive, read_sql_options, write_mode
 from ..connectors.sql.prepared import PreparedWriting, abort_prepared, commit_prepared
 from ..connectors.sql.staging import StagedWriting
 from ..connectors.sql.tables import TableName
@@ -104,7 +104,7 @@ class SqlAlchemySink(TwoPhaseCommitSink[Writing]):
         Raises:
             ConfigurationError: An option is unknown, missing or not readable.
         """
-        return cls(**read_options(options))
+        return cls(**read_sql_options(options))
 
     @property
     def commit_path(self) -> str | None:

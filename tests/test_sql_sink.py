@@ -154,10 +154,10 @@ def test_options_of_spark_are_read_in_any_case() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"dbtable": "t"}, "option 'url' is missing"),
-        ({"url": SQLITE}, "option 'dbtable' is missing"),
+        ({"dbtable": "t"}, r"needs the options \['url'\]"),
+        ({"url": SQLITE}, r"needs the options \['dbtable'\]"),
         ({"url": SQLITE, "dbtable": "t", "tabel": "x"}, r"unknown options \['tabel'\]"),
-        ({"url": SQLITE, "dbtable": "t", "createtable": "perhaps"}, "'createtable' cannot be read from 'perhaps'"),
+        ({"url": SQLITE, "dbtable": "t", "createtable": "perhaps"}, "option createTable is not true or false"),
     ],
 )
 def test_options_that_cannot_be_read_are_named(options: dict[str, str], why: str) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sqlite3
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,9 +22,6 @@ from onceward.core.errors import ConfigurationError, EpochConflictError, Retryab
 from onceward.core.names import Scope
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, WriteContext
 from onceward.sinks.sqlalchemy import SqlAlchemySink
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LOG = "0123abcd"
 SCOPE = Scope("orders", "words", LOG)
@@ -341,3 +342,20 @@ def test_a_folder_that_is_missing_is_an_error_without_the_rows(tmp_path: Path) -
     sink = SqlAlchemySink("words", url=f"sqlite:///{tmp_path}/no/such.db", table="words")
     with pytest.raises(SqlError, match="unable to open database file"):
         sink.validate(SCHEMA)
+
+
+def test_the_example_writes_all_once_however_often_it_runs(tmp_path: Path) -> None:
+    example = Path(__file__).parents[1] / "examples" / "sqlalchemy_sqlite.py"
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, str(example), str(tmp_path / "run")],
+            env={**os.environ, "PYTHONPATH": str(example.parents[1] / "src")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    with closing(sqlite3.connect(tmp_path / "run" / "shop.db")) as connection:
+        assert connection.execute("SELECT count(*), count(DISTINCT n) FROM events").fetchall() == [(1000, 1000)]
+        newest = connection.execute("SELECT person, n FROM newest ORDER BY person").fetchall()
+    assert newest == [(f"u{n}", 995 + n) for n in range(5)]

@@ -6,12 +6,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from ...core.errors import ConfigurationError
+from ..options import Option, flag, read_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 _MODES: Final = ("auto", "insert", "upsert")
-_TRUE: Final = {"true": True, "false": False}
 
 
 class CommitPath(StrEnum):
@@ -58,51 +58,34 @@ def positive(name: str, value: float) -> float:
     return value
 
 
-def read_options(options: Mapping[str, str]) -> dict[str, Any]:
-    """Arguments of SqlAlchemySink from options: any case; `dbtable` for table; `key` as columns between commas.
+def read_sql_options(options: Mapping[str, str]) -> dict[str, Any]:
+    """Arguments of SqlAlchemySink from options: any case; `dbtable` (or `table`); `key` as columns between commas.
 
     Raises:
         ConfigurationError: An option is unknown, missing or not readable.
     """
-    given = {key.lower().replace("_", ""): value for key, value in options.items()}
-    if "dbtable" in given:
-        given.setdefault("table", given.pop("dbtable"))
-    unknown = sorted(given.keys() - _READERS.keys())
-    if unknown:
-        known = sorted("dbtable" if key == "table" else key for key in _READERS)
-        raise ConfigurationError(f"unknown options {unknown}: an SQLAlchemy sink takes {', '.join(known)}")
-    missing = [spelling for key, spelling in (("url", "url"), ("table", "dbtable")) if key not in given]
-    if missing:
-        raise ConfigurationError(f"option {missing[0]!r} is missing")
-    arguments = {_ARGUMENTS.get(key, key): _read(key, value) for key, value in given.items()}
+    arguments = read_options("an SQLAlchemy sink", options, OPTIONS)
+    if "table" not in arguments:
+        raise ConfigurationError("an SQLAlchemy sink needs the options ['dbtable']")
     return {"name": "sql", **arguments}
 
 
-def _read(key: str, value: str) -> Any:
-    try:
-        return _READERS[key](value)
-    except (ValueError, KeyError) as error:
-        raise ConfigurationError(f"option {key!r} cannot be read from {value!r}") from error
+def _columns(text: str) -> list[str]:
+    return [column.strip() for column in text.split(",")]
 
 
-_READERS: Final[dict[str, Callable[[str], Any]]] = {
-    "name": str,
-    "url": str,
-    "table": str,
-    "mode": str,
-    "key": lambda text: [column.strip() for column in text.split(",")],
-    "createtable": lambda text: _TRUE[text.lower()],
-    "commit": str,
-    "locktimeout": float,
-    "answerwithin": float,
-    "ledgerschema": str,
-    "ledgerepochs": int,
-    "parallelism": int,
-}
-_ARGUMENTS: Final = {
-    "createtable": "create_table",
-    "locktimeout": "lock_timeout",
-    "answerwithin": "answer_within",
-    "ledgerschema": "ledger_schema",
-    "ledgerepochs": "ledger_epochs",
-}
+OPTIONS: Final = (
+    Option("url", "url", required=True),
+    Option("dbtable", "table"),
+    Option("table", "table"),
+    Option("name", "name"),
+    Option("mode", "mode"),
+    Option("key", "key", _columns),
+    Option("createTable", "create_table", flag),
+    Option("commit", "commit"),
+    Option("lockTimeout", "lock_timeout", float),
+    Option("answerWithin", "answer_within", float),
+    Option("ledgerSchema", "ledger_schema"),
+    Option("ledgerEpochs", "ledger_epochs", int),
+    Option("parallelism", "parallelism", int),
+)
