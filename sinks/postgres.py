@@ -11,7 +11,14 @@ from ..connectors.postgres.dsn import Dsn
 from ..connectors.postgres.ledger import DEFAULT_SCHEMA, Ledger, prune_due
 from ..connectors.postgres.listing import PREPARED, STAGED, list_lingering
 from ..connectors.postgres.merging import abort_staged, commit_staged
-from ..connectors.postgres.options import commit_mode, key_columns, positive, read_options, write_mode
+from ..connectors.postgres.options import (
+    checked_change_column,
+    commit_mode,
+    key_columns,
+    positive,
+    read_options,
+    write_mode,
+)
 from ..connectors.postgres.prepared import PreparedWriting, abort_prepared, commit_prepared
 from ..connectors.postgres.staging import StagedWriting
 from ..connectors.postgres.states import inspect
@@ -45,6 +52,9 @@ class PostgresSink(TwoPhaseCommitSink[Writing]):
             "staging" are "auto" with that `commit`.
         key: Columns of a unique index, for upserts. The last row of a key wins; within an epoch the order is
             (subtask, position in the subtask), so rows of one key should be in one subtask.
+        change_column: Column that says which rows of an upsert delete what has their key: "delete", "d", "-D"; the
+            other values of Debezium's `op`, Delta Lake's `_change_type` and Flink's RowKind upsert, or are what was
+            there before an update and are passed over. It is not written.
         create_table: Create the table from the data's schema if it is missing, `key` as its primary key.
         commit: How rows wait for the epoch's decision: "prepared" transactions (rows go into the table at once,
             invisible; needs max_prepared_transactions), or "staging" (rows go into a staging table and are merged
@@ -70,6 +80,7 @@ class PostgresSink(TwoPhaseCommitSink[Writing]):
         table: str,
         mode: str = "auto",
         key: Sequence[str] | str | None = None,
+        change_column: str | None = None,
         create_table: bool = False,
         commit: str = "auto",
         lock_timeout: float = 10.0,
@@ -89,6 +100,7 @@ class PostgresSink(TwoPhaseCommitSink[Writing]):
             table=TableName.parse(table),
             ledger=Ledger(ledger_schema),
             key=columns if self.mode == "upsert" else (),
+            change=checked_change_column(change_column, columns if self.mode == "upsert" else ()),
             create_table=create_table,
             lock_timeout=positive("lock_timeout", lock_timeout),
             answer_within=positive("answer_within", answer_within),

@@ -471,6 +471,13 @@ def test_the_example_of_two_sources_keeps_rows_behind_a_barrier_out_of_the_snaps
     assert "in the end there are [1, 2, 3, 4, 5, 7, 8]" in said
 
 
+def test_the_example_of_an_idempotent_sink_goes_back_once_and_ends_right(tmp_path: Path):
+    said = run_example("engine_idempotent.py", tmp_path)
+    totals = {f"u{user}": sum(range(user, 300, 3)) for user in range(3)}
+    assert f"totals: {totals}" in said
+    assert "went back 1 time" in said
+
+
 @pytest.mark.parametrize("policy", ["keep", "delete"])
 @pytest.mark.parametrize("how", ["cancel", "failure"])
 def test_what_becomes_of_checkpoints_when_a_run_does_not_end_by_itself(tmp_path: Path, how: str, policy: str):

@@ -121,9 +121,10 @@ def read_table(connection: Connection, name: TableName) -> Table | None:
 
 
 _CHECKS: Final = """
-SELECT conname, pg_catalog.pg_get_constraintdef(k.oid)
+SELECT conname, pg_catalog.pg_get_expr(conbin, conrelid)
 FROM pg_catalog.pg_constraint k
 WHERE k.conrelid = %(oid)s AND k.contype = 'c'
+  AND pg_catalog.pg_get_constraintdef(k.oid) NOT LIKE '%% NOT ENFORCED'
   AND NOT EXISTS (
     SELECT FROM pg_catalog.pg_attribute a
     WHERE a.attrelid = k.conrelid AND a.attnum = ANY (k.conkey)
@@ -136,7 +137,7 @@ inserted (row 1, before 2, insert 4): what they look at is known at the insert o
 
 
 def read_checks(connection: Connection, table: Table) -> tuple[tuple[str, str], ...]:
-    """Name and SQL of the check constraints that can be checked on the rows as they come."""
+    """Name and expression of the check constraints that can be checked on the rows as they come."""
     return tuple(connection.execute(_CHECKS, {"oid": table.oid}).fetchall())
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...core.errors import ConfigurationError, SchemaError
 from .catalog import ORDINARY, PARTITIONED, read_checks, read_table
+from .changes import without_change
 from .ddl import create_table
 from .explain import HOW_TO_ENABLE
 from .plan import plan_copy
@@ -49,7 +50,7 @@ SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',
 _PRIVILEGES: Final = """
 SELECT privilege FROM unnest(%(wanted)s::text[]) AS t(privilege)
 WHERE NOT has_table_privilege(%(oid)s::oid, privilege)
-  AND NOT has_any_column_privilege(%(oid)s::oid, nullif(privilege, 'DELETE'))
+  AND NOT coalesce(has_any_column_privilege(%(oid)s::oid, nullif(privilege, 'DELETE')), false)
 """
 _UNIQUE: Final = """
 SELECT 1 FROM pg_catalog.pg_index i
@@ -116,6 +117,7 @@ def check_table(connection: Connection, target: Target, sink: str, schema: pa.Sc
         SchemaError: Something of the table or its columns does not fit.
         ConfigurationError: The table is of a kind that cannot be written, or privileges are missing.
     """
+    schema = without_change(schema, target.change)
     table = read_table(connection, target.table)
     if table is None and target.create_table:
         create_table(connection, target.table, schema, target.key)
@@ -149,6 +151,7 @@ def _check_kind(table: Table, target: Target) -> None:
 
 def _check_privileges(connection: Connection, target: Target, table: Table) -> None:
     wanted = ["INSERT", "SELECT", "UPDATE"] if target.key else ["INSERT"]
+    wanted += ["DELETE"] if target.change else []
     rows = connection.execute(_PRIVILEGES, {"oid": table.oid, "wanted": wanted}).fetchall()
     if rows:
         missing = ", ".join(row[0] for row in rows)

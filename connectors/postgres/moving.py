@@ -9,6 +9,7 @@ import psycopg
 from psycopg import sql
 
 from ...core.errors import PostgresError
+from .changes import DELETE
 from .staging import ID, ROW
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def move_rows(connection: Connection, ledger: Ledger, group: list[Staged]) -> No
     _check_whole(connection, stage, ids, sum(staged.rows for staged in group))
     if first.key:
         connection.execute("SELECT set_config('work_mem', '64MB', true)")
-        connection.execute(_upsert(group, stage, into))
+        connection.execute((_change if DELETE in first.columns else _upsert)(group, stage, into))
     else:
         connection.execute(_insert(first, stage, into, ids))
     remove_rows(connection, ledger, first.stage, ids)
@@ -106,30 +107,61 @@ def _insert(first: Staged, stage: sql.Identifier, into: sql.Identifier, ids: lis
 
 
 def _upsert(group: list[Staged], stage: sql.Identifier, into: sql.Identifier) -> sql.Composed:
+    """Insert or update each key's last row."""
+    first = group[0]
+    return sql.SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE {} {}").format(
+        into, _names(first.columns), _last_rows(group, stage), _on_conflict(first.key, first.columns)
+    )
+
+
+def _change(group: list[Staged], stage: sql.Identifier, into: sql.Identifier) -> sql.Composed:
+    """Insert or update each key's last row, or delete what has the key if that row says so.
+
+    The two parts of the statement touch different keys, so neither needs to see what the other does.
+    """
+    first = group[0]
+    columns = [column for column in first.columns if column != DELETE]
+    same = [sql.SQL("t.{} = l.{}").format(sql.Identifier(c), sql.Identifier(c)) for c in first.key]
+    return sql.SQL(
+        "WITH last AS MATERIALIZED ({last}),"
+        " deleted AS (DELETE FROM {into} t USING last l WHERE l.{delete} AND {same})"
+        " INSERT INTO {into} ({columns}) OVERRIDING SYSTEM VALUE"
+        " SELECT {columns} FROM last WHERE NOT {delete} ORDER BY {key} {conflict}"
+    ).format(
+        last=_last_rows(group, stage),
+        into=into,
+        delete=sql.Identifier(DELETE),
+        same=sql.SQL(" AND ").join(same),
+        columns=_names(columns),
+        key=_names(first.key),
+        conflict=_on_conflict(first.key, columns),
+    )
+
+
+def _last_rows(group: list[Staged], stage: sql.Identifier) -> sql.Composed:
     """DISTINCT ON keeps each key's last row; its order by key makes concurrent merges lock in the same order."""
     first = group[0]
-    others = [column for column in first.columns if column not in first.key]
-    updates = [sql.SQL("{} = EXCLUDED.{}").format(sql.Identifier(c), sql.Identifier(c)) for c in others]
-    action = sql.SQL("UPDATE SET ") + sql.SQL(", ").join(updates) if updates else sql.SQL("NOTHING")
     return sql.SQL(
-        "INSERT INTO {into} ({columns}) OVERRIDING SYSTEM VALUE"
-        " SELECT DISTINCT ON ({keys}) {values} FROM {stage} s"
+        "SELECT DISTINCT ON ({keys}) {values} FROM {stage} s"
         " JOIN unnest({ids}::bigint[], {subtasks}::integer[]) AS part(id, subtask) ON part.id = s.{id}"
         " ORDER BY {keys}, part.subtask DESC, s.{row} DESC"
-        " ON CONFLICT ({key}) DO {action}"
     ).format(
-        into=into,
-        columns=_names(first.columns),
         values=_names(first.columns, "s"),
         keys=_names(first.key, "s"),
-        key=_names(first.key),
         stage=stage,
         id=sql.Identifier(ID),
         row=sql.Identifier(ROW),
         ids=sql.Literal([staged.id for staged in group]),
         subtasks=sql.Literal([staged.subtask for staged in group]),
-        action=action,
     )
+
+
+def _on_conflict(key: Sequence[str], columns: Sequence[str]) -> sql.Composed:
+    updates = [
+        sql.SQL("{} = EXCLUDED.{}").format(sql.Identifier(c), sql.Identifier(c)) for c in columns if c not in key
+    ]
+    action = sql.SQL("UPDATE SET ") + sql.SQL(", ").join(updates) if updates else sql.SQL("NOTHING")
+    return sql.SQL("ON CONFLICT ({}) DO {}").format(_names(key), action)
 
 
 def _names(columns: Sequence[str], table: str | None = None) -> sql.Composed:

@@ -35,6 +35,15 @@ def write_mode(mode: str, key: tuple[str, ...]) -> str:
     return "upsert" if key else "insert"
 
 
+def checked_change_column(change: str | None, key: tuple[str, ...]) -> str:
+    """The column that says which rows delete, or nothing."""
+    if change is None:
+        return ""
+    if not key or not change or change in key:
+        raise ConfigurationError(f"change_column {change!r} needs a key that it is no part of: it deletes by key")
+    return change
+
+
 def commit_mode(mode: str, commit: str) -> CommitPath:
     """How rows wait for their decision, as asked for: mode='staging' says it too."""
     choices = [str(path) for path in CommitPath]
@@ -87,6 +96,7 @@ _READERS: Final[dict[str, Callable[[str], Any]]] = {
     "table": str,
     "mode": str,
     "key": lambda text: [column.strip() for column in text.split(",")],
+    "changecolumn": str,
     "createtable": lambda text: _TRUE[text.lower()],
     "commit": str,
     "locktimeout": float,
@@ -97,6 +107,7 @@ _READERS: Final[dict[str, Callable[[str], Any]]] = {
 }
 _ARGUMENTS: Final = {
     **{key: key for key in _READERS},
+    "changecolumn": "change_column",
     "createtable": "create_table",
     "locktimeout": "lock_timeout",
     "answerwithin": "answer_within",

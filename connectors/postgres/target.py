@@ -27,6 +27,8 @@ class Target:
     ledger: Ledger
     key: tuple[str, ...] = ()
     """Columns of the key of an upsert; empty for inserts."""
+    change: str = ""
+    """Column that says which rows of an upsert delete; empty for none. It is not in the table."""
     create_table: bool = False
     lock_timeout: float = 10.0
     """Seconds a statement may wait for another transaction's lock."""

@@ -15,6 +15,7 @@ from psycopg import sql
 
 from ...core.errors import OncewardError, SchemaError
 from .catalog import read_table
+from .changes import without_change
 from .connections import acquire, connect, give_back
 from .ddl import create_table
 from .explain import explain
@@ -107,6 +108,7 @@ class Writing(ABC):
         if not self.target.create_table:
             raise SchemaError(f"table {self.target.table} does not exist; create it, or set create_table=True")
         self.connection.execute("ROLLBACK")
+        schema = without_change(schema, self.target.change)
         create_table(self.connection, self.target.table, schema, self.target.key)
         self._begin(self.connection)
         return self._lock_and_read()

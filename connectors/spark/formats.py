@@ -1,5 +1,4 @@
-"""The data sources `onceward-kafka`, `onceward-postgres`, `onceward-sql`, `onceward-files`, `onceward-http` and
-`onceward-redis`.
+"""The data sources `onceward-kafka`, `onceward-postgres`, `onceward-sql`, `onceward-files`, `-http` and `-redis`.
 
 Importable with no extra installed: the sinks' own packages are imported where a sink is made.
 """
