@@ -212,7 +212,7 @@ class MariaDbContainer(_Crashable):
     def answers(self) -> bool:
         """Whether the server takes a connection."""
         try:
-            import pymysql  # noqa: PLC0415 - optional dependency
+            import pymysql  # type: ignore[import-untyped]  # noqa: PLC0415 - optional dependency
         except ImportError as error:
             raise ConfigurationError("pymysql is needed: pip install 'onceward[mariadb]'") from error
         address = {"host": self._address(), "port": self.port, "user": "root", "password": self.password}

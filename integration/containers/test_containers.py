@@ -62,6 +62,7 @@ def test_a_killed_database_keeps_its_prepared_transactions(postgres_container: P
 def test_a_killed_mariadb_keeps_its_prepared_transactions(mariadb_container: MariaDbContainer) -> None:
     url = make_url(mariadb_container.url)
     where: dict[str, Any] = {"host": url.host, "port": url.port, "user": url.username, "password": url.password}
+    where["autocommit"] = True
     with pymysql.connect(**where, database=url.database) as connection, connection.cursor() as cursor:
         cursor.execute("CREATE TABLE kept (n int)")
         for command in ("XA START 'kept'", "INSERT INTO kept VALUES (1)", "XA END 'kept'", "XA PREPARE 'kept'"):
