@@ -1,7 +1,8 @@
-"""KafkaSink and PostgresSink, on real services, sit the exam that every sink gets (onceward.testing.conformance)."""
+"""KafkaSink, PostgresSink and KafkaSource, on real services, sit the exam of all (onceward.testing.conformance)."""
 
 from __future__ import annotations
 
+import uuid
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -9,9 +10,10 @@ import pyarrow as pa
 import pytest
 
 from onceward.sinks import KafkaSink, PostgresSink
-from onceward.testing.conformance import SinkConformance, Subject
+from onceward.testing.conformance import SinkConformance, SourceConformance, SourceSubject, Subject
 
 from .kafka_kit import read_all
+from .kafka_source_kit import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,4 +74,31 @@ class TestPostgresSink(SinkConformance):
             restart=restart,
             refused=lambda numbers: pa.RecordBatch.from_pydict({"n": numbers, "text": ["refused" for _ in numbers]}),
             misfit=pa.schema({"n": pa.int64(), "no_such_column": pa.string()}),
+        )
+
+
+@pytest.mark.kafka
+class TestKafkaSource(SourceConformance):
+    @pytest.fixture
+    def source_subject(self, kafka: KafkaServer, topic: Callable[..., str]) -> SourceSubject:
+        writer, name, group = Writer(kafka.bootstrap_servers), topic(partitions=3), f"exam-{uuid.uuid4().hex}"
+
+        def append(numbers: list[int]) -> None:
+            for partition in range(3):
+                writer.send(name, numbers[partition::3], partition)
+
+        def lose() -> None:
+            for partition in range(3):
+                writer.delete_before(name, partition, writer.end_of(name, partition))
+
+        def grow(numbers: list[int]) -> None:
+            writer.add_partitions(name, 4)
+            writer.send(name, numbers, 3)
+
+        return SourceSubject(
+            make=lambda: writer.source(name, ending="latest", group=group),
+            append=append,
+            numbers=lambda batch: [int(value) for value in batch.column("value").to_pylist()],
+            lose=lose,
+            grow=grow,
         )

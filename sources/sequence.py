@@ -81,6 +81,8 @@ class SequenceSource(ResettableSource):
     def read(self, split: Split) -> Iterator[Piece]:
         """See ResettableSource."""
         unit = int(split.unit)
+        if split.end > self._size(unit):
+            raise SourceError(f"unit {unit} of the sequence has {self._size(unit)} rows; row {split.end} was asked for")
         for at in range(split.start, split.end, self._batch_rows):
             to = min(split.end, at + self._batch_rows)
             rows = pa.array(range(unit + at * self._units, unit + to * self._units, self._units), pa.int64())

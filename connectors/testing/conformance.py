@@ -1,4 +1,4 @@
-"""Every sink's exam: subclass SinkConformance, give one fixture, and pytest runs the cases that apply.
+"""Every sink's exam (a source's is in source_cases.py): subclass SinkConformance, give one fixture, and pytest runs the cases that apply.
 
     from onceward.testing.conformance import SinkConformance, Subject
 
@@ -19,8 +19,9 @@ import pytest
 from .exam import Exam, Subject
 from .fault_cases import FaultCases
 from .protocol_cases import ProtocolCases
+from .source_cases import SourceConformance, SourceSubject
 
-__all__ = ["Exam", "SinkConformance", "Subject"]
+__all__ = ["Exam", "SinkConformance", "SourceConformance", "SourceSubject", "Subject"]
 
 
 class SinkConformance(ProtocolCases, FaultCases):

@@ -12,7 +12,9 @@ import pytest
 
 MARK: Final = "not applicable: "
 
-pytest.register_assert_rewrite(*(f"onceward.testing.{name}" for name in ("exam", "fault_cases", "protocol_cases")))
+pytest.register_assert_rewrite(
+    *(f"onceward.testing.{name}" for name in ("exam", "fault_cases", "protocol_cases", "source_cases"))
+)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,0 +1,120 @@
+"""FileSource and SequenceSource sit every source's exam; sources that are wrong fail the case that is about it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from onceward.sources import FileSource, ResettableSource, SequenceSource
+from onceward.testing.conformance import SourceConformance, SourceSubject
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from onceward.sources import Piece, Split
+
+
+class Folder:
+    """Files of at most 25 rows, each a little younger than the one before."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+
+    def append(self, numbers: list[int]) -> None:
+        for first in range(0, len(numbers), 25):
+            name = f"{time.monotonic_ns()}.parquet"
+            pyarrow.parquet.write_table(pa.table({"n": numbers[first : first + 25]}), self.folder / f".{name}")
+            (self.folder / f".{name}").rename(self.folder / name)
+
+    def lose(self) -> None:
+        for path in self.folder.glob("*.parquet"):
+            path.unlink()
+
+    def subject(self) -> SourceSubject:
+        schema = pa.schema({"n": pa.int64()})
+        return SourceSubject(
+            make=lambda: FileSource(self.folder, schema=schema, bounded=True),
+            append=self.append,
+            lose=self.lose,
+            grow=self.append,
+        )
+
+
+class TestFileSource(SourceConformance):
+    @pytest.fixture
+    def source_subject(self, tmp_path: Path) -> SourceSubject:
+        return Folder(tmp_path / "in").subject()
+
+
+def sequence(kind: Callable[..., ResettableSource] = SequenceSource) -> SourceSubject:
+    rows: list[dict[str, Any]] = []
+
+    def make() -> ResettableSource:
+        return kind(pa.table({"n": pa.array([row["n"] for row in rows], pa.int64())}), units=3, batch_rows=7)
+
+    return SourceSubject(make=make, append=lambda numbers: rows.extend({"n": n} for n in numbers), lose=rows.clear)
+
+
+class TestSequenceSource(SourceConformance):
+    @pytest.fixture
+    def source_subject(self) -> SourceSubject:
+        return sequence()
+
+
+# Wrong sources
+
+
+class SilentAboutLosses(SequenceSource):
+    def splits(self, start: Any, end: Any, parallelism: int = 1) -> Sequence[Split]:
+        return super().splits(start, self.latest(self.start(), until=end), parallelism)
+
+    def latest(self, position: Any, limit: int | None = None, until: Any = None) -> Any:
+        there = {unit: min(at, self._size(int(unit))) for unit, at in position.items()}
+        return super().latest(
+            there, limit, until and {unit: min(at, self._size(int(unit))) for unit, at in until.items()}
+        )
+
+
+class AnotherOrder(SequenceSource):
+    times = 0
+
+    def read(self, split: Split) -> Iterator[Piece]:
+        AnotherOrder.times += 1
+        for piece in super().read(split):
+            rows = pa.array(reversed(range(piece.batch.num_rows)))
+            yield piece._replace(batch=piece.batch.take(rows)) if self.times % 2 else piece
+
+
+class SharesTwice(SequenceSource):
+    def share(self, subtask: int, parallelism: int) -> SequenceSource:  # noqa: ARG002 - that is its fault
+        return self
+
+
+class ReadsOneRowTwice(SequenceSource):
+    def read(self, split: Split) -> Iterator[Piece]:
+        for piece in super().read(split):
+            yield piece._replace(next=piece.next - 1)
+
+
+WRONG = {
+    SilentAboutLosses: "test_68_what_is_gone_is_an_error_and_never_silence",
+    AnotherOrder: "test_67_the_same_positions_give_the_same_rows_in_the_same_order",
+    ReadsOneRowTwice: "test_67_a_split_goes_on_from_any_piece",
+}
+
+
+@pytest.mark.parametrize("kind", WRONG, ids=lambda kind: kind.__name__)
+def test_a_wrong_source_fails_the_case_that_is_about_its_fault(kind: type[SequenceSource]) -> None:
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        getattr(SourceConformance(), WRONG[kind])(sequence(kind))
+
+
+def test_a_source_whose_subtasks_read_the_same_is_caught() -> None:
+    with pytest.raises(AssertionError):
+        SourceConformance().test_67_each_row_belongs_to_one_subtask_whatever_their_number(sequence(SharesTwice), 2)
