@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import os
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -80,7 +81,7 @@ def proxied(server: PostgresServer, database: Database) -> Iterator[Callable[...
         proxy = Proxy(server.port, lambda data: lose in data, hang=hang, times=times)
         proxies.append(proxy)
         url = database.dsn.replace(f":{server.port}/", f":{proxy.port}/")
-        return make_sink(database, how, url=url, answer_within=0.5), proxy
+        return make_sink(database, how, url=url, answer_within=0.5, lock_timeout=0.5), proxy
 
     yield make
     close_idle()
@@ -218,12 +219,13 @@ def test_75_a_lost_answer_is_resolved_by_asking(
     assert database.rows() == (expected(1) if end == "commit" else [])
 
 
+@pytest.mark.parametrize("hang", [False, True], ids=["cut", "silence"])
 @pytest.mark.parametrize("how", ["staging", "upsert"])
 def test_75_a_lost_answer_to_a_merge_is_resolved_by_asking(
-    proxied: Callable[..., tuple[SqlAlchemySink, Proxy]], database: Database, how: str
+    proxied: Callable[..., tuple[SqlAlchemySink, Proxy]], database: Database, how: str, hang: bool
 ) -> None:
     committable = write(make_sink(database, how), context(), words(1))
-    sink, proxy = proxied(how, b"COMMIT\0")
+    sink, proxy = proxied(how, b"COMMIT\0", hang=hang)
     assert sink.commit(committable).status is CommitStatus.ALREADY_COMMITTED
     assert proxy.lost == 1
     assert database.rows() == expected(1)
@@ -341,6 +343,19 @@ def test_what_a_dead_process_pre_committed_another_one_commits(database: Databas
     assert [c.transaction for c in sink.lingering(SCOPE)] == [committable.transaction]
     assert sink.commit(committable).status is CommitStatus.COMMITTED
     assert database.rows() == expected(1)
+
+
+def test_a_forked_worker_leaves_its_parents_connections_alone(database: Database) -> None:
+    sink = make_sink(database)
+    first = write(sink, context(1), words(1))
+    child = os.fork()
+    if child == 0:
+        good = sink.commit(first).status is CommitStatus.COMMITTED
+        close_idle()
+        os._exit(0 if good else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert sink.commit(write(sink, context(2), words(10))).status is CommitStatus.COMMITTED
+    assert database.rows() == expected(1) + expected(10)
 
 
 # 33: races

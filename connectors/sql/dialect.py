@@ -89,8 +89,8 @@ class Dialect(Protocol):
     def open_transaction(self, connection: sa.Connection, target: Target) -> None:
         """Settings for the transaction just begun."""
 
-    def watched(self, connection: sa.Connection, target: Target) -> AbstractContextManager[None]:
-        """Inside, a connection without an answer for answer_within seconds fails."""
+    def watched(self, connection: sa.Connection, seconds: float) -> AbstractContextManager[None]:
+        """A block in which the connection fails when the time is over, if its driver would wait for ever."""
 
     def read_server(self, connection: sa.Connection) -> ServerFacts:
         """Ask the server."""

@@ -105,15 +105,22 @@ def dialect_for(target: Target) -> Dialect:
 
 
 @contextmanager
-def transaction(target: Target, what: str) -> Iterator[sa.Connection]:
+def transaction(target: Target, what: str, *, more: float = 0.0) -> Iterator[sa.Connection]:
     """A connection in a transaction, committed at the end; errors become onceward's.
 
     Args:
         target: Where.
         what: For messages: what the caller is about to do.
+        more: Seconds that it may take beyond waiting once for a lock and once for an answer.
     """
-    with translated(what, target), engine_of(target).begin() as connection:
-        dialect_for(target).open_transaction(connection, target)
+    dialect, seconds = dialect_for(target), target.answer_within + target.lock_timeout + more
+    with (
+        translated(what, target),
+        engine_of(target).connect() as connection,
+        dialect.watched(connection, seconds),
+        connection.begin(),
+    ):
+        dialect.open_transaction(connection, target)
         yield connection
 
 
@@ -123,7 +130,7 @@ def reading(target: Target, what: str) -> Iterator[sa.Connection]:
     with (
         translated(what, target),
         autocommitting(target) as connection,
-        dialect_for(target).watched(connection, target),
+        dialect_for(target).watched(connection, target.answer_within),
     ):
         yield connection
 

@@ -123,7 +123,7 @@ class MariaDb:
     def open_transaction(self, connection: sa.Connection, target: Target) -> None:
         """Nothing more: the settings are the session's."""
 
-    def watched(self, connection: sa.Connection, target: Target) -> AbstractContextManager[None]:  # noqa: ARG002 - signature
+    def watched(self, connection: sa.Connection, seconds: float) -> AbstractContextManager[None]:  # noqa: ARG002 - signature
         """Pymysql has its own time limits."""
         return nullcontext()
 

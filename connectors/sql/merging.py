@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from ...core.transaction import Committable
     from .plan import Plan
     from .target import Target
+
+_SLOWEST_MERGE: Final = 500
+"""Rows per second below which a merge is taken for hanging."""
 
 
 def commit_staged(target: Target, committables: Sequence[Committable]) -> list[CommitOutcome]:
@@ -72,7 +75,8 @@ def _merge(target: Target, committables: list[Committable]) -> list[str]:
         if not ledger.exists(target, connection):
             return []
     try:
-        with transaction(target, "cannot merge") as connection:
+        slowest = sum(c.rows for c in committables) / _SLOWEST_MERGE
+        with transaction(target, "cannot merge", more=slowest) as connection:
             heads = [head for head in lock(target, connection, names) if head.whole]
             for head in heads:
                 _move(target, connection, head)

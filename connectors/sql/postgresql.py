@@ -102,10 +102,10 @@ class PostgreSql:
         setting = sa.func.current_setting("synchronous_commit")
         connection.execute(sa.select(sa.func.set_config("synchronous_commit", "on", True)).where(setting == "off"))
 
-    def watched(self, connection: sa.Connection, target: Target) -> AbstractContextManager[None]:
+    def watched(self, connection: sa.Connection, seconds: float) -> AbstractContextManager[None]:
         """Libpq waits for ever: its socket is shut down from outside."""
         session: Any = connection.connection.dbapi_connection
-        return cut_after(session.fileno, target.answer_within)
+        return cut_after(session.fileno, seconds)
 
     def read_server(self, connection: sa.Connection) -> ServerFacts:
         """Standby, read-only, max_prepared_transactions, fsync."""

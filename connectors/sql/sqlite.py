@@ -47,7 +47,7 @@ class Sqlite:
     def open_transaction(self, connection: sa.Connection, target: Target) -> None:
         """Nothing more."""
 
-    def watched(self, connection: sa.Connection, target: Target) -> AbstractContextManager[None]:  # noqa: ARG002 - signature
+    def watched(self, connection: sa.Connection, seconds: float) -> AbstractContextManager[None]:  # noqa: ARG002 - signature
         """A file answers at once, or says that it is locked."""
         return nullcontext()
 
