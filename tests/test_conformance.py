@@ -214,7 +214,9 @@ class TellsItsPassword(Claiming):
 class ExpiresQuietly(Claiming):
     """Its target aborts what is older than its time-out, and a commit of that says "committed"."""
 
-    transaction_timeout = 0.05
+    @property
+    def transaction_timeout(self) -> float:
+        return 0.05
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:
         found = list(super().lingering(scope))

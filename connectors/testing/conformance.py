@@ -1,4 +1,4 @@
-"""Every sink's exam (a source's is in source_cases.py): subclass SinkConformance, give one fixture, and pytest runs the cases that apply.
+"""Every sink's exam: subclass SinkConformance, give one fixture, and pytest runs the cases that apply.
 
     from onceward.testing.conformance import SinkConformance, Subject
 
@@ -9,7 +9,7 @@
 
 The numbers in the tests' names are those of the project's list of a hundred scenarios. Each test works under a
 pipeline name of its own and with row numbers of its own, so one target serves all of them. What does not apply to a
-sink is skipped, and reported by name and reason at the end (plugin.py).
+sink is skipped, and reported by name and reason at the end (plugin.py). A source's exam is in source_cases.py.
 """
 
 from __future__ import annotations

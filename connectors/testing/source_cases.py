@@ -1,9 +1,11 @@
-"""Every source's exam (SCENARIOS 67 to 70): subclass SourceConformance and give one fixture.
+"""Every source's exam: subclass SourceConformance and give one fixture.
 
-class TestMySource(SourceConformance):
-    @pytest.fixture
-    def source_subject(self, tmp_path):
-        return SourceSubject(make=lambda: MySource(tmp_path), append=lambda numbers: put(tmp_path, numbers))
+    class TestMySource(SourceConformance):
+        @pytest.fixture
+        def source_subject(self, tmp_path):
+            return SourceSubject(make=lambda: MySource(tmp_path), append=lambda numbers: put(tmp_path, numbers))
+
+The numbers in the tests' names are those of the project's list of a hundred scenarios.
 """
 
 from __future__ import annotations
