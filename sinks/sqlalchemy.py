@@ -10,6 +10,7 @@ from ..connectors.sql.checks import check_server, check_table, choose_path, path
 from ..connectors.sql.listing import inspect, list_lingering
 from ..connectors.sql.merging import abort_staged, commit_staged
 from ..connectors.sql.options import CommitPath, commit_path, key_columns, positive, read_sql_options, write_mode
+from ..connectors.sql.own_tables import ensure
 from ..connectors.sql.prepared import PreparedWriting, abort_prepared, commit_prepared
 from ..connectors.sql.staging import StagedWriting
 from ..connectors.sql.tables import TableName
@@ -131,7 +132,7 @@ class SqlAlchemySink(TwoPhaseCommitSink[Writing]):
         self._path, why = choose_path(self.commit_mode, self.target, facts)
         check_server(facts, self.target, self.parallelism, self._path)
         _log.info("sink %s commits through %s: %s", self.name, self._path, why)
-        ledger.ensure(self.target)
+        ensure(self.target)
         check_table(self.target, schema)
 
     def begin(self, context: WriteContext) -> Writing:

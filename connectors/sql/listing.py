@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...core.transaction import ExternalState
-from . import ledger
+from . import ledger, own_tables
 from .engines import dialect_for, reading
 from .staging import staged_names
 from .target import PREPARED, STAGED, make_committable, own_name
@@ -44,7 +44,7 @@ def _list(target: Target, connection: sa.Connection, pipeline: str, sink: str) -
     two_phase = dialect_for(target).two_phase
     prepared = two_phase.waiting(connection, pipeline, sink) if two_phase is not None else []
     found = [make_committable(PREPARED, name) for name in prepared]
-    if not ledger.exists(target, connection):
+    if not own_tables.exists(target, connection):
         return found
     for text, rows in staged_names(target, connection, pipeline, sink):
         name = own_name(text, pipeline, sink)

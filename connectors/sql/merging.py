@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from ...core.errors import OncewardError, RetryableSinkError, SchemaError, SqlError
 from ...core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 from ..postgres.patience import settle
-from . import ledger
+from . import ledger, own_tables
 from .engines import dialect_for, reading, transaction
 from .plan import make_plan
 from .reflection import describe, forget
@@ -72,7 +72,7 @@ def _merge(target: Target, committables: list[Committable]) -> list[str]:
     """Move what is staged and whole; the names of the transactions that this call moved."""
     names = [c.transaction for c in committables]
     with reading(target, "cannot merge") as connection:
-        if not ledger.exists(target, connection):
+        if not own_tables.exists(target, connection):
             return []
     try:
         slowest = sum(c.rows for c in committables) / _SLOWEST_MERGE
@@ -93,10 +93,10 @@ def _merge(target: Target, committables: list[Committable]) -> list[str]:
 
 def lock(target: Target, connection: sa.Connection, names: list[str]) -> list[Any]:
     """The rows of `onceward_staged`, in the order of epochs and subtasks, waiting for whoever holds them."""
-    staged = ledger.tables_of(target).staged
+    staged = own_tables.tables_of(target).staged
     rows = [
         row
-        for part in ledger.parts(sorted(names))
+        for part in own_tables.parts(sorted(names))
         for row in connection.execute(
             sa.select(staged).where(staged.c.name.in_(part)).order_by(staged.c.name).with_for_update()
         )
@@ -105,7 +105,7 @@ def lock(target: Target, connection: sa.Connection, names: list[str]) -> list[An
 
 
 def _move(target: Target, connection: sa.Connection, head: Any) -> None:
-    rows = ledger.tables_of(target).rows
+    rows = own_tables.tables_of(target).rows
     numbers = connection.scalars(sa.select(rows.c.number).where(rows.c.name == head.name).order_by(rows.c.number)).all()
     moved = 0
     for number in numbers:
@@ -129,7 +129,7 @@ def _statement(target: Target, connection: sa.Connection, head: Any, schema: Any
 
 
 def _note(target: Target, connection: sa.Connection, heads: list[Any]) -> None:
-    table = ledger.tables_of(target).ledger
+    table = own_tables.tables_of(target).ledger
     columns = [column.name for column in table.columns if column.name != "committed_at"]
     connection.execute(table.insert(), [{column: getattr(head, column) for column in columns} for head in heads])
 
@@ -163,7 +163,7 @@ def abort_staged(target: Target, committable: Committable) -> AbortOutcome:
 
 def _abort_once(target: Target, committable: Committable) -> AbortOutcome:
     with reading(target, "cannot abort") as connection:
-        if not ledger.exists(target, connection):
+        if not own_tables.exists(target, connection):
             return AbortOutcome(AbortStatus.ABORTED, "this database has no ledger, so nothing is staged in it")
     names = [committable.transaction]
     with transaction(target, "cannot abort") as connection:

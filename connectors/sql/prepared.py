@@ -20,7 +20,7 @@ from ...core.errors import ConfigurationError, OncewardError, RetryableSinkError
 from ...core.names import parse_transaction_name
 from ...core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 from ..postgres.patience import settle
-from . import ledger
+from . import ledger, own_tables
 from .dialect import Answer, TwoPhase
 from .engines import autocommit_options, dialect_for, engine_of, reading
 from .failures import code
@@ -71,8 +71,8 @@ class PreparedWriting(Writing):
 
     def make_durable(self) -> Committable:
         """Write the ledger row and prepare."""
-        table = ledger.tables_of(self.target).ledger
-        self.connection.execute(table.insert().values(**ledger.identity_row(self.name, self.rows)))
+        table = own_tables.tables_of(self.target).ledger
+        self.connection.execute(table.insert().values(**own_tables.identity_row(self.name, self.rows)))
         commands = two_phase(self.target)
         commands.prepare(self.connection, self.name)
         connection, self._held = self.connection, None

@@ -23,7 +23,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from ...core.errors import OncewardError, SqlError
-from . import ledger
+from . import own_tables
 from .engines import transaction
 from .target import STAGED, make_committable
 from .writing import Writing
@@ -78,25 +78,25 @@ class StagedWriting(Writing):
         rows = self.rows if whole else 0
         with transaction(self.target, "cannot stage") as connection:
             if self._pieces == 0:
-                connection.execute(ledger.tables_of(self.target).staged.insert(), [self._head(rows, whole)])
+                connection.execute(own_tables.tables_of(self.target).staged.insert(), [self._head(rows, whole)])
             else:
                 self._go_on(connection, rows, whole)
             if self._waiting:
                 piece = {"name": str(self.name), "number": self._pieces, "data": encoded(self._waiting)}
-                connection.execute(ledger.tables_of(self.target).rows.insert(), [piece])
+                connection.execute(own_tables.tables_of(self.target).rows.insert(), [piece])
         self._pieces += 1
         self._waiting, self._bytes = [], 0
 
     def _head(self, rows: int, whole: bool) -> dict[str, object]:
         return {
-            **ledger.identity_row(self.name, rows),
+            **own_tables.identity_row(self.name, rows),
             "whole": int(whole),
             "target": json.dumps(self.target.table),
             "key_columns": json.dumps(self.target.key),
         }
 
     def _go_on(self, connection: sa.Connection, rows: int, whole: bool) -> None:
-        staged = ledger.tables_of(self.target).staged
+        staged = own_tables.tables_of(self.target).staged
         mine = staged.c.name == str(self.name)
         if connection.scalar(sa.select(staged.c.whole).where(mine).with_for_update()) is None:
             raise SqlError("the rows staged so far were removed: a later start of the pipeline has swept this attempt")
@@ -106,15 +106,15 @@ class StagedWriting(Writing):
 
 def remove(target: Target, connection: sa.Connection, names: list[str]) -> None:
     """Delete everything staged under these names."""
-    tables = ledger.tables_of(target)
-    for part in ledger.parts(names):
+    tables = own_tables.tables_of(target)
+    for part in own_tables.parts(names):
         connection.execute(tables.rows.delete().where(tables.rows.c.name.in_(part)))
         connection.execute(tables.staged.delete().where(tables.staged.c.name.in_(part)))
 
 
 def staged_names(target: Target, connection: sa.Connection, pipeline: str, sink: str) -> list[tuple[str, int]]:
     """Names and rows of what is staged and not merged, whole or not."""
-    staged = ledger.tables_of(target).staged
+    staged = own_tables.tables_of(target).staged
     query = sa.select(staged.c.name, staged.c.row_count).where(staged.c.pipeline == pipeline, staged.c.sink == sink)
     return [(row[0], row[1]) for row in connection.execute(query.order_by(staged.c.name))]
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from ...core.errors import OncewardError, SchemaError
 from ...core.transaction import AbortOutcome, AbortStatus
-from . import ledger
+from . import ledger, own_tables
 from .ddl import create_table
 from .engines import reading
 from .failures import translate
@@ -75,7 +75,7 @@ class Writing(ABC):
     def _own_the_names(self) -> None:
         scope = self.context.scope
         with reading(self.target, "cannot begin") as connection:
-            known = ledger.exists(self.target, connection) and ledger.owner_of(self.target, connection, scope)
+            known = own_tables.exists(self.target, connection) and ledger.owner_of(self.target, connection, scope)
         if known != scope.log:
             ledger.claim(self.target, scope)
 
