@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, TopicPartition
 from pyspark.errors import PySparkException, StreamingQueryException
 
 from onceward.connectors.spark import exactly_once, register
-from onceward.connectors.spark.kafka_source import KafkaStreamReaderBeforeLimits
+from onceward.connectors.spark.source_reader import BeforeLimits
 from onceward.connectors.spark.kafka_source_options import stream_source
 from onceward.connectors.spark.read_limits import LIMITS
 from onceward.core.steps import Step
@@ -255,17 +255,22 @@ def test_wrong_options_are_named_when_the_source_is_loaded(bench: Bench, topic: 
         bench.run(bench.stream(name, endingOffsets="latest"))
 
 
+def before_limits(options: dict[str, str]) -> BeforeLimits:
+    source = stream_source(options)
+    return BeforeLimits(source, source.max_offsets_per_trigger)
+
+
 def test_before_pyspark_4_2_batches_are_limited_from_where_the_last_one_ended(bench: Bench, topic: Callable[..., str]):
     name = topic()
     bench.writer.send(name, range(30))
     options = bench.options(name, {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 20})
-    reader = KafkaStreamReaderBeforeLimits(stream_source(options))
+    reader = before_limits(options)
     start = reader.initialOffset()
     end = reader.latestOffset()
     assert (start, end) == ({name: {"0": 0}}, {name: {"0": 20}})
     assert [task.split for task in reader.partitions(start, end)] == [Split(f"{name}-0", 0, 20)]
     assert reader.latestOffset() == {name: {"0": 30}}
-    restarted = KafkaStreamReaderBeforeLimits(stream_source(options))
+    restarted = before_limits(options)
     assert restarted.latestOffset() == {name: {"0": 30}}
 
 

@@ -11,6 +11,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import DataSource
 
 from ...core.errors import ConfigurationError
+from .arrow import arrow_schema
 from .options import COMMON, FormatOptions
 from .publication import is_ours, publisher_from_options
 
@@ -75,14 +76,12 @@ class SinkFormat(DataSource):
         return batch_writer(self._sink(schema), FormatOptions.parse(self.options))
 
     def _sink(self, schema: StructType) -> TwoPhaseCommitSink[Any]:
-        from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - imports pyarrow
-
         common = COMMON - self.own_too
         own = {key: value for key, value in self.options.items() if key.lower() not in common and not is_ours(key)}
         sink = self.make_sink(own)
         key = f"{schema.json()} {sorted(own.items())}"
         if key not in _validated:
-            sink.validate(to_arrow_schema(schema))
+            sink.validate(arrow_schema(schema))
             _validated.add(key)
         return sink
 

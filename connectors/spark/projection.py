@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from .arrow import arrow_schema
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -45,11 +47,8 @@ class Projection:
 
 def schema_for(frame: DataFrame, sink: Sink) -> pa.Schema:
     """Arrow schema of what a sink gets."""
-    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - needs a Spark installation
-
     selected = frame.selectExpr(*sink.select) if sink.select is not None else frame
-    schema: pa.Schema = to_arrow_schema(selected.schema)
-    return schema
+    return arrow_schema(selected.schema)
 
 
 def _column(index: int) -> str:

@@ -1,0 +1,97 @@
+"""Any resettable source as a stream of Spark: restarted, limited, over a crash, and loud about what is gone."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from onceward.connectors.spark import exactly_once, read_stream
+from onceward.core.errors import ConfigurationError
+from onceward.core.steps import Step
+from onceward.sinks import FileSink
+from onceward.sources import FileSource, ResettableSource, SequenceSource
+
+from .spark_kit import Crash, crash_at, once
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+SCHEMA = pa.schema({"id": pa.int64(), "word": pa.string()})
+
+
+class Job:
+    """A source to files, by exactly_once."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark, self.folder = spark, folder
+        (folder / "in").mkdir()
+
+    def put(self, first: int, rows: int = 20) -> None:
+        lines = [json.dumps({"id": number, "word": f"w{number}"}) for number in range(first, first + rows)]
+        (self.folder / "in" / f".{first:05d}").write_text("\n".join(lines))
+        (self.folder / "in" / f".{first:05d}").rename(self.folder / "in" / f"{first:05d}.jsonl")
+
+    def run(self, source: ResettableSource, max_rows: int | None = None) -> int:
+        """Number of micro-batches so far."""
+        frame = read_stream(self.spark, source, max_rows=max_rows)
+        sink = FileSink("out", self.folder / "out", format="jsonl")
+        checkpoint = self.folder / "checkpoint"
+        writer = exactly_once(frame, sink, checkpoint=str(checkpoint), pipeline="any")
+        writer.trigger(availableNow=True).start().awaitTermination()
+        return sum(path.name.isdigit() for path in (checkpoint / "commits").iterdir())
+
+    def files(self) -> FileSource:
+        return FileSource(self.folder / "in", format="jsonl", schema=SCHEMA)
+
+    def seen(self) -> Counter[int]:
+        lines = [line for path in (self.folder / "out").glob("*.jsonl") for line in path.read_text().splitlines()]
+        return Counter(json.loads(line)["id"] for line in lines)
+
+
+@pytest.fixture
+def job(spark: SparkSession, tmp_path: Path) -> Job:
+    return Job(spark, tmp_path)
+
+
+def test_files_are_read_in_limited_batches_across_restarts_and_a_crash(job: Job) -> None:
+    for first in (0, 20, 40):
+        job.put(first)
+    with crash_at(Step.DECIDE_AFTER, 2), pytest.raises((Crash, StreamingQueryException)):
+        job.run(job.files(), max_rows=20)
+    assert job.run(job.files(), max_rows=20) == 3
+    assert job.seen() == once(60)
+    job.put(60)
+    job.run(job.files())
+    job.run(job.files())
+    assert job.seen() == once(80)
+
+
+def test_a_sequence_ends_by_itself(job: Job) -> None:
+    rows = pa.table({"id": list(range(100)), "word": ["x"] * 100}, schema=SCHEMA)
+    for _ in range(2):
+        job.run(SequenceSource(rows, units=3, batch_rows=7))
+    assert job.seen() == once(100)
+
+
+def test_a_file_that_changed_is_an_error(job: Job) -> None:
+    job.put(0)
+    job.run(job.files())
+    (job.folder / "in" / "00000.jsonl").write_text('{"id": 1, "word": "other"}\n')
+    with pytest.raises(StreamingQueryException, match="has changed since it was read"):
+        job.run(job.files())
+    assert job.seen() == once(20)
+
+
+def test_what_is_no_source_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="takes a ResettableSource, not str"):
+        read_stream(spark, "orders")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="is no folder"):
+        read_stream(spark, FileSource(tmp_path / "nowhere", schema=SCHEMA))
