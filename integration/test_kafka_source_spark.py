@@ -11,9 +11,9 @@ from confluent_kafka import Consumer, TopicPartition
 from pyspark.errors import PySparkException, StreamingQueryException
 
 from onceward.connectors.spark import exactly_once, register
-from onceward.connectors.spark.source_reader import BeforeLimits
 from onceward.connectors.spark.kafka_source_options import stream_source
 from onceward.connectors.spark.read_limits import LIMITS
+from onceward.connectors.spark.source_reader import BeforeLimits
 from onceward.core.steps import Step
 from onceward.sinks import KafkaSink
 from onceward.sources import Split

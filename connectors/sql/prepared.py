@@ -101,7 +101,7 @@ class PreparedWriting(Writing):
         if known == _USED_UP:
             return RetryableSinkError(
                 f"{error.message}. Raise max_prepared_transactions to at least twice the number of parallel subtasks, "
-                "see with 'onceward txn list' what lingers, or use commit='staging'"
+                "see in pg_prepared_xacts what lingers, or use commit='staging'"
             )
         return error
 
