@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from onceward.connectors.postgres import patience
+from onceward.connectors.database import patience
 from onceward.connectors.postgres.prepared import PreparedWriting
 from onceward.core.errors import ConfigurationError, PostgresError, RetryableSinkError
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState

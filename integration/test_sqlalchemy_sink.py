@@ -14,7 +14,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.postgres import patience
+from onceward.connectors.database import patience
 from onceward.connectors.sql.engines import close_idle
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SqlError
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, WriteContext

@@ -5,20 +5,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Self
 
-from ..connectors.postgres.checks import CommitPath, check_server, check_table, choose_path, read_server
+from ..connectors.database.modes import CommitPath, key_columns, positive, write_mode
+from ..connectors.postgres.checks import check_server, check_table, choose_path, read_server
 from ..connectors.postgres.connections import borrowed
 from ..connectors.postgres.dsn import Dsn
 from ..connectors.postgres.ledger import DEFAULT_SCHEMA, Ledger, prune_due
 from ..connectors.postgres.listing import PREPARED, STAGED, list_lingering
 from ..connectors.postgres.merging import abort_staged, commit_staged
-from ..connectors.postgres.options import (
-    checked_change_column,
-    commit_mode,
-    key_columns,
-    positive,
-    read_options,
-    write_mode,
-)
+from ..connectors.postgres.options import ALL_MODES, checked_change_column, commit_mode, read_postgres_options
 from ..connectors.postgres.prepared import PreparedWriting, abort_prepared, commit_prepared
 from ..connectors.postgres.staging import StagedWriting
 from ..connectors.postgres.states import inspect
@@ -93,7 +87,7 @@ class PostgresSink(TwoPhaseCommitSink[Writing]):
     ) -> None:
         super().__init__(name, select=select, where=where)
         columns = key_columns(key)
-        self.mode = write_mode(mode, columns)
+        self.mode = write_mode(mode, columns, ALL_MODES)
         self.commit_mode = commit_mode(mode, commit)
         self.target = Target(
             dsn=Dsn(dsn),
@@ -118,7 +112,7 @@ class PostgresSink(TwoPhaseCommitSink[Writing]):
         Raises:
             ConfigurationError: An option is unknown, missing or not readable.
         """
-        return cls(**read_options(options))
+        return cls(**read_postgres_options(options))
 
     @property
     def commit_path(self) -> str | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Self
 
+from ..connectors.database.modes import CommitPath, commit_path, key_columns, positive, write_mode
 from ..connectors.sql import ledger
 from ..connectors.sql.checks import check_server, check_table, choose_path, path_without_server, read_server
 from ..connectors.sql.listing import inspect, list_lingering
 from ..connectors.sql.merging import abort_staged, commit_staged
-from ..connectors.sql.options import CommitPath, commit_path, key_columns, positive, read_sql_options, write_mode
+from ..connectors.sql.options import read_sql_options
 from ..connectors.sql.own_tables import ensure
 from ..connectors.sql.prepared import PreparedWriting, abort_prepared, commit_prepared
 from ..connectors.sql.staging import StagedWriting

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from onceward.connectors.postgres.checks import CommitPath, choose_path
+from onceward.connectors.database.modes import CommitPath
+from onceward.connectors.database.verdict import Facts, Verdict
+from onceward.connectors.postgres.checks import choose_path
 from onceward.connectors.postgres.dsn import Dsn
-from onceward.connectors.postgres.ledger import Facts, Verdict
 from onceward.connectors.postgres.tables import TableName
 from onceward.connectors.postgres.target import own_name
 from onceward.core.errors import ConfigurationError, RetryableSinkError
@@ -155,10 +156,10 @@ def test_options_of_spark_make_the_same_sink() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"dsn": DSN}, "'dbtable' is missing"),
-        ({"dbtable": "t"}, "'dsn' is missing"),
+        ({"dsn": DSN}, "needs the options .*dbtable"),
+        ({"dbtable": "t"}, "needs the options .*dsn"),
         ({"dsn": DSN, "dbtable": "t", "batchsize": "5"}, "unknown options.*batchsize"),
-        ({"dsn": DSN, "dbtable": "t", "createTable": "perhaps"}, "'createtable' cannot be read"),
+        ({"dsn": DSN, "dbtable": "t", "createTable": "perhaps"}, "createTable is not true or false"),
     ],
 )
 def test_options_that_cannot_be_read_are_refused(options: dict[str, str], why: str) -> None:
@@ -211,7 +212,7 @@ def test_a_gid_that_is_not_exactly_ours_is_not_ours(gid: str) -> None:
 
 # What the ledger proves
 
-FACTS = {"standby": False, "log": "0123abcd", "pruned": 6, "committed": frozenset[str]()}
+FACTS = {"behind": "", "log": "0123abcd", "pruned": 6, "committed": frozenset[str]()}
 
 
 @pytest.mark.parametrize(
@@ -219,9 +220,9 @@ FACTS = {"standby": False, "log": "0123abcd", "pruned": 6, "committed": frozense
     [
         ({}, 7, Verdict.NOT_COMMITTED),
         ({"committed": frozenset({"gid"})}, 7, Verdict.COMMITTED),
-        ({"committed": frozenset({"gid"}), "standby": True, "log": None, "pruned": 9}, 7, Verdict.COMMITTED),
+        ({"committed": frozenset({"gid"}), "behind": "lags", "log": None, "pruned": 9}, 7, Verdict.COMMITTED),
         ({"committed": frozenset({"gid2"})}, 7, Verdict.NOT_COMMITTED),
-        ({"standby": True}, 7, Verdict.ASK_AGAIN),
+        ({"behind": "lags"}, 7, Verdict.ASK_AGAIN),
         ({"log": None}, 7, Verdict.UNKNOWN),
         ({"log": "ffff0000"}, 7, Verdict.UNKNOWN),
         ({}, 6, Verdict.UNKNOWN),

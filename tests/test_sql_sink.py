@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from onceward.connectors.database.verdict import Facts
 from onceward.connectors.sql.mariadb import MariaDb
 from onceward.connectors.sql.tables import TableName
 from onceward.connectors.sql.url import Url
-from onceward.connectors.sql.verdict import Facts
 from onceward.connectors.sql.xids import Xid, gtrid_of, read_xid
 from onceward.core.errors import ConfigurationError, RetryableSinkError
 from onceward.core.names import Scope, TransactionName

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.postgres import patience
+from onceward.connectors.database import patience
 from onceward.connectors.sql import staging
 from onceward.core.errors import ConfigurationError, EpochConflictError, RetryableSinkError, SchemaError, SqlError
 from onceward.core.names import Scope

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from ...core.errors import ConfigurationError, SchemaError
+from ..database.modes import CommitPath
 from .catalog import ORDINARY, PARTITIONED, read_checks, read_table
 from .changes import without_change
 from .ddl import create_table
@@ -23,14 +23,6 @@ if TYPE_CHECKING:
     from .target import Target
 
 _log = logging.getLogger("onceward.postgres")
-
-
-class CommitPath(StrEnum):
-    """How rows wait for their decision."""
-
-    AUTO = "auto"
-    PREPARED = "prepared"
-    STAGING = "staging"
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def _used_up(target: Target, scope: Scope) -> str:
     own = _prepared(target, scope)
     return (
         f"{len(own)} of them are of this pipeline and sink. Raise max_prepared_transactions to at least twice the "
-        "number of parallel subtasks, see with 'onceward txn list' what lingers, or use commit='staging'"
+        "number of parallel subtasks, see in pg_prepared_xacts what lingers, or use commit='staging'"
     )
 
 

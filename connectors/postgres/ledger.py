@@ -13,20 +13,19 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 import psycopg
 from psycopg import sql
 
 from ...core.errors import ConfigurationError, EpochConflictError
+from ..database.verdict import Facts
 from .failures import NO_SCHEMA, NO_TABLE, server_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...core.names import Scope
-    from ...core.transaction import Committable
     from .connections import Connection
 
 _log = logging.getLogger("onceward.postgres")
@@ -65,43 +64,8 @@ FROM (VALUES (1)) AS one LEFT JOIN {schema}.pipelines p ON p.pipeline = %(pipeli
 """
 
 
-class Verdict(Enum):
-    """What the ledger proves of a transaction that is neither prepared nor staged."""
-
-    COMMITTED = "committed"
-    NOT_COMMITTED = "not committed"
-    ASK_AGAIN = "ask again"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True)
-class Facts:
-    """One look into the ledger for one pipeline's sink, in one snapshot."""
-
-    standby: bool
-    log: str | None
-    """Which decision log owns the names; None if none does."""
-    pruned: int
-    """Newest epoch of which rows may have been pruned."""
-    committed: frozenset[str]
-    """Which of the gids that were asked for are in the ledger."""
-
-    def judge(self, committable: Committable) -> tuple[Verdict, str]:
-        """What is proven of one of the transactions that were asked for, and why."""
-        if committable.transaction in self.committed:
-            return Verdict.COMMITTED, "its row is in the ledger"
-        if self.standby:
-            return Verdict.ASK_AGAIN, "the server is a standby, whose ledger may lag"
-        if self.log is None:
-            return Verdict.UNKNOWN, "this database's ledger does not know the pipeline: is it another database?"
-        if self.log != committable.log:
-            return Verdict.UNKNOWN, f"this database's ledger belongs to decision log {self.log}"
-        if committable.epoch <= self.pruned:
-            return Verdict.UNKNOWN, f"ledger rows of epochs up to {self.pruned} were pruned"
-        return Verdict.NOT_COMMITTED, "neither prepared, nor staged, nor in the ledger"
-
-
-NO_LEDGER: Final = Facts(standby=False, log=None, pruned=-1, committed=frozenset())
+_STANDBY: Final = "the server is a standby, whose ledger may lag"
+NO_LEDGER: Final = Facts(behind="", log=None, pruned=-1, committed=frozenset())
 
 
 @dataclass(frozen=True)
@@ -161,7 +125,7 @@ class Ledger:
             raise
         assert row is not None  # noqa: S101 - the query always gives one row
         standby, log, pruned, committed = row
-        return Facts(standby, log, pruned, frozenset(committed))
+        return Facts(_STANDBY if standby else "", log, pruned, frozenset(committed))
 
     def claim(self, connection: Connection, scope: Scope) -> None:
         """Make `scope.log` the owner of the names, or see that it is.

@@ -9,12 +9,10 @@ import psycopg
 
 from ...core.errors import PostgresError
 from ...core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
+from ..database.patience import settle
 from .connections import borrowed
 from .failures import NO_SCHEMA, NO_TABLE, may_pass, server_words
-from .ledger import Verdict
 from .moving import Staged, move_rows, remove_rows
-from .patience import settle
-from .prepared import ABORT_VERDICTS, COMMIT_VERDICTS
 from .staging import DURABLE
 
 if TYPE_CHECKING:
@@ -77,8 +75,7 @@ def _look_up(connection: Connection, target: Target, committables: list[Committa
         return {}
     first = committables[0]
     facts = target.ledger.facts(connection, first.pipeline, first.sink, [c.transaction for c in committables])
-    verdicts = {c.transaction: facts.judge(c) for c in committables}
-    return {gid: CommitOutcome(COMMIT_VERDICTS[verdict], why) for gid, (verdict, why) in verdicts.items()}
+    return {c.transaction: facts.commit_outcome(c) for c in committables}
 
 
 def _merge(connection: Connection, target: Target, committables: list[Committable]) -> list[str]:
@@ -154,7 +151,4 @@ def _abort_once(connection: Connection, target: Target, committable: Committable
     if taken:
         return AbortOutcome(AbortStatus.ABORTED)
     facts = target.ledger.facts(connection, committable.pipeline, committable.sink, [committable.transaction])
-    verdict, why = facts.judge(committable)
-    if verdict is Verdict.UNKNOWN and facts.log is None:
-        return AbortOutcome(AbortStatus.ABORTED, why)
-    return AbortOutcome(ABORT_VERDICTS[verdict], why)
+    return facts.abort_outcome(committable)

@@ -18,12 +18,11 @@ from psycopg import sql
 
 from ...core.errors import PostgresError
 from ...core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
+from ..database.patience import settle
 from .connections import borrowed
 from .copy_writer import CopyWriter
 from .failures import NOT_READY, OTHER_DATABASE, UNDEFINED_OBJECT, server_words
-from .ledger import Verdict
 from .listing import PREPARED
-from .patience import settle
 from .plan import plan_copy
 from .target import make_committable
 from .writing import Writing
@@ -34,21 +33,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ...core.transaction import Committable
+    from ..database.verdict import Facts
     from .connections import Connection
     from .target import Target
 
-COMMIT_VERDICTS: Final = {
-    Verdict.COMMITTED: CommitStatus.ALREADY_COMMITTED,
-    Verdict.NOT_COMMITTED: CommitStatus.LOST,
-    Verdict.ASK_AGAIN: CommitStatus.RETRY_LATER,
-    Verdict.UNKNOWN: CommitStatus.UNKNOWN,
-}
-ABORT_VERDICTS: Final = {
-    Verdict.COMMITTED: AbortStatus.COMMITTED,
-    Verdict.NOT_COMMITTED: AbortStatus.ABORTED,
-    Verdict.ASK_AGAIN: AbortStatus.RETRY_LATER,
-    Verdict.UNKNOWN: AbortStatus.UNKNOWN,
-}
 _AT_ONCE: Final = 32
 """Statements on one borrowed connection, whose time for answers is limited as a whole."""
 
@@ -109,8 +97,7 @@ def _commit_once(connection: Connection, target: Target, committable: Committabl
         return CommitOutcome(CommitStatus.COMMITTED)
     if answer.sqlstate == NOT_READY:
         return CommitOutcome(CommitStatus.RETRY_LATER, server_words(answer))
-    verdict, why = _look_up(connection, target, committable)
-    return CommitOutcome(COMMIT_VERDICTS[verdict], f"{server_words(answer)}; {why}")
+    return _look_up(connection, target, committable).commit_outcome(committable, server_words(answer))
 
 
 def abort_prepared(target: Target, committable: Committable) -> AbortOutcome:
@@ -135,16 +122,11 @@ def _abort_once(connection: Connection, target: Target, committable: Committable
         return AbortOutcome(AbortStatus.ABORTED)
     if answer.sqlstate == NOT_READY:
         return AbortOutcome(AbortStatus.RETRY_LATER, server_words(answer))
-    facts = target.ledger.facts(connection, committable.pipeline, committable.sink, [committable.transaction])
-    verdict, why = facts.judge(committable)
-    if verdict is Verdict.UNKNOWN and facts.log is None:
-        return AbortOutcome(AbortStatus.ABORTED, f"{server_words(answer)}; nor is this pipeline known here")
-    return AbortOutcome(ABORT_VERDICTS[verdict], f"{server_words(answer)}; {why}")
+    return _look_up(connection, target, committable).abort_outcome(committable, server_words(answer))
 
 
-def _look_up(connection: Connection, target: Target, committable: Committable) -> tuple[Verdict, str]:
-    facts = target.ledger.facts(connection, committable.pipeline, committable.sink, [committable.transaction])
-    return facts.judge(committable)
+def _look_up(connection: Connection, target: Target, committable: Committable) -> Facts:
+    return target.ledger.facts(connection, committable.pipeline, committable.sink, [committable.transaction])
 
 
 def _end(connection: Connection, statement: str, committable: Committable) -> psycopg.Error | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ...core.transaction import ExternalState
 from .connections import borrowed
-from .ledger import Verdict
 from .listing import list_lingering
 
 if TYPE_CHECKING:
@@ -14,13 +13,6 @@ if TYPE_CHECKING:
 
     from ...core.transaction import Committable
     from .target import Target
-
-_STATES: Final = {
-    Verdict.COMMITTED: ExternalState.COMMITTED,
-    Verdict.NOT_COMMITTED: ExternalState.ABORTED,
-    Verdict.ASK_AGAIN: ExternalState.UNKNOWN,
-    Verdict.UNKNOWN: ExternalState.UNKNOWN,
-}
 
 
 def inspect(target: Target, committables: Sequence[Committable]) -> list[ExternalState]:
@@ -35,4 +27,4 @@ def inspect(target: Target, committables: Sequence[Committable]) -> list[Externa
     with borrowed(target.dsn, "cannot inspect", answer_within=target.answer_within) as connection:
         waiting = {c.transaction for c in list_lingering(connection, target.ledger, first.pipeline, first.sink)}
         facts = target.ledger.facts(connection, first.pipeline, first.sink, gids)
-    return [ExternalState.PREPARED if c.transaction in waiting else _STATES[facts.judge(c)[0]] for c in committables]
+    return [ExternalState.PREPARED if c.transaction in waiting else facts.state(c) for c in committables]

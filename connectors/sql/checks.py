@@ -6,8 +6,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from ...core.errors import ConfigurationError, SchemaError
+from ..database.modes import CommitPath
 from .engines import dialect_for, reading
-from .options import CommitPath
 from .reflection import describe
 from .writing import plan_for
 

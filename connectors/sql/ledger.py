@@ -18,10 +18,10 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from ...core.errors import EpochConflictError, SinkError
+from ..database.verdict import Facts
 from .engines import dialect_for, reading, transaction
 from .failures import may_pass
 from .own_tables import ensure, exists, parts, tables_of
-from .verdict import Facts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from ...core.errors import OncewardError, RetryableSinkError, SchemaError, SqlError
 from ...core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
-from ..postgres.patience import settle
+from ..database.patience import settle
 from . import ledger, own_tables
 from .engines import dialect_for, reading, transaction
 from .plan import make_plan

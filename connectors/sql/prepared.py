@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from ...core.errors import ConfigurationError, OncewardError, RetryableSinkError
 from ...core.names import parse_transaction_name
 from ...core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
-from ..postgres.patience import settle
+from ..database.patience import settle
 from . import ledger, own_tables
 from .dialect import Answer, TwoPhase
 from .engines import autocommit_options, dialect_for, engine_of, reading

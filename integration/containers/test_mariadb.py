@@ -13,7 +13,7 @@ import pyarrow as pa
 import pymysql
 import pytest
 
-from onceward.connectors.postgres import patience
+from onceward.connectors.database import patience
 from onceward.connectors.sql.xids import Xid
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SqlError
 from onceward.core.names import parse_transaction_name

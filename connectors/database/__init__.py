@@ -1,0 +1,1 @@
+"""What every sink into a database shares: modes, what a ledger proves, patience."""
