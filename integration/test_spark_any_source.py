@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -13,7 +14,7 @@ from pyspark.errors import StreamingQueryException
 from onceward.connectors.spark import exactly_once, read_stream
 from onceward.core.errors import ConfigurationError
 from onceward.core.steps import Step
-from onceward.sinks import FileSink
+from onceward.sinks import FileSink, IdempotentSink
 from onceward.sources import FileSource, ResettableSource, SequenceSource
 
 from .spark_kit import Crash, crash_at, once
@@ -95,3 +96,47 @@ def test_what_is_no_source_is_refused(spark: SparkSession, tmp_path: Path) -> No
         read_stream(spark, "orders")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="is no folder"):
         read_stream(spark, FileSource(tmp_path / "nowhere", schema=SCHEMA))
+
+
+class Latest(IdempotentSink[sqlite3.Connection]):
+    """The newest word of each id, in a file that all workers reach."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("latest")
+        self.path = str(path)
+
+    def open(self, context: Any) -> sqlite3.Connection:  # noqa: ARG002 - signature
+        return sqlite3.connect(self.path, timeout=30, isolation_level=None)
+
+    def write(self, writer: sqlite3.Connection, batch: pa.RecordBatch) -> None:
+        rows = [(row["id"], row["word"]) for row in batch.to_pylist()]
+        writer.execute("BEGIN IMMEDIATE")
+        writer.executemany("INSERT INTO words VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET word = excluded.word", rows)
+        writer.execute("COMMIT")
+
+    def close(self, writer: sqlite3.Connection) -> None:
+        writer.close()
+
+
+def test_an_idempotent_sink_is_driven_too_and_says_what_it_promises(
+    job: Job, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with sqlite3.connect(tmp_path / "words.db") as database:
+        database.execute("CREATE TABLE words (id integer PRIMARY KEY, word text)")
+    job.put(0)
+    job.put(20)
+
+    def run() -> None:
+        frame = read_stream(job.spark, job.files(), max_rows=20)
+        files = FileSink("out", tmp_path / "out", format="jsonl")
+        checkpoint = str(tmp_path / "checkpoint")
+        writer = exactly_once(frame, files, Latest(tmp_path / "words.db"), checkpoint=checkpoint, pipeline="both")
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    with crash_at(Step.ACKNOWLEDGED, 2), pytest.raises((Crash, StreamingQueryException)):
+        run()
+    run()
+    assert "sink latest promises effectively-once" in caplog.text
+    assert job.seen() == once(40)
+    with sqlite3.connect(tmp_path / "words.db") as database:
+        assert list(database.execute("SELECT * FROM words ORDER BY id")) == [(n, f"w{n}") for n in range(40)]

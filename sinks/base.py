@@ -159,7 +159,7 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
 
 
 class DirectSink(Sink, Generic[Txn]):
-    """A sink whose rows show as they are written, and again after a failure. Only the embedded engine drives it.
+    """A sink whose rows show as they are written, and again after a failure.
 
     The type parameter is that of its writer: a connection, a file.
     """

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,14 +17,31 @@ from onceward.core import RestartStrategy
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SourceError, StoreError
 from onceward.core.log.memory import MemoryStore
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable
+from onceward.sinks import DirectSink
 from onceward.sources import SequenceSource
 from onceward.testing.faults import Fault, Faults, Kind, delay, die_after, duplicate, fail, lose_answer
-from onceward.testing.wrappers import FaultySink, FaultySource, FaultyStore
+from onceward.testing.wrappers import FaultyDirectSink, FaultySink, FaultySource, FaultyStore
 
 from .engine_kit import Target, TargetSink, numbers, pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import pyarrow as pa
+
+
+class Shown(DirectSink[list[Any]]):
+    """Rows show as they are written."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__("shown")
+        self.target = target
+
+    def open(self, context: Any) -> list[Any]:  # noqa: ARG002 - signature
+        return self.target.committed.setdefault("all", [])
+
+    def write(self, writer: list[Any], batch: pa.RecordBatch) -> None:
+        writer += batch.to_pylist()
 
 
 def made(faults: Faults, call: str = "x") -> tuple[list[int], object]:
@@ -161,3 +178,17 @@ def test_a_pipeline_survives_faults_at_random_in_sink_source_and_store(seed: int
     graph.source(source, uid="in", parallelism=2).sink(sink, parallelism=2)
     graph.run()
     assert target.counts("n") == Counter(range(600))
+
+
+def test_a_direct_sink_writes_twice_what_a_network_repeats_and_loses_nothing():
+    """At least once, and the wrapper shows it."""
+    target = Target()
+    faults = Faults(duplicate("write", nth=2), fail("flush"), fail("open"))
+    graph = pipeline("direct", restart=RestartStrategy.fixed_delay(attempts=10, delay=0))
+    graph.source(SequenceSource(numbers(60, keys=3), batch_rows=20), uid="in").sink(
+        FaultyDirectSink(Shown(target), faults)
+    )
+    graph.run()
+    assert faults.left() == []
+    assert set(target.counts("n")) == set(range(60))
+    assert max(target.counts("n").values()) > 1

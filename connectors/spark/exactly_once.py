@@ -16,7 +16,8 @@ from ...core.errors import ConfigurationError, OncewardError
 from ...core.log import LogStore, open_store
 from ...core.names import check_pipeline_name
 from ...core.transaction import Acknowledgement
-from ...sinks.base import TwoPhaseCommitSink
+from ...sinks.base import DirectSink, Guarantee, TwoPhaseCommitSink
+from ...sinks.direct import DirectlyWritten
 from .options import check_on_lost
 from .projection import Projection, schema_for
 from .publication import with_publication
@@ -33,11 +34,12 @@ if TYPE_CHECKING:
     from ...core.log import EpochInput
 
 _log = logging.getLogger("onceward.spark")
+AnySink = TwoPhaseCommitSink[Any] | DirectSink[Any]
 
 
 def exactly_once(
     df: DataFrame,
-    *sinks: TwoPhaseCommitSink[Any],
+    *sinks: AnySink,
     checkpoint: str | None = None,
     pipeline: str | None = None,
     store: str | LogStore | None = None,
@@ -51,6 +53,7 @@ def exactly_once(
     Args:
         df: A streaming DataFrame.
         sinks: Where it goes; each with a name of its own. A sink's `select` and `where` choose its columns and rows.
+            A sink that promises less (an IdempotentSink, a DirectSink) keeps its own guarantee, and a warning says so.
         checkpoint: Spark's checkpoint folder; without it the one that Spark's configuration gives.
         pipeline: Name of the pipeline, part of every transaction's name; by default the query's id.
         store: Where the decision log lives (a URL for `open_store`); by default inside the checkpoint.
@@ -68,11 +71,14 @@ def exactly_once(
         SchemaError: A column does not fit a sink; the message names it.
     """
     _check(df, sinks, pipeline)
-    for sink in sinks:
+    driven = [DirectlyWritten(sink) if isinstance(sink, DirectSink) else sink for sink in sinks]
+    for sink in driven:
+        if sink.guarantee is not Guarantee.EXACTLY_ONCE:
+            _log.warning("sink %s promises %s, whatever drives it", sink.name, sink.guarantee)
         sink.validate(schema_for(df, sink))
     handler = EpochHandler(
         df.sparkSession,
-        list(sinks),
+        driven,
         pipeline=pipeline,
         store=store,
         policy=CommitPolicy(on_lost=check_on_lost(on_lost)),
@@ -84,11 +90,11 @@ def exactly_once(
     return writer.option("checkpointLocation", checkpoint) if checkpoint is not None else writer
 
 
-def _check(df: DataFrame, sinks: Sequence[TwoPhaseCommitSink[Any]], pipeline: str | None) -> None:
+def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> None:
     if not df.isStreaming:
         raise ConfigurationError("exactly_once needs a streaming DataFrame; use df.write.format(…) for a batch")
-    if not sinks or not all(isinstance(sink, TwoPhaseCommitSink) for sink in sinks):
-        raise ConfigurationError("exactly_once needs at least one sink, each a TwoPhaseCommitSink")
+    if not sinks or not all(isinstance(sink, TwoPhaseCommitSink | DirectSink) for sink in sinks):
+        raise ConfigurationError("exactly_once needs at least one sink, each a TwoPhaseCommitSink or a DirectSink")
     names = [sink.name for sink in sinks]
     if len(set(names)) != len(names):
         raise ConfigurationError(f"each sink of a pipeline needs a name of its own; got {names}")
