@@ -110,6 +110,21 @@ def test_a_commit_that_is_repeated_after_a_kill_deletes_nothing_newer(database: 
     assert database.rows() == [(1, "back")]
 
 
+def test_a_row_may_take_a_unique_value_from_one_that_is_deleted_in_the_same_epoch(database: Database) -> None:
+    database.run("ALTER TABLE words ADD UNIQUE (word)")
+    sink = changing(database)
+    commit(sink, changes((1, "a@x", "c"), (2, "b@x", "c")))
+    commit(sink, changes((3, "a@x", "c"), (1, "a@x", "d")), epoch=2)
+    assert database.rows() == [(2, "b@x"), (3, "a@x")]
+
+
+def test_a_check_on_a_whole_row_does_not_stop_staging(database: Database) -> None:
+    database.run("CREATE FUNCTION fine(words) RETURNS boolean LANGUAGE sql IMMUTABLE AS 'SELECT ($1).id > 0'")
+    database.run("ALTER TABLE words ADD CHECK (fine(words.*))")
+    commit(changing(database), changes((1, "a", "c")))
+    assert database.rows() == [(1, "a")]
+
+
 def test_through_options(database: Database) -> None:
     options = {"dsn": database.dsn, "dbtable": "words", "key": "id", "changeColumn": "op", "name": "words"}
     commit(PostgresSink.from_options(options), changes((1, "a", "c"), (2, "b", "c"), (1, None, "d")))

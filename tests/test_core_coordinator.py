@@ -297,6 +297,21 @@ class TestCommitting:
         bench.run(bench.opened(), 0)
         assert len(bench.sink.committed) == 1
 
+    def test_24_and_28_an_epoch_that_has_to_wait_holds_back_the_later_ones_of_its_decision(self):
+        """Otherwise an upsert of the earlier one would overwrite the later one's."""
+        bench = Bench()
+        coordinator = Coordinator("p", bench.store, [bench.sink], policy(), gaps=True)
+        coordinator.open()
+        early = [bench.committable(coordinator, 4, subtask) for subtask in range(2)]
+        late = [bench.committable(coordinator, 5, subtask) for subtask in range(2)]
+        pairs = enumerate(zip(early, late, strict=True))
+        acks = [acknowledgement(*pair, epoch=5, subtask=n) for n, pair in pairs]
+        bench.sink.answers = [CommitStatus.COMMITTED, LATER, CommitStatus.COMMITTED]
+        coordinator.commit(5, acks, about(5))
+        asked = [call.removeprefix("commit ") for call in bench.sink.calls if call.startswith("commit ")]
+        names = [c.transaction for c in (*early, early[1], *late)]
+        assert asked == names
+
     def test_what_cannot_be_committed_yet_stays_decided(self):
         bench = Bench()
         bench.sink.answers = [LATER] * 4

@@ -72,29 +72,57 @@ def test_of_no_rows_the_columns_are_known():
     assert (found.num_rows, found.schema) == (0, pa.schema({"m": pa.int64()}))
 
 
+@pytest.mark.parametrize("rows", [[1], [1, 2]])
 @pytest.mark.parametrize(
     ("select", "where", "words"),
     [
-        (["nn"], None, "select 'nn' does not fit columns .*\"nn\" not found"),
-        (None, "n >", "where 'n >' does not fit columns .*syntax error"),
+        (["nn"], None, 'does not fit columns .*"nn" not found'),
+        (None, "n >", "where 'n >': syntax error"),
         (None, "no_such(n)", "where .* does not exist"),
-        (["count(*) AS c"], None, "does not give one row for each row"),
-        (["text.* FROM read_text('/etc/hostname') AS text"], None, "select"),
+        (["sum(n) AS s"], None, "is an aggregate .sum."),
+        (None, "max(n) > 0", "is an aggregate .max."),
+        (["row_number() OVER () AS r"], None, "has a window function"),
+        (["unnest([n, n]) AS u"], None, "has unnest"),
+        (["(SELECT 1) AS q"], None, "has a subquery"),
+        (["n, n + 1 AS m"], None, "is not one SQL expression"),
+        (["n FROM elsewhere"], None, "is not one SQL expression"),
+        (None, "n > 0 ORDER BY n", "is not one SQL expression"),
+        (None, "n", "where 'n' is int64, no condition"),
+        (["n AS a", "n AS A"], None, "twice one name"),
+        (["text.* FROM read_text('/etc/hostname') AS text"], None, "is not one SQL expression"),
     ],
 )
-def test_an_expression_that_is_wrong_is_named(select: Sequence[str] | None, where: str | None, words: str):
+def test_an_expression_that_is_wrong_is_named(
+    select: Sequence[str] | None, where: str | None, words: str, rows: list[int]
+):
     with pytest.raises(ConfigurationError, match=f"sink out: .*{words}"):
-        projected(pa.record_batch({"n": [1, 2]}), select, where)
+        projected(pa.record_batch({"n": rows}), select, where)
+
+
+def test_names_that_differ_only_in_case_are_refused():
+    with pytest.raises(ConfigurationError, match="which knows no case"):
+        projected(pa.record_batch({"ID": [1, 2], "id": [10, 20]}), ["id"])
+
+
+def test_columns_that_duckdb_does_not_know_are_in_nobodys_way():
+    batch = pa.record_batch({"n": [1, 2], "half": pa.array([None, None], pa.float16())})
+    assert projected(batch, where="n > 1").num_rows == 1
+    assert projected(batch, ["n + 1 AS m -- a remark", "7 AS seven"]).to_pylist() == [
+        {"m": 2, "seven": 7},
+        {"m": 3, "seven": 7},
+    ]
+    with pytest.raises(ConfigurationError, match="does not fit columns"):
+        projected(batch, ["half"])
 
 
 def test_an_expression_that_fails_at_a_row_is_named():
-    with pytest.raises(OperatorError, match=r"sink out: select 'cast.*' failed: .*'no'"):
+    with pytest.raises(OperatorError, match=r"sink out: select .*cast.* failed: .*'no'"):
         projected(pa.record_batch({"s": ["1", "no"]}), ["cast(s AS int) AS n"])
 
 
 def test_files_are_out_of_reach(tmp_path: Path):
     (tmp_path / "secret.csv").write_text("a\n1\n")
-    with pytest.raises(OncewardError, match=r"disabled|not allowed|Permission"):
+    with pytest.raises(OncewardError, match=r"disabled|not allowed|Permission|subquery"):
         projected(pa.record_batch({"n": [1]}), [f"(SELECT a FROM read_csv('{tmp_path}/secret.csv')) AS a"])
 
 

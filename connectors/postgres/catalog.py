@@ -125,6 +125,7 @@ SELECT conname, pg_catalog.pg_get_expr(conbin, conrelid)
 FROM pg_catalog.pg_constraint k
 WHERE k.conrelid = %(oid)s AND k.contype = 'c'
   AND pg_catalog.pg_get_constraintdef(k.oid) NOT LIKE '%% NOT ENFORCED'
+  AND coalesce(0 < ALL (k.conkey), false)
   AND NOT EXISTS (
     SELECT FROM pg_catalog.pg_attribute a
     WHERE a.attrelid = k.conrelid AND a.attnum = ANY (k.conkey)
@@ -133,7 +134,8 @@ WHERE k.conrelid = %(oid)s AND k.contype = 'c'
 ORDER BY conname
 """
 """Less those on columns that something else may fill, or of tables with a trigger that may change a row before it is
-inserted (row 1, before 2, insert 4): what they look at is known at the insert only."""
+inserted (row 1, before 2, insert 4): what they look at is known at the insert only. Less those on a whole row or a
+system column, which are about this table and no other."""
 
 
 def read_checks(connection: Connection, table: Table) -> tuple[tuple[str, str], ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import psycopg
 
 from ...core.errors import PostgresError
 from ...core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
+from ..database.epochs import epoch_by_epoch
 from ..database.patience import settle
 from .connections import borrowed
 from .failures import NO_SCHEMA, NO_TABLE, may_pass, server_words
@@ -47,10 +48,7 @@ def commit_staged(target: Target, committables: Sequence[Committable]) -> list[C
     Raises:
         PostgresError: The table refuses the rows (a constraint, a missing table): the decision stands.
     """
-    outcomes: list[CommitOutcome] = []
-    for _, epoch in groupby(committables, key=lambda c: (c.log, c.epoch)):
-        outcomes += _commit_epoch(target, list(epoch))
-    return outcomes
+    return epoch_by_epoch(committables, partial(_commit_epoch, target))
 
 
 def _commit_epoch(target: Target, committables: list[Committable]) -> list[CommitOutcome]:

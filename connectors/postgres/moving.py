@@ -54,7 +54,9 @@ def move_rows(connection: Connection, ledger: Ledger, group: list[Staged]) -> No
     _check_whole(connection, stage, ids, sum(staged.rows for staged in group))
     if first.key:
         connection.execute("SELECT set_config('work_mem', '64MB', true)")
-        connection.execute((_change if DELETE in first.columns else _upsert)(group, stage, into))
+        if DELETE in first.columns:
+            connection.execute(_delete(group, stage, into))
+        connection.execute(_upsert(group, stage, into))
     else:
         connection.execute(_insert(first, stage, into, ids))
     remove_rows(connection, ledger, first.stage, ids)
@@ -107,34 +109,32 @@ def _insert(first: Staged, stage: sql.Identifier, into: sql.Identifier, ids: lis
 
 
 def _upsert(group: list[Staged], stage: sql.Identifier, into: sql.Identifier) -> sql.Composed:
-    """Insert or update each key's last row."""
+    """Insert or update each key's last row, unless that row deletes."""
     first = group[0]
-    return sql.SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE {} {}").format(
-        into, _names(first.columns), _last_rows(group, stage), _on_conflict(first.key, first.columns)
+    columns = [column for column in first.columns if column != DELETE]
+    kept = sql.SQL("WHERE NOT {} ").format(sql.Identifier(DELETE)) if DELETE in first.columns else sql.SQL("")
+    return sql.SQL(
+        "INSERT INTO {into} ({columns}) OVERRIDING SYSTEM VALUE"
+        " SELECT {columns} FROM ({last}) AS last {kept}ORDER BY {key} {conflict}"
+    ).format(
+        into=into,
+        columns=_names(columns),
+        last=_last_rows(group, stage),
+        kept=kept,
+        key=_names(first.key),
+        conflict=_on_conflict(first.key, columns),
     )
 
 
-def _change(group: list[Staged], stage: sql.Identifier, into: sql.Identifier) -> sql.Composed:
-    """Insert or update each key's last row, or delete what has the key if that row says so.
+def _delete(group: list[Staged], stage: sql.Identifier, into: sql.Identifier) -> sql.Composed:
+    """Delete what has the key of a last row that says so; before the upsert, which may need what it frees.
 
-    The two parts of the statement touch different keys, so neither needs to see what the other does.
+    In two statements: PostgreSQL runs parts of one that change data in any order, so a row that takes a unique value from
+    a deleted one would meet it still there.
     """
-    first = group[0]
-    columns = [column for column in first.columns if column != DELETE]
-    same = [sql.SQL("t.{} = l.{}").format(sql.Identifier(c), sql.Identifier(c)) for c in first.key]
-    return sql.SQL(
-        "WITH last AS MATERIALIZED ({last}),"
-        " deleted AS (DELETE FROM {into} t USING last l WHERE l.{delete} AND {same})"
-        " INSERT INTO {into} ({columns}) OVERRIDING SYSTEM VALUE"
-        " SELECT {columns} FROM last WHERE NOT {delete} ORDER BY {key} {conflict}"
-    ).format(
-        last=_last_rows(group, stage),
-        into=into,
-        delete=sql.Identifier(DELETE),
-        same=sql.SQL(" AND ").join(same),
-        columns=_names(columns),
-        key=_names(first.key),
-        conflict=_on_conflict(first.key, columns),
+    same = [sql.SQL("t.{} = last.{}").format(sql.Identifier(c), sql.Identifier(c)) for c in group[0].key]
+    return sql.SQL("DELETE FROM {} t USING ({}) AS last WHERE last.{} AND {}").format(
+        into, _last_rows(group, stage), sql.Identifier(DELETE), sql.SQL(" AND ").join(same)
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from itertools import groupby
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
 from ...core.errors import OncewardError, RetryableSinkError, SchemaError, SqlError
 from ...core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
+from ..database.epochs import epoch_by_epoch
 from ..database.patience import settle
 from . import ledger, own_tables
 from .engines import dialect_for, reading, transaction
@@ -38,10 +39,7 @@ def commit_staged(target: Target, committables: Sequence[Committable]) -> list[C
     Raises:
         SqlError: The table refuses the rows (a constraint, a missing table): the decision stands.
     """
-    outcomes: list[CommitOutcome] = []
-    for _, epoch in groupby(committables, key=lambda c: (c.log, c.epoch)):
-        outcomes += _commit_epoch(target, list(epoch))
-    return outcomes
+    return epoch_by_epoch(committables, partial(_commit_epoch, target))
 
 
 def _commit_epoch(target: Target, committables: list[Committable]) -> list[CommitOutcome]:

@@ -6,6 +6,7 @@ Invariant 1: `finish` takes a permit. Invariant 7: COMPLETED is put only after e
 from __future__ import annotations
 
 import logging
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ..errors import CommitPendingError, DataLossError, EpochConflictError, FencedError
@@ -57,8 +58,22 @@ def _check_sinks(permit: CommitPermit, sinks: Mapping[str, Participant]) -> None
 
 
 def _commit_sink(permit: CommitPermit, sink: Participant, policy: CommitPolicy, writer: LogWriter) -> Failures:
-    """Commit one sink's transactions, in order, until each is settled or proven not to be had."""
-    waiting = [c for c in permit.committables(sink.name) if c.transaction not in writer.view.skipped]
+    """Commit one sink's transactions until each is settled or proven not to be had.
+
+    A decision of the embedded engine may name several epochs (of checkpoints that were given up): an epoch is asked for
+    only when those before it are settled, or an upsert that has to wait would overwrite a later one's rows.
+    """
+    mine = [c for c in permit.committables(sink.name) if c.transaction not in writer.view.skipped]
+    mine.sort(key=lambda c: c.epoch)
+    failures: Failures = []
+    for _, epoch in groupby(mine, key=lambda c: c.epoch):
+        failures += _commit_epoch(permit, sink, policy, list(epoch))
+    return failures
+
+
+def _commit_epoch(
+    permit: CommitPermit, sink: Participant, policy: CommitPolicy, waiting: list[Committable]
+) -> Failures:
     failures: Failures = []
     attempt = 0
     while waiting:

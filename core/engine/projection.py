@@ -1,7 +1,6 @@
 """A sink's `select` and `where` in the embedded engine: SQL over record batches, computed by DuckDB.
 
-On Spark the same two settings are Spark's SQL (connectors/spark/projection.py); what both dialects have, which is most
-of what one writes there, means the same in both.
+On Spark the same two settings are Spark's SQL (connectors/spark/projection.py).
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ..errors import ConfigurationError, OperatorError
+from .expressions import Expression, parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Projection:
         where: Condition of the rows it takes; a row for which it is null is not taken. None: all rows.
 
     Raises:
-        ConfigurationError: DuckDB is not installed.
+        ConfigurationError: DuckDB is not installed, or something is no expression over a single row.
     """
 
     def __init__(self, sink: str, select: Sequence[str] | None, where: str | None) -> None:
@@ -43,46 +43,92 @@ class Projection:
                 f"sink {sink}: select and where need DuckDB in the embedded engine: pip install 'onceward[duckdb]'"
             ) from error
         self._sink = sink
-        self._select = None if select is None else ", ".join(select)
-        self._where = where
-        self._wrong = duckdb.ProgrammingError, duckdb.NotSupportedError
-        self._failed = duckdb.Error
+        self._error = duckdb.Error
         self._database = duckdb.connect(":memory:")
         for setting in _SETTINGS:
             self._database.execute(setting)
+        try:
+            self._select = None if select is None else [self._parsed("select", text) for text in select]
+            self._where = None if where is None else self._parsed("where", where)
+        except ConfigurationError:
+            self.close()
+            raise
+        self._seen: pa.Schema | None = None
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The sink's part of a batch: its columns, and its rows in their order.
 
         Raises:
-            ConfigurationError: An expression is no SQL, or names a column that is not there.
+            ConfigurationError: An expression does not fit the columns.
             OperatorError: An expression failed at a row.
         """
-        if self._where is not None:
-            kept = self._compute(batch, f"coalesce(({self._where}), false) AS kept", "where", self._where)
-            batch = batch.filter(kept.column(0))
-        if self._select is not None:
-            batch = self._compute(batch, self._select, "select", self._select)
-        return batch
+        if self._seen is None or not self._seen.equals(batch.schema):
+            self._check(batch.schema)
+            self._seen = batch.schema
+        try:
+            return self._part(batch)
+        except self._error as error:
+            raise OperatorError(f"sink {self._sink}: {self._shown()} failed: {_short(error)}") from error
 
     def close(self) -> None:
         """Free the database."""
         self._database.close()
 
-    def _compute(self, batch: pa.RecordBatch, expressions: str, option: str, shown: str) -> pa.RecordBatch:
-        relation: Any = self._database.from_arrow(pa.Table.from_batches([batch]))
-        try:
-            table: pa.Table = relation.project(expressions).to_arrow_table()
-        except self._wrong as error:
+    def _parsed(self, option: str, text: str) -> Expression:
+        return parse(self._database, text, f"sink {self._sink}: {option} {text!r}")
+
+    def _check(self, schema: pa.Schema) -> None:
+        """Try the expressions on no rows.
+
+        Raises:
+            ConfigurationError: They do not fit.
+        """
+        lower = [name.lower() for name in schema.names]
+        twice = sorted({name for name in schema.names if lower.count(name.lower()) > 1})
+        if twice:
             raise ConfigurationError(
-                f"sink {self._sink}: {option} {shown!r} does not fit columns {batch.schema.names}: {_short(error)}"
+                f"sink {self._sink}: columns {twice} are one for SQL, which knows no case: rename them before the sink"
+            )
+        try:
+            part = self._part(pa.RecordBatch.from_pylist([], schema=schema))
+        except (self._error, pa.ArrowException) as error:
+            raise ConfigurationError(
+                f"sink {self._sink}: {self._shown()} does not fit columns {schema.names}: {_short(error)}"
             ) from error
-        except self._failed as error:
-            raise OperatorError(f"sink {self._sink}: {option} {shown!r} failed: {_short(error)}") from error
-        if table.num_rows != batch.num_rows:
-            raise ConfigurationError(f"sink {self._sink}: {option} {shown!r} does not give one row for each row")
+        lower = [name.lower() for name in part.schema.names]
+        if len(set(lower)) < len(lower):
+            raise ConfigurationError(
+                f"sink {self._sink}: {self._shown()} gives columns {part.schema.names}: twice one name"
+            )
+
+    def _part(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self._where is not None:
+            kept = self._compute(batch, [self._where._replace(text=f"({self._where.text}\n) AS kept")]).column(0)
+            if not pa.types.is_boolean(kept.type):
+                raise ConfigurationError(f"sink {self._sink}: where {self._where.text!r} is {kept.type}, no condition")
+            batch = batch.filter(kept)
+        return batch if self._select is None else self._compute(batch, self._select)
+
+    def _compute(self, batch: pa.RecordBatch, expressions: Sequence[Expression]) -> pa.RecordBatch:
+        needed = self._needed(batch, expressions)
+        relation: Any = self._database.from_arrow(pa.Table.from_batches([needed]))
+        table: pa.Table = relation.project("\n,".join(e.text for e in expressions)).to_arrow_table()
         batches = table.combine_chunks().to_batches()
         return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+
+    def _needed(self, batch: pa.RecordBatch, expressions: Sequence[Expression]) -> pa.RecordBatch:
+        """Only what the expressions look at: DuckDB need not have the types of the other columns."""
+        if any(e.columns is None for e in expressions):
+            return batch
+        names = frozenset[str]().union(*(e.columns or () for e in expressions))
+        chosen = [name for name in batch.schema.names if name.lower() in names]
+        rows = pa.nulls(batch.num_rows, pa.bool_())  # so that a constant has as many
+        columns = [batch.column(name) for name in chosen]
+        return pa.RecordBatch.from_arrays([*columns, rows], names=[*chosen, "onceward_rows"])
+
+    def _shown(self) -> str:
+        shown = [] if self._select is None else [f"select {[e.text for e in self._select]}"]
+        return " and ".join([*shown, *([] if self._where is None else [f"where {self._where.text!r}"])])
 
 
 def _short(error: Exception) -> str:
