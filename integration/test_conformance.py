@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pyarrow as pa
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
 from onceward.sinks import KafkaSink, PostgresSink
 from onceward.testing.conformance import SinkConformance, SourceConformance, SourceSubject, Subject
@@ -74,6 +75,7 @@ class TestPostgresSink(SinkConformance):
             restart=restart,
             refused=lambda numbers: pa.RecordBatch.from_pydict({"n": numbers, "text": ["refused" for _ in numbers]}),
             misfit=pa.schema({"n": pa.int64(), "no_such_column": pa.string()}),
+            secret=str(psycopg.conninfo.conninfo_to_dict(dsn)["password"]),
         )
 
 
@@ -95,10 +97,20 @@ class TestKafkaSource(SourceConformance):
             writer.add_partitions(name, 4)
             writer.send(name, numbers, 3)
 
+        def published() -> int:
+            consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": group})
+            try:
+                offsets = consumer.committed([TopicPartition(name, partition) for partition in range(3)], timeout=20)
+            finally:
+                consumer.close()
+            return sum(max(0, offset.offset) for offset in offsets)
+
         return SourceSubject(
             make=lambda: writer.source(name, ending="latest", group=group),
             append=append,
             numbers=lambda batch: [int(value) for value in batch.column("value").to_pylist()],
+            many=45_000,
+            published=published,
             lose=lose,
             grow=grow,
         )

@@ -53,6 +53,7 @@ def subject_of(kind: type[Claiming]) -> Subject:
         make=kind,
         read=lambda: [row["n"] for row in kind.target_of_all.rows],
         hasty=kind,
+        secret="hunter2",
         refused=lambda numbers: numbered([-n for n in numbers]),
         misfit=pa.schema({"n": pa.int64(), "no_such_column": pa.string()}),
     )
@@ -269,9 +270,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", WRONG, ids=lambda kind: kind.__name__)
-def test_a_wrong_sink_fails_the_case_that_is_about_its_fault(kind: type[Claiming]) -> None:
+def test_a_wrong_sink_fails_the_case_that_is_about_its_fault(
+    kind: type[Claiming], caplog: pytest.LogCaptureFixture
+) -> None:
     case = getattr(SinkConformance(), WRONG[kind])
-    arguments = {"rewound": False} if "test_91" in WRONG[kind] else {}
+    arguments: dict[str, Any] = {"rewound": False} if "test_91" in WRONG[kind] else {}
+    if "password" in WRONG[kind]:
+        arguments["caplog"] = caplog
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         case(Exam(subject_of(kind)), **arguments)
 

@@ -115,11 +115,13 @@ def test_impossible_orders_are_refused(wrong: Callable[[], object]):
         wrong()
 
 
-def test_faults_travel_and_count_anew():
-    faults = Faults(fail("x", nth=2))
-    made(faults)
-    there = pickle.loads(pickle.dumps(faults))
-    assert [made(there)[1] == "answer" for _ in range(3)] == [True, False, True]
+def test_copies_in_one_process_count_together():
+    """Spark unpickles a sink for each task."""
+    faults = Faults(fail("x", nth=3))
+    travelled = pickle.dumps(faults)
+    answers = [made(pickle.loads(travelled))[1] == "answer" for _ in range(4)]
+    assert answers == [True, True, False, True]
+    assert faults.left() == []
 
 
 def test_die_ends_the_process_by_sigkill():

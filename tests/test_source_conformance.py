@@ -27,9 +27,10 @@ class Folder:
         folder.mkdir()
 
     def append(self, numbers: list[int]) -> None:
-        for first in range(0, len(numbers), 25):
+        rows = max(25, len(numbers) // 4)
+        for first in range(0, len(numbers), rows):
             name = f"{time.monotonic_ns()}.parquet"
-            pyarrow.parquet.write_table(pa.table({"n": numbers[first : first + 25]}), self.folder / f".{name}")
+            pyarrow.parquet.write_table(pa.table({"n": numbers[first : first + rows]}), self.folder / f".{name}")
             (self.folder / f".{name}").rename(self.folder / name)
 
     def lose(self) -> None:
@@ -41,6 +42,7 @@ class Folder:
         return SourceSubject(
             make=lambda: FileSource(self.folder, schema=schema, bounded=True),
             append=self.append,
+            many=100_000,
             lose=self.lose,
             grow=self.append,
         )

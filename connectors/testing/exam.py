@@ -23,6 +23,9 @@ from onceward.core.transaction import Acknowledgement, CommitStatus, Committable
 from onceward.sinks import Guarantee, TwoPhaseCommitSink
 from onceward.sources import SequenceSource
 
+from .faults import Faults, delay
+from .wrappers import FaultySource
+
 ROWS = 40
 NOT_APPLICABLE = "not applicable: "
 ALWAYS = frozenset(
@@ -70,6 +73,7 @@ class Subject:
         hasty: The same sink, with a transaction_timeout of a few seconds.
         refused: Rows that `validate` lets pass, and that the target refuses when they are written or prepared.
         misfit: A schema that the target cannot take.
+        secret: A password that the sink is given; nothing may show it.
     """
 
     make: Callable[[], TwoPhaseCommitSink[Any]]
@@ -81,6 +85,7 @@ class Subject:
     hasty: Callable[[], TwoPhaseCommitSink[Any]] | None = None
     refused: Callable[[list[int]], pa.RecordBatch] | None = None
     misfit: pa.Schema | None = None
+    secret: str = ""
 
 
 class Exam:
@@ -168,6 +173,7 @@ def run(
     *,
     sink: TwoPhaseCommitSink[Any] | None = None,
     store: LogStore | None = None,
+    pause: float = 0,
 ) -> None:
     """Run the sink in an embedded pipeline that fails at each of these steps once.
 
@@ -176,6 +182,7 @@ def run(
         steps: Where to fail.
         sink: Instead of the exam's own.
         store: Of the decision log.
+        pause: Seconds before each batch, so that there are several epochs.
     """
     left, lock = list(steps), threading.Lock()
 
@@ -194,7 +201,8 @@ def run(
         checkpoint=CheckpointConfig(interval=0.02, tolerable_failures=1000),
         restart=RestartStrategy.fixed_delay(attempts=1000, delay=0),
     )
-    source = SequenceSource(rows, units=2, batch_rows=4)
+    slow = Faults(delay("piece", pause, times=1000))
+    source = FaultySource(SequenceSource(rows, units=2, batch_rows=4), slow)
     pipeline.source(source, parallelism=2).sink(sink or exam.sink, parallelism=2)
     with hooked(fails):
         pipeline.start()

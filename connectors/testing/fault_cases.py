@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pytest
 
-from onceward.core.checkpoint import CommitPolicy, Coordinator
 from onceward.core.errors import DataLossError, OncewardError, SchemaError
-from onceward.core.log import EpochInput
 from onceward.core.log.memory import MemoryStore
-from onceward.core.transaction import Acknowledgement, ExternalState
+from onceward.core.steps import Step, hooked
+from onceward.core.transaction import ExternalState
 
 from .exam import GOOD, Exam, not_applicable, run
-from .faults import Fault, Faults, Kind, duplicate, fail, lose_answer
+from .faults import Faults, duplicate, fail, lose_answer
 from .killing import kill_everywhere
 from .wrappers import FaultySink, FaultyStore
 
@@ -24,6 +23,10 @@ if TYPE_CHECKING:
     from onceward.sinks import TwoPhaseCommitSink
 
 SINK_CALLS: Final = ("begin", "write", "pre_commit", "commit_many", "abort", "lingering", "claim", "completed")
+PAUSE: Final = 0.015
+AT_STARTS: Final = ("abort", "lingering", "claim")
+MOST_MISSED: Final = 3
+"""Points that a run may happen not to reach again, out of some forty."""
 KILLED_ROWS: Final = 200
 PARTS: Final = 60
 OVERDUE: Final = 10
@@ -36,10 +39,14 @@ class FaultCases:
     @pytest.mark.parametrize("call", SINK_CALLS)
     def test_19_20_and_26_a_call_that_fails_loses_its_answer_or_is_repeated(self, exam: Exam, call: str) -> None:
         """Not made, made unheard, made twice."""
-        faults = Faults(fail(call, nth=1), duplicate(call, nth=3))
-        if call != "begin":  # who begins and does not tell keeps a connection or file open: not a fault of the target
-            faults = Faults(fail(call, nth=1), lose_answer(call, nth=2), duplicate(call, nth=3))
-        run(exam, [], sink=FaultySink(exam.sink, faults))
+        orders = [fail(call, nth=1), lose_answer(call, nth=2), duplicate(call, nth=3)]
+        if call == "begin":  # who begins and does not tell keeps a connection or file open: not a fault of the target
+            del orders[1]
+        faults = Faults(*orders)
+        # What comes at a start only comes more often if something is left to sweep each time.
+        steps = [Step.PRE_COMMIT_AFTER] * len(orders) if call in AT_STARTS else []
+        run(exam, steps, sink=FaultySink(exam.sink, faults), pause=PAUSE)
+        assert not faults.left(), "these faults did not happen, so nothing was shown of them"
 
     def test_24_an_epoch_that_cannot_be_committed_holds_back_the_later_ones(self, exam: Exam) -> None:
         faults = Faults(fail("commit_many", nth=1, times=4))
@@ -51,8 +58,9 @@ class FaultCases:
 
     @pytest.mark.parametrize("call", ["put_if_absent", "get", "list_keys"])
     def test_55_and_95_a_store_that_fails_or_answers_late(self, exam: Exam, call: str) -> None:
-        faults = Faults(*(Fault(kind, call, nth) for nth, kind in ((2, Kind.LOSE_ANSWER), (5, Kind.FAIL))))
-        run(exam, [], store=FaultyStore(MemoryStore(), faults))
+        faults = Faults(lose_answer(call, nth=2), fail(call, nth=3))
+        run(exam, [Step.PRE_COMMIT_AFTER] * 2, store=FaultyStore(MemoryStore(), faults))
+        assert not faults.left(), "these faults did not happen, so nothing was shown of them"
 
     def test_09_to_15_and_88_a_process_killed_at_each_step_and_call(
         self, exam: Exam, tmp_path_factory: pytest.TempPathFactory
@@ -65,6 +73,7 @@ class FaultCases:
         report = kill_everywhere(exam.sink, exam.pipeline, parts, tmp_path_factory.mktemp("killed"))
         assert not report.errors, "\n".join(report.errors)
         assert any("pre_commit()" in point for point in report.killed), "it was never killed at its own calls"
+        assert len(report.missed) <= MOST_MISSED, f"it was killed at {report.killed} only, not at {report.missed}"
         exam.shows_as_promised([n for part in numbers[: report.used] for n in part])
 
     def test_13_and_77_what_is_prepared_survives_a_restart_of_the_target(self, exam: Exam) -> None:
@@ -81,16 +90,19 @@ class FaultCases:
     def test_40_41_and_43_a_decided_transaction_that_timed_out_is_a_loud_loss(self, exam: Exam) -> None:
         sink = self._hasty(exam)
         exam.sink = sink
+        exam.start(sink)
         committable = exam.prepare()
-        self._wait_until_ended(exam, sink)
+        decided = []
+
+        def outage(step: Step) -> None:
+            if step is Step.DECIDE_AFTER:
+                decided.append(step)
+                self._wait_until_ended(exam, sink)
+
+        with hooked(outage), pytest.raises(DataLossError):
+            exam.finish(0, committable)
+        assert decided, "it was refused before it was decided"
         assert sink.inspect_many([committable])[0] not in (ExternalState.PREPARED, ExternalState.COMMITTED)
-        about = EpochInput(query="exam", start=None, end=0)
-        ack = Acknowledgement(epoch=0, subtask=0, attempt=0, sinks=(sink.name,), committables=(committable,))
-        hasty = Coordinator(exam.pipeline, exam.store, [sink], CommitPolicy())
-        hasty.open()
-        with pytest.raises((DataLossError, OncewardError)):
-            hasty.admit(0, about)
-            hasty.commit(0, [ack], about)
         assert sink.commit(committable).status not in GOOD
         exam.shows([])
 
@@ -124,10 +136,19 @@ class FaultCases:
         with pytest.raises(SchemaError):
             exam.sink.validate(exam.subject.misfit)
 
-    def test_errors_and_text_forms_show_no_password(self, exam: Exam) -> None:
-        shown = repr(exam.sink)
-        for word in ("password=", "PASSWORD=", "secret="):
-            assert word not in shown, f"the sink's text form shows {word}…"
+    def test_errors_and_text_forms_show_no_password(self, exam: Exam, caplog: pytest.LogCaptureFixture) -> None:
+        secret = exam.subject.secret
+        if not secret:
+            not_applicable("no Subject.secret: the sink is given no password")
+        with caplog.at_level("DEBUG", logger="onceward"):
+            committable = exam.prepare()
+            exam.finish(0, committable)
+            words = [repr(exam.sink), committable.to_json(), caplog.text]
+        if exam.subject.misfit is not None:
+            with pytest.raises(SchemaError) as caught:
+                exam.sink.validate(exam.subject.misfit)
+            words += [str(caught.value), repr(caught.value)]
+        assert not [text for text in words if secret in text]
 
     def _hasty(self, exam: Exam) -> TwoPhaseCommitSink[object]:
         if exam.sink.transaction_timeout is None:

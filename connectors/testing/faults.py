@@ -6,8 +6,9 @@
     faults = Faults(fail("commit", nth=2, times=3), lose_answer("pre_commit"), die("commit", nth=5))
     sink = FaultySink(KafkaSink(...), faults)
 
-A call is counted per process, so a Spark executor that is started anew begins at one. `Faults.at_random` strikes at
-random, by a seed. After Jepsen's nemesis, one call at a time.
+Calls are counted in each process: copies of an order that reach the same one (tasks of a Spark worker) count together,
+and a process that is started anew begins at one. What happened in another process is not known here. `Faults.at_random`
+strikes at random, by a seed. After Jepsen's nemesis, one call at a time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import random
 import signal
 import threading
 import time
+import uuid
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -114,21 +116,33 @@ class InjectedStoreError(StoreError):
     """A fault to order, at a store: the put is in doubt."""
 
 
+class _Seen:
+    """What has happened in this process to one order of faults, in all its copies."""
+
+    def __init__(self, seed: int) -> None:
+        self.lock = threading.Lock()
+        self.counts: dict[str, int] = {}
+        self.calls: list[str] = []
+        self.struck: list[Fault] = []
+        self.dice = random.Random(seed)  # noqa: S311 - no secret
+
+
+_seen: dict[str, _Seen] = {}
+
+
 class Faults:
-    """Which calls go wrong. Thread-safe; picklable, and then counts from the beginning.
+    """Which calls go wrong. Thread-safe; picklable, and counts once in each process.
 
     Args:
         faults: What is to go wrong. If several meet at a call, the first counts.
-
-    Attributes:
-        calls: Names of all calls so far, in order, as they began.
-        struck: The faults that have happened, in order.
     """
 
     def __init__(self, *faults: Fault) -> None:
         self._faults = faults
         self._random: tuple[int, float, tuple[Kind, ...], tuple[str, ...]] | None = None
-        self._begin()
+        self._id = uuid.uuid4().hex
+        self._seen = _Seen(0)
+        _seen[self._id] = self._seen
 
     @classmethod
     def at_random(
@@ -154,8 +168,18 @@ class Faults:
             raise ConfigurationError(f"rate is a probability from 0 to 1, and kinds are at least one: {rate}, {kinds}")
         faults = cls()
         faults._random = (seed, rate, tuple(kinds), tuple(calls))
-        faults._begin()
+        faults._seen.dice.seed(seed)
         return faults
+
+    @property
+    def calls(self) -> list[str]:
+        """Names of all calls in this process so far, in order, as they began."""
+        return self._seen.calls
+
+    @property
+    def struck(self) -> list[Fault]:
+        """The faults that have happened in this process, in order."""
+        return self._seen.struck
 
     def around(self, call: str, make: Callable[[], T], lost: Callable[[str], T], *, again: bool = True) -> T:
         """Make a call with what is to go wrong.
@@ -184,21 +208,15 @@ class Faults:
         return lost(words) if fault.kind is Kind.LOSE_ANSWER else answer
 
     def left(self) -> list[Fault]:
-        """Ordered faults that have not happened at all: a test that expected them has shown nothing of them."""
+        """Ordered faults that have not happened in this process: a test that expected them has shown nothing."""
         return [fault for fault in self._faults if fault not in self.struck]
 
-    def _begin(self) -> None:
-        self._lock = threading.Lock()
-        self._counts: dict[str, int] = {}
-        self.calls: list[str] = []
-        self.struck: list[Fault] = []
-        self._dice = random.Random(self._random[0] if self._random else 0)  # noqa: S311 - no secret
-
     def _next(self, call: str) -> Fault | None:
-        with self._lock:
+        counts = self._seen.counts
+        with self._seen.lock:
             self.calls.append(call)
             for name in (call, "*"):
-                self._counts[name] = self._counts.get(name, 0) + 1
+                counts[name] = counts.get(name, 0) + 1
             fault = self._ordered(call) or self._thrown(call)
             if fault is not None:
                 self.struck.append(fault)
@@ -206,7 +224,7 @@ class Faults:
 
     def _ordered(self, call: str) -> Fault | None:
         for fault in self._faults:
-            if fault.call in (call, "*") and 0 <= self._counts[fault.call] - fault.nth < fault.times:
+            if fault.call in (call, "*") and 0 <= self._seen.counts[fault.call] - fault.nth < fault.times:
                 return fault
         return None
 
@@ -214,16 +232,17 @@ class Faults:
         if self._random is None:
             return None
         _, rate, kinds, calls = self._random
-        if (calls and call not in calls) or self._dice.random() >= rate:
+        dice = self._seen.dice
+        if (calls and call not in calls) or dice.random() >= rate:
             return None
-        return Fault(self._dice.choice(kinds), call, seconds=self._dice.random() / 5)
+        return Fault(dice.choice(kinds), call, seconds=dice.random() / 5)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_faults": self._faults, "_random": self._random}
+        return {"_faults": self._faults, "_random": self._random, "_id": self._id}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._begin()
+        self._seen = _seen.setdefault(self._id, _Seen(self._random[0] if self._random else 0))
 
 
 def raising(kind: type[OncewardError]) -> Callable[[str], Any]:

@@ -114,7 +114,7 @@ class ProtocolCases:
 
     def test_28_transactions_of_several_epochs_are_committed_together(self, exam: Exam) -> None:
         committables = [exam.prepare(epoch) for epoch in range(3)]
-        outcomes = exam.subject.make().commit_many(committables)
+        outcomes = exam.subject.make().commit_many([committables[2], committables[0], committables[1]])
         assert [outcome.status in GOOD for outcome in outcomes] == [True] * 3
         exam.shows([n for epoch in range(3) for n in exam.numbers(epoch)])
 

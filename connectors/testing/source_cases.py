@@ -28,7 +28,7 @@ from onceward.sinks import FileSink
 from onceward.sources import ResettableSource
 
 from .exam import not_applicable
-from .faults import Faults, Kind
+from .faults import Faults, fail, lose_answer
 from .wrappers import FaultySource
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class SourceSubject:
         make: A new object of the source, bounded by what is there now.
         append: Adds rows with these numbers, in several units if the source has units.
         numbers: The numbers in a batch that the source delivers; default: column `n`.
+        many: So many rows come in several pieces from at least one unit.
+        published: Asks the outside how far it was told that the source was read; nothing, if it was not told.
         lose: Takes away what `append` added, as retention does.
         grow: Adds rows with these numbers in a new unit: a new partition, a new file.
     """
@@ -58,6 +60,8 @@ class SourceSubject:
     make: Callable[[], ResettableSource]
     append: Callable[[list[int]], None]
     numbers: Callable[[pa.RecordBatch], list[int]] = numbers_in
+    many: int = 120
+    published: Callable[[], object] | None = None
     lose: Callable[[], None] | None = None
     grow: Callable[[list[int]], None] | None = None
 
@@ -93,15 +97,18 @@ class SourceConformance:
         assert sorted(n for numbers in first.values() for n in numbers) == list(range(200))
 
     def test_67_a_split_goes_on_from_any_piece(self, source_subject: SourceSubject) -> None:
-        source_subject.append(list(range(120)))
+        source_subject.append(list(range(source_subject.many)))
         source = source_subject.make()
+        cut = False
         for split in source.splits(source.start(), source.end()):
             pieces = list(source.read(split))
+            cut = cut or len(pieces) > 1
             rows = [source_subject.numbers(piece.batch) for piece in pieces]
             for at, piece in enumerate(pieces[:-1]):
                 rest = [n for later in rows[at + 1 :] for n in later]
                 left = type(split)(split.unit, piece.next, split.end)
                 assert [n for p in source.read(left) for n in source_subject.numbers(p.batch)] == rest
+        assert cut, f"no split came in several pieces: give SourceSubject.many more than {source_subject.many} rows"
 
     def test_67_positions_are_json_and_parts_make_up_the_whole(self, source_subject: SourceSubject) -> None:
         source_subject.append(list(range(300)))
@@ -149,20 +156,19 @@ class SourceConformance:
     def test_69_the_outside_is_told_only_after_completion(self, source_subject: SourceSubject, tmp_path: Path) -> None:
         if type(source_subject.make()).publish is ResettableSource.publish:
             not_applicable("the source publishes no positions")
+        if source_subject.published is None:
+            not_applicable("no SourceSubject.published: nobody can ask what was published")
         source_subject.append(list(range(100)))
-        faults = Faults()
-        published: list[tuple[int, int]] = []
-        completed = 0
+        published = source_subject.published
+        before: list[object] = []
 
         def note(step: Step) -> None:
-            nonlocal completed
-            if step is Step.COMPLETE_BEFORE:
-                published.append((completed, faults.calls.count("publish")))
-            completed += step is Step.COMPLETE_AFTER
+            if step is Step.COMPLETE_BEFORE and not before:
+                before.append(published())
 
-        self._run(source_subject, tmp_path, FaultySource(source_subject.make(), faults), note)
-        assert faults.calls.count("publish"), "nothing was published"
-        assert published[0] == (0, 0), "something was published before anything was completed"
+        self._run(source_subject, tmp_path, FaultySource(source_subject.make(), Faults()), note)
+        assert not before[0], "something was published before anything was completed"
+        assert published(), "nothing was published"
 
     def test_70_what_has_appeared_since_is_read_from_its_beginning(self, source_subject: SourceSubject) -> None:
         if source_subject.grow is None:
@@ -179,7 +185,7 @@ class SourceConformance:
         self, source_subject: SourceSubject, tmp_path: Path, seed: int
     ) -> None:
         source_subject.append(list(range(400)))
-        faults = Faults.at_random(seed, 0.05, kinds=[Kind.FAIL, Kind.LOSE_ANSWER], calls=["latest", "splits", "piece"])
+        faults = Faults(*(order(call, nth=seed + 1) for call in ("splits", "piece") for order in (fail, lose_answer)))
         left = [Step.PRE_COMMIT_AFTER, Step.ACKNOWLEDGED, Step.DECIDE_AFTER, Step.COMMIT_AFTER]
 
         def fails(step: Step) -> None:
@@ -189,6 +195,7 @@ class SourceConformance:
 
         seen = self._run(source_subject, tmp_path, FaultySource(source_subject.make(), faults), fails)
         assert seen == Counter(range(400))
+        assert {fault.call for fault in faults.struck} == {"splits", "piece"}
 
     def _run(
         self, subject: SourceSubject, folder: Path, source: FaultySource, hook: Callable[[Step], None]
