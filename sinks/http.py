@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from .write_ahead import Identity
+    from .write_ahead import Attempt, Identity
 
 KEY_HEADER: Final = "Idempotency-Key"
 _BODIES: Final[dict[str, tuple[str, Callable[[list[str]], str]]]] = {
@@ -166,14 +166,25 @@ class HttpSink(WriteAheadLogSink):
         json_rows(self.name, batch)
         super().write(transaction, batch)
 
+    def pinned(self) -> dict[str, Any]:
+        """What makes the key and the body: a server knows a delivery by them."""
+        return {"body": self.body, "key_header": self.key_header, "key_format": self.key_format}
+
     def send(self, rows: pa.RecordBatch, identity: Identity) -> None:
         """POST rows; see WriteAheadLogSink."""
-        kind, join = _BODIES[self.body]
-        key = _KEYS[self.key_format](str(identity))
+        self._post(rows, identity, self.pinned())
+
+    def deliver(self, rows: pa.RecordBatch, attempt: Attempt) -> None:
+        """POST rows as they would have been posted when they were written."""
+        self._post(rows, attempt.identity, {**self.pinned(), **attempt.pinned})
+
+    def _post(self, rows: pa.RecordBatch, identity: Identity, pinned: Mapping[str, Any]) -> None:
+        kind, join = _BODIES[pinned["body"]]
+        key = _KEYS[pinned["key_format"]](str(identity))
         content = join(json_rows(self.name, rows)).encode()
         client = clients.get(self.settings)
         client.wait(self.longest_wait)
-        answer = client.request("POST", {self.key_header: key, "Content-Type": kind}, content)
+        answer = client.request("POST", {pinned["key_header"]: key, "Content-Type": kind}, content)
         verdict = judge(answer.status, self.retry_statuses)
         if verdict is Verdict.TAKEN:
             return

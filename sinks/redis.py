@@ -8,11 +8,12 @@ the server's append-only file.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from ..connectors.redis.client import clients, evaluate, translated
-from ..connectors.redis.delivery import Delivery, deliver
+from ..connectors.redis.delivery import GO_ON, Delivery, Loss, deliver
 from ..connectors.redis.forms import FORMS, KeyTemplate, check_form, written
 from ..connectors.redis.options import read_redis_options
 from ..connectors.redis.script import CLAIM, PRUNE, RELEASE, marker_key
@@ -22,14 +23,15 @@ from ..core.errors import ConfigurationError, DataLossError, EpochConflictError,
 from ..core.names import TransactionName, parse_transaction_name
 from .base import Guarantee
 from .folders import FolderClaims
-from .write_ahead import ROWS_PER_SEND, Segment, WriteAheadLogSink
+from .write_ahead import ROWS_PER_SEND, Attempt, Segment, WriteAheadLogSink
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
     from ..core.names import Scope
+    from ..core.transaction import Committable
     from .write_ahead import Identity
 
 _log = logging.getLogger("onceward.redis")
@@ -147,28 +149,42 @@ class RedisSink(WriteAheadLogSink):
 
     def send(self, rows: pa.RecordBatch, identity: Identity) -> None:
         """Write rows and marker; see WriteAheadLogSink."""
+        self.deliver(rows, Attempt(identity, {}, again=True))
+
+    def deliver(self, rows: pa.RecordBatch, attempt: Attempt) -> None:
+        """Write rows and marker. A server that has lost its marker is an error, or with durable=False a warning."""
+        identity = attempt.identity
         name = _parsed(identity.transaction)
         found = written(self.name, self.form, self.key, rows, self.maxlen)
-        delivery = Delivery(name, identity.first, self.form, found)
+        loss = Loss.LOUD if self.durable else Loss.AGAIN if attempt.again else Loss.FIRST
+        delivery = Delivery(name, identity.first, self.form, found, loss)
         deliver(self.settings, delivery, durable=self.durable, replicas=self.replicas)
+
+    def lingering(self, scope: Scope) -> Iterable[Committable]:
+        """Segments that are not sent. At each start and now and then: so this is where a lost marker is looked for.
+
+        Raises:
+            DataLossError: The server has lost it, before anything more is decided for it.
+        """
+        if self.durable and self._claimed_in_folder(scope) == scope.log:
+            with suppress(SinkError):  # what it cannot answer now, it answers at the next delivery
+                if self._known(scope) is None:
+                    raise self._lost_marker(scope)
+        return super().lingering(scope)
 
     def claim(self, scope: Scope) -> None:
         """Note the decision log behind this pipeline's name in the server, then in the folder.
 
         Raises:
             EpochConflictError: One of them knows the name from another one.
-            DataLossError: The folder knows it, and the server does not: it has lost data, or is another one.
+            DataLossError: The folder knows it, and the server does not: it has lost data, or is another one. With
+                durable=False the next delivery makes the marker again.
         """
         new = self._claimed_in_folder(scope) != scope.log
-        known = self._evaluate(CLAIM, scope, "new" if new or not self.durable else "old")
-        if known is None:
-            raise DataLossError(
-                f"{self.settings.shown} knows nothing of this pipeline and sink, though {self.directory} does: it has "
-                "lost data, or is another server. To go on without what it had, rewind the pipeline",
-                pipeline=scope.pipeline,
-                sink=scope.sink,
-            )
-        if known.decode() != scope.log:
+        known = self._evaluate(CLAIM, scope) if new else self._known(scope)
+        if known is None and self.durable:
+            raise self._lost_marker(scope)
+        if known is not None and known.decode() != scope.log:
             raise EpochConflictError(
                 f"{self.settings.shown} knows this pipeline and sink from another decision log ({known.decode()}): its "
                 "rows were written already. Bring the log back, give the pipeline another name, or rewind it",
@@ -192,6 +208,19 @@ class RedisSink(WriteAheadLogSink):
         if ended:
             floor = max((name.start, name.epoch) for name in ended)
             self._evaluate(PRUNE, scope, *floor, *map(str, ended))
+
+    def _known(self, scope: Scope) -> bytes | None:
+        """The decision log that the marker names, if there is a marker."""
+        with translated(self.settings, "cannot read the marker"):
+            found: bytes | None = clients.get(self.settings).execute_command("HGET", marker_key(scope), "log")
+        return found
+
+    def _lost_marker(self, scope: Scope) -> DataLossError:
+        return DataLossError(
+            f"{self.settings.shown} knows nothing of this pipeline and sink, though {self.directory} does. {GO_ON}",
+            pipeline=scope.pipeline,
+            sink=scope.sink,
+        )
 
     def _claimed_in_folder(self, scope: Scope) -> str | None:
         return FolderClaims(Path(self.directory)).known(scope)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..core.errors import ConfigurationError, DataLossError, RetryableSinkError
 from ..core.folders import sync_folder
@@ -26,7 +26,7 @@ from .folders import FolderClaims, check_folder, name_in, sole
 from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, SegmentWriter, read_segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -51,6 +51,20 @@ class Identity(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.transaction}:{self.first}:{self.rows}"
+
+
+class Attempt(NamedTuple):
+    """One try of a delivery.
+
+    Attributes:
+        identity: Of the delivery.
+        pinned: What `pinned` said when the rows were written.
+        again: Whether it may have been tried before: it was the next one when sending stopped.
+    """
+
+    identity: Identity
+    pinned: Mapping[str, Any]
+    again: bool
 
 
 class Segment(NamedTuple):
@@ -106,6 +120,18 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
             SinkError: It never will.
         """
 
+    def pinned(self) -> dict[str, Any]:
+        """Settings that are part of a delivery, as JSON has them. They are kept with the rows, for every try of it.
+
+        A delivery that is tried again after such a setting was changed must still be what it was, or a target does not
+        recognise it.
+        """
+        return {}
+
+    def deliver(self, rows: pa.RecordBatch, attempt: Attempt) -> None:
+        """Try a delivery, by `send`. Override it too where more is to be known; duties and errors are the same."""
+        self.send(rows, attempt.identity)
+
     @property
     def guarantee(self) -> Guarantee:
         """Exactly-once if the target remembers identities, else at-least-once."""
@@ -123,7 +149,7 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
     def pre_commit(self, transaction: Segment) -> Committable:
         """Make it durable."""
         name, writer = transaction
-        handle = {"sha256": writer.finish(), "rows_per_send": self.rows_per_send}
+        handle = {"sha256": writer.finish(), "rows_per_send": self.rows_per_send, "pinned": self.pinned()}
         return Committable.named(KIND, name, handle=handle, rows=writer.rows)
 
     def discard(self, transaction: Segment) -> None:
@@ -213,6 +239,8 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
     def _send(self, committable: Committable, segment: Path) -> None:
         batches = read_segment(segment, committable.handle["sha256"])
         size = committable.handle["rows_per_send"]  # as it was when it was written: an identity never changes
+        pinned = committable.handle.get("pinned", {})
+        again = segment.with_suffix(MARKS).exists()
         marks = Marks(segment.with_suffix(MARKS))
         try:
             at = 0
@@ -221,7 +249,8 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
                     rows = batch.slice(first, size)
                     if at >= marks.sent:
                         reach(Step.SEND_BEFORE)
-                        self.send(rows, Identity(committable.transaction, at, rows.num_rows))
+                        self.deliver(rows, Attempt(Identity(committable.transaction, at, rows.num_rows), pinned, again))
+                        again = False
                         reach(Step.SEND_AFTER)
                         marks.put(at + rows.num_rows)
                         reach(Step.MARK_AFTER)

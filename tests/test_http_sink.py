@@ -262,6 +262,34 @@ def test_each_status_has_one_verdict():
     assert {s for s, v in verdicts.items() if v is Verdict.LATER} == {408, 409, 425, 429, *range(500, 600)}
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {"key_format": "uuid"}),
+        ({"key_format": "uuid"}, {"key_format": "plain"}),
+        ({}, {"body": "jsonl"}),
+        ({"body": "jsonl"}, {}),
+        ({}, {"key_header": "X-Key"}),
+        ({}, {"key_header": "X-Key", "headers": {"idempotency-key": "mine"}}),
+    ],
+)
+def test_65_a_delivery_is_the_same_in_every_try_though_the_settings_were_changed(
+    tmp_path: Path, inbox: Inbox, before: dict[str, Any], after: dict[str, Any]
+):
+    sink, changed = make(tmp_path, inbox, **before), make(tmp_path, inbox, **after)
+    inbox.plans = [TAKE, LOSE_ANSWER]
+    committable = Committable.from_json(prepared(sink, range(6)).to_json())
+    assert sink.commit(committable).status is CommitStatus.RETRY_LATER
+    assert changed.commit(committable).status is CommitStatus.COMMITTED
+    assert inbox.numbers == list(range(6))
+    first, again = inbox.posts[1:3]
+    assert (first.key, first.body, first.headers["content-type"]) == (
+        again.key,
+        again.body,
+        again.headers["content-type"],
+    )
+
+
 # What the network and the server lose
 
 
@@ -405,12 +433,21 @@ def test_validate_asks_whether_a_server_is_there_and_sends_no_rows(tmp_path: Pat
         ({"url": f"http://me:{SECRET}@host/"}, "apart"),
         ({"url": "http://host/#here"}, "fragment"),
         ({"url": "http://host/a b"}, "blanks"),
+        ({"url": f"http://a..b/{SECRET}"}, "empty label"),
+        ({"url": f"http://{'a' * 64}.com/{SECRET}"}, "more than 63"),
+        ({"url": f"http://☃☃.x/{SECRET}"}, "no name has"),
+        ({"url": f"http://xn--/{SECRET}"}, "no name has"),
+        ({"url": f"http://1.2.3.999/{SECRET}"}, "an address is none"),
+        ({"url": f"http://[1::2::3]/{SECRET}"}, "an address is none|not a URL"),
+        ({"url": f"http://host/{SECRET}{'a' * 70000}"}, "too long"),
         ({"body": "xml"}, "body 'xml'"),
         ({"key_format": "md5"}, "key_format"),
         ({"key_header": "X Y"}, "key_header"),
         ({"key_header": "X-Key", "headers": {"x-key": "1"}}, "given in headers too"),
         ({"probe": "POST"}, "probe"),
         ({"timeout": 0}, "timeout must be above 0"),
+        ({"timeout": float("inf")}, "at most a day"),
+        ({"connect_timeout": 1e300}, "at most a day"),
         ({"longest_wait": -1}, "longest_wait"),
         ({"retry_statuses": [200]}, "retry_statuses"),
         ({"headers": {"A:B": "x"}}, "no name of a header"),
@@ -427,6 +464,29 @@ def test_wrong_settings_are_refused_and_no_secret_is_repeated(tmp_path: Path, se
     with pytest.raises(ConfigurationError, match=says) as caught:
         HttpSink("hook", tmp_path, **{"url": "http://localhost/", **settings})
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://exämple.invalid/ä", "http://host./", "http://a_b/%zz", "https://[::1]:8/"])
+def test_unusual_urls_are_taken(tmp_path: Path, url: str):
+    assert HttpSink("hook", tmp_path, url=url).settings.url == url
+
+
+@pytest.mark.parametrize("proxy", [f"http://{SECRET}:{SECRET}", f"ftp://me:{SECRET}@host", f"http://☃☃.x/{SECRET}"])
+def test_a_proxy_that_cannot_be_used_is_an_error_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxy: str
+):
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    sink = HttpSink("hook", tmp_path, url=f"http://example.invalid/{len(proxy)}", probe="none")
+    with pytest.raises(ConfigurationError, match="names a proxy") as caught:
+        sink.validate(pa.schema([("n", pa.int64())]))
+    assert SECRET not in str(caught.value)
+
+
+def test_a_proxy_that_cannot_be_looked_up_is_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ALL_PROXY", "http://a..b:1")
+    sink = HttpSink("hook", tmp_path, url="http://example.invalid/")
+    with pytest.raises(SinkError, match=r"cannot send to http://example.invalid/: UnicodeError"):
+        sink.validate(pa.schema([("n", pa.int64())]))
 
 
 @pytest.mark.parametrize(

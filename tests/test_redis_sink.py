@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from onceward.connectors.redis.client import connect
 from onceward.connectors.redis.forms import KeyTemplate, Written, check_form, written
 from onceward.connectors.redis.server import Facts, check_facts
 from onceward.core.errors import ConfigurationError, SchemaError, SinkError
+from onceward.core.names import Scope
+from onceward.core.transaction import WriteContext
 from onceward.sinks import Guarantee
+from onceward.sinks.folders import FolderClaims
 from onceward.sinks.redis import RedisSink
 
 if TYPE_CHECKING:
@@ -44,6 +48,12 @@ def rows(**columns: Any) -> pa.RecordBatch:
         ({"replicas": -1}, "replicas=-1"),
         ({"replicas": 1, "durable": False}, "replicas=1"),
         ({"timeout": 0}, "timeout"),
+        ({"timeout": float("inf")}, "at most a day"),
+        ({"url": "redis://localhost/abc"}, "number of a database"),
+        ({"url": "redis://a..b/0"}, "empty label"),
+        ({"url": f"redis://{'a' * 64}/0"}, "more than 63"),
+        ({"url": "redis://localhost/0?foo=1"}, "unknown options; known are"),
+        ({"url": "redis://localhost/0?retry="}, "unknown options; known are"),
         ({"key": ""}, "columns in braces"),
         ({"key": "a{"}, "key 'a{'"),
         ({"key": "a{}"}, "empty braces"),
@@ -72,6 +82,93 @@ def test_the_password_is_shown_nowhere_and_survives_pickling(tmp_path: Path, set
     said = sink.settings.redact("user open-sesame@1234, open-sesame%401234 of b'open-sesame@1234'")
     assert "sesame" not in said
     assert pickle.loads(pickle.dumps(sink)).settings == sink.settings
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:7/secretpw@h/0",
+        "redis://:7/77@h/0",
+        "redis://user:12?34@h",
+        "redis://user:12?34@h/0",
+        "redis://user:12#34@h/0",
+        "redis://:12@34@h/0",
+        "redis://:12@34/56@h/0",
+        "redis://:pa/ss@h/0",
+        "redis://:pa[ss@h/0",
+        "redis://:12\n34@h/0",
+        "redis://12/34@h/0",
+        "rediss://12@h?password=12@34",
+        "unix://user:12/34@/run/redis.sock",
+    ],
+)
+def test_a_password_whose_characters_end_it_is_refused_and_no_piece_of_it_repeated(tmp_path: Path, url: str):
+    with pytest.raises(ConfigurationError, match="percent-encode") as caught:
+        make(tmp_path, url=url)
+    for piece in ("secret", "12", "34", "56", "77", "pa/", "pa[", "ss@"):
+        assert piece not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "password", "shown"),
+    [
+        ("redis://me:a%40b%2Fc%3Fd%23e@h:7/3", "a@b/c?d#e", "redis://h:7/3"),
+        ("redis://[::1]:7?password=a/b%40", "a/b@", "redis://[::1]:7"),
+        ("unix://me:pw@/run/redis.sock?db=3", "pw", "unix:///run/redis.sock"),
+        ("redis://h", None, "redis://h"),
+    ],
+)
+def test_a_url_is_read_as_redis_py_reads_it(tmp_path: Path, url: str, password: str | None, shown: str):
+    settings = make(tmp_path, url=url).settings
+    assert connect(settings).connection_pool.connection_kwargs["password"] == password
+    assert settings.shown == shown
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "socket_timeout=abc",
+        "socket_timeout=nan",
+        "socket_connect_timeout=-1",
+        "db=abc",
+        "max_connections=-1",
+        "ssl_ca_certs=/ca.pem",
+        "ssl_cert_reqs=open-sesame&password=open-sesame",
+    ],
+)
+def test_an_option_of_the_url_that_redis_py_refuses_is_an_error_of_ours(tmp_path: Path, options: str):
+    sink = make(tmp_path, url=f"redis://127.0.0.1:1?{options}", timeout=1.0)
+    with pytest.raises(ConfigurationError, match=r"option .*of url") as caught:
+        sink.validate(pa.schema([("n", pa.int64())]))
+    assert "sesame" not in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["ssl_min_version=5", "ssl_cert_reqs=maybe"])
+def test_an_option_of_tls_that_is_none_is_an_error_of_ours(tmp_path: Path, option: str):
+    with pytest.raises(ConfigurationError, match="option of url"):
+        connect(make(tmp_path, url=f"rediss://127.0.0.1:1?{option}").settings)
+
+
+def test_options_of_the_url_cannot_change_how_answers_are_read(tmp_path: Path):
+    url = "redis://127.0.0.1:1?decode_responses=true&protocol=3&retry_on_timeout=true&socket_timeout=3"
+    used = connect(make(tmp_path, url=url).settings).connection_pool.connection_kwargs
+    assert (used["decode_responses"], used["protocol"], used["socket_timeout"]) == (False, 2, 3.0)
+    assert used["retry"].get_retries() == 0
+
+
+def test_what_was_written_under_another_key_is_an_error_and_no_traceback():
+    with pytest.raises(SinkError, match="no column 'm'"):
+        written("s", "hash", KeyTemplate("{m}"), rows(n=[1]))
+
+
+def test_a_server_that_is_not_there_hides_no_segment(tmp_path: Path):
+    scope = Scope("p", "cache", "0123abcd")
+    sink = make(tmp_path, url="redis://127.0.0.1:1", connect_timeout=1.0)
+    FolderClaims(tmp_path).claim(scope)
+    segment = sink.begin(WriteContext(pipeline="p", sink="cache", log=scope.log, writer=1, epoch=1, subtask=0))
+    sink.write(segment, rows(n=[1]))
+    named = sink.pre_commit(segment).transaction
+    assert [committable.transaction for committable in sink.lingering(scope)] == [named]
 
 
 def test_the_guarantee_is_that_of_what_the_server_keeps(tmp_path: Path):

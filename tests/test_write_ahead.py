@@ -23,7 +23,7 @@ from .engine_kit import RunningSum, numbers, pipeline
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from onceward.sinks.write_ahead import Identity
+    from onceward.sinks.write_ahead import Attempt, Identity
 
 
 class Crash(BaseException):
@@ -133,6 +133,26 @@ def test_65_an_identity_is_the_same_in_every_process_and_never_anothers(tmp_path
     other.commit_many(committables)
     assert other.taken[0][0] == sink.taken[0][0]
     assert len({identity for identity, _ in other.taken}) == 4
+
+
+def test_65_what_is_pinned_is_of_when_the_rows_were_written(tmp_path: Path):
+    class Labelled(Mailbox):
+        label = "old"
+
+        def pinned(self) -> dict[str, Any]:
+            return {"label": self.label}
+
+        def deliver(self, rows: pa.RecordBatch, attempt: Attempt) -> None:
+            tries.append((attempt.pinned["label"], attempt.identity.first, attempt.again))
+            super().deliver(rows, attempt)
+
+    tries: list[tuple[str, int, bool]] = []
+    sink = Labelled(tmp_path)
+    committable = Committable.from_json(prepared(sink, range(6)).to_json())
+    sink.label = "new"
+    crash_at(Step.SEND_AFTER, 2, sink, committable)
+    sink.commit(committable)
+    assert tries == [("old", 0, False), ("old", 2, False), ("old", 2, True), ("old", 4, False)]
 
 
 @pytest.mark.parametrize("torn", [b"4", b"4 0000", b"4 00000000"])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import httpx
 
-from ...core.errors import RetryableSinkError
+from ...core.errors import ConfigurationError, RetryableSinkError, SinkError
 from ..processwide import PerProcess
 from .answers import Answer, seconds_to_wait
 from .settings import HttpSettings, shown
@@ -41,11 +41,17 @@ class HttpClient:
 
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
-        self._client = httpx.Client(
-            verify=settings.tls() or True,
-            timeout=httpx.Timeout(settings.timeout, connect=settings.connect_timeout),
-            limits=httpx.Limits(max_connections=4, keepalive_expiry=_IDLE_SECONDS),
-        )
+        tls = settings.tls() or True
+        try:
+            self._client = httpx.Client(
+                verify=tls,
+                timeout=httpx.Timeout(settings.timeout, connect=settings.connect_timeout),
+                limits=httpx.Limits(max_connections=4, keepalive_expiry=_IDLE_SECONDS),
+            )
+        except (httpx.InvalidURL, ValueError, ImportError):  # its words may hold a password
+            raise ConfigurationError(
+                "the environment names a proxy (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY) that httpx cannot use"
+            ) from None
         self._url = _Url(settings.url)
         self._not_before = 0.0
         self._lock = threading.Lock()
@@ -62,11 +68,12 @@ class HttpClient:
 
         Raises:
             RetryableSinkError: No answer: it may have arrived or not.
+            SinkError: It can never be sent.
         """
         request = httpx.Request(
             method,
             self._settings.url,
-            headers={"User-Agent": "onceward", **dict(self._settings.headers), **headers},
+            headers={"User-Agent": "onceward", **self._settings.headers_beside(headers), **headers},
             content=content,
         )
         request.url = self._url
@@ -75,6 +82,8 @@ class HttpClient:
             response = self._client.send(request, stream=True)
         except httpx.RequestError as error:
             raise RetryableSinkError(f"no answer from {self._settings.shown}: {self._words(error)}") from None
+        except (httpx.InvalidURL, UnicodeError) as error:  # of a proxy: the own URL was tried when it was given
+            raise SinkError(f"cannot send to {self._settings.shown}: {self._words(error)}") from None
         try:
             return self._read(response)
         finally:

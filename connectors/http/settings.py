@@ -13,16 +13,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+import httpx
+
 from ...core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VALUE: Final = re.compile(r"[\x21-\x7e]([\x20-\x7e\t]*[\x21-\x7e])?")
 _OURS: Final = frozenset({"content-type", "content-length", "transfer-encoding", "connection", "accept-encoding"})
 _SECRET_LENGTH: Final = 4
 """Shorter ones are found in any text."""
+_MOST_SECONDS: Final = 86400
+"""Sockets refuse some larger numbers, when it is too late."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,8 @@ class HttpSettings:
         _check_url(self.url)
         _check_headers(self.headers)
         for name in ("timeout", "connect_timeout"):
-            if not getattr(self, name) > 0:
-                raise ConfigurationError(f"{name} must be above 0 seconds, not {getattr(self, name)}")
+            if not 0 < getattr(self, name) <= _MOST_SECONDS:
+                raise ConfigurationError(f"{name} must be above 0 seconds and at most a day, not {getattr(self, name)}")
         if self.client_key is not None and self.client_cert is None:
             raise ConfigurationError("client_key needs client_cert")
 
@@ -60,6 +64,11 @@ class HttpSettings:
     def shown(self) -> str:
         """The URL, as far as it may be shown."""
         return shown(self.url)
+
+    def headers_beside(self, others: Collection[str]) -> dict[str, str]:
+        """The headers, without those of other names, in any case."""
+        taken = {name.lower() for name in others}
+        return {name: value for name, value in self.headers if name.lower() not in taken}
 
     def redact(self, message: str) -> str:
         """A message without the secrets."""
@@ -148,6 +157,20 @@ def _check_url(url: str) -> None:
         raise ConfigurationError("url holds a fragment (#…), which is never sent")
     if any(ord(character) <= 0x20 or ord(character) == 0x7F for character in url):  # noqa: PLR2004 - ASCII's controls
         raise ConfigurationError("url holds blanks or control characters")
+    _check_host(url)
+
+
+def _check_host(url: str) -> None:
+    """What httpx, and Python's look-up of a name, would refuse only when a request is sent."""
+    try:
+        sent = httpx.URL(url)
+        _ = sent.host
+        sent.raw_host.decode("ascii").encode("idna")
+    except (httpx.InvalidURL, UnicodeError):
+        raise ConfigurationError(
+            "url is not one that can be asked for: its host has an empty label, one of more than 63 characters, or "
+            "characters that no name has; or an address is none; or it is too long"
+        ) from None
 
 
 def _check_headers(headers: tuple[tuple[str, str], ...]) -> None:

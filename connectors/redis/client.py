@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import ssl
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import redis
 from redis.backoff import NoBackoff
+from redis.connection import parse_url
 from redis.retry import Retry
 
-from ...core.errors import RetryableSinkError, SinkError
+from ...core.errors import ConfigurationError, RetryableSinkError, SinkError
 from ..processwide import PerProcess
-from .settings import RedisSettings  # noqa: TC001 - the key of a mapping that is made here
+from .settings import RedisSettings, check_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _MAY_PASS: Final = ("BUSY ", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM ", "READONLY", "TRYAGAIN")
 """First words of error replies about the server's state, not about the request."""
+_FORCED: Final = {"decode_responses": False, "protocol": 2}
+"""Answers are read as bytes, in the forms of RESP2."""
 _PASSING: Final = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, redis.OutOfMemoryError)
 
 
@@ -25,16 +29,35 @@ def connect(settings: RedisSettings) -> redis.Redis:
     """A client; it connects at its first command.
 
     Its own retries are off: a delivery is repeated by whoever commits, which knows for how long.
+
+    Raises:
+        ConfigurationError: An option of the URL is none.
     """
-    return redis.Redis.from_url(
-        settings.url,
-        username=settings.username,
-        password=settings.password,
-        socket_timeout=settings.timeout,
-        socket_connect_timeout=settings.connect_timeout,
-        retry=Retry(NoBackoff(), 0),
-        protocol=2,
-    )
+    try:
+        return redis.Redis.from_pool(_pool(settings))
+    except ConfigurationError:
+        raise
+    except (TypeError, ValueError, OSError, redis.RedisError) as error:
+        raise ConfigurationError(f"redis-py refuses an option of url: {settings.redact(str(error))}") from None
+
+
+def _pool(settings: RedisSettings) -> redis.ConnectionPool:
+    """Options of the URL are stronger than the arguments, but not than what the code here relies on."""
+    given = {
+        "username": settings.username,
+        "password": settings.password,
+        "socket_timeout": settings.timeout,
+        "socket_connect_timeout": settings.connect_timeout,
+    }
+    found: dict[str, Any] = parse_url(settings.url)  # type: ignore[no-untyped-call]
+    options = {**given, **found, **_FORCED, "retry": Retry(NoBackoff(), 0)}
+    for name in ("socket_timeout", "socket_connect_timeout"):
+        check_seconds(f"option {name} of url", options[name])
+    if "ssl_min_version" in options:
+        ssl.TLSVersion(options["ssl_min_version"])
+    pool = redis.ConnectionPool(**options)
+    pool.connection_class(**pool.connection_kwargs)  # it stays unused: only here redis-py looks at most options
+    return pool
 
 
 clients: Final[PerProcess[RedisSettings, Any]] = PerProcess(connect)

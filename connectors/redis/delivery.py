@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from ...core.errors import DataLossError, EpochConflictError, RetryableSinkError, SinkError
@@ -15,8 +17,24 @@ if TYPE_CHECKING:
     from .forms import Written
     from .settings import RedisSettings
 
+_log = logging.getLogger("onceward.redis")
+
+GO_ON: Final = (
+    "It was emptied, or is another server. Bring its data back; or, to go on without what it had, rewind the pipeline"
+)
 WAIT_SHARE: Final = 0.5
 """Share of the time-out of an answer for which the server itself waits for its disk and replicas."""
+
+
+class Loss(StrEnum):
+    """What to do if the server has lost what it had acknowledged (script.py, 5 and 6)."""
+
+    LOUD = "loud"
+    """Fail."""
+    FIRST = "first"
+    """Write: this delivery was never tried before."""
+    AGAIN = "again"
+    """Write if that is certainly not for the second time, else leave it out."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +46,14 @@ class Delivery:
         first: Number of the first of them in it.
         form: Of the rows.
         rows: As they are written.
+        loss: What to do if the server has lost what it had acknowledged.
     """
 
     name: TransactionName
     first: int
     form: str
     rows: list[Written]
+    loss: Loss
 
     def keys(self) -> list[bytes]:
         """KEYS of the script."""
@@ -42,7 +62,7 @@ class Delivery:
     def arguments(self) -> list[Any]:
         """ARGV of the script."""
         name, form = self.name, FORMS[self.form]
-        about = [name.scope.log, str(name), name.start, name.epoch, self.first, len(self.rows), *form]
+        about = [name.scope.log, str(name), name.start, name.epoch, self.first, len(self.rows), *form, self.loss]
         for row in self.rows:
             about += [len(row.words), *row.words, len(row.gone), *row.gone]
         return about
@@ -84,15 +104,27 @@ def _check(settings: RedisSettings, delivery: Delivery, words: list[str]) -> Non
     match words:
         case ["written" | "already"]:
             return
+        case ["written", _]:
+            _log.warning("%s had lost rows of %s, or its marker %s: going on", where, delivery.name, marker)
+        case ["left out"]:
+            _log.warning(
+                "%s has lost %s. Rows %d to %d of %s may have been written before: they are left out",
+                where,
+                marker,
+                delivery.first,
+                delivery.first + len(delivery.rows) - 1,
+                delivery.name,
+            )
         case ["unclaimed"]:
-            raise DataLossError(f"{where} has lost {marker}, which this writer had made: what else is lost?")
+            raise DataLossError(f"{where} has lost {marker}, which this writer had made. {GO_ON}")
         case ["ended"]:
             raise DataLossError(f"{where}: {delivery.name} is of an epoch that has ended, and its marker is deleted")
         case ["claimed", log]:
             raise EpochConflictError(f"{where}: decision log {log} has taken {marker} meanwhile")
         case ["behind", sent]:
             raise DataLossError(
-                f"{where} has {sent} rows of {delivery.name}, and had acknowledged {delivery.first}: it has lost rows"
+                f"{where} has {sent} rows of {delivery.name}, and had acknowledged {delivery.first}: it has lost rows. "
+                "To go on without these, say on_lost='skip'"
             )
         case ["type", key, kind]:
             wanted = FORMS[delivery.form].kind

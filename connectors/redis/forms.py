@@ -152,6 +152,11 @@ def written(sink: str, form: str, key: KeyTemplate, rows: pa.RecordBatch, maxlen
     """
     try:
         return [_row(form, key, row, maxlen) for row in rows.to_pylist()]
+    except KeyError as error:
+        raise SinkError(
+            f"rows that were written before have no column {error} of the key. Start once with the key of then",
+            sink=sink,
+        ) from None
     except (ValueError, TypeError, OverflowError) as error:
         raise SinkError(f"a row cannot be written: {error}", sink=sink) from error
 

@@ -18,7 +18,12 @@
    a paused process sends below the floor is refused: it has ended, nobody can say how. START comes before epoch: a
    rewound pipeline's epochs are lower, its START is not.
 5. A server that lost what it had acknowledged shows by a claim that is gone, or by a marker that is behind what this
-   side knows to be delivered. Both are errors: data is lost, and nobody may be silent about it.
+   side knows to be delivered. Both are errors ("loud"): data is lost, and nobody may be silent about it.
+6. Where it may lose what it acknowledged (at most once), the delivery itself goes on. A marker that is behind says what
+   is here, for rows and marker are lost together: the rows are written. But the marker alone may be lost (evicted), so
+   if it is gone, a delivery that may have been tried before ("again") is left out, since it may be here; one that was
+   never tried ("first") is written. The new marker's floor is the START of the transaction: while one START's are sent,
+   those of older ones have ended, and what a paused process sends of them is refused as under 4.
 
 All keys are on one server: a Redis Cluster could not do this for keys in several slots.
 """
@@ -35,10 +40,19 @@ RESERVED: Final = b"onceward:1:"
 WRITE: Final = """
 local marker, log, name = KEYS[1], ARGV[1], ARGV[2]
 local start, epoch, first, rows = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local command, kind = ARGV[7], ARGV[8]
+local command, kind, loss = ARGV[7], ARGV[8], ARGV[9]
 local known = redis.call('HGET', marker, 'log')
-if not known then return {'unclaimed'} end
-if known ~= log then return {'claimed', known} end
+local made = {}
+if not known then
+  if loss == 'loud' then return {'unclaimed'} end
+  made = {'log', log, 'floor:start', start, 'floor:epoch', -1}
+  if loss == 'again' then
+    redis.call('HSET', marker, name, first + rows, unpack(made))
+    return {'left out'}
+  end
+elseif known ~= log then
+  return {'claimed', known}
+end
 local floor_start = tonumber(redis.call('HGET', marker, 'floor:start') or '-1')
 local floor_epoch = tonumber(redis.call('HGET', marker, 'floor:epoch') or '-1')
 if start < floor_start or (start == floor_start and epoch <= floor_epoch) then return {'ended'} end
@@ -47,7 +61,7 @@ if sent >= first + rows then
   redis.call('HSET', marker, name, sent)
   return {'already'}
 end
-if sent ~= first then return {'behind', tostring(sent)} end
+if sent > first or (sent < first and loss == 'loud') then return {'behind', tostring(sent)} end
 if redis.acl_check_cmd then
   local all = redis.acl_check_cmd('HSET', marker, 'f', 'v')
   if command == 'XADD' then all = all and redis.acl_check_cmd('XADD', KEYS[2], '*', 'f', 'v') end
@@ -59,7 +73,7 @@ for i = 2, #KEYS do
   local is = redis.call('TYPE', KEYS[i])['ok']
   if is ~= 'none' and is ~= kind then return {'type', KEYS[i], is} end
 end
-local at = 9
+local at = 10
 for i = 2, #KEYS do
   local words = tonumber(ARGV[at])
   if words > 0 then redis.call(command, KEYS[i], unpack(ARGV, at + 1, at + words)) end
@@ -68,24 +82,25 @@ for i = 2, #KEYS do
   if gone > 0 then redis.call('HDEL', KEYS[i], unpack(ARGV, at + 1, at + gone)) end
   at = at + 1 + gone
 end
-redis.call('HSET', marker, name, first + rows)
+redis.call('HSET', marker, name, first + rows, unpack(made))
+if not known or sent < first then return {'written', 'after a loss'} end
 return {'written'}
 """
 """KEYS: the marker, the key of each row.
 
-ARGV: log, transaction, its START, its epoch, first row, rows, command, type of the keys; then for each row the number
-of the command's words and these, and the number of fields to delete and these.
+ARGV: log, transaction, its START, its epoch, first row, rows, command, type of the keys, "loud", "first" or "again";
+then for each row the number of the command's words and these, and the number of fields to delete and these.
 """
 
 CLAIM: Final = """
 local known = redis.call('HGET', KEYS[1], 'log')
-if not known and ARGV[2] == 'new' then
+if not known then
   redis.call('HSET', KEYS[1], 'log', ARGV[1])
   return ARGV[1]
 end
 return known
 """
-"""KEYS: the marker. ARGV: log, "new" if the names may be claimed. Returns the log that has them."""
+"""KEYS: the marker. ARGV: log. Claims the names if nobody has; returns the log that has them."""
 
 RELEASE: Final = """
 local known = redis.call('HGET', KEYS[1], 'log')

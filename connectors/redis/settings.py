@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
@@ -10,6 +11,39 @@ from ...core.errors import ConfigurationError
 
 _SCHEMES: Final = ("redis", "rediss", "unix")
 _SECRET: Final = "password"  # noqa: S105 - the word, not one
+_OPTIONS: Final = frozenset(
+    {
+        "client_name",
+        "db",
+        "decode_responses",
+        "health_check_interval",
+        "max_connections",
+        "password",
+        "protocol",
+        "retry_on_timeout",
+        "socket_connect_timeout",
+        "socket_keepalive",
+        "socket_timeout",
+        "ssl_ca_certs",
+        "ssl_ca_path",
+        "ssl_cert_reqs",
+        "ssl_certfile",
+        "ssl_check_hostname",
+        "ssl_ciphers",
+        "ssl_keyfile",
+        "ssl_min_version",
+        "ssl_password",
+        "username",
+    }
+)
+"""Of redis-py, those that text can give, and that cannot fail later than when a client is made."""
+_DATABASE: Final = re.compile(r"/?|/[0-9]+/?")
+_ESCAPE: Final = (
+    "In a user, password, path or option percent-encode what is not a letter or digit: @ is %40, / is %2F, ? is %3F, "
+    "# is %23; or give username and password apart"
+)
+_MOST_SECONDS: Final = 86400
+"""Sockets refuse some larger numbers, when it is too late."""
 
 
 @dataclass(frozen=True)
@@ -31,18 +65,11 @@ class RedisSettings:
     connect_timeout: float = 10.0
 
     def __post_init__(self) -> None:
-        try:
-            parts = urlsplit(self.url)
-            host, _ = parts.hostname, parts.port
-        except ValueError:
-            raise ConfigurationError("url is not a URL") from None
-        if parts.scheme not in _SCHEMES or not (host or parts.path):
-            raise ConfigurationError("url must begin with redis://, rediss:// or unix:// and name a server")
+        _check_url(self.url)
         if self.password is not None and self._secrets_of_url():
             raise ConfigurationError("password is given twice: in url, and apart")
         for name in ("timeout", "connect_timeout"):
-            if not getattr(self, name) > 0:
-                raise ConfigurationError(f"{name} must be above 0 seconds, not {getattr(self, name)}")
+            check_seconds(name, getattr(self, name))
 
     @property
     def shown(self) -> str:
@@ -61,3 +88,50 @@ class RedisSettings:
         parts = urlsplit(self.url)
         found = [unquote(parts.password)] if parts.password else []
         return found + [value for name, value in parse_qsl(parts.query) if _SECRET in name.lower()]
+
+
+def check_seconds(name: str, seconds: float) -> None:
+    """Refuse a time-out that no socket takes.
+
+    Raises:
+        ConfigurationError: It is one.
+    """
+    if not 0 < seconds <= _MOST_SECONDS:
+        raise ConfigurationError(f"{name} must be above 0 seconds and at most a day, not {seconds}")
+
+
+def _check_url(url: str) -> None:
+    """Messages repeat nothing of it: what stands where may be a piece of a password."""
+    _check_escapes(url)
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        raise ConfigurationError(f"url is not a URL. {_ESCAPE}") from None
+    unix = parts.scheme == "unix"
+    if parts.scheme not in _SCHEMES or not (parts.path if unix else host):
+        raise ConfigurationError("url must begin with redis://, rediss:// or unix:// and name a server")
+    if not unix and not _DATABASE.fullmatch(parts.path):
+        raise ConfigurationError(f"url has a path that is not the number of a database. {_ESCAPE}")
+    if not unix and host and not _is_name(host):
+        raise ConfigurationError("url names a host with an empty label, or one of more than 63 characters")
+    unknown = sorted({name for name, _ in parse_qsl(parts.query, keep_blank_values=True)} - _OPTIONS)
+    if unknown:
+        raise ConfigurationError(f"url has {len(unknown)} unknown options; known are {', '.join(sorted(_OPTIONS))}")
+
+
+def _check_escapes(url: str) -> None:
+    """A password's own @, /, ? or # would end it: its rest would be taken for a server, and shown."""
+    before, at, after = url.partition("://")[2].partition("@")
+    if "#" in url or "@" in after or (at and set(before) & set("/?")):
+        raise ConfigurationError(f"url has a @, /, ? or # where none can be. {_ESCAPE}")
+    if any(ord(character) <= 0x20 or ord(character) == 0x7F for character in url):  # noqa: PLR2004 - ASCII's controls
+        raise ConfigurationError(f"url holds blanks or control characters. {_ESCAPE}")
+
+
+def _is_name(host: str) -> bool:
+    try:
+        unquote(host).encode("idna")
+    except UnicodeError:
+        return False
+    return True
