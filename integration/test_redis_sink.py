@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import shutil
@@ -16,10 +17,15 @@ import pyarrow as pa
 import pytest
 
 from onceward.connectors.redis.script import PRUNE
+from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator
+from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.checkpoint.sweep import sweep
 from onceward.core.errors import ConfigurationError, DataLossError, EpochConflictError, RetryableSinkError, SinkError
+from onceward.core.log import EpochInput
+from onceward.core.log.memory import MemoryStore
 from onceward.core.names import Scope
 from onceward.core.steps import Step, hooked
-from onceward.core.transaction import CommitStatus, Committable, WriteContext
+from onceward.core.transaction import Acknowledgement, CommitStatus, Committable, WriteContext
 from onceward.sinks.redis import RedisSink
 from onceward.testing.conformance import SinkConformance, Subject
 
@@ -369,12 +375,189 @@ def test_a_server_that_was_emptied_is_never_taken_for_an_empty_one(tmp_path: Pat
     outcome = sink.commit(committable)
     assert outcome.status in (CommitStatus.LOST, CommitStatus.UNKNOWN)
     assert "has lost onceward:1:p:cache" in outcome.detail
-    with pytest.raises(DataLossError, match="lost data, or is another server"):
-        make(tmp_path, valkey).claim(SCOPE)
+    for look in (make(tmp_path, valkey).claim, make(tmp_path, valkey).lingering):
+        with pytest.raises(DataLossError, match=r"was emptied, or is another server.*durable=False"):
+            look(SCOPE)
     assert valkey.client().keys() == []
     sink.release(SCOPE)
     sink.claim(SCOPE)
     assert sink.commit(committable).status is CommitStatus.COMMITTED
+
+
+class Run:
+    """Runs of one pipeline, one after the other."""
+
+    def __init__(self, folder: Path, valkey: Valkey, **settings: Any) -> None:
+        self._make = functools.partial(make, folder, valkey)
+        self._store = MemoryStore()
+        self.sink = self._make(**settings)
+        self.coordinator: Coordinator
+
+    def start(self, **opening: Any) -> None:
+        policy = CommitPolicy(commits=Backoff(first=0.01, most=0.1, attempts=3), sweep_every=1e9)
+        self.coordinator = Coordinator("p", self._store, [self.sink], policy)
+        self.coordinator.open(**opening)
+
+    def change(self, **settings: Any) -> None:
+        self.sink = self._make(**settings)
+
+    def epoch(self, epoch: int, *values: int) -> None:
+        about = EpochInput(query="q", start=epoch, end=epoch + 1)
+        self.coordinator.admit(epoch, about)
+        writing = SubtaskEpoch(self.sink, self.coordinator.context("cache", epoch, subtask=0))
+        writing.write(numbers(*values))
+        committable = writing.pre_commit()
+        assert committable is not None
+        acknowledgement = Acknowledgement(
+            epoch=epoch, subtask=0, attempt=0, sinks=("cache",), committables=(committable,)
+        )
+        self.coordinator.commit(epoch, [acknowledgement], about)
+
+
+def test_with_durable_an_emptied_server_stops_each_start_until_told_to_go_on(tmp_path: Path, valkey: Valkey):
+    run = Run(tmp_path, valkey)
+    run.start()
+    run.epoch(0, 1, 2)
+    valkey.client().flushall()
+    for _ in range(2):
+        with pytest.raises(DataLossError, match="was emptied, or is another server"):
+            run.start()
+    run.change(durable=False)
+    run.start()
+    run.epoch(1, 3)
+    run.change(durable=True)
+    run.start()
+    run.epoch(2, 4)
+    assert streamed(valkey) == [3, 4]
+
+
+def test_with_durable_what_is_decided_when_a_server_was_emptied_is_written_once_told_to_go_on(
+    tmp_path: Path, valkey: Valkey
+):
+    run = Run(tmp_path, valkey)
+    run.start()
+    run.epoch(0, 1, 2)
+    valkey.client().flushall()
+    with pytest.raises(DataLossError, match=r"can no longer be committed.*has lost onceward:1:p:cache"):
+        run.epoch(1, 3, 4, 5)
+    with pytest.raises(DataLossError, match="can no longer be committed"):
+        run.start()
+    assert valkey.client().keys() == []
+    run.change(durable=False)
+    run.start()
+    assert streamed(valkey) == [3, 4, 5]
+    run.change(durable=True)
+    run.start()
+    run.epoch(2, 6)
+    assert streamed(valkey) == [3, 4, 5, 6]
+
+
+def test_with_durable_a_server_that_was_emptied_between_two_epochs_fails_the_first_sweep(
+    tmp_path: Path, valkey: Valkey
+):
+    run = Run(tmp_path, valkey)
+    run.start()
+    run.epoch(0, 1)
+    valkey.client().flushall()
+    with pytest.raises(DataLossError, match="was emptied"):
+        sweep(run.coordinator.writer, [run.sink])
+
+
+def test_without_durable_a_pipeline_goes_on_after_the_server_was_emptied(
+    tmp_path: Path, valkey: Valkey, caplog: pytest.LogCaptureFixture
+):
+    run = Run(tmp_path, valkey, durable=False)
+    run.start()
+    run.epoch(0, 1, 2)
+    valkey.client().flushall()
+    run.epoch(1, 3, 4, 5)  # in the same run
+    assert streamed(valkey) == [3, 4, 5]
+    assert "had lost rows" in caplog.text
+    valkey.client().flushall()
+    run.start()
+    run.start()
+    run.epoch(2, 6, 7)
+    run.epoch(3, 8)
+    assert streamed(valkey) == [6, 7, 8]
+    assert valkey.client().hget(MARKER, "log") == run.coordinator.writer.token.log
+
+
+@pytest.mark.parametrize("step", [Step.SEND_AFTER, Step.SEND_BEFORE, Step.MARK_AFTER])
+def test_without_durable_what_may_have_been_written_is_not_written_again(
+    tmp_path: Path, own_valkey: Valkey, caplog: pytest.LogCaptureFixture, step: Step
+):
+    client = own_valkey.client()
+    client.config_set("maxmemory", "100mb")
+    client.config_set("maxmemory-policy", "allkeys-random")
+    sink = claimed(tmp_path, own_valkey, durable=False)
+    committable = prepared(sink, numbers(*range(8)))
+    assert in_child(sink, committable, f"{step}:2") == -signal.SIGKILL
+    client.delete(MARKER)  # as this server may do
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    left_out = {Step.SEND_AFTER: [], Step.SEND_BEFORE: [2, 3], Step.MARK_AFTER: [4, 5]}[step]
+    assert streamed(own_valkey) == [n for n in range(8) if n not in left_out]
+    assert "they are left out" in caplog.text
+
+
+@pytest.mark.parametrize("step", [Step.SEND_AFTER, Step.SEND_BEFORE, Step.MARK_AFTER])
+def test_without_durable_an_emptied_server_gets_all_that_was_not_acknowledged(
+    tmp_path: Path, valkey: Valkey, step: Step
+):
+    sink = claimed(tmp_path, valkey, durable=False)
+    committable = prepared(sink, numbers(*range(8)))
+    assert in_child(sink, committable, f"{step}:2") == -signal.SIGKILL
+    valkey.client().flushall()
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert streamed(valkey) == list(range(4 if step is Step.MARK_AFTER else 2, 8))
+    assert valkey.client().hget(MARKER, committable.transaction) == "8"
+
+
+def test_without_durable_a_server_that_is_behind_gets_what_follows(tmp_path: Path, valkey: Valkey):
+    sink = claimed(tmp_path, valkey, durable=False)
+    committable = prepared(sink, numbers(*range(6)))
+    assert in_child(sink, committable, f"{Step.MARK_AFTER}:2") == -signal.SIGKILL
+    client = valkey.client()
+    client.hset(MARKER, committable.transaction, 2)  # as after a start from an older file
+    client.xtrim("rows", maxlen=2, approximate=False)
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert streamed(valkey) == [2, 3, 4, 5]
+    assert client.hget(MARKER, committable.transaction) == "6"
+
+
+def test_35_without_durable_a_paused_process_is_refused_by_a_marker_that_was_made_again(tmp_path: Path, valkey: Valkey):
+    sink = claimed(tmp_path, valkey, durable=False)
+    old = prepared(sink, numbers(1, 2))
+    paused = make(tmp_path / "paused", valkey, durable=False)
+    shutil.copytree(sink.directory, paused.directory)
+    sink.commit(old)
+    valkey.client().delete(MARKER)
+    assert sink.commit(prepared(sink, numbers(3), epoch=2, writer=9)).status is CommitStatus.COMMITTED
+    outcome = paused.commit(old)
+    assert not outcome.settled
+    assert "of an epoch that has ended" in outcome.detail
+    assert streamed(valkey) == [1, 2, 3]
+
+
+def test_without_durable_another_logs_marker_is_respected(tmp_path: Path, valkey: Valkey):
+    sink = claimed(tmp_path, valkey, durable=False)
+    valkey.client().hset(MARKER, "log", "ffff0000")
+    with pytest.raises(EpochConflictError, match="has taken"):
+        sink.commit(prepared(sink, numbers(1)))
+    with pytest.raises(EpochConflictError, match="another decision log"):
+        sink.claim(SCOPE)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_options_of_the_url_do_not_change_how_answers_are_read(tmp_path: Path, valkey: Valkey, durable: bool):
+    url = f"{valkey.url}?decode_responses=true&protocol=3&client_name=me"
+    sink = claimed(tmp_path, valkey, url=url, durable=durable)
+    sink.validate(SCHEMA)
+    sink.claim(SCOPE)
+    for epoch in range(3):
+        assert sink.commit(prepared(sink, numbers(epoch), epoch=epoch)).status is CommitStatus.COMMITTED
+        sink.completed(SCOPE, epoch)
+    assert list(sink.lingering(SCOPE)) == []
+    assert valkey.client().hlen(MARKER) == 4
 
 
 def test_a_server_that_lost_acknowledged_rows_is_found_out(tmp_path: Path, valkey: Valkey):

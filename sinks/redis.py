@@ -156,8 +156,7 @@ class RedisSink(WriteAheadLogSink):
         identity = attempt.identity
         name = _parsed(identity.transaction)
         found = written(self.name, self.form, self.key, rows, self.maxlen)
-        loss = Loss.LOUD if self.durable else Loss.AGAIN if attempt.again else Loss.FIRST
-        delivery = Delivery(name, identity.first, self.form, found, loss)
+        delivery = Delivery(name, identity.first, self.form, found, self._after_a_loss(attempt))
         deliver(self.settings, delivery, durable=self.durable, replicas=self.replicas)
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:
@@ -208,6 +207,12 @@ class RedisSink(WriteAheadLogSink):
         if ended:
             floor = max((name.start, name.epoch) for name in ended)
             self._evaluate(PRUNE, scope, *floor, *map(str, ended))
+
+    def _after_a_loss(self, attempt: Attempt) -> Loss:
+        """Only a server that evicts keys loses a marker and keeps the rows."""
+        if self.durable:
+            return Loss.LOUD
+        return Loss.AGAIN if attempt.again and read_facts(self.settings).evicts else Loss.FIRST
 
     def _known(self, scope: Scope) -> bytes | None:
         """The decision log that the marker names, if there is a marker."""

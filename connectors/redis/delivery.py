@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("onceward.redis")
 
 GO_ON: Final = (
-    "It was emptied, or is another server. Bring its data back; or, to go on without what it had, rewind the pipeline"
+    "It was emptied, or is another server. Bring its data back; or, to go on without what it had, run with "
+    "durable=False until rows are written"
 )
 WAIT_SHARE: Final = 0.5
 """Share of the time-out of an answer for which the server itself waits for its disk and replicas."""
@@ -32,9 +33,9 @@ class Loss(StrEnum):
     LOUD = "loud"
     """Fail."""
     FIRST = "first"
-    """Write: this delivery was never tried before."""
+    """Write: this delivery was never tried before, or if it was, rows and marker were lost together."""
     AGAIN = "again"
-    """Write if that is certainly not for the second time, else leave it out."""
+    """Write if the marker says that it is not here; leave it out if the marker is gone."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def _check(settings: RedisSettings, delivery: Delivery, words: list[str]) -> Non
         case ["behind", sent]:
             raise DataLossError(
                 f"{where} has {sent} rows of {delivery.name}, and had acknowledged {delivery.first}: it has lost rows. "
-                "To go on without these, say on_lost='skip'"
+                "Bring them back; or, to go on without them, run with durable=False until rows are written"
             )
         case ["type", key, kind]:
             wanted = FORMS[delivery.form].kind

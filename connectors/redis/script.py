@@ -20,10 +20,10 @@
 5. A server that lost what it had acknowledged shows by a claim that is gone, or by a marker that is behind what this
    side knows to be delivered. Both are errors ("loud"): data is lost, and nobody may be silent about it.
 6. Where it may lose what it acknowledged (at most once), the delivery itself goes on. A marker that is behind says what
-   is here, for rows and marker are lost together: the rows are written. But the marker alone may be lost (evicted), so
-   if it is gone, a delivery that may have been tried before ("again") is left out, since it may be here; one that was
-   never tried ("first") is written. The new marker's floor is the START of the transaction: while one START's are sent,
-   those of older ones have ended, and what a paused process sends of them is refused as under 4.
+   is here, for rows and marker are lost together: the rows are written. So they are if the marker is gone ("first").
+   But a server that evicts keys may have lost the marker alone: there a delivery that may have been tried before
+   ("again") is left out, since it may be here. The new marker's floor is the START of the transaction: while one
+   START's are sent, those of older ones have ended, and what a paused process sends of them is refused as under 4.
 
 All keys are on one server: a Redis Cluster could not do this for keys in several slots.
 """
