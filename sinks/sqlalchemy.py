@@ -52,7 +52,7 @@ class SqlAlchemySink(TwoPhaseCommitSink[Writing]):
             `commit_path` says which it is.
         lock_timeout: Seconds a statement may wait for another transaction's lock before the attempt fails. MariaDB
             takes whole seconds.
-        answer_within: Seconds to wait for the answer to one statement before the connection is cut (MariaDB).
+        answer_within: Seconds to wait for an answer before the connection is cut, connecting included.
         ledger_schema: Schema (on MariaDB: database) of onceward's own tables, the same for all runs of a pipeline;
             default: the connection's default one. It must exist.
         ledger_epochs: For how many completed epochs ledger rows are kept.
@@ -134,7 +134,7 @@ class SqlAlchemySink(TwoPhaseCommitSink[Writing]):
         check_server(facts, self.target, self.parallelism, self._path)
         _log.info("sink %s commits through %s: %s", self.name, self._path, why)
         ensure(self.target)
-        check_table(self.target, schema)
+        check_table(self.target, schema, self._path)
 
     def begin(self, context: WriteContext) -> Writing:
         """Open a transaction, or begin to collect rows for staging."""

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def with_a_null(numbers: list[int]) -> pa.RecordBatch:
-    """Rows that the table refuses."""
-    return pa.RecordBatch.from_pydict({"n": pa.array(numbers, pa.int64()), "text": pa.nulls(len(numbers), pa.string())})
+def against_the_check(numbers: list[int]) -> pa.RecordBatch:
+    """Rows of the right types, which only the table itself can refuse."""
+    return pa.RecordBatch.from_pydict({"n": pa.array(numbers, pa.int64()), "text": ["" for _ in numbers]})
 
 
 @pytest.mark.parametrize("journal", ["delete", "wal"])
@@ -28,7 +28,7 @@ class TestSqlAlchemySinkOnSqlite(SinkConformance):
         path = tmp_path / "exam.db"
         with closing(sqlite3.connect(path)) as connection:
             connection.execute(f"PRAGMA journal_mode={journal}")
-            connection.execute("CREATE TABLE exam (n bigint, text text NOT NULL)")
+            connection.execute("CREATE TABLE exam (n bigint, text text NOT NULL CHECK (text <> ''))")
 
         def read() -> list[int]:
             with closing(sqlite3.connect(path)) as connection:
@@ -38,6 +38,6 @@ class TestSqlAlchemySinkOnSqlite(SinkConformance):
             make=lambda: SqlAlchemySink("exam", url=f"sqlite:///{path}", table="exam"),
             read=read,
             kill=True,
-            refused=with_a_null,
+            refused=against_the_check,
             misfit=pa.schema([("n", pa.int64()), ("text", pa.string()), ("more", pa.string())]),
         )

@@ -113,6 +113,10 @@ def test_types_that_would_lose_something_are_refused(arrow: pa.DataType, column:
     ("array", "column", "backend", "why"),
     [
         (pa.array(["äöü"]), sa.VARCHAR(2), "postgresql", "3 characters"),
+        (pa.array(["a", "a\0b"]), sa.TEXT(), "postgresql", r"U\+0000"),
+        (pa.array(["\0"]), sa.VARCHAR(3), "postgresql", r"U\+0000"),
+        (pa.array(['"\0"']), postgresql.JSON(), "postgresql", r"U\+0000"),
+        (pa.array([["a\0"]]), sa.ARRAY(sa.TEXT()), "postgresql", r"U\+0000"),
         (pa.array(["ä" * 200]), mysql.TINYTEXT(), "mariadb", "400 bytes"),
         (pa.array(["x"]), mysql.ENUM("a", "b"), "mariadb", "'x' is not one of"),
         (pa.array(["x"]), postgresql.ENUM("a", "b", name="m"), "postgresql", "'x' is not one of"),
@@ -188,6 +192,28 @@ def test_a_null_for_a_not_null_column_or_a_key_is_refused_when_it_is_written() -
         make_plan(schema, made, "postgresql").check(bad)
     with pytest.raises(SchemaError, match="column 'id' has nulls"):
         make_plan(schema, made, "postgresql", ["id"]).check(pa.record_batch([[None], [1]], schema=schema))
+
+
+@pytest.mark.parametrize(
+    ("column", "backend", "fills"),
+    [
+        (sa.Column("id", sa.BIGINT, primary_key=True, autoincrement=True), "mariadb", True),
+        (sa.Column("id", sa.BIGINT, primary_key=True, autoincrement=True), "postgresql", False),
+        (sa.Column("id", sa.BIGINT, sa.Identity(), primary_key=True), "postgresql", False),
+        (sa.Column("id", sa.BIGINT, server_default="7", nullable=False), "mariadb", False),
+    ],
+    ids=["auto_increment", "serial", "identity", "default"],
+)
+def test_a_null_is_taken_only_where_the_database_makes_a_number_of_it(
+    column: sa.Column[Any], backend: str, fills: bool
+) -> None:
+    plan = make_plan(pa.schema([("id", pa.int64())]), table(column, sa.Column("n", sa.BIGINT)), backend)
+    null = pa.record_batch([pa.nulls(1, pa.int64())], schema=plan.schema)
+    if fills:
+        plan.check(null)
+        return
+    with pytest.raises(SchemaError, match="column 'id' has nulls"):
+        plan.check(null)
 
 
 def test_columns_given_twice_none_at_all_and_missing_keys_are_refused() -> None:

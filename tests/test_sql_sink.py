@@ -47,6 +47,14 @@ def test_the_sink_survives_pickling_password_included(url: str) -> None:
     assert copied.target.url.parsed.password == sa.make_url(url).password
 
 
+def test_a_url_made_of_parts_may_have_any_sign_in_any_of_them() -> None:
+    given = sa.URL.create("postgresql", username="wri@ter", password="ge@h/ei?m", host="h", database="sh@op")
+    url = Url(given)
+    assert "ge@" not in str(url)
+    assert pickle.loads(pickle.dumps(url)) == url
+    assert url.parsed.database == "sh@op"
+
+
 def test_a_password_is_cut_out_of_messages_in_every_form() -> None:
     for form in ("ge heim&%", "ge%20heim%26%25"):
         assert Url(POSTGRES).redact(f"cannot use {form} here") == "cannot use *** here"
@@ -58,6 +66,32 @@ def test_what_is_no_url_is_not_repeated(text: str) -> None:
         sink(url=text)
     assert "heim" not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://writer:ge@heim@h/shop",
+        "mariadb://writer:ge@heim@h:3306/shop",
+        "postgresql://writer:ge@h/heim@h/shop",
+        "postgresql://writer:ge@h?heim@h/shop",
+        "postgresql://wri/ter:geheim@h/shop",
+        "postgresql://writer@h/shop?password=ge@heim",
+    ],
+)
+def test_a_url_whose_password_cannot_be_told_from_the_rest_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="percent-encode") as caught:
+        sink(url=url)
+    for part in ("heim", "ge@", "writer", "shop"):
+        assert part not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("password", ["ge/heim", "ge?heim", "ge:heim", "ge#heim"])
+def test_signs_that_a_password_may_hold_as_they_are_hide_with_it(password: str) -> None:
+    url = Url(f"postgresql://writer:{password}@h/shop")
+    assert (url.parsed.password, str(url)) == (password, "postgresql+psycopg://writer:***@h/shop")
 
 
 @pytest.mark.parametrize("url", [POSTGRES, MARIADB])

@@ -251,8 +251,8 @@ def test_a_view_is_refused(database: Database) -> None:
 
 def test_rows_that_the_table_refuses_stop_the_pipeline_and_stay_safe(database: Database) -> None:
     sink = database.sink()
-    database.run("INSERT INTO words VALUES (2, 'in the way')")
     committable = write(sink, context(), words(1))
+    database.run("INSERT INTO words VALUES (2, 'in the way')")
     with pytest.raises(SqlError, match=r"UNIQUE constraint.*They are safe in the staging table") as caught:
         sink.commit(committable)
     assert "w2" not in str(caught.value)
@@ -260,6 +260,58 @@ def test_rows_that_the_table_refuses_stop_the_pipeline_and_stay_safe(database: D
     database.run("DELETE FROM words")
     assert sink.commit(committable).status is CommitStatus.COMMITTED
     assert database.rows() == expected(1)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("id INTEGER PRIMARY KEY, word TEXT CHECK (word <> 'w2')", "CHECK constraint failed"),
+        ("id INTEGER PRIMARY KEY, word TEXT, short TEXT AS (substr(word, 2)) CHECK (short < '2')", "CHECK constraint"),
+        ("id INTEGER PRIMARY KEY, word TEXT UNIQUE", "UNIQUE constraint failed"),
+    ],
+)
+def test_rows_that_the_table_would_refuse_fail_the_epoch_before_its_decision(
+    database: Database, table: str, said: str
+) -> None:
+    database.run("DROP TABLE words")
+    database.run(f"CREATE TABLE words ({table})")
+    database.run("INSERT INTO words (id, word) VALUES (100, 'w1')")
+    sink = database.sink()
+    sink.validate(SCHEMA)
+    with pytest.raises(SqlError, match=said):
+        write(sink, context(), words(1))
+    assert list(sink.lingering(SCOPE)) == []
+    assert database.run("SELECT id FROM words") == [(100,)]
+
+
+def test_trying_rows_leaves_no_trace(database: Database) -> None:
+    database.run("CREATE TABLE counted (id INTEGER PRIMARY KEY AUTOINCREMENT, word TEXT)")
+    database.run("CREATE TABLE seen (word TEXT)")
+    database.run("CREATE TRIGGER see AFTER INSERT ON counted BEGIN INSERT INTO seen VALUES (new.word); END")
+    sink = database.sink(table="counted")
+    batch = words(1).select(["word"])
+    committable = write(sink, context(), batch)
+    assert database.run("SELECT * FROM counted") == database.run("SELECT * FROM seen") == []
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert database.run("SELECT * FROM counted") == expected(1)
+    assert database.run("SELECT count(*) FROM seen") == [(3,)]
+
+
+@pytest.mark.parametrize("how", ["IGNORE", "REPLACE", "ROLLBACK", "FAIL"])
+@pytest.mark.parametrize("key", [None, "id"])
+def test_no_row_is_dropped_because_the_table_says_on_conflict(database: Database, how: str, key: str | None) -> None:
+    unique = f"UNIQUE ON CONFLICT {how}"
+    primary = "PRIMARY KEY" if key else f"PRIMARY KEY ON CONFLICT {how}"
+    database.run(f"CREATE TABLE lax (id INTEGER {primary}, word TEXT {unique})")
+    sink = database.sink(table="lax", key=key)
+    committable = write(sink, context(), words(1))
+    database.run("INSERT INTO lax VALUES (9, 'w2')" if key else "INSERT INTO lax VALUES (2, 'in the way')")
+    with pytest.raises(SqlError, match="UNIQUE constraint failed"):
+        sink.commit(committable)
+    assert database.run("SELECT count(*) FROM lax") == [(1,)]
+    database.run("DELETE FROM lax")
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert database.run("SELECT * FROM lax") == expected(1)
 
 
 def test_rows_staged_for_one_table_go_there_even_if_the_sink_writes_to_another_one_now(database: Database) -> None:

@@ -9,6 +9,7 @@ from ...core.errors import ConfigurationError, SchemaError
 from ..database.modes import CommitPath
 from .engines import dialect_for, reading
 from .reflection import describe
+from .trial import check_trial
 from .writing import plan_for
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def check_server(facts: ServerFacts, target: Target, parallelism: int | None, pa
         )
 
 
-def check_table(target: Target, schema: pa.Schema) -> None:
+def check_table(target: Target, schema: pa.Schema, path: CommitPath) -> None:
     """See that `schema` fits and that a key is unique; create the table if that was asked for.
 
     Raises:
@@ -100,3 +101,5 @@ def check_table(target: Target, schema: pa.Schema) -> None:
     refused = dialect_for(target).check_key(described.uniques, target.key) if target.key else ""
     if refused:
         raise SchemaError(f"table {target.table} cannot be upserted by {list(target.key)}: {refused}")
+    if path is CommitPath.STAGING:
+        check_trial(target, described.table)

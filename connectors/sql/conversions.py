@@ -25,6 +25,7 @@ from .values import (
     not_negative,
     one_of,
     whole_units,
+    without_nul,
 )
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def _by_text(arrow: pa.DataType, column: sa.types.TypeEngine[Any], backend: str)
     if not (pa.types.is_string(arrow) or pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow)):
         return None
     if backend == "postgresql" and isinstance(column, sa.Enum | sa.JSON | sa.Uuid | postgresql.CITEXT):
-        return Conversion(pa.large_string(), _enum_checks(column), text_cast=True)
+        return Conversion(pa.large_string(), (*_enum_checks(column), without_nul), text_cast=True)
     if isinstance(column, sa.Enum):
         return Conversion(pa.large_string(), _enum_checks(column))
     if isinstance(column, sa.types.NullType) and backend == "sqlite":
@@ -137,11 +138,11 @@ def _by_text(arrow: pa.DataType, column: sa.types.TypeEngine[Any], backend: str)
     if not isinstance(column, sa.String):
         return None
     bytes_allowed = next((most for kind, most in _TEXT_BYTES.items() if type(column) is kind), None)
-    checks: tuple[Check, ...] = ()
+    checks: tuple[Check, ...] = (without_nul,) if backend == "postgresql" else ()
     if bytes_allowed is not None:
-        checks = (at_most_bytes(min(bytes_allowed, column.length or bytes_allowed)),)
+        checks += (at_most_bytes(min(bytes_allowed, column.length or bytes_allowed)),)
     elif column.length is not None and backend != "sqlite":  # SQLite keeps texts of any length
-        checks = (at_most_characters(column.length),)
+        checks += (at_most_characters(column.length),)
     return Conversion(pa.large_string(), checks)
 
 

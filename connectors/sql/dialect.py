@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sqlalchemy.sql.dml import Insert
 
     from ...core.names import TransactionName
+    from .tables import TableName
     from .target import Target
 
 
@@ -89,8 +90,12 @@ class Dialect(Protocol):
     def open_transaction(self, connection: sa.Connection, target: Target) -> None:
         """Settings for the transaction just begun."""
 
-    def watched(self, connection: sa.Connection, seconds: float) -> AbstractContextManager[None]:
-        """A block in which the connection fails when the time is over, if its driver would wait for ever."""
+    def limited(self, seconds: float, connection: sa.Connection | None = None) -> AbstractContextManager[object]:
+        """A block in which a connection fails when the time is over, if its driver would wait for ever.
+
+        The connection is the given one, or whichever the block takes from the engine: then the limit begins with
+        the first question that is asked on it, be it SQLAlchemy's own.
+        """
 
     def read_server(self, connection: sa.Connection) -> ServerFacts:
         """Ask the server."""
@@ -100,6 +105,16 @@ class Dialect(Protocol):
 
     def upsert(self, table: sa.TableClause, values: dict[str, Any], key: Sequence[str]) -> Insert:
         """Insert these columns, or update them in the row that has this key."""
+
+    def trial(self, connection: sa.Connection, table: sa.Table) -> AbstractContextManager[TableName]:
+        """Where the block may write rows to see whether `table` would take them; at its end they are forgotten.
+
+        Nobody else may see them, wait for them, or be waited for on their account, longer than the transaction that
+        the connection is in.
+        """
+
+    trial_needs: str
+    """What a role must be allowed for a trial, for messages."""
 
     def check_key(self, uniques: Sequence[frozenset[str]], key: Sequence[str]) -> str:
         """Why an upsert by this key of a table with these unique keys is not sound; empty if it is."""

@@ -85,7 +85,6 @@ def _create(target: Target) -> sa.Engine:
             pool_size=_KEPT,
             max_overflow=-1,
             pool_recycle=_IDLE_SECONDS,
-            pool_pre_ping=True,
             **dialect.engine_arguments(target),
         )
     except ImportError as error:
@@ -116,8 +115,8 @@ def transaction(target: Target, what: str, *, more: float = 0.0) -> Iterator[sa.
     dialect, seconds = dialect_for(target), target.answer_within + target.lock_timeout + more
     with (
         translated(what, target),
+        dialect.limited(seconds),
         engine_of(target).connect() as connection,
-        dialect.watched(connection, seconds),
         connection.begin(),
     ):
         dialect.open_transaction(connection, target)
@@ -129,8 +128,8 @@ def reading(target: Target, what: str) -> Iterator[sa.Connection]:
     """A connection for a few questions, each answered from the newest state; errors become onceward's."""
     with (
         translated(what, target),
+        dialect_for(target).limited(target.answer_within),
         autocommitting(target) as connection,
-        dialect_for(target).watched(connection, target.answer_within),
     ):
         yield connection
 

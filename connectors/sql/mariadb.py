@@ -12,21 +12,22 @@ What was seen on MariaDB 10.11, and what follows from it:
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import exc
+import sqlalchemy as sa
+from sqlalchemy import event, exc
 from sqlalchemy.dialects.mysql import insert
 
 from .dialect import HOW_TO_STAGE, Answer, ServerFacts, TwoPhase, no_unique_key
-from .failures import code, words
+from .failures import code, may_pass, words
+from .tables import TableName
 from .xids import Xid, read_xid
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    import sqlalchemy as sa
     from sqlalchemy.sql.dml import Insert
 
     from ...core.names import TransactionName
@@ -40,6 +41,7 @@ _UNLIMITED: Final = 1 << 31
 _CONNECT_SECONDS: Final = 10
 _ORPHANED_SECONDS: Final = 60
 """After so long the server itself ends a session that prepared, was to close, and was cut off from us."""
+_TRIAL: Final = "onceward_trial"
 _MODE: Final = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO"
 """Values that do not fit are errors, whatever the server's default says."""
 
@@ -99,31 +101,33 @@ class MariaDb:
     asks_with_lock = True
 
     def engine_arguments(self, target: Target) -> dict[str, Any]:
-        """Time limits on both sides, strict values, times in UTC."""
-        seconds = max(1, math.ceil(target.lock_timeout))
+        """Time limits of the driver; those that the URL gives win."""
+        answer = target.answer_within + _lock_seconds(target)
+        arguments = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": answer, "write_timeout": answer}
+        given = {key: value for key, value in arguments.items() if key not in target.url.parsed.query}
+        return {"isolation_level": "READ COMMITTED", "pool_pre_ping": True, "connect_args": given}
+
+    def prepare_engine(self, engine: sa.Engine, target: Target) -> None:
+        """Strict values, times in UTC, limits for locks: after whatever the URL's own init_command says."""
+        seconds = _lock_seconds(target)
         settings = {
             "sql_mode": f"'{_MODE}'",
             "innodb_lock_wait_timeout": seconds,
             "lock_wait_timeout": seconds,
             "time_zone": "'+00:00'",
         }
-        answer = target.answer_within + seconds
-        arguments = {
-            "connect_timeout": _CONNECT_SECONDS,
-            "read_timeout": answer,
-            "write_timeout": answer,
-            "init_command": "SET SESSION " + ", ".join(f"{key} = {value}" for key, value in settings.items()),
-        }
-        given = {key: value for key, value in arguments.items() if key not in target.url.parsed.query}
-        return {"isolation_level": "READ COMMITTED", "connect_args": given}
+        command = "SET SESSION " + ", ".join(f"{key} = {value}" for key, value in settings.items())
 
-    def prepare_engine(self, engine: sa.Engine, target: Target) -> None:
-        """Nothing more."""
+        def set_up(connection: Any, _: object) -> None:
+            with connection.cursor() as cursor:
+                cursor.execute(command)
+
+        event.listen(engine, "connect", set_up)
 
     def open_transaction(self, connection: sa.Connection, target: Target) -> None:
         """Nothing more: the settings are the session's."""
 
-    def watched(self, connection: sa.Connection, seconds: float) -> AbstractContextManager[None]:  # noqa: ARG002 - signature
+    def limited(self, seconds: float, connection: sa.Connection | None = None) -> AbstractContextManager[object]:  # noqa: ARG002 - signature
         """Pymysql has its own time limits."""
         return nullcontext()
 
@@ -156,6 +160,32 @@ class MariaDb:
         changed = [name for name in values if name not in key] or list(key[:1])
         return statement.on_duplicate_key_update({name: statement.inserted[name] for name in changed})
 
+    @contextmanager
+    def trial(self, connection: sa.Connection, table: sa.Table) -> Iterator[TableName]:
+        """A temporary table with its types, checks and indexes; no keys of other tables, and no triggers."""
+        place = TableName(table.schema, _TRIAL)
+        preparer = connection.dialect.identifier_preparer
+        name = preparer.format_table(sa.table(place.table, schema=place.schema))
+        model = preparer.format_table(table)
+        create = f"CREATE OR REPLACE TEMPORARY TABLE {name}"
+        try:
+            connection.exec_driver_sql(f"{create} LIKE {model}")
+        except exc.DBAPIError as error:
+            if may_pass(error):
+                raise
+            # With partitions, full-text indexes or versions it cannot be temporary; columns of its types can.
+            columns = ", ".join(f"model.{preparer.quote_identifier(column.name)}" for column in table.columns)
+            connection.exec_driver_sql(
+                f"{create} AS SELECT {columns} FROM (SELECT 1) AS one LEFT JOIN {model} AS model ON 1 = 0 LIMIT 0"  # noqa: S608 - quoted names
+            )
+        try:
+            yield place
+        finally:
+            with suppress(exc.SQLAlchemyError):  # the next one replaces it
+                connection.exec_driver_sql(f"DROP TEMPORARY TABLE IF EXISTS {name}")
+
+    trial_needs = "CREATE TEMPORARY TABLES on the table's database, and SELECT on the table"
+
     def check_key(self, uniques: Sequence[frozenset[str]], key: Sequence[str]) -> str:
         """The only unique key: ON DUPLICATE KEY takes the row that any of them finds."""
         if frozenset(key) not in uniques:
@@ -167,6 +197,10 @@ class MariaDb:
                 "any of them finds"
             )
         return ""
+
+
+def _lock_seconds(target: Target) -> int:
+    return max(1, math.ceil(target.lock_timeout))
 
 
 def _on(value: str | None) -> bool:

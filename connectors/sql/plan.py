@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sqlalchemy.sql.dml import Insert
 
     from .dialect import Dialect
+    from .tables import TableName
 
 _ROWS_AT_ONCE: Final = 5_000
 
@@ -60,18 +61,22 @@ class Plan:
         names = [parameter(number) for number in range(len(columns))]
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
-    def insert(self) -> Insert:
-        """INSERT of one row."""
-        return sa.insert(self._into()).values(self._values())
+    def insert(self, into: TableName | None = None) -> Insert:
+        """INSERT of one row, into the table or another one of its columns.
 
-    def upsert(self, dialect: Dialect, key: Sequence[str]) -> Insert:
+        A row that the table refuses is an error, even if an SQLite table's definition says ON CONFLICT IGNORE.
+        """
+        return sa.insert(self._into(into)).values(self._values()).prefix_with("OR ABORT", dialect="sqlite")
+
+    def upsert(self, dialect: Dialect, key: Sequence[str], into: TableName | None = None) -> Insert:
         """Insert one row, or update the one that has its key."""
-        return dialect.upsert(self._into(), self._values(), key)
+        return dialect.upsert(self._into(into), self._values(), key).prefix_with("OR ABORT", dialect="sqlite")
 
-    def _into(self) -> sa.TableClause:
+    def _into(self, other: TableName | None) -> sa.TableClause:
         """The table by its names only: no defaults of SQLAlchemy's, and nothing to return."""
         columns = [sa.column(name, self.table.c[name].type) for name in self.schema.names]
-        return sa.table(self.table.name, *columns, schema=self.table.schema)
+        schema, table = (self.table.schema, self.table.name) if other is None else other
+        return sa.table(table, *columns, schema=schema)
 
     def _values(self) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -110,7 +115,7 @@ def make_plan(schema: pa.Schema, table: sa.Table, backend: str, key: Sequence[st
         problems.append(f"key columns {missing} are not in the data, which has {schema.names}")
     if problems:
         raise SchemaError(f"the data does not fit into table {table.fullname}. " + ". ".join(problems))
-    required = {column.name for column in table.columns if not column.nullable and not _fills_nulls(column)}
+    required = {column.name for column in table.columns if not column.nullable and not _fills_nulls(column, backend)}
     return Plan(schema, table, tuple(conversions), frozenset(required | set(key)))
 
 
@@ -132,9 +137,9 @@ def _conversion(field: pa.Field, column: sa.Column[Any], backend: str) -> Conver
     return conversion(field.type, column.type, backend)
 
 
-def _fills_nulls(column: sa.Column[Any]) -> bool:
-    """SQLite's INTEGER PRIMARY KEY and MariaDB's AUTO_INCREMENT make a number out of a null."""
-    return column.primary_key and column.autoincrement is True
+def _fills_nulls(column: sa.Column[Any], backend: str) -> bool:
+    """SQLite's INTEGER PRIMARY KEY and MariaDB's AUTO_INCREMENT make a number out of a null; PostgreSQL never does."""
+    return backend != "postgresql" and column.primary_key and column.autoincrement is True
 
 
 def _check_names(schema: pa.Schema, table: sa.Table, backend: str) -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy import exc
+from sqlalchemy import event, exc
 from sqlalchemy.dialects.postgresql import insert
 
 from ...core.errors import SqlError
 from .dialect import HOW_TO_STAGE, Answer, ServerFacts, TwoPhase, no_unique_key
 from .failures import code, words
+from .tables import TableName
 from .target import own_name
-from .watch import cut_after
+from .watch import guard, limited
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from sqlalchemy.sql.dml import Insert
@@ -30,15 +33,17 @@ HOW_TO_ENABLE: Final = (
     "set max_prepared_transactions in postgresql.conf (for example ALTER SYSTEM SET max_prepared_transactions = 64; "
     f"at least twice the number of parallel subtasks) and restart the server, {HOW_TO_STAGE}"
 )
+_CONNECT_SECONDS: Final = 10
+_FRESH: Final = "onceward_fresh"
 _DEFAULTS: Final[dict[str, str | int]] = {
     "application_name": "onceward",
-    "connect_timeout": 10,
     "keepalives_idle": 30,
     "keepalives_interval": 10,
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
 """libpq's own defaults wait two hours for a server that vanished from the network."""
+_TRIAL: Final = TableName("pg_temp", "onceward_trial")
 _PREPARED = sa.table(
     "pg_prepared_xacts", sa.column("gid"), sa.column("database"), sa.column("prepared"), schema="pg_catalog"
 )
@@ -89,12 +94,19 @@ class PostgreSql:
 
     def engine_arguments(self, target: Target) -> dict[str, Any]:
         """The user's settings win; server-side prepared statements break when a table changes and behind poolers."""
-        given = {key: value for key, value in _DEFAULTS.items() if key not in target.url.parsed.query}
+        patience = min(_CONNECT_SECONDS, math.ceil(target.answer_within))
+        settings = {**_DEFAULTS, "connect_timeout": patience}
+        given = {key: value for key, value in settings.items() if key not in target.url.parsed.query}
         arguments = {**given, "prepare_threshold": None, "client_encoding": "utf8"}
         return {"isolation_level": "READ COMMITTED", "connect_args": arguments}
 
-    def prepare_engine(self, engine: sa.Engine, target: Target) -> None:
-        """Nothing more."""
+    def prepare_engine(self, engine: sa.Engine, target: Target) -> None:  # noqa: ARG002 - signature
+        """Hands each connection to its time limit before the first question is asked on it."""
+        event.listen(engine, "connect", _guard_new, insert=True)
+
+        @event.listens_for(engine, "checkout")
+        def lend(session: Any, record: Any, _: object) -> None:
+            _guard_lent(engine, session, record)
 
     def open_transaction(self, connection: sa.Connection, target: Target) -> None:
         """A lock time-out; and a commit that answers when it is safe, whatever the role's default says."""
@@ -102,10 +114,12 @@ class PostgreSql:
         setting = sa.func.current_setting("synchronous_commit")
         connection.execute(sa.select(sa.func.set_config("synchronous_commit", "on", True)).where(setting == "off"))
 
-    def watched(self, connection: sa.Connection, seconds: float) -> AbstractContextManager[None]:
+    def limited(self, seconds: float, connection: sa.Connection | None = None) -> AbstractContextManager[object]:
         """Libpq waits for ever: its socket is shut down from outside."""
+        if connection is None:
+            return limited(seconds)
         session: Any = connection.connection.dbapi_connection
-        return cut_after(session.fileno, seconds)
+        return limited(seconds, session.fileno)
 
     def read_server(self, connection: sa.Connection) -> ServerFacts:
         """Standby, read-only, max_prepared_transactions, fsync."""
@@ -135,9 +149,44 @@ class PostgreSql:
             return statement.on_conflict_do_nothing(index_elements=list(key))
         return statement.on_conflict_do_update(index_elements=list(key), set_=others)
 
+    @contextmanager
+    def trial(self, connection: sa.Connection, table: sa.Table) -> Iterator[TableName]:
+        """A temporary table with its types, checks and indexes; no keys of other tables, and no triggers.
+
+        It goes at the end of the transaction, and not before: constraints may be deferred until then.
+        """
+        model = connection.dialect.identifier_preparer.format_table(table)
+        connection.exec_driver_sql(
+            f"CREATE TEMPORARY TABLE {_TRIAL.table} (LIKE {model} INCLUDING ALL EXCLUDING STATISTICS) ON COMMIT DROP"
+        )
+        yield _TRIAL
+
+    trial_needs = "TEMPORARY on the database and SELECT on the table"
+
     def check_key(self, uniques: Sequence[frozenset[str]], key: Sequence[str]) -> str:
         """Any unique key of exactly these columns."""
-        return "" if frozenset(key) in uniques else no_unique_key(key)
+        return "" if frozenset(key) in uniques else f"{no_unique_key(key)}; one that is DEFERRABLE does not count"
+
+
+def _guard_new(session: Any, record: Any) -> None:
+    """Before SQLAlchemy asks for the version and settings of a server that it meets for the first time."""
+    guard(session.fileno)
+    record.info[_FRESH] = True
+
+
+def _guard_lent(engine: sa.Engine, session: Any, record: Any) -> None:
+    """See whether a connection from the pool still answers; this is pool_pre_ping, with a time limit."""
+    limit = guard(session.fileno)
+    if record.info.pop(_FRESH, False):
+        return
+    try:
+        answers = engine.dialect.do_ping(session)
+    except engine.dialect.loaded_dbapi.Error:
+        answers = False
+    if limit is not None and limit.passed:
+        raise exc.TimeoutError("the server did not answer in time")
+    if not answers:
+        raise exc.InvalidatePoolError  # SQLAlchemy makes a new one
 
 
 def _literal(name: TransactionName) -> str:

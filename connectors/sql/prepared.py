@@ -26,10 +26,11 @@ from .engines import autocommit_options, dialect_for, engine_of, reading
 from .failures import code
 from .postgresql import HOW_TO_ENABLE
 from .target import PREPARED, make_committable
-from .writing import NO_ANSWER, Writing
+from .writing import NO_ANSWER, SLOWEST, Writing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     import pyarrow as pa
 
@@ -52,9 +53,11 @@ class PreparedWriting(Writing):
 
     def open(self) -> None:
         """Begin on a connection of this attempt alone."""
-        connection = engine_of(self.target).connect()
-        self._held = connection.execution_options(**autocommit_options(self.target))
-        two_phase(self.target).begin(self._held, self.name, self.target.lock_timeout)
+        commands = two_phase(self.target)
+        with dialect_for(self.target).limited(self.target.answer_within):
+            connection = engine_of(self.target).connect()
+            self._held = connection.execution_options(**autocommit_options(self.target))
+            commands.begin(self._held, self.name, self.target.lock_timeout)
 
     @property
     def connection(self) -> sa.Connection:
@@ -67,16 +70,18 @@ class PreparedWriting(Writing):
         """INSERT into the table itself."""
         statement = plan.insert()
         for rows in plan.pieces(batch):
-            self.connection.execute(statement, rows)
+            with self._limited(len(rows)):
+                self.connection.execute(statement, rows)
 
     def make_durable(self) -> Committable:
         """Write the ledger row and prepare."""
         table = own_tables.tables_of(self.target).ledger
-        self.connection.execute(table.insert().values(**own_tables.identity_row(self.name, self.rows)))
         commands = two_phase(self.target)
-        commands.prepare(self.connection, self.name)
-        connection, self._held = self.connection, None
-        commands.hand_over(connection)
+        with self._limited(self.rows):  # deferred constraints are checked here, row by row
+            self.connection.execute(table.insert().values(**own_tables.identity_row(self.name, self.rows)))
+            commands.prepare(self.connection, self.name)
+            connection, self._held = self.connection, None
+            commands.hand_over(connection)
         return make_committable(PREPARED, self.name, self.rows)
 
     def discard(self) -> None:
@@ -104,6 +109,11 @@ class PreparedWriting(Writing):
                 "see in pg_prepared_xacts what lingers, or use commit='staging'"
             )
         return error
+
+    def _limited(self, rows: int) -> AbstractContextManager[object]:
+        """A block of one answer about so many rows."""
+        seconds = self.target.answer_within + self.target.lock_timeout + rows / SLOWEST
+        return dialect_for(self.target).limited(seconds, self.connection)
 
     def _own_prepared(self) -> str:
         scope = self.context.scope

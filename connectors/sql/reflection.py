@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 _KEPT_SECONDS: Final = 60.0
 """A table that changes meanwhile costs one attempt: the database refuses what does not fit, and it is read again."""
 
+_DEFERRABLE: Final = sa.text(
+    "SELECT CAST(conname AS text) FROM pg_catalog.pg_constraint JOIN pg_catalog.pg_class AS c ON c.oid = conrelid"
+    " JOIN pg_catalog.pg_namespace AS n ON n.oid = relnamespace WHERE condeferrable AND relname = CAST(:table AS text)"
+    " AND nspname = coalesce(CAST(:schema AS text), nspname)"
+    " AND (CAST(:schema AS text) IS NOT NULL OR pg_catalog.pg_table_is_visible(c.oid))"
+)
+
 
 @dataclass(frozen=True)
 class Described:
@@ -26,7 +33,7 @@ class Described:
 
     table: sa.Table
     uniques: tuple[frozenset[str], ...]
-    """Column sets of the primary key and of unique keys without condition."""
+    """Column sets of the primary key and of unique keys without condition that are checked at each statement."""
     kind: str
     """`table`, or what else it is."""
     engine: str
@@ -80,19 +87,30 @@ def _read(connection: sa.Connection, name: TableName) -> Described | None:
         views = inspector.get_view_names(schema=name.schema)
         kind = "a view" if name.table in views else "table"
         options = inspector.get_table_options(name.table, schema=name.schema) if kind == "table" else {}
-        return Described(table, tuple(_uniques(inspector, name)), kind, _engine(options))
+        uniques = _uniques(inspector, name, _deferrable(connection, name))
+        return Described(table, tuple(uniques), kind, _engine(options))
 
 
-def _uniques(inspector: sa.Inspector, name: TableName) -> list[frozenset[str]]:
-    found: list[list[Any]] = [inspector.get_pk_constraint(name.table, schema=name.schema)["constrained_columns"]]
-    found += [unique["column_names"] for unique in inspector.get_unique_constraints(name.table, schema=name.schema)]
+def _uniques(inspector: sa.Inspector, name: TableName, deferrable: frozenset[str]) -> list[frozenset[str]]:
+    primary = inspector.get_pk_constraint(name.table, schema=name.schema)
+    found: list[tuple[str | None, list[Any]]] = [(primary.get("name"), primary["constrained_columns"])]
+    constraints = inspector.get_unique_constraints(name.table, schema=name.schema)
+    found += [(unique["name"], unique["column_names"]) for unique in constraints]
     for index in inspector.get_indexes(name.table, schema=name.schema):
         options = index.get("dialect_options", {})
         conditional = any(key.endswith("_where") for key in options)
         if index["unique"] and not conditional:
-            found.append(index["column_names"])
-    sets = {frozenset(columns) for columns in found if columns and None not in columns}
+            found.append((index["name"], index["column_names"]))
+    whole = [columns for title, columns in found if columns and None not in columns and title not in deferrable]
+    sets = {frozenset(columns) for columns in whole}
     return sorted(sets, key=sorted)
+
+
+def _deferrable(connection: sa.Connection, name: TableName) -> frozenset[str]:
+    """PostgreSQL's constraints that an upsert cannot go by, which SQLAlchemy lists like others."""
+    if connection.dialect.name != "postgresql":
+        return frozenset()
+    return frozenset(connection.scalars(_DEFERRABLE, {"table": name.table, "schema": name.schema}))
 
 
 def _engine(options: Any) -> str:

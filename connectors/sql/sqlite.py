@@ -6,7 +6,7 @@ fail at once. Every commit is synced, because the default in WAL mode may lose t
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
@@ -15,9 +15,10 @@ from sqlalchemy.dialects.sqlite import insert
 
 from .dialect import ServerFacts, TwoPhase, no_unique_key
 from .engines import READ_ONLY
+from .tables import TableName
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from sqlalchemy.sql.dml import Insert
@@ -47,7 +48,7 @@ class Sqlite:
     def open_transaction(self, connection: sa.Connection, target: Target) -> None:
         """Nothing more."""
 
-    def watched(self, connection: sa.Connection, seconds: float) -> AbstractContextManager[None]:  # noqa: ARG002 - signature
+    def limited(self, seconds: float, connection: sa.Connection | None = None) -> AbstractContextManager[object]:  # noqa: ARG002 - signature
         """A file answers at once, or says that it is locked."""
         return nullcontext()
 
@@ -68,6 +69,15 @@ class Sqlite:
         if not others:
             return statement.on_conflict_do_nothing(index_elements=list(key))
         return statement.on_conflict_do_update(index_elements=list(key), set_=others)
+
+    @contextmanager
+    def trial(self, connection: sa.Connection, table: sa.Table) -> Iterator[TableName]:
+        """The table itself, up to a savepoint: no other writer gets in before this transaction ends anyway."""
+        savepoint = connection.begin_nested()
+        yield TableName(table.schema, table.name)
+        savepoint.rollback()  # after an error the whole transaction is
+
+    trial_needs = "to write into the table"
 
     def check_key(self, uniques: Sequence[frozenset[str]], key: Sequence[str]) -> str:
         """Any unique key of exactly these columns."""

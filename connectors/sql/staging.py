@@ -9,6 +9,8 @@ Why the merge is exactly once:
 3. So at any time exactly one of these holds: staged, in the ledger, or neither (aborted, or never whole).
 4. A writer adds rows only while its row is there: what was swept stays swept.
 
+Nobody can refuse a decided row, so the database tries the rows before they are staged (trial.py).
+
 Rows are kept as Arrow's IPC streams, a few megabytes each, and nothing is held open while rows arrive: on SQLite an
 open transaction would keep every other writer out.
 """
@@ -26,7 +28,8 @@ from ...core.errors import OncewardError, SqlError
 from . import own_tables
 from .engines import transaction
 from .target import STAGED, make_committable
-from .writing import Writing
+from .trial import try_rows
+from .writing import SLOWEST, Writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +47,7 @@ class StagedWriting(Writing):
 
     def __init__(self, target: Target, context: WriteContext) -> None:
         self._waiting: list[pa.RecordBatch] = []
+        self._waiting_plan: Plan | None = None
         self._bytes = 0
         self._pieces = 0
         self._over = False
@@ -53,12 +57,13 @@ class StagedWriting(Writing):
         """Nothing yet: rows are collected."""
 
     def send(self, batch: pa.RecordBatch, plan: Plan) -> None:
-        """Check every value, because later none may be refused; collect, and stage a piece when it is large enough."""
+        """Check every value; collect, and stage a piece when it is large enough."""
         plan.check(batch)
         for part in sliced(batch):
             if self._waiting and (part.schema != self._waiting[0].schema or self._bytes + part.nbytes > CHUNK_BYTES):
                 self._stage(whole=False)
             self._waiting.append(part)
+            self._waiting_plan = plan
             self._bytes += part.nbytes
 
     def make_durable(self) -> Committable:
@@ -76,7 +81,10 @@ class StagedWriting(Writing):
 
     def _stage(self, *, whole: bool) -> None:
         rows = self.rows if whole else 0
-        with transaction(self.target, "cannot stage") as connection:
+        slowest = sum(batch.num_rows for batch in self._waiting) / SLOWEST
+        with transaction(self.target, f"cannot stage rows of table {self.target.table}", more=slowest) as connection:
+            if self._waiting_plan is not None:
+                try_rows(self.target, connection, self._waiting_plan, self._waiting)
             if self._pieces == 0:
                 connection.execute(own_tables.tables_of(self.target).staged.insert(), [self._head(rows, whole)])
             else:
@@ -85,7 +93,7 @@ class StagedWriting(Writing):
                 piece = {"name": str(self.name), "number": self._pieces, "data": encoded(self._waiting)}
                 connection.execute(own_tables.tables_of(self.target).rows.insert(), [piece])
         self._pieces += 1
-        self._waiting, self._bytes = [], 0
+        self._waiting, self._waiting_plan, self._bytes = [], None, 0
 
     def _head(self, rows: int, whole: bool) -> dict[str, object]:
         return {

@@ -75,8 +75,15 @@ class Url:
     def __hash__(self) -> int:
         return hash(self._text)
 
-    def __reduce__(self) -> tuple[type[Url], tuple[str]]:
-        return (Url, (self._text,))
+    def __reduce__(self) -> tuple[type[Url], tuple[URL]]:
+        return (Url, (self.parsed,))
+
+
+def _is_ambiguous(text: str, url: URL) -> bool:
+    """Whether an @ is left where none belongs: what stands before it may be the rest of a password."""
+    _, _, place = text.partition("://")
+    known = 1 if url.username is not None or url.password is not None else 0
+    return url.get_backend_name() != "sqlite" and place.count("@") > known
 
 
 def _parse(text: str | URL) -> URL:
@@ -85,6 +92,11 @@ def _parse(text: str | URL) -> URL:
     except (exc.ArgumentError, ValueError):
         # Nothing of the text is repeated: a password may be anywhere in it.
         raise ConfigurationError(f"url is not a database URL of SQLAlchemy: {_HOW}") from None
+    if isinstance(text, str) and _is_ambiguous(text, url):
+        raise ConfigurationError(
+            "url has an @ that is not the one before the host, so a part of a password might be taken for the host and "
+            "shown: percent-encode special characters (@ as %40, / as %2F, ? as %3F, : as %3A)"
+        )
     backend, _, driver = url.drivername.partition("+")
     known = DRIVERS.get(backend)
     if known is None:

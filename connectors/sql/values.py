@@ -42,6 +42,12 @@ def at_most_bytes(most: int, *, exactly: bool = False) -> Check:
     return check
 
 
+def without_nul(array: pa.Array) -> None:
+    """Texts without U+0000, which PostgreSQL's have no room for."""
+    if pc.any(pc.match_substring(array, "\0")).as_py():
+        raise ValueError("a value has the character U+0000, which PostgreSQL's texts cannot hold")
+
+
 def one_of(allowed: tuple[str, ...]) -> Check:
     """Texts out of a list."""
 

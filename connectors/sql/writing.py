@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import sqlalchemy as sa
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ...core.transaction import Committable, WriteContext
     from .target import Target
 
+SLOWEST: Final = 500
+"""Rows per second below which writing rows is taken for hanging."""
 NO_ANSWER = AbortOutcome(AbortStatus.RETRY_LATER, "no answer")
 
 

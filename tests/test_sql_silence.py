@@ -1,0 +1,114 @@
+"""SqlAlchemySink and a PostgreSQL server that falls silent: an error after a while, never a hang."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from onceward.connectors.database import patience
+from onceward.connectors.sql.engines import close_idle
+from onceward.connectors.sql.watch import guard, limited
+from onceward.core.errors import RetryableSinkError
+from onceward.core.transaction import WriteContext
+from onceward.sinks.sqlalchemy import SqlAlchemySink
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SCHEMA = pa.schema([("id", pa.int64())])
+CONTEXT = WriteContext(pipeline="p", sink="s", log="0123abcd", writer=1, epoch=1, subtask=0)
+
+
+class SilentServer:
+    """Welcomes clients in PostgreSQL's protocol, and answers nothing after that."""
+
+    def __init__(self) -> None:
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self._links: list[socket.socket] = []
+        self.port = self._door.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                link, _ = self._door.accept()
+            except OSError:
+                return
+            self._links.append(link)
+            self._welcome(link)
+
+    @staticmethod
+    def _welcome(link: socket.socket) -> None:
+        while True:
+            (length,) = struct.unpack("!I", link.recv(4))
+            (code,) = struct.unpack("!I", link.recv(length - 4)[:4])
+            if code not in (80877103, 80877104):  # asks for TLS or GSSAPI
+                break
+            link.sendall(b"N")
+        settings = [b"server_version\x0018.0\0", b"client_encoding\0UTF8\0", b"standard_conforming_strings\0on\0"]
+        parts = [(b"R", struct.pack("!I", 0)), *((b"S", text) for text in settings)]
+        parts += [(b"K", struct.pack("!II", 1, 2)), (b"Z", b"I")]
+        link.sendall(b"".join(kind + struct.pack("!I", len(body) + 4) + body for kind, body in parts))
+
+    def close(self) -> None:
+        for part in (self._door, *self._links):
+            part.close()
+
+
+@pytest.fixture
+def silent() -> Iterator[SilentServer]:
+    server = SilentServer()
+    yield server
+    close_idle()
+    server.close()
+
+
+def test_the_first_question_to_a_silent_server_has_its_time_limit(
+    silent: SilentServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "PATIENCE", 0.1)
+    url = f"postgresql://u@127.0.0.1:{silent.port}/db"
+    sink = SqlAlchemySink("s", url=url, table="t", commit="prepared", answer_within=0.3, lock_timeout=0.1)
+    for ask in (lambda: sink.validate(SCHEMA), lambda: sink.begin(CONTEXT)):
+        begun = time.monotonic()
+        with pytest.raises(RetryableSinkError):
+            ask()
+        assert time.monotonic() - begun < 5
+
+
+def test_a_limit_cuts_the_socket_that_was_handed_over_last_even_if_that_was_too_late() -> None:
+    (first, _first), (second, far) = socket.socketpair(), socket.socketpair()
+    with first, _first, second, far:
+        far.settimeout(10)
+        with limited(0.01) as limit:
+            guard(first.fileno)
+            while not limit.passed:
+                time.sleep(0.001)
+            guard(second.fileno)
+            assert far.recv(1) == b""
+        assert _first.recv(1) == b""
+
+
+def test_a_limit_that_was_kept_cuts_nothing() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        with limited(60, near.fileno) as limit:
+            pass
+        limit.end()
+        assert not limit.passed
+        near.sendall(b"x")
+        assert far.recv(1) == b"x"
+
+
+def test_the_innermost_limit_of_the_thread_takes_a_connection() -> None:
+    with limited(60) as outer:
+        with limited(60) as inner:
+            assert guard(lambda: -1) is inner
+        assert guard(lambda: -1) is outer
+    assert guard(lambda: -1) is None
