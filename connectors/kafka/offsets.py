@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...core.errors import ConfigurationError
 from ..processwide import PerProcess
+from .codes import Code
 from .errors import client_error, confluent
+from .rounds import Rounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from .settings import KafkaSettings
 
 ASK_SECONDS: Final = 10.0
+MOVING: Final = frozenset({Code.COORDINATOR_LOAD_IN_PROGRESS, Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR})
+"""Answers while the group's coordinator moves, as after a broker's restart: asked again."""
 
 
 def publish_offsets(settings: KafkaSettings, group: str, offsets: Mapping[str, Mapping[str, int]]) -> None:
@@ -41,18 +45,28 @@ def publish_offsets(settings: KafkaSettings, group: str, offsets: Mapping[str, M
     if not found:
         return
     what = f"cannot publish offsets to consumer group {group}"
-    try:
-        request = library.ConsumerGroupTopicPartitions(group, found)
-        futures = _admins.get(settings.connection()).alter_consumer_group_offsets(
-            [request], request_timeout=ASK_SECONDS
-        )
-        answer = futures[group].result()
-    except library.KafkaException as error:
-        raise client_error(what, error) from None
-    for partition in answer.topic_partitions:
-        if partition.error is not None:
-            where = f"{what} for {partition.topic}-{partition.partition}"
-            raise client_error(where, library.KafkaException(partition.error))
+    where, refusal = what, None
+    for _ in Rounds(ASK_SECONDS):
+        where, refusal = what, None
+        try:
+            request = library.ConsumerGroupTopicPartitions(group, found)
+            futures = _admins.get(settings.connection()).alter_consumer_group_offsets(
+                [request], request_timeout=ASK_SECONDS
+            )
+            answer = futures[group].result()
+        except library.KafkaException as error:
+            refusal = error
+        else:
+            for partition in (p for p in answer.topic_partitions if p.error is not None):
+                where, refusal = f"{what} for {partition.topic}-{partition.partition}", _exception(partition.error)
+        if refusal is None or refusal.args[0].code() not in MOVING:
+            break
+    if refusal is not None:
+        raise client_error(where, refusal)
+
+
+def _exception(error: Any) -> Any:
+    return confluent().KafkaException(error)
 
 
 def _admin(settings: KafkaSettings) -> Any:
