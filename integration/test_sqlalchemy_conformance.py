@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.postgres
 
 
-def too_long(numbers: list[int]) -> pa.RecordBatch:
-    """Rows whose text the table has no room for."""
-    return pa.RecordBatch.from_pydict({"n": pa.array(numbers, pa.int64()), "text": ["x" * 100 for _ in numbers]})
+def against_the_check(numbers: list[int]) -> pa.RecordBatch:
+    """Rows of the right types, which only the table itself can refuse."""
+    return pa.RecordBatch.from_pydict({"n": pa.array(numbers, pa.int64()), "text": ["" for _ in numbers]})
 
 
 MISFIT = pa.schema([("n", pa.int64()), ("text", pa.string()), ("more", pa.string())])
@@ -30,7 +30,7 @@ class TestSqlAlchemySinkOnPostgres(SinkConformance):
     @pytest.fixture
     def subject(self, dsn: str, postgres: PostgresServer, how: str) -> Subject:
         with psycopg.connect(dsn) as connection:
-            connection.execute("CREATE TABLE exam (n bigint, text varchar(60))")
+            connection.execute("CREATE TABLE exam (n bigint, text varchar(60) CHECK (text <> ''))")
 
         def read() -> list[int]:
             with psycopg.connect(dsn) as connection:
@@ -45,6 +45,6 @@ class TestSqlAlchemySinkOnPostgres(SinkConformance):
             read=read,
             kill=True,
             restart=restart,
-            refused=too_long,
+            refused=against_the_check,
             misfit=MISFIT,
         )

@@ -251,8 +251,8 @@ def test_a_view_is_refused(database: Database) -> None:
 
 def test_rows_that_the_table_refuses_stop_the_pipeline_and_stay_safe(database: Database) -> None:
     sink = database.sink()
-    committable = write(sink, context(), words(1))
     database.run("INSERT INTO words VALUES (2, 'in the way')")
+    committable = write(sink, context(), words(1))
     with pytest.raises(SqlError, match=r"UNIQUE constraint.*They are safe in the staging table") as caught:
         sink.commit(committable)
     assert "w2" not in str(caught.value)
@@ -267,7 +267,8 @@ def test_rows_that_the_table_refuses_stop_the_pipeline_and_stay_safe(database: D
     [
         ("id INTEGER PRIMARY KEY, word TEXT CHECK (word <> 'w2')", "CHECK constraint failed"),
         ("id INTEGER PRIMARY KEY, word TEXT, short TEXT AS (substr(word, 2)) CHECK (short < '2')", "CHECK constraint"),
-        ("id INTEGER PRIMARY KEY, word TEXT UNIQUE", "UNIQUE constraint failed"),
+        ("id INTEGER, word TEXT, of INTEGER DEFAULT 1 UNIQUE", "UNIQUE constraint failed"),
+        ("id INTEGER, word TEXT CHECK (json_valid(word))", "CHECK constraint failed"),
     ],
 )
 def test_rows_that_the_table_would_refuse_fail_the_epoch_before_its_decision(
@@ -275,13 +276,47 @@ def test_rows_that_the_table_would_refuse_fail_the_epoch_before_its_decision(
 ) -> None:
     database.run("DROP TABLE words")
     database.run(f"CREATE TABLE words ({table})")
-    database.run("INSERT INTO words (id, word) VALUES (100, 'w1')")
     sink = database.sink()
     sink.validate(SCHEMA)
     with pytest.raises(SqlError, match=said):
         write(sink, context(), words(1))
     assert list(sink.lingering(SCOPE)) == []
-    assert database.run("SELECT id FROM words") == [(100,)]
+    assert database.rows() == []
+
+
+def test_rows_that_make_room_for_each_other_are_not_refused_early(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "CHUNK_BYTES", 1)
+    database.run("CREATE UNIQUE INDEX one ON words (word)")
+    database.run("INSERT INTO words VALUES (1, 'a')")
+    sink = database.sink(key="id")
+    sink.validate(SCHEMA)
+    committable = write(sink, context(), pa.record_batch([[1, 2], ["b", "a"]], schema=SCHEMA))
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert database.rows() == [(1, "b"), (2, "a")]
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        'create  table  If Not Exists main . "a %s :b?" (id INTEGER, word text)',
+        "CREATE TABLE \"a %s :b?\" AS SELECT 1 AS id, 'x' AS word WHERE 0",
+        'CREATE TABLE other (id INTEGER, word text); ALTER TABLE other RENAME TO "a %s :b?"',
+        'CREATE VIRTUAL TABLE "a %s :b?" USING fts5(id, word)',
+    ],
+)
+def test_rows_are_tried_in_tables_of_every_kind(database: Database, definition: str) -> None:
+    for statement in definition.split(";"):
+        database.run(statement)
+    virtual = "VIRTUAL" in definition
+    if not virtual:
+        database.run('CREATE UNIQUE INDEX "b %s :c?" ON "a %s :b?" (id)')
+    sink = database.sink(table='"a %s :b?"', key=None if virtual else "id")
+    batch = words(1).select(["word"]) if virtual else words(1)
+    sink.validate(batch.schema)
+    assert sink.commit(write(sink, context(), batch)).status is CommitStatus.COMMITTED
+    assert database.run('SELECT word FROM "a %s :b?"') == [("w1",), ("w2",), ("w3",)]
 
 
 def test_trying_rows_leaves_no_trace(database: Database) -> None:

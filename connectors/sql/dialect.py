@@ -114,7 +114,7 @@ class Dialect(Protocol):
         """
 
     trial_needs: str
-    """What a role must be allowed for a trial, for messages."""
+    """What a role must be allowed for a trial; empty if writing needs no less."""
 
     def check_key(self, uniques: Sequence[frozenset[str]], key: Sequence[str]) -> str:
         """Why an upsert by this key of a table with these unique keys is not sound; empty if it is."""

@@ -6,6 +6,7 @@ fail at once. Every commit is synced, because the default in WAL mode may lose t
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from .target import Target
 
+_DEFINED: Final = re.compile(r"^(CREATE (?:TABLE|VIRTUAL TABLE|UNIQUE INDEX) )")
 _FULL: Final = 2
 """PRAGMA synchronous: every commit is synced."""
 
@@ -72,12 +74,22 @@ class Sqlite:
 
     @contextmanager
     def trial(self, connection: sa.Connection, table: sa.Table) -> Iterator[TableName]:
-        """The table itself, up to a savepoint: no other writer gets in before this transaction ends anyway."""
-        savepoint = connection.begin_nested()
-        yield TableName(table.schema, table.name)
-        savepoint.rollback()  # after an error the whole transaction is
+        """A temporary table of the same definition, with its unique indexes; no triggers.
 
-    trial_needs = "to write into the table"
+        SQLite keeps each definition as text that begins with these very words and the name, see "Database File
+        Format", "Storage Of The SQL Database Schema".
+        """
+        quote = connection.dialect.identifier_preparer.quote_identifier
+        master = f"{quote(table.schema or 'main')}.sqlite_master"
+        query = f"SELECT sql FROM {master} WHERE tbl_name = ? COLLATE NOCASE ORDER BY type DESC"  # noqa: S608 - quoted
+        for definition in connection.exec_driver_sql(query, (table.name,)).scalars().all():
+            temporary, found = _DEFINED.subn(r"\1temp.", definition or "")
+            if found:
+                connection.exec_driver_sql(temporary)
+        yield TableName("temp", table.name)
+        connection.exec_driver_sql(f"DROP TABLE temp.{quote(table.name)}")  # an error rolls it back
+
+    trial_needs = ""
 
     def check_key(self, uniques: Sequence[frozenset[str]], key: Sequence[str]) -> str:
         """Any unique key of exactly these columns."""

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pymysql
 import pytest
+from sqlalchemy import make_url
 
 from onceward.connectors.database import patience
+from onceward.connectors.sql.engines import reading
 from onceward.connectors.sql.xids import Xid
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SqlError
 from onceward.core.names import parse_transaction_name
@@ -68,16 +70,16 @@ def proxied(database: MariaDatabase) -> Iterator[Callable[..., tuple[SqlAlchemyS
         proxy.close()
 
 
-def too_long(numbers: list[int]) -> pa.RecordBatch:
-    """Rows whose text the table has no room for."""
-    return pa.RecordBatch.from_pydict({"n": pa.array(numbers, pa.int64()), "text": ["x" * 100 for _ in numbers]})
+def against_the_check(numbers: list[int]) -> pa.RecordBatch:
+    """Rows of the right types, which only the table itself can refuse."""
+    return pa.RecordBatch.from_pydict({"n": pa.array(numbers, pa.int64()), "text": ["" for _ in numbers]})
 
 
 @pytest.mark.parametrize("how", ["prepared", "staging"])
 class TestSqlAlchemySinkOnMariaDb(SinkConformance):
     @pytest.fixture
     def subject(self, database: MariaDatabase, mariadb_container: MariaDbContainer, how: str) -> Subject:
-        database.run("CREATE TABLE exam (n bigint, text varchar(60))")
+        database.run("CREATE TABLE exam (n bigint, text varchar(60) CHECK (text <> ''))")
 
         def restart() -> None:
             mariadb_container.kill()
@@ -89,7 +91,7 @@ class TestSqlAlchemySinkOnMariaDb(SinkConformance):
             read=lambda: [n for (n,) in database.run("SELECT n FROM exam")],
             kill=True,
             restart=restart,
-            refused=too_long,
+            refused=against_the_check,
             misfit=pa.schema([("n", pa.int64()), ("text", pa.string()), ("more", pa.string())]),
         )
 
@@ -347,6 +349,67 @@ def test_tables_without_transactions_and_ambiguous_keys_are_refused(database: Ma
     database.run("CREATE TABLE two (id bigint PRIMARY KEY, word varchar(20) UNIQUE)")
     with pytest.raises(SchemaError, match=r"other unique keys.*word"):
         database.sink("upsert", table="two").validate(SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("column", "word", "said"),
+    [
+        ("word varchar(20) CHARACTER SET latin1", "你", "Incorrect string value"),
+        ("word varchar(20) CHECK (word <> 'w2')", "w", "CONSTRAINT"),
+        ("word json", "{", "CONSTRAINT"),
+        ("word varchar(20), short varchar(1) AS (word) STORED", "w", "Data too long"),
+        ("word varchar(20) CHARACTER SET latin1, FULLTEXT (word)", "你", "Incorrect string value"),
+    ],
+)
+@pytest.mark.parametrize("how", ["staging", "upsert", "prepared"])
+def test_values_that_the_table_would_refuse_fail_the_epoch_before_its_decision(
+    database: MariaDatabase, how: str, column: str, word: str, said: str
+) -> None:
+    database.run(f"CREATE TABLE narrow (id bigint PRIMARY KEY, {column})")
+    sink = database.sink(how, table="narrow")
+    sink.validate(SCHEMA)
+    with pytest.raises(SqlError, match=said):
+        write(sink, context(), words(1, 2, word))
+    assert (list(sink.lingering(SCOPE)), database.rows("narrow")) == ([], [])
+    assert sink.commit(write(database.sink(how), context(2), words(1))).status is CommitStatus.COMMITTED
+
+
+@pytest.mark.parametrize(
+    "options", ["PARTITION BY HASH (id) PARTITIONS 3", "WITH SYSTEM VERSIONING", "COMMENT 'with %s and :x'"]
+)
+@pytest.mark.parametrize("how", ["staging", "upsert"])
+def test_rows_are_tried_in_tables_of_every_kind(database: MariaDatabase, how: str, options: str) -> None:
+    database.run(f"CREATE TABLE `a %s :b` (id bigint AUTO_INCREMENT PRIMARY KEY, word varchar(3)) {options}")
+    sink = database.sink(how, table='"a %s :b"')
+    sink.validate(SCHEMA)
+    batch = words(1) if how == "upsert" else pa.record_batch([pa.nulls(3, pa.int64()), ["w1", "w2", "w3"]], SCHEMA)
+    assert sink.commit(write(sink, context(), batch)).status is CommitStatus.COMMITTED
+    assert sorted(database.run("SELECT id, word FROM `a %s :b`")) == expected(1)
+    assert sink.commit(write(sink, context(2), words(10))).status is CommitStatus.COMMITTED
+
+
+def test_a_role_without_temporary_tables_hears_at_the_start_what_staging_needs(database: MariaDatabase) -> None:
+    database.run("CREATE OR REPLACE USER guest IDENTIFIED BY 'geheim'")
+    database.run(f"GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, INDEX ON {database.name}.* TO guest")
+    url = make_url(database.url).set(username="guest", password="geheim")
+    sink = database.sink("staging", url=url)
+    with pytest.raises(ConfigurationError, match="needs CREATE TEMPORARY TABLES") as caught:
+        sink.validate(SCHEMA)
+    assert "geheim" not in str(caught.value)
+    database.run(f"GRANT CREATE TEMPORARY TABLES ON {database.name}.* TO guest")
+    sink.validate(SCHEMA)
+    assert sink.commit(write(sink, context(), words(1))).status is CommitStatus.COMMITTED
+    database.run("DROP USER guest")
+
+
+def test_settings_in_the_url_do_not_replace_the_sinks_own(database: MariaDatabase) -> None:
+    query = {"init_command": "SET SESSION sql_mode = '', time_zone = '+05:00', @mine = 7", "sql_mode": "ANSI"}
+    sink = database.sink("staging", url=make_url(database.url).update_query_dict(query), lock_timeout=3)
+    with reading(sink.target, "cannot ask") as connection:
+        asked = "SELECT @@sql_mode, @@time_zone, @@innodb_lock_wait_timeout, @@lock_wait_timeout, @mine"
+        mode, *others = connection.exec_driver_sql(asked).one()
+    assert "STRICT_ALL_TABLES" in mode
+    assert others == ["+00:00", 3, 3, 7]
 
 
 def test_of_several_rows_with_one_key_the_last_one_wins(database: MariaDatabase) -> None:
