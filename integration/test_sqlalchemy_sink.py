@@ -246,9 +246,12 @@ def test_a_deferrable_constraint_is_no_key_for_an_upsert(database: Database, sch
     database.run('CREATE SCHEMA "My Schema"')
     database.run(f"CREATE TABLE {schema}.late (id bigint, word text, {unique})")
     sink = make_sink(database, "upsert", table=f"{schema}.late")
-    with pytest.raises(SchemaError, match=r"cannot be upserted by \['id'\].*DEFERRABLE does not count"):
+    with pytest.raises(SchemaError, match=r"cannot be upserted by \['id'\].*a DEFERRABLE one is none"):
         sink.validate(SCHEMA)
     database.run(f"CREATE UNIQUE INDEX ON {schema}.late (id)")
+    with pytest.raises(SchemaError, match="and spoils others"):
+        sink.validate(SCHEMA)
+    database.run(f"ALTER TABLE {schema}.late DROP CONSTRAINT late_{'pkey' if 'PRIMARY' in unique else 'id_key'}")
     sink.validate(SCHEMA)
     assert sink.commit(write(sink, context(), words(1))).status is CommitStatus.COMMITTED
 
@@ -260,6 +263,21 @@ def test_rows_are_tried_for_partitions_and_names_of_all_kinds_too(database: Data
     sink.validate(SCHEMA)
     assert sink.commit(write(sink, context(), words(1))).status is CommitStatus.COMMITTED
     assert database.rows("part") == expected(1)
+
+
+@pytest.mark.parametrize("how", ["staging", "upsert"])
+def test_rows_that_a_trigger_mends_are_not_refused_early(database: Database, how: str) -> None:
+    database.run("CREATE TABLE mended (id bigint PRIMARY KEY, word text CHECK (word = 'mended'), of text)")
+    database.run(
+        "CREATE FUNCTION mend() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN new.word := 'mended'; IF new.id = 0 THEN RETURN NULL; END IF; RETURN new; END $$"
+    )
+    database.run("CREATE TRIGGER mend BEFORE INSERT ON mended FOR EACH ROW EXECUTE FUNCTION mend()")
+    sink = make_sink(database, how, table="mended")
+    sink.validate(SCHEMA)
+    batch = pa.record_batch([[0, 0, 1], ["a", "b", "c"]], schema=SCHEMA)
+    assert sink.commit(write(sink, context(), batch)).status is CommitStatus.COMMITTED
+    assert database.rows("mended") == [(1, "mended", None)]
 
 
 def test_trying_rows_waits_for_nobody_who_writes_the_same_keys(database: Database) -> None:
@@ -275,11 +293,11 @@ def test_trying_rows_waits_for_nobody_who_writes_the_same_keys(database: Databas
 def test_a_role_without_temporary_tables_hears_at_the_start_what_staging_needs(database: Database) -> None:
     make_sink(database).validate(SCHEMA)
     database.run("DROP ROLE IF EXISTS guest")
-    database.run("CREATE ROLE guest LOGIN")
+    database.run("CREATE ROLE guest LOGIN PASSWORD 'geheim'")
     database.run("GRANT ALL ON ALL TABLES IN SCHEMA public TO guest")
     database.run(f"REVOKE TEMPORARY ON DATABASE {database.name} FROM PUBLIC")
     url = psycopg.conninfo.conninfo_to_dict(database.dsn)
-    guest = f"postgresql://guest@{url['host']}:{url['port']}/{url['dbname']}"
+    guest = f"postgresql://guest:geheim@{url['host']}:{url['port']}/{url['dbname']}"
     sink = make_sink(database, "staging", url=guest)
     try:
         with pytest.raises(ConfigurationError, match="tried first, which needs TEMPORARY on the database and SELECT"):

@@ -319,6 +319,18 @@ def test_rows_are_tried_in_tables_of_every_kind(database: Database, definition: 
     assert database.run('SELECT word FROM "a %s :b?"') == [("w1",), ("w2",), ("w3",)]
 
 
+def test_rows_that_a_trigger_sorts_out_first_are_not_refused_early(database: Database) -> None:
+    database.run(
+        "CREATE TRIGGER known BEFORE INSERT ON words WHEN new.id IN (SELECT id FROM words)"
+        " BEGIN SELECT RAISE(IGNORE); END"
+    )
+    sink = database.sink()
+    sink.validate(SCHEMA)
+    committable = write(sink, context(), words(1), words(2))
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert database.rows() == expected(1, 4)
+
+
 def test_trying_rows_leaves_no_trace(database: Database) -> None:
     database.run("CREATE TABLE counted (id INTEGER PRIMARY KEY AUTOINCREMENT, word TEXT)")
     database.run("CREATE TABLE seen (word TEXT)")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +44,14 @@ class Answer(Enum):
     """It is there and cannot be ended now: by this answer nothing is proven."""
     GONE = "gone"
     """It is not there any more, or never was: the ledger tells which."""
+
+
+class Trial(NamedTuple):
+    """Where rows are tried."""
+
+    place: TableName
+    has_keys: bool
+    """Whether it has the table's unique keys; else upserts are tried as inserts."""
 
 
 class TwoPhase(Protocol):
@@ -106,9 +114,10 @@ class Dialect(Protocol):
     def upsert(self, table: sa.TableClause, values: dict[str, Any], key: Sequence[str]) -> Insert:
         """Insert these columns, or update them in the row that has this key."""
 
-    def trial(self, connection: sa.Connection, table: sa.Table) -> AbstractContextManager[TableName]:
+    def trial(self, connection: sa.Connection, table: sa.Table) -> AbstractContextManager[Trial]:
         """Where the block may write rows to see whether `table` would take them; at its end they are forgotten.
 
+        It never refuses what the table would take: where a trigger may change rows first, it has the types alone.
         Nobody else may see them, wait for them, or be waited for on their account, longer than the transaction that
         the connection is in.
         """

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.dialects.mysql import insert
 
-from .dialect import HOW_TO_STAGE, Answer, ServerFacts, TwoPhase, no_unique_key
+from .dialect import HOW_TO_STAGE, Answer, ServerFacts, Trial, TwoPhase, no_unique_key
 from .failures import code, may_pass, words
 from .tables import TableName
 from .xids import Xid, read_xid
@@ -42,6 +42,11 @@ _CONNECT_SECONDS: Final = 10
 _ORPHANED_SECONDS: Final = 60
 """After so long the server itself ends a session that prepared, was to close, and was cut off from us."""
 _TRIAL: Final = "onceward_trial"
+_CHANGES_ROWS: Final = sa.text(
+    "SELECT count(*) FROM information_schema.triggers WHERE event_object_schema = coalesce(:schema, database())"
+    " AND event_object_table = :table AND event_manipulation = 'INSERT' AND action_timing = 'BEFORE'"
+)
+"""Triggers are shown to those who have the right TRIGGER on the table."""
 _MODE: Final = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO"
 """Values that do not fit are errors, whatever the server's default says."""
 
@@ -161,28 +166,32 @@ class MariaDb:
         return statement.on_duplicate_key_update({name: statement.inserted[name] for name in changed})
 
     @contextmanager
-    def trial(self, connection: sa.Connection, table: sa.Table) -> Iterator[TableName]:
-        """A temporary table with its types, checks and indexes; no keys of other tables, and no triggers."""
+    def trial(self, connection: sa.Connection, table: sa.Table) -> Iterator[Trial]:
+        """A temporary table with its types, defaults, checks and indexes; no keys of other tables."""
         place = TableName(table.schema, _TRIAL)
         preparer = connection.dialect.identifier_preparer
         name = preparer.format_table(sa.table(place.table, schema=place.schema))
         model = preparer.format_table(table)
-        create = f"CREATE OR REPLACE TEMPORARY TABLE {name}"
+        create, drop = f"CREATE TEMPORARY TABLE {name}", f"DROP TEMPORARY TABLE IF EXISTS {name}"
+        alike = not connection.scalar(_CHANGES_ROWS, {"table": table.name, "schema": table.schema})
+        connection.exec_driver_sql(drop)  # one may be left: the end of a transaction does not undo it
         try:
-            connection.exec_driver_sql(f"{create} LIKE {model}")
+            if alike:
+                connection.exec_driver_sql(f"{create} LIKE {model}")
         except exc.DBAPIError as error:
             if may_pass(error):
                 raise
-            # With partitions, full-text indexes or versions it cannot be temporary; columns of its types can.
+            alike = False  # with partitions, full-text indexes or versions it cannot be temporary
+        if not alike:
             columns = ", ".join(f"model.{preparer.quote_identifier(column.name)}" for column in table.columns)
             connection.exec_driver_sql(
                 f"{create} AS SELECT {columns} FROM (SELECT 1) AS one LEFT JOIN {model} AS model ON 1 = 0 LIMIT 0"  # noqa: S608 - quoted names
             )
         try:
-            yield place
+            yield Trial(place, has_keys=alike)
         finally:
-            with suppress(exc.SQLAlchemyError):  # the next one replaces it
-                connection.exec_driver_sql(f"DROP TEMPORARY TABLE IF EXISTS {name}")
+            with suppress(exc.SQLAlchemyError):
+                connection.exec_driver_sql(drop)
 
     trial_needs = "CREATE TEMPORARY TABLES on the table's database, and SELECT on the table"
 

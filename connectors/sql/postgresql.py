@@ -11,7 +11,7 @@ from sqlalchemy import event, exc
 from sqlalchemy.dialects.postgresql import insert
 
 from ...core.errors import SqlError
-from .dialect import HOW_TO_STAGE, Answer, ServerFacts, TwoPhase, no_unique_key
+from .dialect import HOW_TO_STAGE, Answer, ServerFacts, Trial, TwoPhase, no_unique_key
 from .failures import code, words
 from .tables import TableName
 from .target import own_name
@@ -44,6 +44,14 @@ _DEFAULTS: Final[dict[str, str | int]] = {
 }
 """libpq's own defaults wait two hours for a server that vanished from the network."""
 _TRIAL: Final = TableName("pg_temp", "onceward_trial")
+_CHANGES_ROWS: Final = sa.text(
+    "SELECT relhasrules OR EXISTS (SELECT 1 FROM pg_catalog.pg_trigger WHERE tgrelid = c.oid AND NOT tgisinternal"
+    " AND (tgtype & 7) = 7) FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = relnamespace"
+    " WHERE relname = CAST(:table AS text) AND nspname = coalesce(CAST(:schema AS text), nspname)"
+    " AND (CAST(:schema AS text) IS NOT NULL OR pg_catalog.pg_table_is_visible(c.oid))"
+)
+"""Whether something may change rows before the table sees them: rules, or triggers BEFORE INSERT FOR EACH ROW (the
+lowest bits of tgtype)."""
 _PREPARED = sa.table(
     "pg_prepared_xacts", sa.column("gid"), sa.column("database"), sa.column("prepared"), schema="pg_catalog"
 )
@@ -150,22 +158,23 @@ class PostgreSql:
         return statement.on_conflict_do_update(index_elements=list(key), set_=others)
 
     @contextmanager
-    def trial(self, connection: sa.Connection, table: sa.Table) -> Iterator[TableName]:
-        """A temporary table with its types, checks and indexes; no keys of other tables, and no triggers.
+    def trial(self, connection: sa.Connection, table: sa.Table) -> Iterator[Trial]:
+        """A temporary table with its types, defaults, checks and indexes; no keys of other tables.
 
         It goes at the end of the transaction, and not before: constraints may be deferred until then.
         """
         model = connection.dialect.identifier_preparer.format_table(table)
-        connection.exec_driver_sql(
-            f"CREATE TEMPORARY TABLE {_TRIAL.table} (LIKE {model} INCLUDING ALL EXCLUDING STATISTICS) ON COMMIT DROP"
-        )
-        yield _TRIAL
+        changed = bool(connection.scalar(_CHANGES_ROWS, {"table": table.name, "schema": table.schema}))
+        like = f"(LIKE {model} INCLUDING ALL EXCLUDING STATISTICS) ON COMMIT DROP"
+        bare = f"ON COMMIT DROP AS SELECT * FROM {model} WITH NO DATA"  # noqa: S608 - a quoted name
+        connection.exec_driver_sql(f"CREATE TEMPORARY TABLE {_TRIAL.table} {bare if changed else like}")
+        yield Trial(_TRIAL, has_keys=not changed)
 
     trial_needs = "TEMPORARY on the database and SELECT on the table"
 
     def check_key(self, uniques: Sequence[frozenset[str]], key: Sequence[str]) -> str:
         """Any unique key of exactly these columns."""
-        return "" if frozenset(key) in uniques else f"{no_unique_key(key)}; one that is DEFERRABLE does not count"
+        return "" if frozenset(key) in uniques else f"{no_unique_key(key)}; a DEFERRABLE one is none, and spoils others"
 
 
 def _guard_new(session: Any, record: Any) -> None:

@@ -101,8 +101,9 @@ def _uniques(inspector: sa.Inspector, name: TableName, deferrable: frozenset[str
         conditional = any(key.endswith("_where") for key in options)
         if index["unique"] and not conditional:
             found.append((index["name"], index["column_names"]))
-    whole = [columns for title, columns in found if columns and None not in columns and title not in deferrable]
-    sets = {frozenset(columns) for columns in whole}
+    whole = [(title, frozenset(columns)) for title, columns in found if columns and None not in columns]
+    # A deferrable one spoils others over the same columns: PostgreSQL would go by all of them, and then cannot.
+    sets = {columns for _, columns in whole} - {columns for title, columns in whole if title in deferrable}
     return sorted(sets, key=sorted)
 
 

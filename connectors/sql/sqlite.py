@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects.sqlite import insert
 
-from .dialect import ServerFacts, TwoPhase, no_unique_key
+from .dialect import ServerFacts, Trial, TwoPhase, no_unique_key
 from .engines import READ_ONLY
 from .tables import TableName
 
@@ -73,21 +73,27 @@ class Sqlite:
         return statement.on_conflict_do_update(index_elements=list(key), set_=others)
 
     @contextmanager
-    def trial(self, connection: sa.Connection, table: sa.Table) -> Iterator[TableName]:
-        """A temporary table of the same definition, with its unique indexes; no triggers.
+    def trial(self, connection: sa.Connection, table: sa.Table) -> Iterator[Trial]:
+        """A temporary table of the same definition, with its unique indexes.
 
         SQLite keeps each definition as text that begins with these very words and the name, see "Database File
         Format", "Storage Of The SQL Database Schema".
         """
         quote = connection.dialect.identifier_preparer.quote_identifier
         master = f"{quote(table.schema or 'main')}.sqlite_master"
-        query = f"SELECT sql FROM {master} WHERE tbl_name = ? COLLATE NOCASE ORDER BY type DESC"  # noqa: S608 - quoted
-        for definition in connection.exec_driver_sql(query, (table.name,)).scalars().all():
-            temporary, found = _DEFINED.subn(r"\1temp.", definition or "")
-            if found:
+        query = f"SELECT type, sql FROM {master} WHERE tbl_name = ? COLLATE NOCASE ORDER BY type DESC"  # noqa: S608
+        found = connection.exec_driver_sql(query, (table.name,)).all()
+        bare = any(kind == "trigger" for kind, _ in found)
+        name = f"temp.{quote(table.name)}"
+        if bare:
+            columns = ", ".join(quote(column.name) for column in table.columns)
+            connection.exec_driver_sql(f"CREATE TABLE {name} ({columns})")
+        for _, definition in found:
+            temporary, known = _DEFINED.subn(r"\1temp.", definition or "")
+            if known and not bare:
                 connection.exec_driver_sql(temporary)
-        yield TableName("temp", table.name)
-        connection.exec_driver_sql(f"DROP TABLE temp.{quote(table.name)}")  # an error rolls it back
+        yield Trial(TableName("temp", table.name), has_keys=not bare)
+        connection.exec_driver_sql(f"DROP TABLE {name}")  # an error rolls it back
 
     trial_needs = ""
 

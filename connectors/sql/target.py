@@ -28,7 +28,7 @@ class Target:
     lock_timeout: float = 10.0
     """Seconds a statement may wait for another transaction's lock."""
     answer_within: float = 60.0
-    """Seconds to wait for the answer to one statement before the connection is cut."""
+    """Seconds to wait for an answer before the connection is cut, beyond what waiting for a lock may take."""
     ledger_schema: str | None = None
     """Schema (on MariaDB: database) of onceward's own tables; None for the connection's default one."""
 

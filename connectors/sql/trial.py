@@ -31,8 +31,9 @@ def try_rows(target: Target, connection: sa.Connection, plan: Plan, batches: Seq
     The connection is in a transaction, which must end before it tries others.
     """
     dialect = dialect_for(target)
-    with dialect.trial(connection, plan.table) as place:
-        statement = plan.upsert(dialect, target.key, place) if target.key else plan.insert(place)
+    with dialect.trial(connection, plan.table) as (place, has_keys):
+        upsert = target.key and has_keys
+        statement = plan.upsert(dialect, target.key, place) if upsert else plan.insert(place)
         for batch in batches:
             for rows in plan.pieces(batch):
                 connection.execute(statement, rows)

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import make_url
 
 from onceward.connectors.database import patience
-from onceward.connectors.sql.engines import reading
+from onceward.connectors.sql.engines import close_idle, reading
 from onceward.connectors.sql.xids import Xid
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SqlError
 from onceward.core.names import parse_transaction_name
@@ -63,8 +63,6 @@ def proxied(database: MariaDatabase) -> Iterator[Callable[..., tuple[SqlAlchemyS
         return database.sink(how, url=url, answer_within=0.3, lock_timeout=0.2), proxy
 
     yield make
-    from onceward.connectors.sql.engines import close_idle
-
     close_idle()
     for proxy in proxies:
         proxy.close()
@@ -388,6 +386,21 @@ def test_rows_are_tried_in_tables_of_every_kind(database: MariaDatabase, how: st
     assert sink.commit(write(sink, context(2), words(10))).status is CommitStatus.COMMITTED
 
 
+@pytest.mark.parametrize("how", ["staging", "upsert"])
+def test_rows_that_a_trigger_mends_are_not_refused_early(database: MariaDatabase, how: str) -> None:
+    database.run(
+        "CREATE TABLE mended (id bigint PRIMARY KEY, word varchar(9) CHECK (word = 'mended'), size int NOT NULL)"
+    )
+    database.run("ALTER TABLE mended ALTER size SET DEFAULT 0, ADD UNIQUE one (size, id)")
+    database.run("CREATE TRIGGER mend BEFORE INSERT ON mended FOR EACH ROW SET new.word = 'mended', new.size = new.id")
+    if how == "upsert":
+        database.run("ALTER TABLE mended DROP INDEX one")
+    sink = database.sink(how, table="mended")
+    sink.validate(SCHEMA)
+    assert sink.commit(write(sink, context(), words(1, 2))).status is CommitStatus.COMMITTED
+    assert database.rows("mended") == [(1, "mended", 1), (2, "mended", 2)]
+
+
 def test_a_role_without_temporary_tables_hears_at_the_start_what_staging_needs(database: MariaDatabase) -> None:
     database.run("CREATE OR REPLACE USER guest IDENTIFIED BY 'geheim'")
     database.run(f"GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, INDEX ON {database.name}.* TO guest")
@@ -397,6 +410,7 @@ def test_a_role_without_temporary_tables_hears_at_the_start_what_staging_needs(d
         sink.validate(SCHEMA)
     assert "geheim" not in str(caught.value)
     database.run(f"GRANT CREATE TEMPORARY TABLES ON {database.name}.* TO guest")
+    close_idle()  # a session keeps the rights that it began with
     sink.validate(SCHEMA)
     assert sink.commit(write(sink, context(), words(1))).status is CommitStatus.COMMITTED
     database.run("DROP USER guest")
