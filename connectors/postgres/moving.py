@@ -129,8 +129,8 @@ def _upsert(group: list[Staged], stage: sql.Identifier, into: sql.Identifier) ->
 def _delete(group: list[Staged], stage: sql.Identifier, into: sql.Identifier) -> sql.Composed:
     """Delete what has the key of a last row that says so; before the upsert, which may need what it frees.
 
-    In two statements: PostgreSQL runs parts of one that change data in any order, so a row that takes a unique value from
-    a deleted one would meet it still there.
+    In two statements: PostgreSQL runs parts of one that change data in any order, so a row that takes a unique value
+    from a deleted one would meet it still there.
     """
     same = [sql.SQL("t.{} = last.{}").format(sql.Identifier(c), sql.Identifier(c)) for c in group[0].key]
     return sql.SQL("DELETE FROM {} t USING ({}) AS last WHERE last.{} AND {}").format(
