@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, KafkaError
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState
 from onceward.sinks.kafka import KafkaSink
 
@@ -84,3 +84,21 @@ def _environment():
     import os
 
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def test_a_delivery_report_that_a_fatal_error_cuts_short_hides_nothing():
+    """librdkafka's fatal error is set before the report runs, which then fails at once and knows no more than that."""
+    from confluent_kafka import KafkaError as ClientError
+    from confluent_kafka import KafkaException
+
+    from onceward.connectors.kafka.producer import DeliveryFailures, TransactionalProducer
+
+    failures = DeliveryFailures()
+    failures.count = 1
+    producer = TransactionalProducer("a name", None, failures)  # type: ignore[arg-type]
+
+    def fenced() -> int:
+        raise SystemError from KafkaException(ClientError(ClientError.INVALID_PRODUCER_EPOCH))
+
+    with pytest.raises(KafkaError, match=r"INVALID_PRODUCER_EPOCH"):
+        producer._call("cannot write", fenced)

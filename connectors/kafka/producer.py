@@ -165,7 +165,8 @@ class TransactionalProducer:
         except (kafka.KafkaException, SystemError) as error:
             # A fatal error sets its exception first, and the next delivery report then fails with a SystemError.
             cause = error.__cause__ if isinstance(error, SystemError) and error.__cause__ is not None else error
-            self._check()
+            if self._failures.first:  # a delivery report that was cut short by the error says nothing
+                self._check()
             raise client_error(what, cause, transaction=str(self.name)) from None
         self._check()
         return answer
