@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from ..connectors.database.modes import CommitPath, commit_path, key_columns, positive, write_mode
@@ -18,8 +19,7 @@ from ..connectors.sql.tables import TableName
 from ..connectors.sql.target import PREPARED, STAGED, Target
 from ..connectors.sql.url import Url
 from ..connectors.sql.writing import Writing
-from ..core.errors import ConfigurationError
-from .base import TwoPhaseCommitSink
+from .database import DatabaseSink, Way
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from sqlalchemy import URL
 
     from ..core.names import Scope
-    from ..core.transaction import AbortOutcome, CommitOutcome, Committable, ExternalState, WriteContext
+    from ..core.transaction import Committable, ExternalState, WriteContext
 
 _log = logging.getLogger("onceward.sql")
 
 
-class SqlAlchemySink(TwoPhaseCommitSink[Writing]):
+class SqlAlchemySink(DatabaseSink[Writing]):
     """Writes rows into one table; each epoch becomes visible at its commit, once.
 
     Args:
@@ -118,14 +118,12 @@ class SqlAlchemySink(TwoPhaseCommitSink[Writing]):
         what = f"{self.name!r}, table={str(self.target.table)!r}, mode={self.mode!r}{key}"
         return f"SqlAlchemySink({what}, url={str(self.target.url)!r})"
 
-    def validate_complete_mode(self) -> None:
-        """Complete mode fits an upsert only."""
-        if self.mode != "upsert":
-            raise ConfigurationError(
-                "output mode complete writes the whole result at each epoch, which would insert every row again: use "
-                "mode 'upsert' with a key",
-                sink=self.name,
-            )
+    def ways(self) -> Mapping[str, Way]:
+        """See DatabaseSink."""
+        return {
+            PREPARED: Way(partial(commit_prepared, self.target), partial(abort_prepared, self.target)),
+            STAGED: Way(partial(commit_staged, self.target), partial(abort_staged, self.target)),
+        }
 
     def validate(self, schema: pa.Schema) -> None:
         """Check connection, set-up, table, columns, key; create what is missing and was asked for."""
@@ -142,37 +140,6 @@ class SqlAlchemySink(TwoPhaseCommitSink[Writing]):
             self._path, why = choose_path(self.commit_mode, self.target, read_server(self.target))
             _log.info("sink %s commits through %s: %s", self.name, self._path, why)
         return (PreparedWriting if self._path is CommitPath.PREPARED else StagedWriting)(self.target, context)
-
-    def write(self, transaction: Writing, batch: pa.RecordBatch) -> None:
-        """Insert one batch, invisibly."""
-        transaction.write(batch)
-
-    def pre_commit(self, transaction: Writing) -> Committable:
-        """Prepare, or commit to the staging table."""
-        return transaction.pre_commit()
-
-    def discard(self, transaction: Writing) -> None:
-        """Roll back, or delete what was staged."""
-        transaction.discard()
-
-    def commit(self, committable: Committable) -> CommitOutcome:
-        """Commit one."""
-        return self.commit_many([committable])[0]
-
-    def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
-        """Commit several: prepared ones one by one on one connection, staged ones by one merge per epoch."""
-        outcomes: dict[str, CommitOutcome] = {}
-        for kind, commit in ((PREPARED, commit_prepared), (STAGED, commit_staged)):
-            chosen = [c for c in committables if self._kind(c) == kind]
-            if chosen:
-                answers = commit(self.target, chosen)
-                outcomes.update({c.transaction: answer for c, answer in zip(chosen, answers, strict=True)})
-        return [outcomes[c.transaction] for c in committables]
-
-    def abort(self, committable: Committable) -> AbortOutcome:
-        """Abort exactly this one."""
-        abort = abort_prepared if self._kind(committable) == PREPARED else abort_staged
-        return abort(self.target, committable)
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:
         """What is prepared in this database, or staged beside this ledger, under exactly these names."""
@@ -194,12 +161,3 @@ class SqlAlchemySink(TwoPhaseCommitSink[Writing]):
         """Prune the ledger now and then."""
         if ledger.prune_due(epoch) and epoch > self.ledger_epochs:
             ledger.prune(self.target, scope, epoch - self.ledger_epochs + 1)
-
-    def _kind(self, committable: Committable) -> str:
-        if committable.kind not in (PREPARED, STAGED) or committable.version != 1:
-            raise ConfigurationError(
-                f"a committable of kind {committable.kind}, version {committable.version} is not a SqlAlchemySink's",
-                sink=self.name,
-                transaction=committable.transaction,
-            )
-        return committable.kind
