@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from onceward.core import RestartStrategy
@@ -18,16 +19,14 @@ from onceward.core.errors import ConfigurationError, RetryableSinkError, SourceE
 from onceward.core.log.memory import MemoryStore
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable
 from onceward.sinks import DirectSink
-from onceward.sources import SequenceSource
+from onceward.sources import LiveSource, SequenceSource
 from onceward.testing.faults import Fault, Faults, Kind, delay, die_after, duplicate, fail, lose_answer
-from onceward.testing.wrappers import FaultyDirectSink, FaultySink, FaultySource, FaultyStore
+from onceward.testing.wrappers import FaultyDirectSink, FaultyLiveSource, FaultySink, FaultySource, FaultyStore
 
 from .engine_kit import Target, TargetSink, numbers, pipeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import pyarrow as pa
+    from collections.abc import Callable, Iterator
 
 
 class Shown(DirectSink[list[Any]]):
@@ -194,3 +193,29 @@ def test_a_direct_sink_writes_twice_what_a_network_repeats_and_loses_nothing():
     assert faults.left() == []
     assert set(target.counts("n")) == set(range(60))
     assert max(target.counts("n").values()) > 1
+
+
+class Radio(LiveSource):
+    """Three batches, heard once."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema({"n": pa.int64()})
+
+    @property
+    def bounded(self) -> bool:
+        return True
+
+    def listen(self, subtask: int, parallelism: int) -> Iterator[pa.RecordBatch | None]:  # noqa: ARG002 - signature
+        for n in range(3):
+            yield None
+            yield pa.RecordBatch.from_pydict({"n": [n]})
+
+
+def test_a_live_source_loses_what_does_not_arrive():
+    heard = FaultyLiveSource(Radio(), Faults(fail("arrival", nth=2))).listen(0, 1)
+    assert next(heard) is None
+    assert next(heard) == pa.RecordBatch.from_pydict({"n": [0]})
+    assert next(heard) is None
+    with pytest.raises(SourceError):
+        next(heard)

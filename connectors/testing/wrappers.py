@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, ExternalState
 from onceward.sinks.base import DirectSink, TwoPhaseCommitSink
-from onceward.sources.base import ResettableSource
 
-from .faults import InjectedSinkError, InjectedSourceError, InjectedStoreError, raising
+from .faults import InjectedSinkError, InjectedStoreError, raising
+from .faulty_sources import FaultyLiveSource, FaultySource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     import pyarrow as pa
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from onceward.core.names import Scope
     from onceward.core.transaction import Committable, WriteContext
     from onceward.sinks.base import Guarantee
-    from onceward.sources.base import Piece, Position, Split
 
     from .faults import Faults
 
+__all__ = ["FaultyDirectSink", "FaultyLiveSource", "FaultySink", "FaultySource", "FaultyStore"]
+
 _sink_fails = raising(InjectedSinkError)
-_source_fails = raising(InjectedSourceError)
 _store_fails = raising(InjectedStoreError)
 
 
@@ -169,84 +169,6 @@ class FaultyDirectSink(DirectSink[Any]):
 
     def _call(self, call: str, *arguments: Any, again: bool = True) -> Any:
         return self.faults.around(call, partial(getattr(self.sink, call), *arguments), _sink_fails, again=again)
-
-
-class FaultySource(ResettableSource):
-    """A ResettableSource with faults.
-
-    Args:
-        source: The source.
-        faults: What goes wrong; calls: start, end, latest, splits, read, piece (each part that a read delivers),
-            publish, validate.
-    """
-
-    def __init__(self, source: ResettableSource, faults: Faults) -> None:
-        self.source = source
-        self.faults = faults
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The source's."""
-        return self.source.schema
-
-    @property
-    def bounded(self) -> bool:
-        """The source's."""
-        return self.source.bounded
-
-    @property
-    def weakness(self) -> str:
-        """The source's."""
-        return self.source.weakness
-
-    def validate(self) -> None:
-        """See ResettableSource."""
-        self._call("validate")
-
-    def start(self) -> Position:
-        """See ResettableSource."""
-        return self._call("start")
-
-    def end(self) -> Position:
-        """See ResettableSource."""
-        return self._call("end")
-
-    def latest(self, position: Position, limit: int | None = None, until: Position | None = None) -> Position:
-        """See ResettableSource."""
-        return self._call("latest", position, limit, until)
-
-    def splits(self, start: Position, end: Position, parallelism: int = 1) -> Sequence[Split]:
-        """See ResettableSource."""
-        found: Sequence[Split] = self._call("splits", start, end, parallelism)
-        return found
-
-    def read(self, split: Split) -> Iterator[Piece]:
-        """See ResettableSource."""
-        for piece in self._call("read", split):
-            yield self.faults.around("piece", partial(_same, piece), _source_fails)
-
-    def advance(self, position: Position, split: Split, to: int) -> Position:
-        """See ResettableSource."""
-        return self.source.advance(position, split, to)
-
-    def share(self, subtask: int, parallelism: int) -> FaultySource:
-        """See ResettableSource."""
-        return FaultySource(self.source.share(subtask, parallelism), self.faults)
-
-    def merge(self, positions: Sequence[Position]) -> Position:
-        """See ResettableSource."""
-        return self.source.merge(positions)
-
-    def publish(self, position: Position) -> None:
-        """See ResettableSource."""
-        self._call("publish", position)
-
-    def _call(self, call: str, *arguments: Any) -> Any:
-        return self.faults.around(call, partial(getattr(self.source, call), *arguments), _source_fails)
-
-
-def _same(piece: Piece) -> Piece:
-    return piece
 
 
 class FaultyStore:
