@@ -185,7 +185,10 @@ class SourceConformance:
         self, source_subject: SourceSubject, tmp_path: Path, seed: int
     ) -> None:
         source_subject.append(list(range(400)))
-        faults = Faults(*(order(call, nth=seed + 1) for call in ("splits", "piece") for order in (fail, lose_answer)))
+        # Each leaves rows to read, so a next call is certain: both of "splits" strike, and one of "piece" at least.
+        splits = fail("splits", times=seed + 1), lose_answer("splits", nth=seed + 2)
+        pieces = fail("piece"), lose_answer("piece", nth=seed + 2)
+        faults = Faults(*splits, *pieces)
         left = [Step.PRE_COMMIT_AFTER, Step.ACKNOWLEDGED, Step.DECIDE_AFTER, Step.COMMIT_AFTER]
 
         def fails(step: Step) -> None:
