@@ -14,6 +14,8 @@ from rich.console import Console
 
 from ..core.errors import ConfigurationError, OncewardError
 from .dev_commands import app as dev_app
+from .operate.commands import app as txn_app
+from .operate.commands import checkpoints
 
 EXIT_FAILED, EXIT_MISUSED, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -24,7 +26,9 @@ app = typer.Typer(
     add_completion=False,
     help="Exactly-once sinks and sources for PySpark, by two-phase commit.",
 )
+app.add_typer(txn_app, name="txn")
 app.add_typer(dev_app, name="dev")
+app.command()(checkpoints)
 
 
 @app.command()

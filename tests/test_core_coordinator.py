@@ -321,8 +321,8 @@ class TestCommitting:
         assert (caught.value.sink, caught.value.epoch) == ("a", 0)
         view = read(bench.store)
         assert view.undone is not None
-        assert view.names(view.undone.committables[0].transaction)
-        assert not view.names("another")
+        assert view.named(view.undone.committables[0])
+        assert not view.named(msgspec.structs.replace(view.undone.committables[0], transaction="another"))
         with pytest.raises(EpochConflictError):
             coordinator.admit(1, about(1))
 

@@ -46,6 +46,17 @@ def lingering(client: TransactionCoordinatorClient, scope: Scope, topics: Collec
     return [committable for committable in committables if committable is not None]
 
 
+def open_names(client: TransactionCoordinatorClient) -> set[Scope]:
+    """Under which of onceward's names, of any pipeline, a transaction is open.
+
+    Raises:
+        KafkaError: Not every broker answered.
+    """
+    rows = client.list_transactions(["Ongoing"], prefix=f"{FORMAT}:")
+    names = (parse_pooled_name(row.transactional_id) for row in rows)
+    return {name.scope for name in names if name is not None}
+
+
 def _left_out(
     client: TransactionCoordinatorClient, described: Iterable[Description], topics: Collection[str]
 ) -> Iterable[Prepared]:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
-from ...core.names import FORMAT
+from ...core.names import FORMAT, parse_transaction_name
 from .failures import NO_SCHEMA, NO_TABLE
 from .target import make_committable, own_name
 
 if TYPE_CHECKING:
-    from ...core.names import TransactionName
+    from ...core.names import Scope, TransactionName
     from ...core.transaction import Committable
     from .connections import Connection
     from .ledger import Ledger
@@ -43,6 +43,16 @@ def staged_names(connection: Connection, ledger: Ledger, pipeline: str, sink: st
         raise
     pairs = [(own_name(gid, pipeline, sink), count) for gid, count in rows]
     return [(name, count) for name, count in pairs if name is not None]
+
+
+def open_names(connection: Connection, ledger: Ledger) -> set[Scope]:
+    """Under which of onceward's names, of any pipeline, something is prepared in this database or staged."""
+    prepared = "SELECT gid FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()"
+    gids = [gid for (gid,) in connection.execute(prepared)]
+    if ledger.exists(connection):
+        gids += [gid for (gid,) in connection.execute(ledger.query("SELECT gid FROM {schema}.staged"))]
+    names = (parse_transaction_name(gid) for gid in gids)
+    return {name.scope for name in names if name is not None}
 
 
 def list_lingering(connection: Connection, ledger: Ledger, pipeline: str, sink: str) -> list[Committable]:

@@ -94,13 +94,14 @@ class Exam:
     Args:
         subject: What is examined.
         pipeline: Its name; default: a new one.
+        store: Of its decision log; default: a new one in memory.
     """
 
-    def __init__(self, subject: Subject, pipeline: str | None = None) -> None:
+    def __init__(self, subject: Subject, pipeline: str | None = None, store: LogStore | None = None) -> None:
         self.subject = subject
         self.sink = subject.make()
         self.pipeline = pipeline or f"exam-{secrets.token_hex(4)}"
-        self.store: LogStore = MemoryStore()
+        self.store: LogStore = store or MemoryStore()
         self.first = secrets.randbelow(1 << 40) * 1000
         self.coordinator = self.start()
 

@@ -117,7 +117,7 @@ def _resolve(permit: CommitPermit, failures: Failures, writer: LogWriter, policy
         for committable, outcome in failures:
             why = f"{outcome.status}: {outcome.detail}; {committable.rows} rows"
             _log.error("skipping lost transaction %s of epoch %s: %s", committable.transaction, decision.epoch, why)
-            writer.resolve(decision.epoch, committable.transaction, action="skip", who="policy on_lost=skip", why=why)
+            writer.resolve(decision.epoch, committable.transaction, action="skip", who=policy.skipped_by, why=why)
         return True
     proven = [c for c, outcome in failures if outcome.status in PROVEN_NOT_COMMITTED]
     if policy.on_lost is OnLost.REPLAY and len(proven) == len(decision.committables):

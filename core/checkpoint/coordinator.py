@@ -213,8 +213,7 @@ class Coordinator:
             FencedError: Another writer took the slot; it sweeps.
             StoreError: No definite answer; nothing was aborted.
         """
-        named = {c.identity() for c in self.view.newest.committables} if self.view.newest is not None else set()
-        if any(c.identity() in named for c in committables):
+        if any(self.view.named(c) for c in committables):
             return False
         self.writer.bar()
         for committable in committables:

@@ -64,6 +64,7 @@ class CommitPolicy:
         monotonic: Seconds on a clock that never goes back; used for ages, never for a decision.
         token: Fresh random identity (16 hex digits).
         now: Wall-clock time as text, for people.
+        skipped_by: Who says that lost data may be skipped, for the audit record.
     """
 
     on_lost: OnLost = OnLost.FAIL
@@ -73,6 +74,7 @@ class CommitPolicy:
     monotonic: Callable[[], float] = time.monotonic
     token: Callable[[], str] = lambda: secrets.token_hex(8)
     now: Callable[[], str] = wall_clock_text
+    skipped_by: str = "policy on_lost=skip"
 
     def writer_clock(self) -> WriterClock:
         """What a log writer needs of it."""

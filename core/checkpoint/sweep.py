@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 from ..names import Scope
 from ..steps import Step, reach
-from ..transaction import ANY_EPOCH, AbortStatus, Committable, ExternalState
+from ..transaction import ANY_EPOCH, Committable, ExternalState
 from ..transaction.recovery import Action, LogState, action
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from ..log import LogView, LogWriter
     from .participant import Participant
@@ -51,15 +51,22 @@ def classify(committable: Committable, view: LogView, start: int) -> LogState:
     """What the log says of a listed transaction, to the writer whose START is at `start`."""
     if committable.log != view.log or committable.writer > start:
         return LogState.NO_START
-    if view.newest is not None and committable.identity() in {c.identity() for c in view.newest.committables}:
+    if view.named(committable):
         return LogState.DECIDED if view.undone is not None else LogState.COMPLETED
     if committable.writer == start and (committable.epoch == ANY_EPOCH or committable.epoch > view.decided):
         return LogState.NO_START
     return LogState.STARTED
 
 
-def sweep(writer: LogWriter, sinks: Iterable[Participant]) -> Swept:
+def sweep(
+    writer: LogWriter, sinks: Iterable[Participant], *, only: Collection[tuple[str, str, str]] | None = None
+) -> Swept:
     """Abort what lingers. Call it only while no subtask of this writer is at work (after START, between epochs).
+
+    Args:
+        writer: The newest writer.
+        sinks: Whose transactions.
+        only: Identities of those that are meant; None: all.
 
     Raises:
         FencedError: Never; a fenced sweeper just aborts nothing.
@@ -70,6 +77,7 @@ def sweep(writer: LogWriter, sinks: Iterable[Participant]) -> Swept:
     left: list[Committable] = []
     for sink in sinks:
         listed = list(sink.lingering(Scope(writer.pipeline, sink.name, writer.token.log)))
+        listed = [c for c in listed if only is None or c.identity() in only]
         if not listed:
             continue
         if not writer.still_newest():
@@ -89,7 +97,7 @@ def sweep(writer: LogWriter, sinks: Iterable[Participant]) -> Swept:
 def _abort(sink: Participant, committable: Committable) -> bool:
     reach(Step.SWEEP_ABORT_BEFORE)
     outcome = sink.abort(committable)
-    if outcome.status is AbortStatus.ABORTED:
+    if outcome.done:
         return True
     _log.warning("could not abort %s: %s, %s", committable.transaction, outcome.status, outcome.detail)
     return False

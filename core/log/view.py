@@ -15,6 +15,8 @@ from .permit import CommitPermit, _mint
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ..transaction.committable import Committable
+
 NONE = -1
 """No position, or no epoch."""
 
@@ -58,9 +60,18 @@ class LogView:
         """Permit for the decision that waits to be finished."""
         return _mint(self.undone) if self.undone is not None else None
 
-    def names(self, transaction: str) -> bool:
-        """Whether the newest decision names this transaction."""
-        return self.newest is not None and any(c.transaction == transaction for c in self.newest.committables)
+    def named(self, committable: Committable) -> Committable | None:
+        """The committable by which the newest decision names this transaction; None if it does not.
+
+        While the decision waits, the name alone counts: it is not used again before COMPLETED, and a target's listing
+        may know less of a handle than its writer did. Later the name may be in use again, so the handle counts too.
+        """
+        decided = self.newest.committables if self.newest is not None else ()
+        if self.undone is None:
+            same = committable.identity()
+            return next((c for c in decided if c.identity() == same), None)
+        name = (committable.sink, committable.transaction)
+        return next((c for c in decided if (c.sink, c.transaction) == name), None)
 
     def at(self, position: int) -> Entry | None:
         """The entry at a position, if it is there and not void."""

@@ -59,6 +59,11 @@ class AbortOutcome(msgspec.Struct, frozen=True):
     status: AbortStatus
     detail: str = ""
 
+    @property
+    def done(self) -> bool:
+        """Whether the transaction is gone."""
+        return self.status is AbortStatus.ABORTED
+
 
 class ExternalState(StrEnum):
     """What the external system says of a transaction."""
