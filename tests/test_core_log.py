@@ -16,6 +16,7 @@ from onceward.core.errors import (
 )
 from onceward.core.log import Completed, Decide, EpochInput, LogWriter, Start, Void, read
 from onceward.core.log.entries import Entry, encode, key_of
+from onceward.core.log.reader import audit_records
 from onceward.core.log.view import check_next, fold
 
 from .core_fakes import MemoryStore, answer_lost, not_written
@@ -213,6 +214,21 @@ class TestFencing:
                 call()
         assert not old.still_newest()
         assert new.still_newest()
+
+    def test_audit_records_outlive_every_pruning_by_whichever_writer(self):
+        store = MemoryStore()
+        writer = writer_on(store)
+        writer.start()
+        writer.decide(0, [], sinks=["a"], epoch_input=EpochInput(end=0))
+        writer.resolve(0, "t", action="skip", who="somebody", why="lost")
+        writer.complete(0)
+        run_epochs(writer, 1, 2, 3)
+        later = writer_on(store)
+        later.start()
+        run_epochs(later, 4, 5)
+        assert [(record.transaction, record.who) for record in audit_records(store)] == [("t", "somebody")]
+        assert read(store).completed == 5
+        assert len(store.entries) == 3  # the record, and the newest epoch's two
 
     def test_a_writer_is_still_the_newest_after_its_start_was_pruned(self):
         writer = writer_on(MemoryStore())

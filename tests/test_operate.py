@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.operate.epochs import epochs_of
+from onceward.connectors.operate.epochs import epochs_of, history
 from onceward.connectors.operate.logs import Log, open_log
 from onceward.connectors.operate.places import SinksPlace
 from onceward.connectors.operate.settle import abort_orphaned, abort_undecided, chosen, commit_decided
@@ -19,7 +19,7 @@ from onceward.core import CheckpointConfig, FileBackend
 from onceward.core.checkpoint import CommitPolicy, Swept
 from onceward.core.checkpoint.standing import Standing, advice, standing_of
 from onceward.core.errors import ConfigurationError, DataLossError, FencedError
-from onceward.core.log import Decide, DirectoryStore, LogView, LogWriter, Resolved
+from onceward.core.log import Decide, DirectoryStore, LogView, LogWriter
 from onceward.core.log.view import NONE
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import ANY_EPOCH, Committable, ExternalState
@@ -169,9 +169,9 @@ def test_lost_data_is_loud_and_skipping_it_goes_on_record(case: Case) -> None:
     with pytest.raises(DataLossError):
         commit_decided(case.log, [case.place])
     commit_decided(case.log, [case.place], skip_lost="the disk was replaced")
-    records = [entry for _, entry in case.log.view.positions if isinstance(entry, Resolved)]
-    assert [(r.transaction, r.action) for r in records] == [(committable.transaction, "skip")]
-    assert "the disk was replaced" in records[0].who
+    [given_up] = history(case.log).given_up
+    assert (given_up.transaction, given_up.action) == (committable.transaction, "skip")
+    assert "the disk was replaced" in given_up.who
     assert case.log.view.completed == 0
 
 
@@ -298,7 +298,8 @@ class TestCommands:
         case.exam.shows(case.exam.numbers())
         assert "nothing to commit" in case.run("commit", *store, "--yes").stdout
         rows = json.loads(onceward("checkpoints", *store, "--json", home=case.folder).stdout)
-        assert [(row["epoch"], row["rows"]) for row in rows] == [(0, 3)]
+        assert [(row["epoch"], row["rows"]) for row in rows["epochs"]] == [(0, 3)]
+        assert rows["given_up"] == []
 
     @pytest.mark.parametrize(
         ("arguments", "answer"),

@@ -153,10 +153,10 @@ def abort(
 
 
 def checkpoints(*, store: Store = None, pipeline: Pipeline = None, as_json: AsJson = False) -> None:
-    """List the epochs that a decision log still holds, and for the embedded engine the checkpoints to restore from."""
-    from .epochs import epochs_of  # noqa: PLC0415 - the embedded engine
+    """List the epochs that a decision log still holds, the engine's checkpoints, and what data was ever given up."""
+    from .epochs import history  # noqa: PLC0415 - the embedded engine
 
-    show.epochs(epochs_of(_one_log(store, pipeline)), as_json=as_json)
+    show.history(history(_one_log(store, pipeline)), as_json=as_json)
 
 
 def _logs(stores: list[str] | None, pipeline: str | None) -> list[Log]:

@@ -10,6 +10,7 @@ import msgspec
 from ...core.engine.retained import Reference
 from ...core.engine.state.storage import METADATA
 from ...core.log import Completed, Decide
+from ...core.log.reader import audit_records
 
 if TYPE_CHECKING:
     from .logs import Log
@@ -41,6 +42,46 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
     input: Any
     checkpoint: str | None
     retained: tuple[str, ...]
+
+
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """The audit record of a transaction that was given up, as `--json` shows it: RESOLVED of PROTOCOL.
+
+    Attributes:
+        epoch: Of the data.
+        transaction: Which.
+        action: What was done.
+        who: By whose word.
+        why: What the target had said.
+        at: When (UTC).
+    """
+
+    epoch: int
+    transaction: str
+    action: str
+    who: str
+    why: str
+    at: str
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """What a decision log tells of the past."""
+
+    epochs: list[Epoch]
+    given_up: list[Given]
+
+
+def history(log: Log) -> History:
+    """Epochs that the log still holds, and all that was ever given up.
+
+    Raises:
+        StoreError: The store did not answer.
+    """
+    records = audit_records(log.store)
+    given_up = [
+        Given(epoch=r.epoch, transaction=r.transaction, action=r.action, who=r.who, why=r.why, at=r.at) for r in records
+    ]
+    return History(epochs=epochs_of(log), given_up=given_up)
 
 
 def epochs_of(log: Log) -> list[Epoch]:

@@ -14,7 +14,7 @@ from ...core.checkpoint.standing import Standing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .epochs import Epoch
+    from .epochs import History
     from .survey import Found
 
 FENCES = "a run of this pipeline that is still alive would be fenced and stop"
@@ -59,11 +59,12 @@ def details(found: Sequence[Found], *, as_json: bool) -> None:
             console.print(f"{name:12} {'' if shown is None else shown}", markup=False)
 
 
-def epochs(listed: Sequence[Epoch], *, as_json: bool) -> None:
-    """Epochs, a row each, and below where the embedded engine's checkpoints are."""
+def history(told: History, *, as_json: bool) -> None:
+    """Epochs, a row each; below, where the embedded engine's checkpoints are, and what was given up."""
     if as_json:
-        _json(listed)
+        _json(told)
         return
+    listed = told.epochs
     rows = Table("epoch", "decided", "completed", "sinks", "transactions", "rows")
     for one in listed:
         waits = "waits for its commit"
@@ -74,7 +75,10 @@ def epochs(listed: Sequence[Epoch], *, as_json: bool) -> None:
     for one in listed:
         for folder in [*one.retained, *([one.checkpoint] if one.checkpoint else [])]:
             console.print(f"checkpoint {folder}", markup=False)
+    for given in told.given_up:
+        console.print(f"{given.action} {given.transaction} of epoch {given.epoch}, {given.at}", markup=False)
+        console.print(f"  by {given.who}: {given.why}", markup=False)
 
 
-def _json(listed: Sequence[Any]) -> None:
-    typer.echo(msgspec.json.format(msgspec.json.encode(list(listed))).decode())
+def _json(what: Any) -> None:
+    typer.echo(msgspec.json.format(msgspec.json.encode(what)).decode())

@@ -21,13 +21,14 @@ import msgspec
 
 from ..errors import DecisionInDoubtError, EpochConflictError, FencedError, ProtocolError, StoreError
 from ..steps import Step, reach
-from .entries import Completed, Decide, Entry, EpochInput, Resolved, Rewind, Start, Void, encode, key_of, position_of
+from .entries import Completed, Decide, Entry, EpochInput, Resolved, Rewind, Start, Void, encode, key_of
 from .permit import CommitPermit, _mint
+from .pruning import prune
 from .reader import read
 from .view import LogView, check_next
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ..transaction.committable import Committable
     from .store import LogStore
@@ -73,6 +74,7 @@ class LogWriter:
         self.view = LogView()
         self._pending: tuple[int, bytes] | None = None
         self._barring: tuple[WriterToken, bytes] | None = None
+        self._records: set[int] = set()
 
     def start(self) -> LogView:
         """Become the newest writer: put START behind the tail, and return what the log says.
@@ -156,9 +158,10 @@ class LogWriter:
         reach(Step.COMPLETE_BEFORE)
         newest = self.view.newest
         floor = newest.position if newest is not None else self.view.floor
+        before = dict(self.view.positions)
         self._append(Completed(**self._fields(), epoch=epoch, floor=floor))
         reach(Step.COMPLETE_AFTER)
-        self._prune(floor)
+        self._prune(floor, before)
 
     def rewind(self, epoch: int, why: str) -> None:
         """Record that the next decision is for `epoch` (NONE: for any), whatever was decided before."""
@@ -263,18 +266,8 @@ class LogWriter:
                     raise
                 attempt += 1
 
-    def _prune(self, floor: int) -> None:
-        """Delete what is below a durable floor, in ascending order; a failure only leaves more for the next time."""
-        try:
-            below = [key for key in self.store.list_keys() if (position_of(key) or 0) < floor]
-            for key in below:
-                if position_of(key) is None:
-                    continue
-                reach(Step.LOG_DELETE_BEFORE)
-                self.store.delete(key)
-                reach(Step.LOG_DELETE_AFTER)
-        except StoreError:
-            return
+    def _prune(self, floor: int, known: Mapping[int, Entry]) -> None:
+        prune(self.store, floor, known, self._records)
 
     def _start_entry(self, token: WriterToken) -> Start:
         """The START of a token that is this writer's once the put has won."""

@@ -110,7 +110,7 @@ def _look_without_floor(self: LogWriter, _position: int) -> None:
 
 def _complete_after_pruning(self: LogWriter, epoch: int) -> None:
     newest = self.view.newest
-    self._prune(newest.position if newest is not None else 0)
+    self._prune(newest.position if newest is not None else 0, {})
     _REAL_COMPLETE(self, epoch)
 
 

@@ -1,0 +1,159 @@
+"""A driver dies with SIGKILL, and an operator ends what it left in Kafka and PostgreSQL, from a shell alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from onceward.core.steps import Step
+from onceward.sinks import KafkaSink, PostgresSink
+
+from .kafka_kit import read_all, rows
+from .postgres_kit import expected, in_child, words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from onceward.connectors.dev import KafkaServer
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+
+EPOCH = """
+from onceward.core.checkpoint import Coordinator
+from onceward.core.log import DirectoryStore, EpochInput
+from onceward.core.steps import hooked, kill_at
+from onceward.core.transaction import Acknowledgement
+
+pipeline, checkpoint, batches, step = arguments
+coordinator = Coordinator(pipeline, DirectoryStore(checkpoint), [sink for sink, _ in batches])
+coordinator.open()
+about = EpochInput(query="q", end=0)
+coordinator.admit(0, about)
+committables = []
+for sink, batch in batches:
+    sink.validate(batch.schema)
+    transaction = sink.begin(coordinator.context(sink.name, 0, subtask=0))
+    sink.write(transaction, batch)
+    committables.append(sink.pre_commit(transaction))
+names = tuple(sink.name for sink, _ in batches)
+ack = Acknowledgement(epoch=0, subtask=0, attempt=0, sinks=names, committables=tuple(committables))
+if step:
+    with hooked(kill_at(step)):
+        coordinator.commit(0, [ack], about)
+coordinator.commit(0, [ack], about)
+"""
+
+
+class Job:
+    """A pipeline with a topic, a table for inserts and one for upserts."""
+
+    def __init__(self, servers: str, topic: str, dsn: str, folder: Path) -> None:
+        self.servers, self.topic, self.dsn, self.checkpoint = servers, topic, dsn, folder / "checkpoint"
+        self.pipeline = f"orders-{uuid.uuid4().hex[:8]}"
+        self.look = psycopg.connect(dsn, autocommit=True)
+        for table in ("inserted", "upserted"):
+            self.look.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, word text)")
+        self.batches = [
+            (KafkaSink("messages", bootstrap_servers=servers, topic=topic), rows("a", "b")),
+            (PostgresSink("inserts", dsn=dsn, table="inserted", commit="prepared"), words(1)),
+            (PostgresSink("upserts", dsn=dsn, table="upserted", key=["id"]), words(1)),
+        ]
+
+    def epoch(self, step: Step | None = None) -> None:
+        """In a process of its own, which dies at the step."""
+        in_child(EPOCH, self.pipeline, str(self.checkpoint), self.batches, str(step.value) if step else "")
+
+    def txn(self, *arguments: str, code: int = 0) -> str:
+        where = ("--bootstrap-servers", self.servers, "--dsn", self.dsn, "--pipeline", self.pipeline)
+        command = [sys.executable, "-c", MAIN, "txn", *arguments, *where]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == code, done.stderr
+        return done.stdout + done.stderr
+
+    def listed(self, *arguments: str) -> dict[str, Any]:
+        """By sink."""
+        return {one["sink"]: one for one in json.loads(self.txn("list", "--json", *arguments))}
+
+    @property
+    def known(self) -> tuple[str, str]:
+        return "--store", str(self.checkpoint)
+
+    def shown(self) -> tuple[list[bytes], list[Any], list[Any]]:
+        tables = [sorted(self.look.execute(f"SELECT * FROM {name}").fetchall()) for name in ("inserted", "upserted")]
+        return [m.value() for m in read_all(self.servers, self.topic)], tables[0], tables[1]
+
+
+MAIN = "from onceward.connectors.cli import main; main()"
+NOTHING: Any = ([], [], [])
+ALL = ([b"a", b"b"], expected(1), expected(1))
+
+
+@pytest.fixture
+def job(kafka: KafkaServer, topic: Callable[..., str], dsn: str, tmp_path: Path) -> Job:
+    return Job(kafka.bootstrap_servers, topic(), dsn, tmp_path)
+
+
+@pytest.mark.parametrize("step", [Step.DECIDE_AFTER, Step.COMMIT_AFTER, Step.COMPLETE_BEFORE])
+def test_what_was_decided_is_committed_from_a_shell_once(job: Job, step: Step) -> None:
+    job.epoch(step)
+    before = job.shown()
+    listed = job.listed(*job.known)
+    assert {one["standing"] for one in listed.values()} == {"decided"}
+    assert {sink: one["rows"] for sink, one in listed.items()} == {"messages": 2, "inserts": 3, "upserts": 3}
+    assert listed["messages"]["state"] == ("prepared" if step is Step.DECIDE_AFTER else "committed")
+    assert "would commit epoch 0" in job.txn("commit", *job.known)
+    assert job.shown() == before
+    assert "committed and completed" in job.txn("commit", "--yes", *job.known)
+    assert job.shown() == ALL
+    assert "nothing to commit" in job.txn("commit", "--yes", *job.known)
+    assert job.listed(*job.known) == {}
+
+
+def test_what_is_in_doubt_is_aborted_from_a_shell_and_the_next_run_writes_it_once(job: Job) -> None:
+    job.epoch(Step.ACKNOWLEDGED)
+    listed = job.listed(*job.known)
+    assert {sink: one["standing"] for sink, one in listed.items()} == dict.fromkeys(
+        ("messages", "inserts", "upserts"), "in doubt"
+    )
+    assert "would abort 3" in job.txn("abort", *job.known)
+    assert len(job.listed(*job.known)) == 3
+    one = listed["inserts"]["transaction"]
+    assert "aborted 1 of 1" in job.txn("abort", one, "--yes", *job.known)
+    assert {sink: one["standing"] for sink, one in job.listed(*job.known).items()} == {
+        "messages": "in doubt",  # a transactional id does not say which writer's it is
+        "upserts": "lingering",
+    }
+    assert "aborted 2 of 2" in job.txn("abort", "--yes", *job.known)
+    assert (job.listed(*job.known), job.shown()) == ({}, NOTHING)
+    job.epoch()
+    assert job.shown() == ALL
+
+
+def test_what_nobody_knows_any_more_is_found_by_its_name_and_ended(job: Job) -> None:
+    job.epoch(Step.ACKNOWLEDGED)
+    shutil.rmtree(job.checkpoint)
+    listed = job.listed()
+    assert {one["standing"] for one in listed.values()} == {"log not given"}
+    names = [one["transaction"] for one in listed.values()]
+    assert job.pipeline in job.txn("inspect", names[0])
+    assert "needs the names" in job.txn("abort", "--orphaned", "--yes", code=2)
+    assert "--store, once" in job.txn("abort", *names, "--yes", code=2)
+    assert len(job.listed()) == 3
+    assert "aborted 3 of 3" in job.txn("abort", *names, "--orphaned", "--yes")
+    assert (job.listed(), job.shown()) == ({}, NOTHING)
+
+
+def test_a_target_that_does_not_answer_is_one_message(job: Job) -> None:
+    job.epoch(Step.DECIDE_AFTER)
+    job.servers = "localhost:1"
+    told = job.txn("list", *job.known, code=1)
+    assert "Traceback" not in told
+    assert "localhost:1" in told
