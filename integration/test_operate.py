@@ -19,7 +19,7 @@ from .kafka_kit import read_all, rows
 from .postgres_kit import expected, in_child, words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from onceward.connectors.dev import KafkaServer
@@ -97,8 +97,10 @@ ALL = ([b"a", b"b"], expected(1), expected(1))
 
 
 @pytest.fixture
-def job(kafka: KafkaServer, topic: Callable[..., str], dsn: str, tmp_path: Path) -> Job:
-    return Job(kafka.bootstrap_servers, topic(), dsn, tmp_path)
+def job(kafka: KafkaServer, topic: Callable[..., str], dsn: str, tmp_path: Path) -> Iterator[Job]:
+    made = Job(kafka.bootstrap_servers, topic(), dsn, tmp_path)
+    with made.look:
+        yield made
 
 
 @pytest.mark.parametrize("step", [Step.DECIDE_AFTER, Step.COMMIT_AFTER, Step.COMPLETE_BEFORE])
