@@ -16,6 +16,7 @@ from ..core.errors import ConfigurationError, OncewardError
 from .dev_commands import app as dev_app
 from .operate.commands import app as txn_app
 from .operate.commands import checkpoints
+from .pairs import pairs
 
 EXIT_FAILED, EXIT_MISUSED, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -72,16 +73,14 @@ def doctor(
     from .doctor import examine  # noqa: PLC0415 - looks at extras
     from .doctor.commands import exit_code, show  # noqa: PLC0415
 
-    if any("=" not in pair for pair in kafka or []):
-        raise ConfigurationError(f"--kafka takes NAME=VALUE, not {kafka}")
+    settings = pairs("--kafka", kafka)
     if bootstrap_servers is None and (kafka or topic or pipeline is not None):
         raise ConfigurationError("--kafka, --topic and --pipeline need --bootstrap-servers")
     if not all(topic or []):
         raise ConfigurationError("--topic needs a name")
-    pairs = dict(pair.partition("=")[::2] for pair in kafka or [])
     findings = examine(
         bootstrap_servers=bootstrap_servers,
-        kafka_config=pairs,
+        kafka_config=settings,
         topics=topic or [],
         pipeline=pipeline,
         dsn=dsn,
@@ -108,7 +107,8 @@ def main() -> None:
     try:
         app()
     except OncewardError as error:
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        console = Console(stderr=True, emoji=False, markup=False, highlight=False, soft_wrap=True)
+        console.print(f"error: {error}", style="red")
         sys.exit(EXIT_MISUSED if isinstance(error, ConfigurationError) else EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

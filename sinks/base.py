@@ -130,6 +130,8 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
 
         Transactions of another decision log under the same names are listed too, with their own `log`: the
         coordinator reports them and leaves them alone. Fields that the target's names do not carry are ANY_EPOCH.
+        A handle may be poorer than pre_commit's: while a decision waits, a name alone tells its transactions, so no
+        name may be used again before its epoch is completed.
         """
 
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from ..core.names import Scope
 
+
 KIND: Final = "files"
 PENDING: Final = "_onceward"
 ROLL_BYTES: Final = 128 * 2**20
@@ -203,6 +204,8 @@ class FileSink(TwoPhaseCommitSink[Files]):
             return CommitOutcome(CommitStatus.RETRY_LATER, str(error))
         if all(self._final(committable, file).exists() for file in committable.handle["files"]):
             return CommitOutcome(CommitStatus.ALREADY_COMMITTED)
+        if wrong := FolderClaims(Path(self.directory) / PENDING).check_knows(committable):
+            return CommitOutcome(CommitStatus.UNKNOWN, wrong)
         return CommitOutcome(CommitStatus.LOST, f"{self._pending(committable)} is gone")
 
     def _rename(self, committable: Committable) -> CommitOutcome:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import ConfigurationError, EpochConflictError, RetryableSinkError
 from ..core.folders import make_folder, sync_folder
-from ..core.names import TransactionName, parse_transaction_name
+from ..core.names import Scope, TransactionName, parse_transaction_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ..core.names import Scope
+    from ..core.transaction import Committable
 
 
 def check_folder(sink: str, directory: str | Path) -> None:
@@ -91,6 +91,13 @@ class FolderClaims:
                 ) from None
         finally:
             written.unlink()
+
+    def check_knows(self, committable: Committable) -> str:
+        """What is wrong if nothing was ever written here under a committable's names and log; else nothing."""
+        scope = Scope(committable.pipeline, committable.sink, committable.log)
+        if self.known(scope) == committable.log:
+            return ""
+        return f"{self._folder} was never written to under this decision log: is it the right folder?"
 
     def known(self, scope: Scope) -> str | None:
         """The log behind these names, if one has claimed them."""

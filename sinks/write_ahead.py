@@ -179,6 +179,9 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
         """Some of it may have been delivered, if sending has begun: then writing it again would double that."""
         if self._path(committable, MARKS).exists():
             return CommitOutcome(CommitStatus.UNKNOWN, f"{why}; some of it may have been delivered")
+        here = self._path(committable, SEGMENT).exists()
+        if not here and (wrong := FolderClaims(Path(self.directory)).check_knows(committable)):
+            return CommitOutcome(CommitStatus.UNKNOWN, wrong)
         return CommitOutcome(CommitStatus.LOST, why)
 
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:

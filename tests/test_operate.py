@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from onceward.connectors.operate import show
 from onceward.connectors.operate.epochs import epochs_of, history
 from onceward.connectors.operate.logs import Log, open_log
 from onceward.connectors.operate.places import SinksPlace
@@ -20,6 +23,7 @@ from onceward.core.checkpoint import CommitPolicy, Swept
 from onceward.core.checkpoint.standing import Standing, advice, standing_of
 from onceward.core.errors import ConfigurationError, DataLossError, FencedError
 from onceward.core.log import Decide, DirectoryStore, LogView, LogWriter
+from onceward.core.log.records import audit_records
 from onceward.core.log.view import NONE
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import ANY_EPOCH, Committable, ExternalState
@@ -28,11 +32,11 @@ from onceward.sources import SequenceSource
 from onceward.testing.exam import Exam, Subject, numbered
 
 from .engine_kit import pipeline
-from .test_dev_commands import onceward
+from .test_dev_commands import SOURCE, onceward
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 JOBS = "from onceward.sinks import FileSink\nSINKS = [FileSink('files', {target!r}, format='jsonl')]\n"
 
@@ -76,7 +80,7 @@ class Case:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = ("txn", *arguments, "--sinks", "jobs:SINKS")
-        return onceward(*command, home=self.folder, PYTHONPATH=f"{Path.cwd() / 'src'}:{self.folder}")
+        return onceward(*command, home=self.folder, PYTHONPATH=f"{SOURCE}:{self.folder}")
 
 
 def names(swept: Swept) -> list[str]:
@@ -92,15 +96,15 @@ def test_what_is_decided_is_shown_and_committed_once_and_its_zombie_is_fenced(ca
     committable = case.exam.prepare()
     case.finish_until(Step.COMMIT_BEFORE, 0, committable)
     [found] = case.survey()
-    assert (found.standing, found.state, found.rows) == (Standing.DECIDED, ExternalState.PREPARED, 3)
+    assert (found.standing, found.held, found.committable.rows) == (Standing.DECIDED, True, 3)
     assert "txn commit" in found.next
     case.exam.shows([])
-    done = commit_decided(case.log, [case.place])
+    done = commit_decided(case.log, case.survey())
     assert done is not None
     assert done.epoch == 0
     case.exam.shows(case.exam.numbers())
     assert (case.survey(), case.log.view.completed) == ([], 0)
-    assert commit_decided(case.log, [case.place]) is None
+    assert commit_decided(case.log, case.survey()) is None
     with pytest.raises(FencedError):
         case.exam.coordinator.writer.complete(0)
 
@@ -109,7 +113,7 @@ def test_what_is_in_doubt_can_no_longer_be_decided_once_it_is_aborted(case: Case
     committable = case.exam.prepare()
     [found] = case.survey()
     assert (found.standing, found.held) == (Standing.IN_DOUBT, True)
-    assert names(abort_undecided(case.log, [case.place], [found])) == [committable.transaction]
+    assert names(abort_undecided(case.log, [found])) == [committable.transaction]
     with pytest.raises(FencedError):
         case.exam.finish(0, committable)
     assert case.log.view.decided == NONE
@@ -120,9 +124,9 @@ def test_what_was_decided_after_it_was_listed_is_not_aborted(case: Case) -> None
     committable = case.exam.prepare()
     found = case.survey()
     case.finish_until(Step.COMMIT_BEFORE, 0, committable)
-    swept = abort_undecided(case.log, [case.place], found)
+    swept = abort_undecided(case.log, found)
     assert swept.aborted == ()
-    commit_decided(case.log, [case.place])
+    commit_decided(case.log, case.survey())
     case.exam.shows(case.exam.numbers())
 
 
@@ -136,11 +140,11 @@ def test_only_what_is_named_is_aborted_and_what_is_decided_is_refused(case: Case
         chosen(found, [one.transaction], orphaned=True)
     with pytest.raises(ConfigurationError, match="is not open or prepared"):
         chosen(found, ["nothing"], orphaned=False)
-    swept = abort_undecided(case.log, [case.place], chosen(found, [one.transaction], orphaned=False))
+    swept = abort_undecided(case.log, chosen(found, [one.transaction], orphaned=False))
     assert names(swept) == [one.transaction]
-    left = {found.transaction: found.standing for found in case.survey()}
+    left = {found.name: found.standing for found in case.survey()}
     assert left == {decided.transaction: Standing.DECIDED, other.transaction: Standing.LINGERING}
-    assert [found.transaction for found in chosen(case.survey(), [], orphaned=False)] == [other.transaction]
+    assert [found.name for found in chosen(case.survey(), [], orphaned=False)] == [other.transaction]
 
 
 def test_another_logs_transactions_are_ended_only_by_name_and_word(case: Case) -> None:
@@ -154,8 +158,8 @@ def test_another_logs_transactions_are_ended_only_by_name_and_word(case: Case) -
         chosen([found], [other.transaction], orphaned=False)
     with pytest.raises(ConfigurationError, match="needs the names"):
         chosen([found], [], orphaned=True)
-    assert abort_undecided(case.log, [case.place], [found]).aborted == ()
-    [outcome] = abort_orphaned([case.place], chosen([found], [other.transaction], orphaned=True))
+    assert abort_undecided(case.log, [found]).aborted == ()
+    [outcome] = abort_orphaned(chosen([found], [other.transaction], orphaned=True))
     assert outcome.done
     assert case.survey() == []
 
@@ -167,11 +171,11 @@ def test_lost_data_is_loud_and_skipping_it_goes_on_record(case: Case) -> None:
     [found] = case.survey()
     assert (found.standing, found.held) == (Standing.DECIDED, False)
     with pytest.raises(DataLossError):
-        commit_decided(case.log, [case.place])
-    commit_decided(case.log, [case.place], skip_lost="the disk was replaced")
+        commit_decided(case.log, case.survey())
+    commit_decided(case.log, case.survey(), skip_lost="the disk was replaced")
     [given_up] = history(case.log).given_up
     assert (given_up.transaction, given_up.action) == (committable.transaction, "skip")
-    assert "the disk was replaced" in given_up.who
+    assert given_up.why.startswith("the disk was replaced; lost: ")
     assert case.log.view.completed == 0
 
 
@@ -179,11 +183,99 @@ def test_a_target_that_was_not_given_fences_nobody(case: Case) -> None:
     committable = case.exam.prepare()
     case.finish_until(Step.COMMIT_BEFORE, 0, committable)
     tail = case.log.view.tail
+    found = survey([case.log], [SinksPlace([], "none")])
+    assert [(one.place, one.state) for one in found] == [(None, ExternalState.UNKNOWN)]
     with pytest.raises(ConfigurationError, match=r"sink files.*--sinks"):
-        commit_decided(case.log, [SinksPlace([], "none")])
+        commit_decided(case.log, found)
     assert case.log.view.tail == tail
-    [found] = survey([case.log], [SinksPlace([], "none")])
-    assert (found.place, found.state) == ("not asked", ExternalState.UNKNOWN)
+
+
+def test_what_is_not_in_the_wrong_folder_is_not_given_up(case: Case) -> None:
+    """FileSink's paths are relative to where the operator happens to be."""
+    case.finish_until(Step.COMMIT_BEFORE, 0, case.exam.prepare())
+    wrong = SinksPlace([FileSink("files", case.folder / "wrong", format="jsonl")], "wrong")
+    with pytest.raises(DataLossError, match="is it the right folder"):
+        commit_decided(case.log, survey([case.log], [wrong]), skip_lost="so be it")
+    assert audit_records(case.log.store) == []
+    commit_decided(case.log, case.survey())
+    case.exam.shows(case.exam.numbers())
+
+
+class Telling(FileSink):
+    """A FileSink that can be asked."""
+
+    answer = ExternalState.UNKNOWN
+
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
+        return [self.answer for _ in committables]
+
+
+@pytest.mark.parametrize("answer", [ExternalState.UNKNOWN, ExternalState.ABORTED, ExternalState.EXPIRED])
+def test_a_target_that_knows_better_is_believed_before_anybody_is_fenced(case: Case, answer: ExternalState) -> None:
+    case.finish_until(Step.COMMIT_BEFORE, 0, case.exam.prepare())
+    elsewhere = Telling("files", case.folder / "wrong", format="jsonl")
+    elsewhere.answer = answer
+    tail = case.log.view.tail
+    with pytest.raises(ConfigurationError, match="Nothing was done"):
+        commit_decided(case.log, survey([case.log], [SinksPlace([elsewhere], "elsewhere")]))
+    assert case.log.view.tail == tail
+
+
+def test_what_somebody_else_voided_meanwhile_is_not_called_committed(case: Case) -> None:
+    case.finish_until(Step.COMMIT_BEFORE, 0, case.exam.prepare())
+    found = case.survey()
+    case.exam.coordinator.writer.void(0, ["proof"])
+    assert commit_decided(case.log, found) is None
+    assert epochs_of(case.log) == []
+    case.exam.shows([])
+
+
+def test_each_transaction_is_judged_by_its_own_log_of_those_given(case: Case) -> None:
+    case.finish_until(Step.COMMIT_BEFORE, 0, case.exam.prepare())
+    LogWriter(DirectoryStore(case.folder / "other"), "orders", CommitPolicy().writer_clock()).start()
+    logs = [case.log, open_log(str(case.folder / "other"))]
+    for given in (logs, logs[::-1]):
+        assert [one.standing for one in survey(given, [case.place])] == [Standing.DECIDED]
+
+
+def test_what_two_places_have_counts_once(case: Case) -> None:
+    case.exam.prepare()
+    assert len(survey([case.log], [case.place, SinksPlace([case.make()], "again")])) == 1
+
+
+def test_sinks_without_a_log_are_listed_by_their_pipelines_name(case: Case) -> None:
+    case.exam.prepare()
+    assert [one.standing for one in survey([], [case.place], "orders")] == [Standing.UNKNOWN]
+    assert survey([], [case.place], "orders-eu") == []
+    with pytest.raises(ConfigurationError, match="give --pipeline"):
+        survey([], [case.place])
+
+
+def test_what_the_target_has_ended_only_in_part_is_still_held(case: Case) -> None:
+    case.exam.prepare()
+    half = Telling("files", case.target, format="jsonl")
+    half.answer = ExternalState.EXPIRED
+    [found] = survey([case.log], [SinksPlace([half], "half")])
+    assert found.held
+    assert "txn abort" in found.next
+    assert len(abort_undecided(case.log, [found]).aborted) == 1
+
+
+def test_what_was_given_up_before_a_crash_says_so(case: Case) -> None:
+    lost = case.exam.prepare()
+    case.finish_until(Step.COMMIT_BEFORE, 0, lost)
+    case.make().abort(lost)
+
+    def die(at: Step) -> None:
+        if at is Step.COMPLETE_BEFORE:
+            raise DiedError
+
+    with hooked(die), pytest.raises(DiedError):
+        commit_decided(case.log, case.survey(), skip_lost="gone")
+    [found] = case.survey()
+    assert "given up" in found.next
+    commit_decided(case.log, case.survey())
+    assert [record.transaction for record in audit_records(case.log.store)] == [lost.transaction]
 
 
 def committable(**changes: Any) -> Committable:
@@ -247,9 +339,24 @@ class TestLogs:
         path = tmp_path / "log.db"
         with pytest.raises(ConfigurationError, match="--pipeline"):
             open_log(f"sqlite:///{path}")
-        with pytest.raises(ConfigurationError, match="no such file"):
+        with pytest.raises(ConfigurationError, match="has no decision log"):
             open_log(f"sqlite:///{path}", "orders")
         assert not path.exists()
+
+    def test_no_table_is_made_where_there_is_no_log(self, tmp_path: Path) -> None:
+        with closing(sqlite3.connect(tmp_path / "other.db")) as database:
+            database.execute("CREATE TABLE other (n int)")
+            with pytest.raises(ConfigurationError, match="has no decision log"):
+                open_log(f"sqlite:///{tmp_path}/other.db", "orders")
+            assert [name for (name,) in database.execute("SELECT name FROM sqlite_master")] == ["other"]
+
+    @pytest.mark.parametrize(
+        "url", ["postgresql+psycopg://u:s3cret@host:port/db", "postgresql+psycopg://u:s3[cret@h/db"]
+    )
+    def test_a_url_that_cannot_be_read_is_one_message_without_its_password(self, url: str) -> None:
+        with pytest.raises(ConfigurationError, match="not a usable") as told:
+            open_log(url, "orders")
+        assert "s3" not in str(told.value)
 
 
 def test_the_engines_checkpoints_are_listed_with_their_folders(tmp_path: Path) -> None:
@@ -294,7 +401,7 @@ class TestCommands:
         store = ("--store", str(case.checkpoint))
         assert "would commit epoch 0 of orders" in case.run("commit", *store).stdout
         case.exam.shows([])
-        assert "committed and completed" in case.run("commit", *store, "--yes").stdout
+        assert "1 transactions are committed" in case.run("commit", *store, "--yes").stdout
         case.exam.shows(case.exam.numbers())
         assert "nothing to commit" in case.run("commit", *store, "--yes").stdout
         rows = json.loads(onceward("checkpoints", *store, "--json", home=case.folder).stdout)
@@ -306,6 +413,9 @@ class TestCommands:
         [
             (["list"], "say where to look"),
             (["list", "--kafka", "a=b", "--sinks", "jobs:SINKS"], "--kafka needs --bootstrap-servers"),
+            (["list", "--bootstrap-servers", "x:1", "--kafka", "a=s3cret", "--kafka", "s3cret"], "number 2 of those"),
+            (["list", "--sinks", "ends:SINKS"], "cannot import ends:SINKS: SystemExit"),
+            (["commit", "--skip-lost", " ", "--sinks", "jobs:SINKS"], "needs a reason"),
             (["list", "--sinks", "nothing"], "takes module:name"),
             (["list", "--sinks", "no_such_module:SINKS"], "cannot import"),
             (["list", "--sinks", "json:dumps"], "cannot import"),
@@ -316,10 +426,25 @@ class TestCommands:
         ],
     )
     def test_a_mistake_is_one_message(self, tmp_path: Path, arguments: list[str], answer: str) -> None:
-        told = onceward("txn", *arguments, home=tmp_path, COLUMNS="200")
+        (tmp_path / "ends.py").write_text("raise SystemExit(0)")
+        told = onceward("txn", *arguments, home=tmp_path, PYTHONPATH=f"{SOURCE}:{tmp_path}")
         assert told.returncode == 2, told.stderr
         assert answer in told.stderr
         assert "Traceback" not in told.stderr
+        assert "s3cret" not in told.stderr
+
+    def test_a_name_is_printed_as_it_is(self, case: Case, capsys: pytest.CaptureFixture[str]) -> None:
+        """Console markup and emoji would change `:key:` and `:100:`."""
+        found = Found(
+            committable(sink="key", transaction="onceward:1:orders:key:0a0b0c0d:100:42:1:0:ab [red]"),
+            case.place,
+            Standing.IN_DOUBT,
+            ExternalState.PREPARED,
+            listed=True,
+        )
+        show.table([found])
+        show.details([found], as_json=False)
+        assert capsys.readouterr().out.count("onceward:1:orders:key:0a0b0c0d:100:42:1:0:ab [red]") == 3
 
 
 def test_a_driver_that_starts_meanwhile_wins(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,5 +460,6 @@ def test_a_driver_that_starts_meanwhile_wins(case: Case, monkeypatch: pytest.Mon
         return view
 
     monkeypatch.setattr(LogWriter, "start", overtaken)
-    assert abort_undecided(case.log, [case.place], found).aborted == ()
+    with pytest.raises(FencedError, match="nothing was aborted"):
+        abort_undecided(case.log, found)
     assert len(case.survey()) == 1

@@ -197,6 +197,8 @@ def test_an_aborted_segment_is_gone_and_one_whose_sending_began_is_not(tmp_path:
     sink = Mailbox(tmp_path)
     first, second = prepared(sink, range(4)), prepared(sink, range(4))
     assert sink.abort(first).status is AbortStatus.ABORTED
+    assert sink.commit(first).status is CommitStatus.UNKNOWN  # it may be another folder
+    sink.claim(Scope("p", "mail", "0123abcd"))
     assert sink.commit(first).status is CommitStatus.LOST
     crash_at(Step.MARK_AFTER, 1, sink, second)
     assert sink.abort(second).status is AbortStatus.COMMITTED

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...core.checkpoint.standing import Standing
 from ...core.errors import ConfigurationError
+from ...core.log.records import audit_records as records
+from ..pairs import pairs
 from . import show
 from .logs import Log, open_log
 from .settle import abort_orphaned, abort_undecided, chosen, commit_decided
@@ -67,7 +70,7 @@ def inspect(
 ) -> None:
     """Show all that is known of one transaction."""
     places = _places(bootstrap_servers, kafka, dsn, ledger_schema, sinks)
-    found = [one for one in survey(_logs(store, pipeline), places, pipeline) if one.transaction == transaction]
+    found = [one for one in survey(_logs(store, pipeline), places, pipeline) if one.name == transaction]
     if not found:
         raise ConfigurationError(f"{transaction} is neither held by any of the targets given nor waiting for a commit")
     show.details(found, as_json=as_json)
@@ -92,20 +95,31 @@ def commit(
 
     A run of the pipeline that is still alive is fenced by it and stops.
     """
+    if skip_lost is not None and not skip_lost.strip():
+        raise ConfigurationError("--skip-lost needs a reason: it goes on record")
     log = _one_log(store, pipeline)
     places = _places(bootstrap_servers, kafka, dsn, ledger_schema, sinks)
     decision = log.view.undone
     if decision is None:
         typer.echo(f"nothing to commit: no decision of pipeline {log.pipeline} waits")
         return
+    found = [one for one in survey([log], places, log.pipeline) if one.standing is Standing.DECIDED]
     if not yes:
-        found = survey([log], places, log.pipeline)
-        show.table([one for one in found if one.standing == "decided"])
+        show.table(found)
         typer.echo(f"would commit epoch {decision.epoch} of {log.pipeline}; {show.FENCES}. Say --yes to do it")
+        show.age(log)
         return
-    done = commit_decided(log, places, skip_lost=skip_lost)
-    epoch = decision.epoch if done is None else done.epoch
-    typer.echo(f"epoch {epoch} of {log.pipeline} is committed and completed")
+    typer.echo(f"committing epoch {decision.epoch} of {log.pipeline}, as its newest writer …", err=True)
+    before = len(records(log.store))
+    done = commit_decided(log, found, skip_lost=skip_lost)
+    if done is None:
+        typer.echo(f"nothing was left to commit: somebody else has ended epoch {decision.epoch} (`checkpoints`)")
+        return
+    given_up = len(records(log.store)) - before
+    typer.echo(
+        f"epoch {done.epoch} of {log.pipeline} is completed: {len(done.committables) - given_up} transactions are "
+        f"committed{f', {given_up} are given up, on record' if given_up else ''}"
+    )
 
 
 @app.command()
@@ -139,13 +153,15 @@ def abort(
     if not yes:
         show.table(meant)
         typer.echo(f"would abort {len(meant)}; {show.ORPHANS if orphaned else show.FENCES}. Say --yes to do it")
+        if log is not None:
+            show.age(log)
         return
     if orphaned or log is None:
-        ended = list(zip(meant, abort_orphaned(places, meant), strict=True))
-        left = [f"{one.transaction}: {outcome.status}, {outcome.detail}" for one, outcome in ended if not outcome.done]
+        outcomes = zip(meant, abort_orphaned(meant), strict=True)
+        left = [f"{one.name}: {outcome.status}, {outcome.detail}" for one, outcome in outcomes if not outcome.done]
     else:
-        aborted = {c.identity() for c in abort_undecided(log, places, meant).aborted}
-        left = [one.transaction for one in meant if one.committable.identity() not in aborted]
+        aborted = {c.identity() for c in abort_undecided(log, meant).aborted}
+        left = [one.name for one in meant if one.committable.identity() not in aborted]
     typer.echo(f"aborted {len(meant) - len(left)} of {len(meant)}")
     for words in left:
         typer.echo(f"not aborted: {words}", err=True)
@@ -174,14 +190,13 @@ def _places(
 ) -> list[Place]:
     from .places import KafkaPlace, PostgresPlace, SinksPlace  # noqa: PLC0415 - Arrow, and extras
 
-    if any("=" not in pair for pair in kafka or []):
-        raise ConfigurationError(f"--kafka takes NAME=VALUE, not {kafka}")
-    if (kafka and servers is None) or (schema is not None and dsn is None):
+    settings = pairs("--kafka", kafka)
+    if (settings and servers is None) or (schema is not None and dsn is None):
         raise ConfigurationError("--kafka needs --bootstrap-servers, and --ledger-schema needs --dsn")
     places: list[Place] = [] if sinks is None else [SinksPlace.load(sinks)]
     try:
         if servers is not None:
-            places.append(KafkaPlace(servers, dict(pair.partition("=")[::2] for pair in kafka or [])))
+            places.append(KafkaPlace(servers, settings))
         if dsn is not None:
             places.append(PostgresPlace(dsn, schema))
     except ModuleNotFoundError as error:

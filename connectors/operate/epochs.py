@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...core.engine.retained import Reference
-from ...core.engine.state.storage import METADATA
-from ...core.log import Completed, Decide
-from ...core.log.reader import audit_records
+from ...core.engine.retained import Reference, load
+from ...core.engine.state.storage import CheckpointStorage
+from ...core.errors import OncewardError
+from ...core.log import Completed, Decide, Void
+from ...core.log.records import audit_records
 
 if TYPE_CHECKING:
     from .logs import Log
@@ -86,28 +87,44 @@ def history(log: Log) -> History:
 
 def epochs_of(log: Log) -> list[Epoch]:
     """Oldest first. A log is pruned at each completion, so there are few."""
-    entries = [entry for _, entry in log.view.positions]
-    completed = {entry.epoch: entry.at for entry in entries if isinstance(entry, Completed)}
-    return [_epoch(log, entry, completed.get(entry.epoch)) for entry in entries if isinstance(entry, Decide)]
+    epochs: dict[int, Epoch] = {}
+    for _, entry in log.view.positions:
+        if isinstance(entry, Decide):
+            epochs[entry.epoch] = _epoch(log, entry)
+        elif isinstance(entry, Completed) and entry.epoch in epochs:
+            epochs[entry.epoch] = msgspec.structs.replace(epochs[entry.epoch], completed=entry.at)
+        elif isinstance(entry, Void):
+            epochs.pop(entry.epoch, None)
+    return list(epochs.values())
 
 
-def _epoch(log: Log, decision: Decide, completed: str | None) -> Epoch:
+def _epoch(log: Log, decision: Decide) -> Epoch:
     reference = Reference.of(decision.state)
     folder = reference.folder if reference is not None else None
     return Epoch(
         pipeline=log.pipeline,
         epoch=decision.epoch,
         decided=decision.at,
-        completed=completed,
+        completed=None,
         sinks=decision.sinks,
         transactions=len(decision.committables),
         rows=sum(committable.rows for committable in decision.committables),
         input=decision.input.end,
         checkpoint=folder,
-        retained=_beside(Path(folder)) if folder is not None else (),
+        retained=_retained(Path(folder), decision.epoch) if folder is not None else (),
     )
 
 
-def _beside(folder: Path) -> tuple[str, ...]:
-    others = (path.parent for path in folder.parent.glob(f"*/{METADATA}"))
-    return tuple(sorted(str(other) for other in others if other != folder))
+def _retained(folder: Path, epoch: int) -> tuple[str, ...]:
+    """Checkpoints beside it that are older: what is newer, and named by no decision, is a leaving."""
+    storage = CheckpointStorage(folder.parent)
+    older = []
+    for name in storage.checkpoints():
+        path = folder.parent / name
+        try:
+            metadata, _ = load(path)
+        except OncewardError:
+            continue  # it is not whole
+        if metadata.checkpoint < epoch and path != folder:
+            older.append(str(path))
+    return tuple(older)

@@ -9,31 +9,41 @@ from urllib.parse import unquote, urlsplit
 
 from ...core.errors import ConfigurationError
 from ...core.log import open_store, read
+from ...core.log.objects import CONDITIONAL_PUT
+from ...core.log.opening import IN_CHECKPOINT
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ...core.log import LogStore, LogView
 
-_INSIDE = "onceward"
-"""Folder of the log in a Spark checkpoint."""
+_FOLDERS = ("", "file")
 
 
 @dataclass(frozen=True)
 class Log:
-    """A decision log as it was when it was read.
+    """A decision log.
 
     Attributes:
         pipeline: Whose it is.
         store: Where it is.
-        view: What it said.
     """
 
     pipeline: str
     store: LogStore
-    view: LogView
+
+    @property
+    def view(self) -> LogView:
+        """What it says now.
+
+        Raises:
+            StoreError: The store did not answer.
+        """
+        return read(self.store)
 
 
 def open_log(url: str, pipeline: str | None = None) -> Log:
-    """Read a decision log; nothing is made or changed.
+    """Find a decision log; nothing is made or changed.
 
     Args:
         url: Of the store, as for open_store, or a Spark checkpoint folder.
@@ -44,32 +54,27 @@ def open_log(url: str, pipeline: str | None = None) -> Log:
         StoreError: The store did not answer.
         LogDamagedError: An entry is damaged or missing.
     """
-    parts = urlsplit(url)
-    if parts.scheme in ("", "file"):
-        store = open_store(f"{_folder(unquote(parts.path) if parts.scheme else url)}")
-    elif pipeline is None:
-        raise ConfigurationError(f"{parts.scheme}:// holds the logs of several pipelines: name one with --pipeline")
-    else:
-        store = _existing(url, pipeline)
-    view = read(store)
-    owner = next((entry.pipeline for _, entry in view.positions), None)
-    if owner is None:
-        raise ConfigurationError(f"{store.describe()} has no decision log{f' of {pipeline}' if pipeline else ''}")
-    if pipeline not in (None, owner):
-        raise ConfigurationError(f"the decision log in {store.describe()} belongs to {owner!r}, not to {pipeline!r}")
-    return Log(owner, store, view)
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError:
+        raise ConfigurationError("--store is not a usable URL: is a part of it not encoded?") from None
+    if pipeline is None and scheme not in _FOLDERS:
+        raise ConfigurationError(f"{scheme}:// holds the logs of several pipelines: name one with --pipeline")
+    where = ""
+    for store in _stores(url, scheme, pipeline or "any"):
+        where = where or store.describe()
+        owner = next((entry.pipeline for _, entry in read(store).positions), None)
+        if owner is not None and pipeline not in (None, owner):
+            raise ConfigurationError(f"the decision log in {where} belongs to {owner!r}, not to {pipeline!r}")
+        if owner is not None:
+            return Log(owner, store)
+    raise ConfigurationError(f"{where} has no decision log{f' of {pipeline}' if pipeline else ''}")
 
 
-def _folder(path: str) -> Path:
-    """Of a directory store, which opening would make if it was not there."""
-    folder = Path(path)
-    if not folder.is_dir():
-        raise ConfigurationError(f"no such folder: {folder}")
-    return folder / _INSIDE if (folder / _INSIDE).is_dir() else folder
-
-
-def _existing(url: str, pipeline: str) -> LogStore:
-    parts = urlsplit(url)
-    if parts.scheme.split("+")[0] == "sqlite" and not Path(parts.path.removeprefix("/")).exists():
-        raise ConfigurationError(f"no such file: {parts.path.removeprefix('/')}")
-    return open_store(url, pipeline=pipeline)
+def _stores(url: str, scheme: str, pipeline: str) -> Iterator[LogStore]:
+    """What is at the URL, and what is in it if that is a checkpoint."""
+    yield open_store(url, pipeline=pipeline, existing=True)
+    path, mark, query = url.partition("?")
+    inside = f"{path.rstrip('/')}/{IN_CHECKPOINT}"
+    if scheme in CONDITIONAL_PUT or (scheme in _FOLDERS and Path(unquote(urlsplit(inside).path)).is_dir()):
+        yield open_store(f"{inside}{mark}{query}", pipeline=pipeline, existing=True)

@@ -15,7 +15,7 @@ from ...core.errors import ConfigurationError
 from ...sinks.base import Sink, TwoPhaseCommitSink
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from ...core.checkpoint import Participant
     from ...sinks.postgres import PostgresSink
@@ -34,10 +34,11 @@ class Place(Protocol):
     title: str
     """For people."""
 
-    def names(self, pipelines: Iterable[str]) -> set[Names]:
-        """Under which names something is open or prepared; `pipelines` are those whose decision logs are known.
+    def names(self, pipelines: Collection[str]) -> set[Names]:
+        """Under which names something is open or prepared; `pipelines` are those that are asked for by name.
 
         Raises:
+            ConfigurationError: It can be searched by a pipeline's name only.
             SinkError: The target did not answer.
         """
         ...
@@ -61,12 +62,14 @@ class KafkaPlace:
 
     def __init__(self, bootstrap_servers: str, config: Mapping[str, str]) -> None:
         from ...connectors.kafka.settings import KafkaSettings  # noqa: PLC0415 - an extra
+        from ...sinks.kafka import KafkaSink  # noqa: PLC0415
 
+        self._make = KafkaSink
         self._settings = KafkaSettings(bootstrap_servers, config)
         self._how: dict[str, Any] = {"bootstrap_servers": bootstrap_servers, "config": config}
         self.title = f"Kafka at {bootstrap_servers}"
 
-    def names(self, pipelines: Iterable[str]) -> set[Names]:  # noqa: ARG002 - all that there are
+    def names(self, pipelines: Collection[str]) -> set[Names]:  # noqa: ARG002 - all that there are
         """See Place."""
         from ...connectors.kafka.claims import open_names  # noqa: PLC0415
         from ...connectors.kafka.cluster import cluster_of  # noqa: PLC0415
@@ -83,9 +86,7 @@ class KafkaPlace:
 
     def sink(self, name: str) -> Participant:
         """See Place."""
-        from ...sinks.kafka import KafkaSink  # noqa: PLC0415
-
-        return KafkaSink(name, **self._how)
+        return self._make(name, **self._how)
 
 
 class PostgresPlace:
@@ -98,13 +99,15 @@ class PostgresPlace:
 
     def __init__(self, dsn: str, ledger_schema: str | None) -> None:
         from ...connectors.postgres.dsn import Dsn  # noqa: PLC0415 - an extra
+        from ...sinks.postgres import PostgresSink  # noqa: PLC0415
 
+        self._make = PostgresSink
         self.title = f"PostgreSQL {Dsn(dsn)}"
         self._how: dict[str, Any] = {"dsn": dsn}
         if ledger_schema is not None:
             self._how["ledger_schema"] = ledger_schema
 
-    def names(self, pipelines: Iterable[str]) -> set[Names]:  # noqa: ARG002 - all that there are
+    def names(self, pipelines: Collection[str]) -> set[Names]:  # noqa: ARG002 - all that there are
         """See Place."""
         from ...connectors.postgres.connections import borrowed  # noqa: PLC0415
         from ...connectors.postgres.listing import open_names  # noqa: PLC0415
@@ -122,9 +125,7 @@ class PostgresPlace:
         return self._sink(name)
 
     def _sink(self, name: str) -> PostgresSink:
-        from ...sinks.postgres import PostgresSink  # noqa: PLC0415
-
-        return PostgresSink(name, table="any", **self._how)  # gid and staged row name what they are for
+        return self._make(name, table="any", **self._how)  # gid and staged row name what they are for
 
 
 class SinksPlace:
@@ -145,7 +146,7 @@ class SinksPlace:
 
         Args:
             reference: `module:name` of a sink, of several, or of a function that returns them; the module is looked for
-                in the current folder first.
+                in the current folder first, and it is run, as by any import.
 
         Raises:
             ConfigurationError: There is no such thing, it is none, or its import fails.
@@ -157,7 +158,7 @@ class SinksPlace:
         try:
             found = getattr(importlib.import_module(module_name), name)
             found = found() if callable(found) else found
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigurationError(f"cannot import {reference}: {type(error).__name__}: {error}") from error
         finally:
             sys.path.pop(0)
@@ -166,8 +167,10 @@ class SinksPlace:
             raise ConfigurationError(f"{reference} is neither a sink nor a list of sinks: {type(found).__name__}")
         return cls(sinks, f"sinks of {reference}")
 
-    def names(self, pipelines: Iterable[str]) -> set[Names]:
+    def names(self, pipelines: Collection[str]) -> set[Names]:
         """See Place: each sink lists by the pipeline's exact name."""
+        if not pipelines:
+            raise ConfigurationError("--sinks list by their pipeline's name: give --pipeline, or its --store")
         return {Names(pipeline, sink) for pipeline in pipelines for sink in self._sinks}
 
     def holds(self, kind: str, sink: str) -> bool:  # noqa: ARG002

@@ -10,14 +10,17 @@ from rich.console import Console
 from rich.table import Table
 
 from ...core.checkpoint.standing import Standing
+from ...core.transaction import ANY_EPOCH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .epochs import History
+    from .logs import Log
     from .survey import Found
 
 FENCES = "a run of this pipeline that is still alive would be fenced and stop"
+COPY = "if that is a copy of the log, and another one lives, stop here: its pipeline would lose what it decides"
 ORPHANS = "if their decision log does exist somewhere and has decided them, their rows are lost"
 
 _STYLE = {
@@ -33,30 +36,39 @@ _STYLE = {
 def table(found: Sequence[Found], *, as_json: bool = False) -> None:
     """Transactions: a line each with its name, which is not cut, and what is known of it below."""
     if as_json:
-        _json(found)
+        _json([one.as_json() for one in found])
         return
-    console = Console(soft_wrap=True, highlight=False)
+    console = _console()
     for one in found:
-        console.print(one.transaction, style="bold", markup=False)
-        known = [f"sink {one.sink} of {one.pipeline}"]
-        known += [f"epoch {one.epoch}, subtask {one.subtask}"] if one.epoch is not None else []
-        known += [f"{one.rows} rows"] if one.rows is not None else []
+        c = one.committable
+        known = [f"sink {c.sink} of {c.pipeline}"]
+        known += [f"epoch {c.epoch}, subtask {c.subtask}"] if c.epoch != ANY_EPOCH else []
+        known += [f"{c.rows} rows"] if c.rows else []
+        where = f"{one.state} in {one.place.title}" if one.place is not None else "in none of the targets given"
+        console.print(c.transaction, style="bold")
         console.print(f"  {one.standing}", style=_STYLE[one.standing], end="")
-        console.print(f"; {one.state} in {one.place}; {', '.join(known)}", markup=False)
-        console.print(f"  → {one.next}", markup=False)
+        console.print(f"; {where}; {', '.join(known)}")
+        console.print(f"  → {one.next}")
     console.print(f"{len(found)} transactions" if found else "nothing is open, prepared or waiting")
 
 
 def details(found: Sequence[Found], *, as_json: bool) -> None:
     """All that is known, the handle too."""
+    told = [msgspec.to_builtins(one.as_json()) for one in found]
     if as_json:
-        _json(found)
+        _json(told)
         return
-    console = Console(soft_wrap=True, highlight=False)
-    for one in found:
-        for name, value in msgspec.to_builtins(one).items():
+    console = _console()
+    for one in told:
+        for name, value in one.items():
             shown = msgspec.json.encode(value).decode() if isinstance(value, dict) else value
-            console.print(f"{name:12} {'' if shown is None else shown}", markup=False)
+            console.print(f"{name:12} {'' if shown is None else shown}")
+
+
+def age(log: Log) -> None:
+    """Of the log, by which an operator can tell a copy from what is alive."""
+    position, entry = log.view.positions[-1]
+    typer.echo(f"the newest entry of {log.store.describe()} is number {position}, of {entry.at}; {COPY}")
 
 
 def history(told: History, *, as_json: bool) -> None:
@@ -70,14 +82,19 @@ def history(told: History, *, as_json: bool) -> None:
         waits = "waits for its commit"
         numbers = str(one.transactions), str(one.rows)
         rows.add_row(str(one.epoch), one.decided, one.completed or waits, ", ".join(one.sinks), *numbers)
-    console = Console(soft_wrap=True, highlight=False)
+    console = _console()
     console.print(rows if listed else "the log holds no decided epoch")
     for one in listed:
         for folder in [*one.retained, *([one.checkpoint] if one.checkpoint else [])]:
-            console.print(f"checkpoint {folder}", markup=False)
+            console.print(f"checkpoint {folder}")
     for given in told.given_up:
-        console.print(f"{given.action} {given.transaction} of epoch {given.epoch}, {given.at}", markup=False)
-        console.print(f"  by {given.who}: {given.why}", markup=False)
+        console.print(f"{given.action} {given.transaction} of epoch {given.epoch}, {given.at}")
+        console.print(f"  by {given.who}: {given.why}")
+
+
+def _console() -> Console:
+    """Prints what it is given: in a name, `:key:` is no emoji and `[red]` no colour."""
+    return Console(soft_wrap=True, highlight=False, emoji=False, markup=False)
 
 
 def _json(what: Any) -> None:

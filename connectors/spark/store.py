@@ -7,9 +7,7 @@ from urllib.parse import urlsplit
 from ...core.errors import ConfigurationError
 from ...core.log import LogStore, open_store
 from ...core.log.objects import CONDITIONAL_PUT
-
-FOLDER = "onceward"
-"""Folder of the decision log inside a checkpoint, so that it is copied and moved with it."""
+from ...core.log.opening import IN_CHECKPOINT
 
 
 def default_store(checkpoint: str, pipeline: str) -> LogStore:
@@ -25,9 +23,7 @@ def default_store(checkpoint: str, pipeline: str) -> LogStore:
             "example store='postgresql+psycopg://user@host/db'"
         )
     path = checkpoint.removeprefix("file://") if scheme == "file" else checkpoint
-    return open_store(
-        f"{_single_slash(path)}/{FOLDER}" if scheme in ("", "file") else f"{path}/{FOLDER}", pipeline=pipeline
-    )
+    return open_store(f"{_single_slash(path) if scheme in ('', 'file') else path}/{IN_CHECKPOINT}", pipeline=pipeline)
 
 
 def _single_slash(path: str) -> str:

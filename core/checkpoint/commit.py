@@ -113,9 +113,10 @@ def _resolve(permit: CommitPermit, failures: Failures, writer: LogWriter, policy
     if not writer.still_newest():
         # A newer writer may have finished it and made the names ready again: then "unknown" means nothing here.
         raise FencedError("a newer writer finishes this epoch", pipeline=decision.pipeline, epoch=decision.epoch)
-    if policy.on_lost is OnLost.SKIP:
+    if policy.on_lost is OnLost.SKIP and all(outcome.status in policy.skips for _, outcome in failures):
         for committable, outcome in failures:
-            why = f"{outcome.status}: {outcome.detail}; {committable.rows} rows"
+            seen = f"{outcome.status}: {outcome.detail}; {committable.rows} rows"
+            why = f"{policy.skipped_why}; {seen}" if policy.skipped_why else seen
             _log.error("skipping lost transaction %s of epoch %s: %s", committable.transaction, decision.epoch, why)
             writer.resolve(decision.epoch, committable.transaction, action="skip", who=policy.skipped_by, why=why)
         return True

@@ -9,7 +9,8 @@ from collections.abc import Callable  # noqa: TC003 - a dataclass field's type
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ..log.writer import WriterClock, wall_clock_text
+from ..log.clock import WriterClock, wall_clock_text
+from ..transaction import CommitStatus
 
 
 class OnLost(StrEnum):
@@ -64,7 +65,9 @@ class CommitPolicy:
         monotonic: Seconds on a clock that never goes back; used for ages, never for a decision.
         token: Fresh random identity (16 hex digits).
         now: Wall-clock time as text, for people.
+        skips: Outcomes of a commit that on_lost=skip may skip.
         skipped_by: Who says that lost data may be skipped, for the audit record.
+        skipped_why: Why, likewise.
     """
 
     on_lost: OnLost = OnLost.FAIL
@@ -74,7 +77,9 @@ class CommitPolicy:
     monotonic: Callable[[], float] = time.monotonic
     token: Callable[[], str] = lambda: secrets.token_hex(8)
     now: Callable[[], str] = wall_clock_text
+    skips: frozenset[CommitStatus] = frozenset({CommitStatus.LOST, CommitStatus.FENCED, CommitStatus.UNKNOWN})
     skipped_by: str = "policy on_lost=skip"
+    skipped_why: str = ""
 
     def writer_clock(self) -> WriterClock:
         """What a log writer needs of it."""

@@ -1,5 +1,6 @@
 """The decision log: entries, stores, reading, and writing with fencing."""
 
+from .clock import WriterClock, wall_clock_text
 from .directory import DirectoryStore
 from .entries import Completed, Decide, Entry, EpochInput, Resolved, Rewind, Start, Void
 from .opening import open_store
@@ -7,7 +8,7 @@ from .permit import CommitPermit
 from .reader import read
 from .store import LogStore
 from .view import LogView, fold
-from .writer import LogWriter, WriterClock, WriterToken, wall_clock_text
+from .writer import LogWriter, WriterToken
 
 __all__ = [
     "CommitPermit",

@@ -38,12 +38,15 @@ class ObjectStore:
         prefix: Folder of this log in it.
         trusted: The caller knows that this file system's `pipe_file(mode="create")` is atomic, although it is not in
             CONDITIONAL_PUT (for example fsspec's `memory` inside one process).
+        probe: Try two concurrent puts; not needed for reading.
 
     Raises:
         ConfigurationError: The file system has no conditional put, or the probe shows that it does not work.
     """
 
-    def __init__(self, filesystem: AbstractFileSystem, prefix: str, *, trusted: bool = False) -> None:
+    def __init__(
+        self, filesystem: AbstractFileSystem, prefix: str, *, trusted: bool = False, probe: bool = True
+    ) -> None:
         self._fs = filesystem
         self.prefix = prefix.rstrip("/")
         protocols = {filesystem.protocol} if isinstance(filesystem.protocol, str) else set(filesystem.protocol)
@@ -52,7 +55,8 @@ class ObjectStore:
                 f"the file system {sorted(protocols)} has no conditional put, so two writers could both win a slot of "
                 f"the decision log. Use one of {sorted(CONDITIONAL_PUT)}, a shared directory, or a database"
             )
-        self._probe()
+        if probe:
+            self._probe()
 
     def _probe(self) -> None:
         key = f".probe-{secrets.token_hex(8)}"

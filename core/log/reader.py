@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import LogDamagedError
-from .entries import Completed, Entry, Resolved, decode, key_of, position_of
+from .entries import Completed, Entry, decode, key_of, position_of
 from .view import LogView, fold
 
 if TYPE_CHECKING:
@@ -40,29 +40,6 @@ def read(store: LogStore) -> LogView:
                 raise
             problem = damage.message
     raise LogDamagedError(f"the decision log in {store.describe()} has a gap: {problem}")
-
-
-def entry_at(store: LogStore, position: int) -> Entry | None:
-    """What is at a position, void or not; None if nothing is, or nothing that can be read.
-
-    Raises:
-        StoreError: The store did not answer.
-    """
-    data = store.get(key_of(position))
-    try:
-        return decode(data, position) if data is not None else None
-    except LogDamagedError:
-        return None
-
-
-def audit_records(store: LogStore) -> list[Resolved]:
-    """All RESOLVED entries, oldest first; they are never pruned.
-
-    Raises:
-        StoreError: The store did not answer.
-    """
-    entries = (entry_at(store, position) for position in _positions(store))
-    return [entry for entry in entries if isinstance(entry, Resolved)]
 
 
 def _positions(store: LogStore) -> list[int]:

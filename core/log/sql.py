@@ -6,6 +6,7 @@ SQLite is the embedded default; PostgreSQL serves several machines. On SQLite ev
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigurationError, StoreError
@@ -35,21 +36,37 @@ class SqlStore:
     Args:
         url: SQLAlchemy URL, for example `sqlite:////var/lib/log.db` or `postgresql+psycopg://user@host/db`.
         pipeline: Whose log; several pipelines share the table.
+        existing: Make nothing; what is not there is an error.
     """
 
-    def __init__(self, url: str, *, pipeline: str) -> None:
+    def __init__(self, url: str, *, pipeline: str, existing: bool = False) -> None:
         self.pipeline = check_pipeline_name(pipeline)
         try:
             self._engine = sa.create_engine(url, pool_pre_ping=True, isolation_level=_isolation(url))
         except (exc.ArgumentError, exc.NoSuchModuleError, ImportError) as error:
             raise ConfigurationError(f"not a usable database URL for a decision log: {error}") from error
+        except ValueError:  # of a part that is no number, which may be of a password
+            raise ConfigurationError("not a usable database URL for a decision log: is a part not encoded?") from None
         if self._engine.dialect.name == "sqlite":
             sa.event.listen(self._engine, "connect", _sync_every_commit)
+        if existing:
+            self._check_there()
+            return
         try:
             _TABLE.metadata.create_all(self._engine)
         except exc.SQLAlchemyError as error:
             if not self._has_table():  # else another process made it meanwhile
                 raise StoreError(f"cannot make the decision log's table in {self.describe()}: {error}") from error
+
+    def _check_there(self) -> None:
+        """Without making anything; SQLite would make the file."""
+        file = self._engine.url.database if self._engine.dialect.name == "sqlite" else None
+        try:
+            there = (file is None or Path(file).exists()) and sa.inspect(self._engine).has_table(_TABLE.name)
+        except exc.SQLAlchemyError as error:
+            raise StoreError(f"cannot look into {self.describe()}: {error}") from error
+        if not there:
+            raise ConfigurationError(f"{self.describe()} has no decision log")
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """See LogStore."""

@@ -18,7 +18,7 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class LogStore(Protocol):
-    """A flat folder of small values, for one pipeline. Keys are 20 digits."""
+    """A flat folder of small values, for one pipeline. Keys have 20 characters: digits, or "R" and digits."""
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Store `data` under `key` unless the key has a value; whether this call stored it.

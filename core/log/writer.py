@@ -13,24 +13,23 @@ the position after the tail, makes every older writer's next put fail at that in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ..errors import DecisionInDoubtError, EpochConflictError, FencedError, ProtocolError, StoreError
 from ..steps import Step, reach
-from .entries import Completed, Decide, Entry, EpochInput, Resolved, Rewind, Start, Void, encode, key_of
+from .entries import Completed, Decide, Entry, EpochInput, Resolved, Rewind, Start, Void, encode, key_of, position_of
 from .permit import CommitPermit, _mint
-from .pruning import prune
 from .reader import read
+from .records import record_key
 from .view import LogView, check_next
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from ..transaction.committable import Committable
+    from .clock import WriterClock
     from .store import LogStore
 
 
@@ -41,26 +40,6 @@ class WriterToken(msgspec.Struct, frozen=True):
     writer: str
     start: int
     last: int
-
-
-@dataclass(frozen=True)
-class WriterClock:
-    """The world as a log writer needs it; the simulator puts in its own.
-
-    Attributes:
-        token: Gives a fresh random identity (16 hex digits).
-        now: Gives the wall-clock time as text, for people only.
-        pause: Waits before the n-th (from 0) repetition of a put or of a start; False to give up.
-    """
-
-    token: Callable[[], str]
-    now: Callable[[], str]
-    pause: Callable[[int], bool]
-
-
-def wall_clock_text() -> str:
-    """The time now, in UTC, as ISO 8601."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 class LogWriter:
@@ -74,7 +53,6 @@ class LogWriter:
         self.view = LogView()
         self._pending: tuple[int, bytes] | None = None
         self._barring: tuple[WriterToken, bytes] | None = None
-        self._records: set[int] = set()
 
     def start(self) -> LogView:
         """Become the newest writer: put START behind the tail, and return what the log says.
@@ -91,7 +69,7 @@ class LogWriter:
             position = self.view.tail + 1
             log = self.view.log or self._clock.token()[:8]
             token = WriterToken(log, self.token.writer, position, position)
-            if self._offer(position, encode(self._start_entry(token))):
+            if self._offer(key_of(position), encode(self._start_entry(token))):
                 break
             if not self._clock.pause(attempt):
                 raise FencedError(f"{attempt + 1} other writers took the log while this one started", **self._who())
@@ -155,13 +133,13 @@ class LogWriter:
             FencedError: A newer writer has started (it finishes the decision itself).
             DecisionInDoubtError: The store did not answer.
         """
+        self._keep_records()
         reach(Step.COMPLETE_BEFORE)
         newest = self.view.newest
         floor = newest.position if newest is not None else self.view.floor
-        before = dict(self.view.positions)
         self._append(Completed(**self._fields(), epoch=epoch, floor=floor))
         reach(Step.COMPLETE_AFTER)
-        self._prune(floor, before)
+        self._prune(floor)
 
     def rewind(self, epoch: int, why: str) -> None:
         """Record that the next decision is for `epoch` (NONE: for any), whatever was decided before."""
@@ -189,7 +167,7 @@ class LogWriter:
             token = WriterToken(self.token.log, self._clock.token(), position, position)
             self._barring = token, encode(self._start_entry(token))
         token, data = self._barring
-        if not self._offer(position, data):
+        if not self._offer(key_of(position), data):
             raise self._fenced(f"entry {position} was there before")
         self.token, self._pending, self._barring = token, None, None  # the START took the slot of what was in doubt
         self._look_at_tail(position)
@@ -199,6 +177,19 @@ class LogWriter:
         self.view = read(self.store)
         mine = (self.token.log, self.token.writer, self.token.start)
         return (self.view.log, self.view.writer, self.view.start) == mine
+
+    def _keep_records(self) -> None:
+        """Audit records outlive their entries."""
+        try:
+            for _, entry in self.view.positions:
+                if isinstance(entry, Resolved):
+                    self._offer(record_key(entry.position), encode(entry))
+        except StoreError as error:
+            raise DecisionInDoubtError(
+                f"the audit record of a lost transaction could not be kept ({error}). The decision stands; a restart "
+                "goes on",
+                **self._who(),
+            ) from error
 
     def _check_owner(self) -> None:
         owner = next((entry.pipeline for _, entry in self.view.positions), self.pipeline)
@@ -217,7 +208,7 @@ class LogWriter:
             )
         self._pending = (position, data)
         try:
-            if not self._offer(position, data):
+            if not self._offer(key_of(position), data):
                 self._pending = None
                 raise self._fenced(f"entry {position} was written by another writer")
             self._look_at_tail(position)
@@ -230,22 +221,22 @@ class LogWriter:
         self._pending = None
         self.token = WriterToken(self.token.log, self.token.writer, self.token.start, position)
 
-    def _offer(self, position: int, data: bytes) -> bool:
+    def _offer(self, key: str, data: bytes) -> bool:
         """Offer the same bytes until the answer is definite: whether they are in the slot."""
         attempt = 0
         while True:
             try:
-                return self._put(position, data)
+                return self._put(key, data)
             except StoreError:
                 if not self._clock.pause(attempt):
                     raise
                 attempt += 1
 
-    def _put(self, position: int, data: bytes) -> bool:
+    def _put(self, key: str, data: bytes) -> bool:
         reach(Step.LOG_PUT_BEFORE)
-        won = self.store.put_if_absent(key_of(position), data)
+        won = self.store.put_if_absent(key, data)
         reach(Step.LOG_PUT_AFTER)
-        return won or self.store.get(key_of(position)) == data
+        return won or self.store.get(key) == data
 
     def _look_at_tail(self, position: int) -> None:
         self.view = self._read_until_definite()
@@ -266,8 +257,18 @@ class LogWriter:
                     raise
                 attempt += 1
 
-    def _prune(self, floor: int, known: Mapping[int, Entry]) -> None:
-        prune(self.store, floor, known, self._records)
+    def _prune(self, floor: int) -> None:
+        """Delete what is below a durable floor, in ascending order; a failure only leaves more for the next time."""
+        try:
+            below = [key for key in self.store.list_keys() if (position_of(key) or 0) < floor]
+            for key in below:
+                if position_of(key) is None:
+                    continue
+                reach(Step.LOG_DELETE_BEFORE)
+                self.store.delete(key)
+                reach(Step.LOG_DELETE_AFTER)
+        except StoreError:
+            return
 
     def _start_entry(self, token: WriterToken) -> Start:
         """The START of a token that is this writer's once the put has won."""

@@ -75,6 +75,7 @@ class DatabaseSink:
             subtask=context.subtask,
             attempt=context.attempt,
             transaction=str(name),
+            handle={"rows": len(session.txn.rows)} if self.kind == "staged" else {},  # no listing knows of it
             rows=len(session.txn.rows),
         )
         self.audit.on_prepared(committable.identity(), session.txn)

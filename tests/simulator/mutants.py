@@ -16,8 +16,8 @@ from unittest.mock import patch
 from onceward.connectors.kafka.handle import Handle, Prepared, listed_committable
 from onceward.core.checkpoint import Admission, Coordinator, commit, coordinator
 from onceward.core.errors import DecisionInDoubtError
-from onceward.core.log import LogWriter, WriterToken, reader, writer
-from onceward.core.log.entries import decode, key_of
+from onceward.core.log import LogView, LogWriter, WriterToken, reader, writer
+from onceward.core.log.entries import decode
 from onceward.core.names import Scope, parse_pooled_name
 from onceward.core.transaction import CommitOutcome, CommitStatus, Committable, WriteContext
 from onceward.sinks.kafka import KafkaTransaction
@@ -110,7 +110,7 @@ def _look_without_floor(self: LogWriter, _position: int) -> None:
 
 def _complete_after_pruning(self: LogWriter, epoch: int) -> None:
     newest = self.view.newest
-    self._prune(newest.position if newest is not None else 0, {})
+    self._prune(newest.position if newest is not None else 0)
     _REAL_COMPLETE(self, epoch)
 
 
@@ -120,10 +120,15 @@ def _fold_forgetting(entries: list[Any], floor: int = 0) -> Any:
     return view if there else replace(view, start=-1, writer="")
 
 
-def _put_judged_by_writer(self: LogWriter, position: int, data: bytes) -> bool:
-    won = self.store.put_if_absent(key_of(position), data)
-    there = self.store.get(key_of(position))
-    return won or (there is not None and decode(there, position).writer == self.token.writer)
+def _put_judged_by_writer(self: LogWriter, key: str, data: bytes) -> bool:
+    won = self.store.put_if_absent(key, data)
+    there = self.store.get(key)
+    return won or (there is not None and decode(there, int(key)).writer == self.token.writer)
+
+
+def _named_by_handle(self: LogView, committable: Committable) -> Committable | None:
+    decided = self.newest.committables if self.newest is not None else ()
+    return next((c for c in decided if c.identity() == committable.identity()), None)
 
 
 _REAL_DECIDE, _REAL_COMPLETE, _REAL_FOLD = LogWriter.decide, LogWriter.complete, reader.fold
@@ -428,6 +433,12 @@ MUTANTS: dict[str, Mutant] = {
         _laws("4"),
         patches=((LogWriter, "still_newest", lambda _: True),),
         narrow=crowded(K.TWIN, K.NAP, K.SWITCH, within=250, sinks=("kafka",)),
+    ),
+    "a listing that knows less is another transaction": Mutant(
+        "What a waiting decision names is looked for by whole handles, also in listings that do not have them.",
+        _laws("1", "4", "7", "8"),
+        patches=((LogView, "named", _named_by_handle),),
+        narrow=crowded(K.OPERATOR, K.CRASH, K.TARGET_FAULT, within=250, sinks=("staged",)),
     ),
     "abort() touches decided committables": Mutant(
         "abort() aborts what it is given, without a look at the log.",

@@ -46,7 +46,9 @@ class Kind(StrEnum):
     STALE_END = "stale end"
     """Somebody repeats a commit or an abort of a transaction that ended long ago."""
     ROLLBACK = "rollback"
-    """An operator aborts a transaction by hand."""
+    """Somebody aborts a transaction by hand, behind the pipeline's back."""
+    OPERATOR = "operator"
+    """An operator commits what is decided, or aborts what is not, by `onceward txn`, whoever is at work."""
     LOSE_LEADER = "lose leader"
     """A partition of the broker has no leader for a while."""
     RESTART_TARGET = "restart target"
@@ -78,6 +80,7 @@ _WEIGHTS: dict[Kind, int] = {
     Kind.EXPIRE: 1,
     Kind.STALE_END: 3,
     Kind.ROLLBACK: 1,
+    Kind.OPERATOR: 3,
     Kind.LOSE_LEADER: 3,
     Kind.RESTART_TARGET: 2,
 }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from onceward.core.checkpoint import Coordinator
-from onceward.core.errors import DataLossError
+from onceward.core.checkpoint import Coordinator, finish, sweep
+from onceward.core.errors import DataLossError, OncewardError
 from onceward.core.names import PooledName, Scope, TransactionName
 
 from .audit import PIPELINE, Audit, LogAudit, Txn
@@ -19,7 +19,7 @@ from .kafka_sink import KafkaLikeSink
 from .pipeline import Checkpoint, Cluster, Driver, TaskFailedError
 from .plan import Kind, Plan
 from .store import FakeStore
-from .world import Process, Task, Violation, World
+from .world import Killed, Process, Task, Violation, World
 
 if TYPE_CHECKING:
     from onceward.core.transaction import Committable
@@ -101,9 +101,11 @@ class Simulation:
             Kind.EXPIRE: self.broker.expire,
             Kind.STALE_END: self._stale_end,
             Kind.ROLLBACK: self._rollback,
+            Kind.OPERATOR: self._operator,
             Kind.LOSE_LEADER: self.broker.lose_leader,
             Kind.RESTART_TARGET: lambda _: self.database.restart(),
         }
+        self.operators: list[Task] = []
         self._strangers: list[Txn] = []
         self._add_strangers()
 
@@ -194,6 +196,9 @@ class Simulation:
         return known is None or known.txn is None or known.txn.state != "aborted"
 
     def _judge_all(self) -> None:
+        for task in self.operators:
+            if task.error is not None and not isinstance(task.error, (OncewardError, Killed)):
+                raise task.error
         for task, driver in self.drivers:
             if task.done and task.error is not None and not getattr(task, "judged", False):
                 task.judged = True  # type: ignore[attr-defined]
@@ -261,6 +266,24 @@ class Simulation:
     def _rollback(self, arg: int) -> None:
         self.broker.rollback(arg)
         self.database.rollback(arg)
+
+    def _operator(self, arg: int) -> None:
+        """As connectors/operate/settle.py: what is in doubt is aborted without finishing the decision first."""
+        if not self.drivers or len(self.operators) >= STARTS:
+            return
+        self.crowded = True
+        _, driver = self.drivers[-1]
+        coordinator = Coordinator("orders", self.store, self.sinks, driver._policy())
+
+        def txn() -> None:
+            permit = coordinator.writer.start().permit()
+            if arg % 2 == 0:
+                sweep(coordinator.writer, self.sinks)
+            elif permit is not None:
+                finish(permit, coordinator.writer, coordinator.sinks, coordinator.policy)
+
+        process = Process(self.world, f"operator {len(self.operators)}")
+        self.operators.append(self.world.start(process, "txn", txn, role="python"))
 
     # Who else lives here
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from onceward.core.errors import StoreError
+from onceward.core.log.entries import position_of
 
 if TYPE_CHECKING:
     from .audit import LogAudit
@@ -74,7 +75,8 @@ class FakeStore:
         if key in self._entries:
             return False
         self._entries[key] = data
-        self.audit.on_put(key, data)
+        if position_of(key) is not None:  # else an audit record
+            self.audit.on_put(key, data)
         return True
 
     def _delete(self, key: str) -> None:
