@@ -20,10 +20,18 @@ from typing import TYPE_CHECKING, Final, Self
 from ..connectors.options import Option, read_options
 from ..core.errors import ConfigurationError, RetryableSinkError, SchemaError
 from ..core.folders import make_folder, sync_folder
-from ..core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, WriteContext
+from ..core.transaction import (
+    AbortOutcome,
+    AbortStatus,
+    CommitOutcome,
+    CommitStatus,
+    Committable,
+    ExternalState,
+    WriteContext,
+)
 from .base import TwoPhaseCommitSink
 from .file_formats import FORMATS, OpenFile
-from .folders import FolderClaims, check_folder, name_in, sole
+from .folders import FolderClaims, check_folder, elsewhere, identity_of, name_in, sole
 from .partitions import folder_of, parts
 
 if TYPE_CHECKING:
@@ -187,7 +195,7 @@ class FileSink(TwoPhaseCommitSink[Files]):
     def pre_commit(self, transaction: Files) -> Committable:
         """Complete and sync the files."""
         transaction.finish()
-        handle = {"files": transaction.finished}
+        handle = {"files": transaction.finished, "folder": identity_of(Path(self.directory) / PENDING)}
         return Committable.named(KIND, transaction.name, handle=handle, rows=transaction.rows)
 
     def discard(self, transaction: Files) -> None:
@@ -204,8 +212,8 @@ class FileSink(TwoPhaseCommitSink[Files]):
             return CommitOutcome(CommitStatus.RETRY_LATER, str(error))
         if all(self._final(committable, file).exists() for file in committable.handle["files"]):
             return CommitOutcome(CommitStatus.ALREADY_COMMITTED)
-        if wrong := FolderClaims(Path(self.directory) / PENDING).check_knows(committable):
-            return CommitOutcome(CommitStatus.UNKNOWN, wrong)
+        if wrong := elsewhere(Path(self.directory) / PENDING, committable):
+            return CommitOutcome(CommitStatus.RETRY_LATER, wrong)
         return CommitOutcome(CommitStatus.LOST, f"{self._pending(committable)} is gone")
 
     def _rename(self, committable: Committable) -> CommitOutcome:
@@ -248,6 +256,19 @@ class FileSink(TwoPhaseCommitSink[Files]):
         folder = Path(self.directory) / PENDING
         names = [name_in(path.name, scope) for path in sorted(folder.iterdir())] if folder.is_dir() else []
         return [Committable.named(KIND, name) for name in names if name is not None]
+
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
+        """Look for the pending folder, then for the files."""
+        return [self._inspect(committable) for committable in committables]
+
+    def _inspect(self, committable: Committable) -> ExternalState:
+        files = committable.handle.get("files", ())
+        if self._pending(committable).exists():
+            return ExternalState.PREPARED
+        if files and all(self._final(committable, file).exists() for file in files):
+            return ExternalState.COMMITTED
+        wrong = elsewhere(Path(self.directory) / PENDING, committable)
+        return ExternalState.UNKNOWN if wrong or not files else ExternalState.ABORTED
 
     def claim(self, scope: Scope) -> None:
         """Note the decision log behind this pipeline's name in the folder.

@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import ConfigurationError, EpochConflictError, RetryableSinkError
 from ..core.folders import make_folder, sync_folder
-from ..core.names import Scope, TransactionName, parse_transaction_name
+from ..core.names import TransactionName, parse_transaction_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from ..core.names import Scope
     from ..core.transaction import Committable
+
+IDENTITY = ".identity"
+"""File with the identity of a folder."""
 
 
 def check_folder(sink: str, directory: str | Path) -> None:
@@ -54,6 +58,41 @@ def sole(path: Path) -> Iterator[bool]:
         os.close(handle)
 
 
+def identity_of(folder: Path) -> str:
+    """A folder's random identity, made and synced when it is first asked for: it is in what is prepared there."""
+    path = folder / IDENTITY
+    if not path.exists():
+        make_folder(folder)
+        put_once(path, secrets.token_hex(8))
+    return path.read_text()
+
+
+def elsewhere(folder: Path, committable: Committable) -> str:
+    """What is wrong if a committable was prepared in another folder (a wrong path, a disk that is not mounted)."""
+    prepared_in = committable.handle.get("folder")
+    path = folder / IDENTITY
+    if prepared_in is None or (path.exists() and path.read_text() == prepared_in):
+        return ""
+    return f"{folder} is not the folder that this was prepared in: is it the right one, and mounted?"
+
+
+def put_once(path: Path, text: str) -> bool:
+    """Write a file that nobody sees a part of, unless it is there; whether this call wrote it."""
+    written = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with written.open("x") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        os.link(written, path)  # of two at once, one wins
+        sync_folder(path.parent)
+    except FileExistsError:
+        return False
+    finally:
+        written.unlink()
+    return True
+
+
 class FolderClaims:
     """Which decision log stands behind each pipeline and sink that wrote into a folder.
 
@@ -72,32 +111,16 @@ class FolderClaims:
         """
         path = self._path(scope)
         make_folder(path.parent)
-        written = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        with written.open("x") as file:
-            file.write(scope.log)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(written, path)  # of two at once, one wins, and nobody sees a part of it
-            sync_folder(path.parent)
-        except FileExistsError:
-            known = path.read_text()
-            if known != scope.log:
-                raise EpochConflictError(
-                    f"{self._folder} knows this pipeline and sink from another decision log ({known}): its rows were "
-                    "written already. Bring the log back, give the pipeline another name, or rewind it",
-                    pipeline=scope.pipeline,
-                    sink=scope.sink,
-                ) from None
-        finally:
-            written.unlink()
-
-    def check_knows(self, committable: Committable) -> str:
-        """What is wrong if nothing was ever written here under a committable's names and log; else nothing."""
-        scope = Scope(committable.pipeline, committable.sink, committable.log)
-        if self.known(scope) == committable.log:
-            return ""
-        return f"{self._folder} was never written to under this decision log: is it the right folder?"
+        if put_once(path, scope.log):
+            return
+        known = path.read_text()
+        if known != scope.log:
+            raise EpochConflictError(
+                f"{self._folder} knows this pipeline and sink from another decision log ({known}): its rows were "
+                "written already. Bring the log back, give the pipeline another name, or rewind it",
+                pipeline=scope.pipeline,
+                sink=scope.sink,
+            )
 
     def known(self, scope: Scope) -> str | None:
         """The log behind these names, if one has claimed them."""

@@ -20,9 +20,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ..core.errors import ConfigurationError, DataLossError, RetryableSinkError
 from ..core.folders import sync_folder
 from ..core.steps import Step, reach
-from ..core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, WriteContext
+from ..core.transaction import (
+    AbortOutcome,
+    AbortStatus,
+    CommitOutcome,
+    CommitStatus,
+    Committable,
+    ExternalState,
+    WriteContext,
+)
 from .base import Guarantee, TwoPhaseCommitSink
-from .folders import FolderClaims, check_folder, name_in, sole
+from .folders import FolderClaims, check_folder, elsewhere, identity_of, name_in, sole
 from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, SegmentWriter, read_segment
 
 if TYPE_CHECKING:
@@ -150,6 +158,7 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
         """Make it durable."""
         name, writer = transaction
         handle = {"sha256": writer.finish(), "rows_per_send": self.rows_per_send, "pinned": self.pinned()}
+        handle["folder"] = identity_of(Path(self.directory))
         return Committable.named(KIND, name, handle=handle, rows=writer.rows)
 
     def discard(self, transaction: Segment) -> None:
@@ -179,9 +188,8 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
         """Some of it may have been delivered, if sending has begun: then writing it again would double that."""
         if self._path(committable, MARKS).exists():
             return CommitOutcome(CommitStatus.UNKNOWN, f"{why}; some of it may have been delivered")
-        here = self._path(committable, SEGMENT).exists()
-        if not here and (wrong := FolderClaims(Path(self.directory)).check_knows(committable)):
-            return CommitOutcome(CommitStatus.UNKNOWN, wrong)
+        if wrong := elsewhere(Path(self.directory), committable):
+            return CommitOutcome(CommitStatus.RETRY_LATER, wrong)
         return CommitOutcome(CommitStatus.LOST, why)
 
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
@@ -219,6 +227,18 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
         """Segments of exactly this pipeline and sink that are not sent."""
         files = self._files(scope, SEGMENT, PARTIAL)
         return [Committable.named(KIND, name) for path, name in files if not path.with_suffix(MARKS).exists()]
+
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
+        """Look for the segment, and for what says that it is sent."""
+        return [self._inspect(committable) for committable in committables]
+
+    def _inspect(self, committable: Committable) -> ExternalState:
+        if self._path(committable, DONE).exists():
+            return ExternalState.COMMITTED
+        if self._path(committable, SEGMENT).exists():
+            return ExternalState.PREPARED
+        wrong = elsewhere(Path(self.directory), committable) or self._path(committable, MARKS).exists()
+        return ExternalState.UNKNOWN if wrong or not committable.handle else ExternalState.ABORTED
 
     def claim(self, scope: Scope) -> None:
         """Note the decision log behind this pipeline's name in the folder.

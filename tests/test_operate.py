@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -13,15 +14,22 @@ import pyarrow as pa
 import pytest
 
 from onceward.connectors.operate import show
+from onceward.connectors.operate.advice import advice
 from onceward.connectors.operate.epochs import epochs_of, history
 from onceward.connectors.operate.logs import Log, open_log
 from onceward.connectors.operate.places import SinksPlace
-from onceward.connectors.operate.settle import abort_orphaned, abort_undecided, chosen, commit_decided
+from onceward.connectors.operate.settle import Committed, abort_orphaned, abort_undecided, chosen, commit_decided
 from onceward.connectors.operate.survey import Found, survey
 from onceward.core import CheckpointConfig, FileBackend
-from onceward.core.checkpoint import CommitPolicy, Swept
-from onceward.core.checkpoint.standing import Standing, advice, standing_of
-from onceward.core.errors import ConfigurationError, DataLossError, FencedError
+from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator, OnLost, Swept
+from onceward.core.checkpoint.standing import Standing, standing_of
+from onceward.core.errors import (
+    CommitPendingError,
+    ConfigurationError,
+    DataLossError,
+    EpochConflictError,
+    FencedError,
+)
 from onceward.core.log import Decide, DirectoryStore, LogView, LogWriter
 from onceward.core.log.records import audit_records
 from onceward.core.log.view import NONE
@@ -78,6 +86,11 @@ class Case:
     def survey(self) -> list[Found]:
         return survey([self.log], [self.place])
 
+    def commit(self, found: list[Found] | None = None, **how: Any) -> Committed | None:
+        decision = self.log.view.undone
+        assert decision is not None
+        return commit_decided(self.log, decision, self.survey() if found is None else found, **how)
+
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = ("txn", *arguments, "--sinks", "jobs:SINKS")
         return onceward(*command, home=self.folder, PYTHONPATH=f"{SOURCE}:{self.folder}")
@@ -99,12 +112,9 @@ def test_what_is_decided_is_shown_and_committed_once_and_its_zombie_is_fenced(ca
     assert (found.standing, found.held, found.committable.rows) == (Standing.DECIDED, True, 3)
     assert "txn commit" in found.next
     case.exam.shows([])
-    done = commit_decided(case.log, case.survey())
-    assert done is not None
-    assert done.epoch == 0
+    assert case.commit() == Committed(epoch=0, committed=1, given_up=0)
     case.exam.shows(case.exam.numbers())
     assert (case.survey(), case.log.view.completed) == ([], 0)
-    assert commit_decided(case.log, case.survey()) is None
     with pytest.raises(FencedError):
         case.exam.coordinator.writer.complete(0)
 
@@ -126,7 +136,7 @@ def test_what_was_decided_after_it_was_listed_is_not_aborted(case: Case) -> None
     case.finish_until(Step.COMMIT_BEFORE, 0, committable)
     swept = abort_undecided(case.log, found)
     assert swept.aborted == ()
-    commit_decided(case.log, case.survey())
+    case.commit()
     case.exam.shows(case.exam.numbers())
 
 
@@ -171,8 +181,8 @@ def test_lost_data_is_loud_and_skipping_it_goes_on_record(case: Case) -> None:
     [found] = case.survey()
     assert (found.standing, found.held) == (Standing.DECIDED, False)
     with pytest.raises(DataLossError):
-        commit_decided(case.log, case.survey())
-    commit_decided(case.log, case.survey(), skip_lost="the disk was replaced")
+        case.commit()
+    case.commit(skip_lost="the disk was replaced")
     [given_up] = history(case.log).given_up
     assert (given_up.transaction, given_up.action) == (committable.transaction, "skip")
     assert given_up.why.startswith("the disk was replaced; lost: ")
@@ -186,18 +196,35 @@ def test_a_target_that_was_not_given_fences_nobody(case: Case) -> None:
     found = survey([case.log], [SinksPlace([], "none")])
     assert [(one.place, one.state) for one in found] == [(None, ExternalState.UNKNOWN)]
     with pytest.raises(ConfigurationError, match=r"sink files.*--sinks"):
-        commit_decided(case.log, found)
+        case.commit(found)
     assert case.log.view.tail == tail
 
 
-def test_what_is_not_in_the_wrong_folder_is_not_given_up(case: Case) -> None:
-    """FileSink's paths are relative to where the operator happens to be."""
+def test_the_wrong_folder_is_told_before_anybody_is_fenced_and_gives_nothing_up(case: Case) -> None:
+    """FileSink's paths are relative to where the operator happens to be. The folder here was used before."""
+    case.exam.finish(0, case.exam.prepare())
+    older = case.target
+    case.target = case.folder / "moved"
+    case.exam.sink = case.make()
+    case.finish_until(Step.COMMIT_BEFORE, 1, case.exam.prepare(1))
+    tail = case.log.view.tail
+    wrong = SinksPlace([FileSink("files", older, format="jsonl")], "wrong")
+    for how in ({}, {"skip_lost": "so be it"}):
+        with pytest.raises(ConfigurationError, match="is it the right target"):
+            case.commit(survey([case.log], [wrong]), **how)
+    assert case.log.view.tail == tail
+    case.place = SinksPlace([case.make()], "right")
+    case.commit()
+    case.exam.shows(case.exam.numbers(1))
+
+
+def test_a_driver_that_skips_what_is_lost_does_not_skip_what_is_elsewhere(case: Case) -> None:
     case.finish_until(Step.COMMIT_BEFORE, 0, case.exam.prepare())
-    wrong = SinksPlace([FileSink("files", case.folder / "wrong", format="jsonl")], "wrong")
-    with pytest.raises(DataLossError, match="is it the right folder"):
-        commit_decided(case.log, survey([case.log], [wrong]), skip_lost="so be it")
-    assert audit_records(case.log.store) == []
-    commit_decided(case.log, case.survey())
+    quick = CommitPolicy(on_lost=OnLost.SKIP, commits=Backoff(attempts=0))
+    wrong = FileSink("files", case.folder / "wrong", format="jsonl")
+    with pytest.raises(CommitPendingError, match="is it the right one, and mounted"):
+        Coordinator("orders", case.log.store, [wrong], quick).open()
+    Coordinator("orders", case.log.store, [case.make()], quick).open()
     case.exam.shows(case.exam.numbers())
 
 
@@ -210,22 +237,53 @@ class Telling(FileSink):
         return [self.answer for _ in committables]
 
 
-@pytest.mark.parametrize("answer", [ExternalState.UNKNOWN, ExternalState.ABORTED, ExternalState.EXPIRED])
-def test_a_target_that_knows_better_is_believed_before_anybody_is_fenced(case: Case, answer: ExternalState) -> None:
+def test_a_sink_of_which_the_target_knows_a_part_is_committed_as_far_as_it_goes(case: Case) -> None:
+    lost, intact = case.exam.prepare(), case.exam.prepare(0, case.exam.numbers(5), subtask=1)
+    case.finish_until(Step.COMMIT_BEFORE, 0, lost, intact)
+    case.make().abort(lost)
+    with pytest.raises(DataLossError):
+        case.commit()
+    case.exam.shows(case.exam.numbers(5))
+    assert case.commit(skip_lost="gone") == Committed(epoch=0, committed=1, given_up=1)
+    case.exam.shows(case.exam.numbers(5))
+
+
+def test_what_the_operator_has_not_seen_is_not_decided_upon(case: Case) -> None:
     case.finish_until(Step.COMMIT_BEFORE, 0, case.exam.prepare())
-    elsewhere = Telling("files", case.folder / "wrong", format="jsonl")
-    elsewhere.answer = answer
+    seen, found = case.log.view.undone, case.survey()
+    assert seen is not None
+    case.exam.start()
+    case.finish_until(Step.COMMIT_BEFORE, 1, case.exam.prepare(1))
+    with pytest.raises(EpochConflictError, match="look again"):
+        commit_decided(case.log, seen, found, skip_lost="a word about epoch 0")
+    assert audit_records(case.log.store) == []
+    case.exam.start()
     tail = case.log.view.tail
-    with pytest.raises(ConfigurationError, match="Nothing was done"):
-        commit_decided(case.log, survey([case.log], [SinksPlace([elsewhere], "elsewhere")]))
+    assert commit_decided(case.log, seen, found) is None
     assert case.log.view.tail == tail
+    case.exam.shows(case.exam.numbers(0) + case.exam.numbers(1))
+
+
+def test_an_old_copy_of_the_log_ends_nothing_if_the_targets_show_it(case: Case) -> None:
+    case.exam.finish(0, case.exam.prepare())
+    shutil.copytree(case.checkpoint, case.folder / "copy")
+    case.exam.finish(1, case.exam.prepare(1))
+    case.finish_until(Step.COMMIT_BEFORE, 2, case.exam.prepare(2))
+    copy, place = open_log(str(case.folder / "copy")), case.place
+    [found] = survey([copy], [place])
+    assert found.standing is Standing.AHEAD
+    with pytest.raises(ConfigurationError, match="old copy"):
+        chosen([found], [], orphaned=False)
+    for logs in ([case.log, copy], [copy, case.log]):
+        assert [one.standing for one in survey(logs, [place])] == [Standing.DECIDED]
 
 
 def test_what_somebody_else_voided_meanwhile_is_not_called_committed(case: Case) -> None:
     case.finish_until(Step.COMMIT_BEFORE, 0, case.exam.prepare())
-    found = case.survey()
+    seen, found = case.log.view.undone, case.survey()
+    assert seen is not None
     case.exam.coordinator.writer.void(0, ["proof"])
-    assert commit_decided(case.log, found) is None
+    assert commit_decided(case.log, seen, found) is None
     assert epochs_of(case.log) == []
     case.exam.shows([])
 
@@ -271,10 +329,11 @@ def test_what_was_given_up_before_a_crash_says_so(case: Case) -> None:
             raise DiedError
 
     with hooked(die), pytest.raises(DiedError):
-        commit_decided(case.log, case.survey(), skip_lost="gone")
+        case.commit(skip_lost="gone")
     [found] = case.survey()
     assert "given up" in found.next
-    commit_decided(case.log, case.survey())
+    assert [given.transaction for given in history(case.log).given_up] == [lost.transaction]
+    assert case.commit() == Committed(epoch=0, committed=0, given_up=1)
     assert [record.transaction for record in audit_records(case.log.store)] == [lost.transaction]
 
 
@@ -295,6 +354,8 @@ def view(*, undone: bool, names: tuple[Committable, ...] = ()) -> LogView:
         ({}, Standing.IN_DOUBT),
         ({"writer": 5}, Standing.IN_DOUBT),
         ({"writer": ANY_EPOCH, "epoch": ANY_EPOCH}, Standing.IN_DOUBT),
+        ({"epoch": 3}, Standing.AHEAD),
+        ({"writer": 6}, Standing.AHEAD),
         ({"epoch": 1}, Standing.LINGERING),
         ({"writer": 3}, Standing.LINGERING),
         ({"log": "ffffffff"}, Standing.FOREIGN),

@@ -8,7 +8,6 @@ import typer
 
 from ...core.checkpoint.standing import Standing
 from ...core.errors import ConfigurationError
-from ...core.log.records import audit_records as records
 from ..pairs import pairs
 from . import show
 from .logs import Log, open_log
@@ -97,28 +96,26 @@ def commit(
     """
     if skip_lost is not None and not skip_lost.strip():
         raise ConfigurationError("--skip-lost needs a reason: it goes on record")
-    log = _one_log(store, pipeline)
+    log = _one_log(store, pipeline, writing=yes)
     places = _places(bootstrap_servers, kafka, dsn, ledger_schema, sinks)
     decision = log.view.undone
     if decision is None:
         typer.echo(f"nothing to commit: no decision of pipeline {log.pipeline} waits")
         return
-    found = [one for one in survey([log], places, log.pipeline) if one.standing is Standing.DECIDED]
+    found = survey([log], places, log.pipeline)
+    show.age(log)
     if not yes:
-        show.table(found)
+        show.table([one for one in found if one.standing is Standing.DECIDED])
         typer.echo(f"would commit epoch {decision.epoch} of {log.pipeline}; {show.FENCES}. Say --yes to do it")
-        show.age(log)
         return
     typer.echo(f"committing epoch {decision.epoch} of {log.pipeline}, as its newest writer …", err=True)
-    before = len(records(log.store))
-    done = commit_decided(log, found, skip_lost=skip_lost)
+    done = commit_decided(log, decision, found, skip_lost=skip_lost)
     if done is None:
         typer.echo(f"nothing was left to commit: somebody else has ended epoch {decision.epoch} (`checkpoints`)")
         return
-    given_up = len(records(log.store)) - before
+    given_up = f", {done.given_up} are given up, on record" if done.given_up else ""
     typer.echo(
-        f"epoch {done.epoch} of {log.pipeline} is completed: {len(done.committables) - given_up} transactions are "
-        f"committed{f', {given_up} are given up, on record' if given_up else ''}"
+        f"epoch {done.epoch} of {log.pipeline} is completed: {done.committed} transactions are committed{given_up}"
     )
 
 
@@ -143,18 +140,18 @@ def abort(
     A new writer is put into the decision log first, so that none of it can be decided any more: a run of the pipeline
     that is still alive is fenced by it and stops.
     """
-    log = None if orphaned and not store else _one_log(store, pipeline)
+    log = None if orphaned and not store else _one_log(store, pipeline, writing=yes)
     places = _places(bootstrap_servers, kafka, dsn, ledger_schema, sinks)
     mine = log.pipeline if log is not None else pipeline
     meant = chosen(survey([log] if log is not None else [], places, mine), transactions or [], orphaned=orphaned)
     if not meant:
         typer.echo("nothing to abort")
         return
+    if log is not None:
+        show.age(log)
     if not yes:
         show.table(meant)
         typer.echo(f"would abort {len(meant)}; {show.ORPHANS if orphaned else show.FENCES}. Say --yes to do it")
-        if log is not None:
-            show.age(log)
         return
     if orphaned or log is None:
         outcomes = zip(meant, abort_orphaned(meant), strict=True)
@@ -175,14 +172,14 @@ def checkpoints(*, store: Store = None, pipeline: Pipeline = None, as_json: AsJs
     show.history(history(_one_log(store, pipeline)), as_json=as_json)
 
 
-def _logs(stores: list[str] | None, pipeline: str | None) -> list[Log]:
-    return [open_log(url, pipeline) for url in stores or []]
+def _logs(stores: list[str] | None, pipeline: str | None, *, writing: bool = False) -> list[Log]:
+    return [open_log(url, pipeline, writing=writing) for url in stores or []]
 
 
-def _one_log(stores: list[str] | None, pipeline: str | None) -> Log:
+def _one_log(stores: list[str] | None, pipeline: str | None, *, writing: bool = False) -> Log:
     if len(stores or []) != 1:
         raise ConfigurationError("give the decision log's store, or the checkpoint folder, as --store, once")
-    return _logs(stores, pipeline)[0]
+    return _logs(stores, pipeline, writing=writing)[0]
 
 
 def _places(

@@ -10,7 +10,7 @@ import msgspec
 from ...core.engine.retained import Reference, load
 from ...core.engine.state.storage import CheckpointStorage
 from ...core.errors import OncewardError
-from ...core.log import Completed, Decide, Void
+from ...core.log import Completed, Decide, Resolved, Void
 from ...core.log.records import audit_records
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ def history(log: Log) -> History:
         StoreError: The store did not answer.
     """
     records = audit_records(log.store)
+    kept = {record.position for record in records}
+    records += [e for _, e in log.view.positions if isinstance(e, Resolved) and e.position not in kept]
     given_up = [
         Given(epoch=r.epoch, transaction=r.transaction, action=r.action, who=r.who, why=r.why, at=r.at) for r in records
     ]

@@ -42,12 +42,13 @@ class Log:
         return read(self.store)
 
 
-def open_log(url: str, pipeline: str | None = None) -> Log:
+def open_log(url: str, pipeline: str | None = None, *, writing: bool = False) -> Log:
     """Find a decision log; nothing is made or changed.
 
     Args:
         url: Of the store, as for open_store, or a Spark checkpoint folder.
         pipeline: Its name; a directory tells it by itself.
+        writing: It will be written to: an object store is probed first, as by open_store.
 
     Raises:
         ConfigurationError: There is no decision log, or it is another pipeline's.
@@ -61,20 +62,21 @@ def open_log(url: str, pipeline: str | None = None) -> Log:
     if pipeline is None and scheme not in _FOLDERS:
         raise ConfigurationError(f"{scheme}:// holds the logs of several pipelines: name one with --pipeline")
     where = ""
-    for store in _stores(url, scheme, pipeline or "any"):
+    for place in _places(url, scheme):
+        store = open_store(place, pipeline=pipeline or "any", existing=True)
         where = where or store.describe()
         owner = next((entry.pipeline for _, entry in read(store).positions), None)
         if owner is not None and pipeline not in (None, owner):
             raise ConfigurationError(f"the decision log in {where} belongs to {owner!r}, not to {pipeline!r}")
         if owner is not None:
-            return Log(owner, store)
+            return Log(owner, open_store(place, pipeline=owner) if writing else store)
     raise ConfigurationError(f"{where} has no decision log{f' of {pipeline}' if pipeline else ''}")
 
 
-def _stores(url: str, scheme: str, pipeline: str) -> Iterator[LogStore]:
-    """What is at the URL, and what is in it if that is a checkpoint."""
-    yield open_store(url, pipeline=pipeline, existing=True)
+def _places(url: str, scheme: str) -> Iterator[str]:
+    """The URL, and what is in it if that is a checkpoint."""
+    yield url
     path, mark, query = url.partition("?")
     inside = f"{path.rstrip('/')}/{IN_CHECKPOINT}"
     if scheme in CONDITIONAL_PUT or (scheme in _FOLDERS and Path(unquote(urlsplit(inside).path)).is_dir()):
-        yield open_store(f"{inside}{mark}{query}", pipeline=pipeline, existing=True)
+        yield f"{inside}{mark}{query}"

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ...core.errors import ConfigurationError
-from ...sinks.base import Sink, TwoPhaseCommitSink
+from ...sinks.base import DirectSink, Sink, TwoPhaseCommitSink
+from ...sinks.direct import DirectlyWritten
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -138,7 +139,14 @@ class SinksPlace:
 
     def __init__(self, sinks: Iterable[Sink], title: str) -> None:
         self.title = title
-        self._sinks = {sink.name: sink for sink in sinks if isinstance(sink, TwoPhaseCommitSink)}
+        self._sinks: dict[str, TwoPhaseCommitSink[Any]] = {}
+        for sink in sinks:
+            if sink.name in self._sinks:
+                raise ConfigurationError(f"{title}: two sinks are called {sink.name!r}")
+            if isinstance(sink, DirectSink):
+                self._sinks[sink.name] = DirectlyWritten(sink)
+            elif isinstance(sink, TwoPhaseCommitSink):
+                self._sinks[sink.name] = sink
 
     @classmethod
     def load(cls, reference: str) -> SinksPlace:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import getpass
 import os
 import socket
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ...core.checkpoint import Backoff, CommitPolicy, OnLost, finish, sweep
 from ...core.checkpoint.standing import Standing
-from ...core.errors import ConfigurationError, FencedError
+from ...core.errors import ConfigurationError, EpochConflictError, FencedError
 from ...core.log import LogWriter
 from ...core.transaction import ExternalState
 from ...core.transaction.recovery import PROVEN_NOT_COMMITTED
@@ -31,61 +32,112 @@ _WHY_NOT = {
     Standing.FOREIGN: "another decision log made it. If that log is gone for good, say --orphaned",
     Standing.UNKNOWN: "its decision log is not known: give it as --store. If it is gone for good, say --orphaned",
 }
-_GONE = frozenset({ExternalState.ABORTED, ExternalState.EXPIRED})
 _PATIENCE = Backoff(attempts=8)
 
 
-def commit_decided(log: Log, found: Sequence[Found], *, skip_lost: str | None = None) -> Decide | None:
-    """Become the newest writer and finish the decision; None if there was none left to finish.
+@dataclass(frozen=True)
+class Committed:
+    """What became of a decision.
+
+    Attributes:
+        epoch: Which.
+        committed: Transactions that show.
+        given_up: Transactions that were given up, now or before.
+    """
+
+    epoch: int
+    committed: int
+    given_up: int
+
+
+def commit_decided(
+    log: Log,
+    decision: Decide,
+    found: Sequence[Found],
+    *,
+    skip_lost: str | None = None,
+    policy: CommitPolicy | None = None,
+) -> Committed | None:
+    """Become the newest writer and finish a decision; None if somebody else has ended it.
 
     Args:
         log: The pipeline's decision log.
-        found: What it has decided, as the survey found it.
+        decision: The one that waits.
+        found: What the survey found since.
         skip_lost: Why the pipeline shall go on without what is proven not to be committed, now and for ever; None:
             that is an error.
+        policy: Clock and pauses.
 
     Raises:
-        ConfigurationError: A transaction is in none of the targets given, or not known there; nothing was done.
+        ConfigurationError: A transaction is in none of the targets given, or not known there, or the log is an old
+            copy; nothing was done.
+        EpochConflictError: Another decision waits now; it was not touched.
         CommitPendingError: A target did not answer in time; the decision stands.
-        DataLossError: A transaction can no longer be committed.
+        DataLossError: A transaction can no longer be committed; the others are.
         FencedError: Another writer has started at the same time.
         StoreError: The store did not answer.
     """
+    check_alive(found)
     decided = [one for one in found if one.standing is Standing.DECIDED]
     sinks = participants(decided)
-    _check_there([one for one in decided if not one.given_up], skip=skip_lost is not None)
-    policy = CommitPolicy(commits=_PATIENCE)
+    _check_known(decided)
+    _check_same(log, decision, log.view.undone)
+    if log.view.undone is None:
+        return None
+    policy = policy or CommitPolicy(commits=_PATIENCE)
     if skip_lost is not None:
-        policy = CommitPolicy(
-            commits=_PATIENCE,
-            on_lost=OnLost.SKIP,
-            skips=PROVEN_NOT_COMMITTED,
-            skipped_by=_who(),
-            skipped_why=skip_lost,
+        policy = replace(
+            policy, on_lost=OnLost.SKIP, skips=PROVEN_NOT_COMMITTED, skipped_by=_who(), skipped_why=skip_lost
         )
     writer = LogWriter(log.store, log.pipeline, policy.writer_clock())
     permit = writer.start().permit()
+    _check_same(log, decision, permit.decision if permit is not None else None)
     if permit is None:
         return None
-    if {c.sink for c in permit.decision.committables} - sinks.keys():
-        raise FencedError("another epoch was decided meanwhile: look again", pipeline=log.pipeline)
     finish(permit, writer, sinks, policy)
-    return permit.decision
+    given_up = sum(c.transaction in writer.view.skipped for c in decision.committables)
+    return Committed(decision.epoch, len(decision.committables) - given_up, given_up)
 
 
-def _check_there(decided: Sequence[Found], *, skip: bool) -> None:
-    """Who gives the wrong target is told before a run is fenced, and before rows that are elsewhere are given up."""
-    for one in decided:
-        title = one.place.title if one.place is not None else ""
-        if not one.listed and one.state is ExternalState.UNKNOWN and _can_tell(one):
+def check_alive(found: Sequence[Found]) -> None:
+    """Refuse a log that is an old copy, if the targets prove it.
+
+    Raises:
+        ConfigurationError: They do; nothing was done.
+    """
+    for one in found:
+        if one.standing is Standing.AHEAD:
             raise ConfigurationError(
-                f"{title} does not know {one.name}, which is decided: is it the right target? If it is, its trace has "
-                "expired, and only the pipeline itself can go on, with on_lost='skip'. Nothing was done"
+                f"the decision log given is an old copy: {one.name} was made under it later than its newest entry. "
+                "Give the living one. Nothing was done",
+                pipeline=one.committable.pipeline,
             )
-        if one.state in _GONE and not skip:
+
+
+def _check_same(log: Log, decision: Decide, waiting: Decide | None) -> None:
+    """What the operator has not seen is not decided upon."""
+    if waiting is not None and waiting.position != decision.position:
+        raise EpochConflictError(
+            f"epoch {decision.epoch} was ended by somebody else, and epoch {waiting.epoch} waits now: look again",
+            pipeline=log.pipeline,
+            epoch=waiting.epoch,
+        )
+
+
+def _check_known(decided: Sequence[Found]) -> None:
+    """Who gives the wrong target is told before a run is fenced.
+
+    Raises:
+        ConfigurationError: A target that can tell knows nothing of all that a sink has decided.
+    """
+    for sink in {one.committable.sink for one in decided}:
+        mine = [one for one in decided if one.committable.sink == sink and one.place is not None]
+        unknown = [one for one in mine if not one.listed and one.state is ExternalState.UNKNOWN and _can_tell(one)]
+        if unknown and len(unknown) == len(mine):
+            title = unknown[0].place.title if unknown[0].place is not None else ""
             raise ConfigurationError(
-                f"{title} has ended {one.name} otherwise ({one.state}), so its rows are lost there. To go on without "
-                "them: --skip-lost WHY. Nothing was done"
+                f"{title} does not know {unknown[0].name}, which is decided, or cannot tell now: is it the right "
+                "target? If it is, start the pipeline, which asks again. Nothing was done"
             )
 
 
@@ -96,7 +148,7 @@ def _can_tell(one: Found) -> bool:
     return type(one.place.sink(one.committable.sink)).inspect_many is not TwoPhaseCommitSink.inspect_many
 
 
-def abort_undecided(log: Log, found: Sequence[Found]) -> Swept:
+def abort_undecided(log: Log, found: Sequence[Found], *, policy: CommitPolicy | None = None) -> Swept:
     """Become the newest writer, so that none of these can be decided any more, and abort exactly these.
 
     What was decided, or ended, since they were found is left alone.
@@ -106,7 +158,7 @@ def abort_undecided(log: Log, found: Sequence[Found]) -> Swept:
         StoreError: The store did not answer; nothing was aborted.
     """
     sinks = {(one.place.title, one.committable.sink): one.place for one in found if one.place is not None}
-    writer = LogWriter(log.store, log.pipeline, CommitPolicy().writer_clock())
+    writer = LogWriter(log.store, log.pipeline, (policy or CommitPolicy()).writer_clock())
     writer.start()
     meant = {one.committable.identity() for one in found}
     swept = sweep(writer, [place.sink(sink) for (_, sink), place in sinks.items()], only=meant)
@@ -131,6 +183,7 @@ def chosen(found: Sequence[Found], names: Sequence[str], *, orphaned: bool) -> l
     Raises:
         ConfigurationError: A name is not there, or must not be aborted.
     """
+    check_alive(found)
     may = {Standing.FOREIGN, Standing.UNKNOWN} if orphaned else {Standing.IN_DOUBT, Standing.LINGERING}
     if not names:
         if orphaned:

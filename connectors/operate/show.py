@@ -29,6 +29,7 @@ _STYLE = {
     Standing.IN_DOUBT: "yellow",
     Standing.LINGERING: "cyan",
     Standing.FOREIGN: "magenta",
+    Standing.AHEAD: "red",
     Standing.UNKNOWN: "magenta",
 }
 
@@ -68,7 +69,7 @@ def details(found: Sequence[Found], *, as_json: bool) -> None:
 def age(log: Log) -> None:
     """Of the log, by which an operator can tell a copy from what is alive."""
     position, entry = log.view.positions[-1]
-    typer.echo(f"the newest entry of {log.store.describe()} is number {position}, of {entry.at}; {COPY}")
+    typer.echo(f"{log.store.describe()}: entry {position} of {entry.at} is the newest; {COPY}", err=True)
 
 
 def history(told: History, *, as_json: bool) -> None:

@@ -11,10 +11,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...core.checkpoint.standing import Standing, advice, standing_of
+from ...core.checkpoint.standing import Standing, standing_of
 from ...core.errors import ConfigurationError
 from ...core.names import Scope
 from ...core.transaction import ANY_EPOCH, Committable, ExternalState
+from .advice import advice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -116,10 +117,19 @@ def survey(logs: Sequence[Log], places: Sequence[Place], pipeline: str | None = 
     for place in places:
         for found in _listed(place, known, pipeline):
             seen.setdefault((found.committable.pipeline, *found.committable.identity()), found)
-    views = [(log.pipeline, log.view) for log in logs if pipeline in (None, log.pipeline)]
+    views = _newest([(log.pipeline, log.view) for log in logs if pipeline in (None, log.pipeline)])
     names = {_name(found.committable) for found in seen.values()}
     waiting = [found for _, view in views for found in _waiting(view, places, names)]
     return [_found(found, views) for found in [*seen.values(), *waiting]]
+
+
+def _newest(views: Iterable[tuple[str, LogView]]) -> list[tuple[str, LogView]]:
+    """Of copies of one log, the one that is furthest."""
+    newest: dict[str, tuple[str, LogView]] = {}
+    for pipeline, view in views:
+        if view.log not in newest or newest[view.log][1].tail < view.tail:
+            newest[view.log] = pipeline, view
+    return list(newest.values())
 
 
 def participants(found: Iterable[Found]) -> Mapping[str, Participant]:

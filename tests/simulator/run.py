@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from onceward.core.checkpoint import Coordinator, finish, sweep
+from onceward.connectors.operate.logs import Log
+from onceward.connectors.operate.places import Names
+from onceward.connectors.operate.settle import abort_undecided, chosen, commit_decided
+from onceward.connectors.operate.survey import survey
+from onceward.core.checkpoint import Coordinator, OnLost
 from onceward.core.errors import DataLossError, OncewardError
 from onceward.core.names import PooledName, Scope, TransactionName
 
@@ -22,6 +26,8 @@ from .store import FakeStore
 from .world import Killed, Process, Task, Violation, World
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
     from onceward.core.transaction import Committable
 
 STARTS = 8
@@ -43,6 +49,31 @@ class Outcome:
     stopped: bool
     """Whether the pipeline stopped with a DataLossError, as it must after some disturbances."""
     trace: list[str] = field(default_factory=list)
+
+
+class Here:
+    """The targets, to an operator.
+
+    Args:
+        sinks: As the pipeline has them.
+    """
+
+    title = "here"
+
+    def __init__(self, sinks: Sequence[Any]) -> None:
+        self._sinks = {sink.name: sink for sink in sinks}
+
+    def names(self, pipelines: Collection[str]) -> set[Names]:
+        """See Place."""
+        return {Names(pipeline, sink) for pipeline in pipelines for sink in self._sinks}
+
+    def holds(self, kind: str, sink: str) -> bool:  # noqa: ARG002
+        """See Place."""
+        return sink in self._sinks
+
+    def sink(self, name: str) -> Any:
+        """See Place."""
+        return self._sinks[name]
 
 
 @dataclass(frozen=True)
@@ -268,19 +299,21 @@ class Simulation:
         self.database.rollback(arg)
 
     def _operator(self, arg: int) -> None:
-        """As connectors/operate/settle.py: what is in doubt is aborted without finishing the decision first."""
+        """`onceward txn commit`, with or without `--skip-lost`, or `txn abort`."""
         if not self.drivers or len(self.operators) >= STARTS:
             return
         self.crowded = True
-        _, driver = self.drivers[-1]
-        coordinator = Coordinator("orders", self.store, self.sinks, driver._policy())
+        policy = self.drivers[-1][1]._policy()
+        skip = "so be it" if self.config.on_lost == "skip" else None
+        log, place = Log(PIPELINE, self.store), Here(self.sinks)
 
         def txn() -> None:
-            permit = coordinator.writer.start().permit()
+            decision = log.view.undone
+            found = survey([log], [place])
             if arg % 2 == 0:
-                sweep(coordinator.writer, self.sinks)
-            elif permit is not None:
-                finish(permit, coordinator.writer, coordinator.sinks, coordinator.policy)
+                abort_undecided(log, chosen(found, [], orphaned=False), policy=policy)
+            elif decision is not None:
+                commit_decided(log, decision, found, skip_lost=skip, policy=replace(policy, on_lost=OnLost.FAIL))
 
         process = Process(self.world, f"operator {len(self.operators)}")
         self.operators.append(self.world.start(process, "txn", txn, role="python"))
