@@ -45,7 +45,7 @@ class Slow(Paced):
 
 def main(folder: str) -> None:
     """Run it."""
-    first, second = Paced(numbers(1, 2, 3, 5, 4)), Slow(numbers(7, 8))
+    first, second = Paced(numbers(1, 2, 3, 5, 4, 6)), Slow(numbers(7, 8))
     pipeline = Pipeline("two-sources", store=open_store(f"{folder}/log"), backend=MemoryBackend())
     one, two = pipeline.source(first, uid="first"), pipeline.source(second, uid="second")
     sums = one.union(two).key_by("kind").process(Sum(), uid="sum", parallelism=2)
@@ -61,13 +61,14 @@ def main(folder: str) -> None:
     done: list[int] = []
     checkpoint = threading.Thread(target=lambda: done.append(job.checkpoint(timeout=30)))
     checkpoint.start()  # … so its barrier comes after 8, while that of the first source comes after 3
-    time.sleep(0.5)
+    time.sleep(1)
     first.go_to(5)
     time.sleep(0.5)
     print("complete:", bool(done), "- the barrier of the second source has not come yet; 5 and 4 wait")
     second.go_on.set()
     checkpoint.join()
     print(f"checkpoint {done[0]} holds", shown(folder))
+    first.go_to(6)  # the last row: the end, and its checkpoint, may come
     pipeline.wait()
     print("in the end there are", shown(folder))
 

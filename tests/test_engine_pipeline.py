@@ -468,7 +468,7 @@ def test_the_example_of_two_sources_keeps_rows_behind_a_barrier_out_of_the_snaps
     said = run_example("engine_two_sources.py", tmp_path)
     assert "complete: False" in said
     assert "checkpoint 2 holds [1, 2, 3, 7, 8]" in said
-    assert "in the end there are [1, 2, 3, 4, 5, 7, 8]" in said
+    assert "in the end there are [1, 2, 3, 4, 5, 6, 7, 8]" in said
 
 
 def test_the_example_of_an_idempotent_sink_goes_back_once_and_ends_right(tmp_path: Path):
