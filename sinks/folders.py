@@ -64,16 +64,19 @@ def identity_of(folder: Path) -> str:
     if not path.exists():
         make_folder(folder)
         put_once(path, secrets.token_hex(8))
-    return path.read_text()
+    return path.read_text().strip()
 
 
 def elsewhere(folder: Path, committable: Committable) -> str:
     """What is wrong if a committable was prepared in another folder (a wrong path, a disk that is not mounted)."""
     prepared_in = committable.handle.get("folder")
     path = folder / IDENTITY
-    if prepared_in is None or (path.exists() and path.read_text() == prepared_in):
+    if prepared_in is None or (path.exists() and path.read_text().strip() == prepared_in):
         return ""
-    return f"{folder} is not the folder that this was prepared in: is it the right one, and mounted?"
+    return (
+        f"{folder} is not the folder that this was prepared in: is it the right one, and mounted? If that folder is "
+        f"gone for good, say so: write {prepared_in} into {path}, and what was prepared there counts as lost"
+    )
 
 
 def put_once(path: Path, text: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sqlite3
 from contextlib import closing
@@ -222,8 +223,11 @@ def test_a_driver_that_skips_what_is_lost_does_not_skip_what_is_elsewhere(case: 
     case.finish_until(Step.COMMIT_BEFORE, 0, case.exam.prepare())
     quick = CommitPolicy(on_lost=OnLost.SKIP, commits=Backoff(attempts=0))
     wrong = FileSink("files", case.folder / "wrong", format="jsonl")
-    with pytest.raises(CommitPendingError, match="is it the right one, and mounted"):
+    with pytest.raises(CommitPendingError, match="is it the right one, and mounted") as told:
         Coordinator("orders", case.log.store, [wrong], quick).open()
+    [(identity, path)] = re.findall(r"write (\w+) into (\S+),", str(told.value))
+    assert Path(path).parent == case.folder / "wrong" / "_onceward"
+    assert (case.target / "_onceward" / ".identity").read_text() == identity
     Coordinator("orders", case.log.store, [case.make()], quick).open()
     case.exam.shows(case.exam.numbers())
 
@@ -235,6 +239,19 @@ class Telling(FileSink):
 
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
         return [self.answer for _ in committables]
+
+
+def test_a_folder_that_is_gone_for_good_is_a_loss_once_somebody_says_so(case: Case) -> None:
+    case.finish_until(Step.COMMIT_BEFORE, 0, case.exam.prepare())
+    identity = (case.target / "_onceward" / ".identity").read_text()
+    shutil.rmtree(case.target)
+    quick = CommitPolicy(commits=Backoff(attempts=0))
+    with pytest.raises(CommitPendingError):
+        Coordinator("orders", case.log.store, [case.make()], quick).open()
+    (case.target / "_onceward").mkdir(parents=True)
+    (case.target / "_onceward" / ".identity").write_text(identity + "\n")
+    with pytest.raises(DataLossError):
+        Coordinator("orders", case.log.store, [case.make()], quick).open()
 
 
 def test_a_sink_of_which_the_target_knows_a_part_is_committed_as_far_as_it_goes(case: Case) -> None:
