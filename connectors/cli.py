@@ -5,7 +5,10 @@ What a command needs is imported when it runs, so that each works with its own e
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -25,11 +28,26 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
-    help="Exactly-once sinks and sources for PySpark, by two-phase commit.",
 )
 app.add_typer(txn_app, name="txn")
 app.add_typer(dev_app, name="dev")
 app.command()(checkpoints)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"onceward {metadata.version('onceward')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Exactly-once sinks and sources for PySpark, by two-phase commit."""
 
 
 @app.command()
@@ -44,7 +62,7 @@ def demo(
     ),
     picture: Annotated[Path, typer.Option(help="Where the picture goes (PNG or SVG).")] = Path(".run/demo.png"),
 ) -> None:
-    """Kafka → Spark → Kafka and PostgreSQL while everything is killed at random: nothing missing, nothing doubled."""
+    """Kafka → Spark → Kafka and PostgreSQL while everything is killed at random: no row missing, none duplicated."""
     try:
         from .demo.command import demo as run_demo  # noqa: PLC0415 - needs the extra `demo`
     except ImportError as error:
@@ -64,18 +82,18 @@ def doctor(
     topic: Annotated[
         list[str] | None, typer.Option(help="A topic of a sink or source: is it there, is it permitted; repeatable.")
     ] = None,
-    pipeline: Annotated[str | None, typer.Option(help="Its transactional ids must be permitted.")] = None,
+    pipeline: Annotated[str | None, typer.Option(help="Whose transactional ids and decision log to check.")] = None,
     dsn: Annotated[str | None, typer.Option(help="PostgreSQL's connection string.")] = None,
     store: Annotated[str | None, typer.Option(help="The decision log's store, or the checkpoint folder.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check Java, Python, Kafka, PostgreSQL and the store: what is wrong, and what to do about it."""
+    """Check Java, Python, Kafka, PostgreSQL and the decision log: what is wrong, and what to do. Changes nothing."""
     from .doctor import examine  # noqa: PLC0415 - looks at extras
     from .doctor.commands import exit_code, show  # noqa: PLC0415
 
     settings = pairs("--kafka", kafka)
-    if bootstrap_servers is None and (kafka or topic or pipeline is not None):
-        raise ConfigurationError("--kafka, --topic and --pipeline need --bootstrap-servers")
+    if bootstrap_servers is None and (kafka or topic):
+        raise ConfigurationError("--kafka and --topic need --bootstrap-servers")
     if not all(topic or []):
         raise ConfigurationError("--topic needs a name")
     findings = examine(
@@ -95,15 +113,33 @@ def new_sink(
     name: Annotated[str, typer.Argument(help="Name of the module, for example billing_sink.")],
     folder: Annotated[Path, typer.Option(help="Where to write it.")] = Path(),
 ) -> None:
-    """Write a working skeleton of an own sink and its exam, ready to run."""
+    """Write a custom sink that works, to be changed into yours, and its conformance test."""
     from .new_sink import write_skeleton  # noqa: PLC0415 - one command of many
 
-    sink, exam = write_skeleton(name, folder)
-    typer.echo(f"wrote {sink} and {exam}; now: pip install 'onceward[testing]' and python -m pytest {exam}")
+    sink, test = write_skeleton(name, folder)
+    typer.echo(f"wrote {sink} and {test}; now: pip install 'onceward[testing]' and python -m pytest {test}")
+
+
+class RepeatsFiltered(logging.Filter):
+    """Drops what was logged before, apart from numbers: clients repeat a failed connection twice a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record says something new."""
+        text = re.sub(r"\d+", "#", record.getMessage())
+        new = text not in self._said
+        self._said.add(text)
+        return new
 
 
 def main() -> None:
     """Runs the command line; faults end it with one message, without a traceback."""
+    warnings = logging.StreamHandler()
+    warnings.addFilter(RepeatsFiltered())
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", handlers=[warnings])
     try:
         app()
     except OncewardError as error:

@@ -1,8 +1,9 @@
-"""`onceward dev up | down | status`: the local services from a shell."""
+"""`onceward dev up | down | status | env`: the local services from a shell."""
 
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,6 +63,16 @@ def status(*, home: Home = None, as_json: AsJson = False) -> None:
     _show(services, as_json=as_json)
     if not all(service.running for service in services.each):
         raise typer.Exit(1)
+
+
+@app.command()
+def env(*, home: Home = None) -> None:
+    """Print the addresses as variables of a shell: eval "$(onceward dev env)"."""
+    services = _services(home)
+    if not all(service.running for service in services.each):
+        raise ConfigurationError(f"no services run in {services.home}: start them with `onceward dev up`")
+    typer.echo(f"export KAFKA_BOOTSTRAP_SERVERS={shlex.quote(services.bootstrap_servers)}")
+    typer.echo(f"export DATABASE_URL={shlex.quote(services.dsn)}")
 
 
 def _services(home: Path | None, *, kafka: bool = True, postgres: bool = True) -> DevServices:

@@ -67,6 +67,10 @@ class ConfigurationError(OncewardError, ValueError):
     """A setting is missing, unknown or contradicts another; nothing was written."""
 
 
+class NoDecisionLogError(ConfigurationError):
+    """There is no decision log where one was to be looked at."""
+
+
 class SchemaError(ConfigurationError):
     """The data's schema does not fit the target; nothing was written. The message names the column."""
 

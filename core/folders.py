@@ -1,8 +1,9 @@
-"""Folders whose names survive a power cut."""
+"""Folders whose names survive a power cut, and files in them that nobody sees a part of."""
 
 from __future__ import annotations
 
 import os
+import secrets
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,3 +25,30 @@ def make_folder(folder: Path) -> None:
     for path in reversed(missing[: next((n for n, path in enumerate(missing) if path.is_dir()), 0)]):
         path.mkdir(exist_ok=True)
         sync_folder(path.parent)
+
+
+def put_once(path: Path, data: bytes) -> bool:
+    """Write a whole file, durably, unless it is there; whether this call wrote it.
+
+    Of two at once one wins: a hard link fails if its name exists. O_EXCL under the final name would be enough for that,
+    but exposes an empty file after a crash.
+    """
+    temporary = path.with_name(f".put-{secrets.token_hex(8)}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        won = _link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)  # also for the loser: what it goes by now must not go away in a crash
+    return won
+
+
+def _link(temporary: Path, path: Path) -> bool:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    return True

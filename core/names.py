@@ -16,6 +16,8 @@ PIPELINE_LENGTH = 64
 SINK_LENGTH = 32
 _PART = re.compile(r"[A-Za-z0-9._-]+")
 _UNIQUE = re.compile(r"[0-9a-f]{4,32}")
+_IN_FILE_NAMES = "~"
+"""In place of ":" in the names of files; no part of a name holds either."""
 
 
 def check_pipeline_name(name: str) -> str:
@@ -29,10 +31,10 @@ def check_sink_name(name: str) -> str:
 
 
 def _check(what: str, name: str, length: int) -> str:
-    if not isinstance(name, str) or not _PART.fullmatch(name) or len(name) > length:
+    if not isinstance(name, str) or not _PART.fullmatch(name) or len(name) > length or name in {".", ".."}:
         raise ConfigurationError(
             f"{what} name {name!r} is not usable: give 1 to {length} characters out of letters, digits, "
-            "'.', '_' and '-'"
+            "'.', '_' and '-', but not '.' or '..' alone"
         )
     return name
 
@@ -64,15 +66,32 @@ class TransactionName(NamedTuple):
         return f"{_head(self.scope)}:{numbers}:{self.unique}"
 
 
+def file_name(transaction: str) -> str:
+    """A transaction's name as that of a file or folder.
+
+    A colon will not do: Hadoop's paths take what precedes it for a scheme, so Spark and HDFS cannot read such a file;
+    Windows and SMB shares cannot hold one. "=" would look like a partition's folder to readers of Hive's layout.
+    """
+    return transaction.replace(":", _IN_FILE_NAMES)
+
+
+def parse_file_name(text: str) -> TransactionName | None:
+    """Read what file_name made of a TransactionName; None for anything else."""
+    return None if ":" in text else parse_transaction_name(text.replace(_IN_FILE_NAMES, ":"))
+
+
 class PooledName(NamedTuple):
-    """Name of a transaction that one process uses again and again (a Kafka transactional id)."""
+    """Name of a transaction that one process uses again and again (a Kafka transactional id). At most 249 bytes."""
 
     scope: Scope
     unique: str
     slot: int
+    start: int | None = None
+    """Position of the only START under which the name is used; None for a name that a session's STARTs share."""
 
     def __str__(self) -> str:
-        return f"{_head(self.scope)}:{self.unique}:{self.slot}"
+        start = "" if self.start is None else f"{self.start}:"
+        return f"{_head(self.scope)}:{start}{self.unique}:{self.slot}"
 
 
 def _head(scope: Scope) -> str:
@@ -93,14 +112,14 @@ def parse_transaction_name(text: str) -> TransactionName | None:
 
 def parse_pooled_name(text: str) -> PooledName | None:
     """Read a name built by PooledName; None for anything else."""
-    fields = _fields(text, 2)
+    fields = _fields(text, 2) or _fields(text, 3)
     if fields is None:
         return None
-    scope, (unique, slot_text) = fields
-    slot = _number(slot_text)
-    if slot is None or not _UNIQUE.fullmatch(unique):
+    scope, (*start_text, unique, slot_text) = fields
+    slot, start = _number(slot_text), _number(start_text[0]) if start_text else None
+    if slot is None or (start_text and start is None) or not _UNIQUE.fullmatch(unique):
         return None
-    return PooledName(scope, unique, slot)
+    return PooledName(scope, unique, slot, start)
 
 
 def _fields(text: str, count: int) -> tuple[Scope, list[str]] | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from own_sink import JsonLinesSink
+from custom_sink import JsonLinesSink
 from paced import Paced
 
 from onceward.core import FileBackend, Pipeline, ProcessFunction, RestartStrategy, ValueState, open_store

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from own_sink import JsonLinesSink
+from custom_sink import JsonLinesSink
 from paced import Paced
 
 from onceward.core import MemoryBackend, Pipeline, ProcessFunction, ValueState, open_store

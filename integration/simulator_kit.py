@@ -1,4 +1,4 @@
-"""The simulator of tests/ and the contract of stores, for tests that compare them with real services."""
+"""The simulator of tests/ and the contracts of stores and ledgers, for tests that compare them with real services."""
 
 from __future__ import annotations
 
@@ -29,3 +29,4 @@ def load(name: str, path: Path) -> ModuleType:
 simulator = load("onceward_simulator", TESTS / "simulator" / "__init__.py")
 """The package; its modules are its attributes."""
 store_contract = load("onceward_store_contract", TESTS / "store_contract.py")
+ledger_contract = load("onceward_ledger_contract", TESTS / "ledger_contract.py")

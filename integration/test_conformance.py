@@ -48,6 +48,7 @@ class TestKafkaSink(SinkConformance):
             hasty=lambda: KafkaSink("exam", bootstrap_servers=servers, topic=name, transaction_timeout=3),
             refused=lambda numbers: pa.RecordBatch.from_pydict({"value": [bytes(200_000) for _ in numbers]}),
             misfit=pa.schema({"value": pa.list_(pa.int64())}),
+            remembers=False,
         )
 
 

@@ -1,7 +1,8 @@
-"""The examples run as their own text says, each in a process of its own."""
+"""The examples run as their own text says, each in a process of its own. Those of README: see test_readme.py."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,20 @@ if TYPE_CHECKING:
     from onceward.connectors.dev import KafkaServer
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+CUSTOM_SINK = """
+import sys
+from pyspark.sql import SparkSession
+from custom_sink import JsonLinesSink
+from onceward.connectors.spark import exactly_once
+
+folder = sys.argv[1]
+spark = SparkSession.builder.master("local[2]").getOrCreate()
+spark.range(1000).repartition(4).write.json(f"{folder}/in")
+numbers = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).json(f"{folder}/in")
+query = exactly_once(numbers, JsonLinesSink("lines", f"{folder}/out"), checkpoint=f"{folder}/checkpoint")
+query.trigger(availableNow=True).start().awaitTermination()
+assert sorted(row.id for row in spark.read.json(f"{folder}/out").collect()) == list(range(1000))
+"""
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow]
 
 
@@ -55,12 +70,6 @@ def paid(dsn: str) -> list[int]:
         return sorted(row[0] for row in connection.execute("SELECT cents FROM paid").fetchall())
 
 
-def test_quickstart(kafka: KafkaServer, orders: str, tmp_path: Path, driver_environment: dict[str, str]) -> None:
-    for _ in range(2):
-        run(driver_environment, EXAMPLES / "quickstart.py", kafka.bootstrap_servers, orders, tmp_path / "checkpoint")
-    assert paid(orders) == list(range(1, 100))
-
-
 def test_dead_letters(kafka: KafkaServer, orders: str, tmp_path: Path, driver_environment: dict[str, str]) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     admin.create_topics([NewTopic("rejected", 1, 1)])["rejected"].result(30)
@@ -85,10 +94,14 @@ def test_jvm_source(kafka: KafkaServer, orders: str, tmp_path: Path, driver_envi
     assert paid(orders) == list(range(100))
 
 
-def test_own_sink(tmp_path: Path, driver_environment: dict[str, str]) -> None:
-    run(driver_environment, EXAMPLES / "own_sink.py", tmp_path / "out")
-    lines = [line for file in (tmp_path / "out").glob("*.jsonl") for line in file.read_text().splitlines()]
-    assert len(lines) == len(set(lines)) == 1000
+def test_a_custom_sink(tmp_path: Path, driver_environment: dict[str, str]) -> None:
+    path = os.pathsep.join([str(EXAMPLES), driver_environment["PYTHONPATH"]])
+    run({**driver_environment, "PYTHONPATH": path}, "-c", CUSTOM_SINK, tmp_path)
+
+
+@pytest.mark.timeout(600)
+def test_the_test_of_a_pipeline(driver_environment: dict[str, str]) -> None:
+    run(driver_environment, "-m", "pytest", "-p", "no:cacheprovider", EXAMPLES / "test_pipeline.py", "--timeout=0")
 
 
 def test_engine_kafka(kafka: KafkaServer, orders: str, tmp_path: Path, driver_environment: dict[str, str]) -> None:  # noqa: ARG001 - fills the topics

@@ -247,7 +247,8 @@ def test_rows_that_the_coordinator_forgot_to_abort_stay_invisible_and_readers_go
 def test_78_a_coordinator_that_moves_is_followed(pair):
     first, second = pair
     servers = f"{first.bootstrap_servers},{second.bootstrap_servers}"
-    bench = Bench(servers, "moving")
+    bench = Bench(servers, "moving", create_topic=True)
+    bench.sink.validate(rows("x").schema)
     committables = [bench.write(numbered(100 * n, 10), subtask=n) for n in range(6)]
     before = dict(bench.client._nodes)
     assert set(before.values()) == {1, 2}

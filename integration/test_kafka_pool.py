@@ -14,6 +14,7 @@ from confluent_kafka import Producer
 
 from onceward.connectors.kafka.pool import Former, PoolKey, pool_of
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.names import PooledName
 from onceward.core.transaction import CommitStatus
 
 from .kafka_kit import Bench, handle_of, numbered, rows
@@ -82,8 +83,7 @@ def test_a_stale_commit_ends_a_newer_transaction_if_an_instance_is_used_again(be
 def test_97_a_stale_commit_is_harmless_with_the_pool(bench):
     first = run(bench, 0)
     bench.sink.commit(first)
-    run(bench, 1)
-    newer = run(bench, 2)
+    newer = run(bench, 1)
     assert newer.transaction == first.transaction
     assert bench.client.end_many([handle_of(first)], commit=True) == [90]
     assert bench.sink.commit(first).status is CommitStatus.UNKNOWN
@@ -110,12 +110,12 @@ def test_a_stale_commit_is_not_sent_if_the_description_shows_another_transaction
 
 def test_two_ids_take_turns(bench):
     names = []
-    for epoch in range(6):
+    for epoch in range(7):
         committable = run(bench, epoch)
         names.append(committable.transaction)
         bench.sink.commit(committable)
     assert len(set(names)) == 2
-    assert names[0::2] == [names[0]] * 3
+    assert names[1::2] == [names[1]] * 3
     assert set(bench.producers()) == set(names)
 
 
@@ -148,11 +148,40 @@ def test_the_id_of_a_discarded_attempt_is_never_used_again(bench):
 
 
 def test_a_newer_writer_uses_names_that_no_older_one_used(bench):
-    """93: a sweeper of an older writer that sleeps and wakes holds handles of names that are never used again."""
+    """A name says under which START it is used, so that a sweeper at work can tell an older writer's."""
     old = bench.write(rows("old"), writer=0)
     new = bench.write(rows("new"), writer=1)
     assert old.transaction.rsplit(":", 1)[0] != new.transaction.rsplit(":", 1)[0]
+    assert {c.writer for c in bench.sink.lingering(bench.scope)} == {0, 1}
     assert bench.sink.commit(old).status is CommitStatus.COMMITTED
+    bench.sink.abort(new)
+
+
+def test_names_go_on_from_one_start_to_the_next_within_a_session(bench):
+    """As the Spark formats run: one START per epoch, and a run of the query for all of them."""
+    names = []
+    for epoch in range(10):
+        part = SubtaskEpoch(bench.sink, bench.context(epoch, writer=3 * epoch, session="run"))
+        part.write(rows(str(epoch)))
+        names.append(part.pre_commit())
+        assert bench.sink.commit(names[-1]).status is CommitStatus.COMMITTED
+    assert len({c.transaction for c in names}) == 2
+    assert bench.producers() == sorted({c.transaction for c in names})
+    assert len(bench.values()) == 10
+
+
+def test_93_a_sweeper_that_sleeps_holds_no_handle_of_an_id_that_goes_on(bench):
+    """It listed a lost attempt's transaction and wakes three STARTs later, with nothing left to look at."""
+    pipeline = {"session": "run"}
+    lost = bench.write(rows("lost"), writer=0, **pipeline)
+    [held] = bench.sink.lingering(bench.scope)
+    assert held.identity() == lost.identity()
+    for epoch in range(1, 6):
+        committable = bench.write(rows(str(epoch)), epoch, writer=epoch, **pipeline)
+        assert committable.transaction != lost.transaction
+        bench.client.fence(*handle_of(lost)[:3])
+        assert bench.sink.commit(committable).status is CommitStatus.COMMITTED
+    assert bench.values() == [str(epoch).encode() for epoch in range(1, 6)]
 
 
 def test_subtasks_of_one_process_have_ids_of_their_own(bench):
@@ -165,11 +194,12 @@ def test_subtasks_of_one_process_have_ids_of_their_own(bench):
 
 
 def test_the_next_producer_is_ready_when_the_next_epoch_begins(bench):
-    bench.sink.commit(run(bench, 0))
+    for epoch in range(2):
+        bench.sink.commit(run(bench, epoch))
     with pool(bench)._changed:
         pool(bench)._changed.wait_for(lambda: not pool(bench)._warming, timeout=20)
     began = time.monotonic()
-    transaction = bench.sink.begin(bench.context(1))
+    transaction = bench.sink.begin(bench.context(2))
     assert time.monotonic() - began < 0.02
     bench.sink.discard(transaction)
 
@@ -186,7 +216,7 @@ def test_a_forked_child_makes_names_of_its_own(bench):
     names = done.stdout.split()
     assert len(names) == 2, done.stderr
     assert all(name.startswith(f"onceward:1:{bench.pipeline}:out:") for name in names)
-    assert len({name.split(":")[5] for name in names}) == 2
+    assert len({name.split(":")[6] for name in names}) == 2
 
 
 @pytest.mark.slow
@@ -254,7 +284,7 @@ def test_80_after_the_last_producer_epoch_the_id_gets_a_new_producer_and_all_goe
     """The producer epoch is 16 bits; at its end the coordinator gives the transactional id another producer id."""
     first = run(bench, 0)
     assert bench.sink.commit(first).status is CommitStatus.COMMITTED
-    name, slot = first.transaction, 0
+    name = first.transaction
     while bench.describe(name).handle.producer_epoch < LAST_PRODUCER_EPOCH - 3:
         for _ in range(1 if bench.describe(name).handle.producer_epoch > LAST_PRODUCER_EPOCH - 300 else 250):
             assert bench.client.register(name) == 0
@@ -262,7 +292,7 @@ def test_80_after_the_last_producer_epoch_the_id_gets_a_new_producer_and_all_goe
     for ready in waiting._ready:
         ready.drop()
     waiting._ready.clear()
-    waiting._former = {slot: Former(0, 0, None)}
+    waiting._former = {PooledName(bench.scope, waiting._unique, 0, 0): Former(0, 0, None)}
     for epoch in range(1, 13):
         prepared = run(bench, epoch)
         # the former transaction's late commit

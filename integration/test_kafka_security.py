@@ -22,6 +22,7 @@ from onceward.connectors.dev.ports import free_port
 from onceward.connectors.doctor.kafka import check_kafka
 from onceward.core.errors import KafkaError, OncewardError
 from onceward.core.transaction import CommitStatus
+from onceward.core.transaction.ownership import NOTHING
 from onceward.sinks.kafka import KafkaSink
 
 from .kafka_kit import Bench, eventually, read_all, rows
@@ -118,7 +119,7 @@ def goes_through(servers, config, plain):
     bench = Bench(servers, "secured", config=config)
     mark = bench.pipeline
     bench.sink.validate(rows("x").schema)
-    bench.sink.claim(bench.scope)
+    bench.sink.check_claim(bench.scope, NOTHING)
     committable = bench.write(rows(mark))
     assert [c.identity() for c in bench.sink.lingering(bench.scope)] == [committable.identity()]
     assert bench.sink.commit(committable).status is CommitStatus.COMMITTED

@@ -1,18 +1,21 @@
 """KafkaSink on a real broker: lifecycle, answers, aborts and names (SCENARIOS 1 to 6, 9 to 15, 19 to 23, 29 to 38)."""
 
 import threading
+import time
 
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
 
 from onceward.connectors.kafka import commits
-from onceward.connectors.kafka.verdict import Seen
+from onceward.connectors.kafka.cluster import cluster_of
+from onceward.connectors.kafka.verdict import Observation
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, KafkaError, SchemaError
 from onceward.core.names import Scope
-from onceward.core.transaction import AbortStatus, CommitStatus, ExternalState
+from onceward.core.transaction import AbortStatus, CommitStatus, ExternalState, Progress
+from onceward.core.transaction.ownership import NOTHING
 from onceward.sinks.kafka import KafkaSink
 
 from .kafka_kit import Bench, eventually, handle_of, numbered, prepared_of, rows, writer_process
@@ -104,7 +107,7 @@ def test_22_markers_written_behind_the_coordinators_back_are_found_out(bench, ka
     handle = handle_of(committable)
     write_abort_marker(kafka.bootstrap_servers, bench.topic, handle)
     eventually(
-        lambda: commits.look_at(bench.client, [prepared_of(committable)]) == [Seen.BEHIND], "the marker is there"
+        lambda: commits.look_at(bench.client, [prepared_of(committable)]) == [Observation.BEHIND], "the marker is there"
     )
     assert bench.state_of(committable) == "Ongoing"
     assert bench.sink.inspect_many([committable]) == [ExternalState.ABORTED]
@@ -207,23 +210,61 @@ def test_35_an_old_committer_does_no_harm(bench):
     assert bench.values() == [b"first"]
 
 
-def test_36_91_a_second_log_under_the_same_name_is_detected(bench):
-    bench.sink.claim(bench.scope)
+def test_36_91_a_second_log_under_the_same_name_is_refused(bench):
+    bench.sink.check_claim(bench.scope, NOTHING)
     bench.sink.commit(bench.write(rows("x")))
-    bench.sink.claim(bench.scope)
+    bench.sink.check_claim(bench.scope, NOTHING)
     other = Scope(bench.pipeline, "out", "deadbeef")
-    with pytest.raises(EpochConflictError, match=bench.log):
-        bench.sink.claim(other)
+    with pytest.raises(EpochConflictError, match=rf'Kafka knows .*{bench.log}.*rewind="'):
+        bench.sink.check_claim(other, NOTHING)
     bench.sink.release(other)
-    bench.sink.claim(other)
+    bench.sink.check_claim(other, NOTHING)
     with pytest.raises(EpochConflictError):
-        bench.sink.claim(other._replace(log="cafecafe"))
+        bench.sink.check_claim(other._replace(log="cafecafe"), NOTHING)
 
 
 def test_36_a_log_that_never_committed_is_no_conflict(bench):
     committable = bench.write(rows("x"))
     bench.sink.abort(committable)
-    bench.sink.claim(Scope(bench.pipeline, "out", "deadbeef"))
+    bench.sink.check_claim(Scope(bench.pipeline, "out", "deadbeef"), NOTHING)
+
+
+def test_36_a_log_whose_id_was_rolled_back_later_has_committed_all_the_same(bench):
+    """Producer epoch 1, aborted: so looks an id whose first and only transaction was fenced, too."""
+    first = bench.write(rows("x"))
+    bench.sink.commit(first)
+    transaction = bench.sink.begin(bench.context(1))
+    assert str(transaction.producer.name) == first.transaction
+    bench.sink.write(transaction, rows("never"))
+    transaction.producer.flush(1e12)
+    bench.sink.discard(transaction)
+    eventually(lambda: bench.state_of(first) == "CompleteAbort", "rolled back")
+    with pytest.raises(EpochConflictError):
+        bench.sink.check_claim(Scope(bench.pipeline, "out", "deadbeef"), NOTHING)
+
+
+def test_36_a_log_that_has_decided_is_not_asked_whose_the_names_are(bench):
+    """It was asked before; and a claim leaves nothing at the brokers."""
+    bench.sink.commit(bench.write(rows("x")))
+    other = Scope(bench.pipeline, "out", "deadbeef")
+    before = bench.producers()
+    bench.sink.claim(other)
+    bench.sink.check_claim(other, Progress(0, 0))
+    assert bench.producers() == before
+
+
+def test_38_what_a_renamed_sink_left_is_found_by_pipeline_and_log_and_aborted(bench, kafka):
+    neighbors = [Bench(kafka.bootstrap_servers, bench.topic) for _ in range(2)]
+    neighbors[0].pipeline, neighbors[0].log = f"{bench.pipeline}-eu", bench.log
+    neighbors[1].pipeline = bench.pipeline
+    left, *others = [one.write(rows("x")) for one in (bench, *neighbors)]
+    renamed = KafkaSink("renamed", bootstrap_servers=kafka.bootstrap_servers, topic=bench.topic)
+    assert list(renamed.lingering(bench.scope._replace(sink="renamed"))) == []
+    [found] = renamed.lingering_elsewhere(bench.pipeline, bench.log)
+    assert (found.identity(), found.sink) == (left.identity(), "out")
+    assert renamed.abort(found).status is AbortStatus.ABORTED
+    assert list(renamed.lingering_elsewhere(bench.pipeline, bench.log)) == []
+    assert [bench.state_of(other) for other in others] == ["Ongoing", "Ongoing"]
 
 
 def test_37_names_that_are_prefixes_of_each_other_are_left_alone(bench, kafka):
@@ -232,7 +273,7 @@ def test_37_names_that_are_prefixes_of_each_other_are_left_alone(bench, kafka):
     mine, theirs = bench.write(rows("mine")), longer.write(rows("theirs"))
     assert [c.transaction for c in bench.sink.lingering(bench.scope)] == [mine.transaction]
     assert [c.transaction for c in longer.sink.lingering(longer.scope)] == [theirs.transaction]
-    bench.sink.claim(Scope(bench.pipeline[:-1], "out", "deadbeef"))
+    bench.sink.check_claim(Scope(bench.pipeline[:-1], "out", "deadbeef"), NOTHING)
 
 
 def test_38_another_logs_leftovers_are_listed_with_their_log(bench):
@@ -258,7 +299,7 @@ def test_41_43_a_decided_transaction_that_timed_out_is_proven_lost(kafka, topic)
     assert bench.sink.inspect_many([committable]) == [ExternalState.EXPIRED]
     outcome = bench.sink.commit(committable)
     assert outcome.status is CommitStatus.LOST
-    assert "time-out" in outcome.detail
+    assert "timeout" in outcome.detail
 
 
 def test_42_a_time_out_above_the_brokers_is_refused_with_both_numbers(bench, kafka):
@@ -383,14 +424,71 @@ def test_validate_checks_columns_and_topic(bench):
     bench.sink.validate(rows("x").schema)
 
 
-def test_a_missing_topic_is_an_error_unless_the_broker_creates_it(bench, kafka):
+def sink_into(kafka, topic, **settings):
+    return KafkaSink("out", bootstrap_servers=kafka.bootstrap_servers, topic=topic, **settings)
+
+
+def topics_of(kafka):
+    found = AdminClient({"bootstrap.servers": kafka.bootstrap_servers}).list_topics(timeout=10).topics
+    return {name: len(topic.partitions) for name, topic in found.items()}
+
+
+def test_a_missing_topic_is_refused_and_not_created_though_the_broker_would(kafka):
+    """auto.create.topics.enable is on, as it is by default."""
+    with pytest.raises(ConfigurationError, match=r"topic missing does not exist: create it, or .*create_topic=True"):
+        sink_into(kafka, "missing").validate(rows("x").schema)
+    assert "missing" not in topics_of(kafka)
+
+
+@pytest.mark.parametrize(("create", "partitions"), [(True, 1), (5, 5)])
+def test_a_missing_topic_is_created_where_that_is_asked_for(kafka, create, partitions):
+    name = f"created-{create}"
+    for _ in range(2):
+        sink_into(kafka, name, create_topic=create).validate(rows("x").schema)
+        assert topics_of(kafka)[name] == partitions
+    bench = Bench(kafka.bootstrap_servers, name)
+    bench.sink.commit(bench.write(rows("x")))
+    assert bench.values() == [b"x"]
+
+
+def test_two_drivers_that_create_the_same_topic_at_once_both_go_on(kafka):
+    sinks = [sink_into(kafka, "raced", create_topic=3) for _ in range(2)]
+    race(*[lambda sink=sink: cluster_of(sink.settings).create_topic("raced", 3) for sink in sinks])
+    sinks[0].validate(rows("x").schema)
+    assert topics_of(kafka)["raced"] == 3
+
+
+def test_a_row_whose_own_topic_does_not_exist_fails_the_epoch_soon_and_creates_nothing(kafka, topic):
+    there = topic()
+    bench = Bench(kafka.bootstrap_servers, None)
+    transaction = bench.sink.begin(bench.context())
+    began = time.monotonic()
+    with pytest.raises(KafkaError, match="topic typo does not exist"):
+        go_on_with(bench.sink, transaction, rows("1", "2", topic=[there, "typo"]))
+    assert time.monotonic() - began < 5
+    bench.sink.discard(transaction)
+    assert "typo" not in topics_of(kafka)
+
+
+def test_a_topic_that_is_deleted_while_rows_are_on_their_way_does_not_come_back(kafka, topic):
+    name = topic()
+    bench = Bench(
+        kafka.bootstrap_servers, name, transaction_timeout=4, config={"topic.metadata.refresh.interval.ms": 50}
+    )
+    bench.sink.commit(bench.write(rows("before")))
+    transaction = bench.sink.begin(bench.context(1))
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    assert bench.sink.validate(rows("x").schema) is None
-    sink = KafkaSink("out", bootstrap_servers=kafka.bootstrap_servers, topic="made-by-the-broker")
-    sink.validate(rows("x").schema)
-    assert "made-by-the-broker" not in admin.list_topics(timeout=10).topics
-    with pytest.raises(Exception, match="exists"):
-        admin.create_topics([NewTopic(bench.topic)])[bench.topic].result()
+    admin.delete_topics([name])[name].result(30)
+    with pytest.raises(KafkaError):
+        go_on_with(bench.sink, transaction, rows("after"))
+    bench.sink.discard(transaction)
+    assert name not in topics_of(kafka)
+
+
+@pytest.mark.parametrize("wrong", [{"linger.mss": "5"}, {"linger.ms": "soon"}])
+def test_settings_that_librdkafka_refuses_are_said_on_the_driver(bench, kafka, wrong):
+    with pytest.raises(ConfigurationError, match=r"librdkafka refuses the Kafka settings: .*configuration property"):
+        sink_into(kafka, bench.topic, config=wrong).validate(rows("x").schema)
 
 
 def test_no_broker_is_said_at_once():

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from onceward.connectors.dev import KafkaServer
+from onceward.connectors.dev.ports import accepts_connections
 from onceward.core.errors import ConfigurationError, KafkaError, SourceError
+from onceward.sources import KafkaSource
 from onceward.sources.bounds import AtTime
 
 from .kafka_source_kit import Writer, rows, values, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from onceward.connectors.dev import KafkaServer
 
 pytestmark = pytest.mark.kafka
 
@@ -241,6 +242,46 @@ def test_data_that_do_not_come_are_an_error_and_not_a_hang(writer: Writer, kafka
     finally:
         kafka.resume()
     assert len(rows(writer.source(name), splits)) == 5
+
+
+def begin(source: KafkaSource):
+    source.start()
+
+
+@pytest.mark.parametrize(
+    ("look", "address", "reason"),
+    [
+        (KafkaSource.validate, "127.0.0.1:1", "Connection refused"),
+        (begin, "nowhere.invalid:9092", "Failed to resolve"),
+    ],
+)
+def test_a_wrong_address_is_said_within_ten_seconds_and_why(look, address: str, reason: str):
+    began = time.monotonic()
+    with pytest.raises(SourceError, match=f"{address}: no broker answers: .*{reason}"):
+        look(KafkaSource(bootstrap_servers=address, topics=["t"]))
+    assert time.monotonic() - began < 10
+
+
+def test_brokers_that_cannot_be_reached_where_they_say_they_are_are_told_too(tmp_path):
+    """The address answers and names another one: the usual mistake with containers."""
+    lost = {"advertised.listeners": "PLAINTEXT://nowhere.invalid:9092"}
+    server = KafkaServer(tmp_path, config=lost)
+    server.start()
+    try:
+        wait_until(lambda: accepts_connections(server.settings["port"]), seconds=60)
+        with pytest.raises(SourceError, match=r"no broker answers: .*nowhere\.invalid.*Failed to resolve"):
+            KafkaSource(bootstrap_servers=server.bootstrap_servers, topics=["t"]).validate()
+    finally:
+        server.delete()
+
+
+@pytest.mark.parametrize("wrong", [{"fetch.min.byte": "1"}, {"fetch.min.bytes": "few"}])
+def test_settings_that_librdkafka_refuses_are_said_before_anything_is_read(
+    writer: Writer, topic, wrong: dict[str, str]
+):
+    source = writer.source(topic(), config=wrong)
+    with pytest.raises(ConfigurationError, match=rf'"{next(iter(wrong))}"'):
+        source.validate()
 
 
 def test_a_broker_that_restarts_is_waited_for(writer: Writer, kafka: KafkaServer, topic):

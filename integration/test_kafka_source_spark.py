@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from onceward.connectors.spark import exactly_once, register
 from onceward.connectors.spark.kafka_source_options import stream_source
 from onceward.connectors.spark.read_limits import LIMITS
 from onceward.connectors.spark.source_reader import BeforeLimits
+from onceward.core.errors import SourceError
 from onceward.core.steps import Step
 from onceward.sinks import KafkaSink
 from onceward.sources import Split
@@ -255,6 +257,22 @@ def test_wrong_options_are_named_when_the_source_is_loaded(bench: Bench, topic: 
         bench.run(bench.stream(name, endingOffsets="latest"))
 
 
+def test_a_wrong_address_is_said_when_the_source_is_loaded(bench: Bench):
+    began = time.monotonic()
+    with pytest.raises(PySparkException, match=r"127\.0\.0\.1:1: no broker answers: .*Connection refused"):
+        bench.stream("orders", **{"kafka.bootstrap.servers": "127.0.0.1:1"})
+    assert time.monotonic() - began < 20  # 10 s, and a Python process of Spark's
+
+
+def test_a_missing_topic_and_an_unknown_setting_are_said_when_the_source_is_loaded(
+    bench: Bench, topic: Callable[..., str]
+):
+    with pytest.raises(PySparkException, match="has no nowhere: create it first"):
+        bench.stream("nowhere")
+    with pytest.raises(PySparkException, match=r"ConfigurationError.*fetch\.min\.byte\W"):
+        bench.stream(topic(), **{"kafka.fetch.min.byte": "1"})
+
+
 def before_limits(options: dict[str, str]) -> BeforeLimits:
     source = stream_source(options)
     return BeforeLimits(source, source.max_offsets_per_trigger)
@@ -272,6 +290,21 @@ def test_before_pyspark_4_2_batches_are_limited_from_where_the_last_one_ended(be
     assert reader.latestOffset() == {name: {"0": 30}}
     restarted = before_limits(options)
     assert restarted.latestOffset() == {name: {"0": 30}}
+
+
+def test_before_pyspark_4_2_a_topic_that_is_deleted_while_the_query_is_down_is_told(kafka: KafkaServer, topic):
+    kept, gone = topic(), topic()
+    writer = Writer(kafka.bootstrap_servers)
+    options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": f"{kept},{gone}"}
+    reached = before_limits(options).initialOffset()
+    writer.delete_topic(gone)
+    wait_until(lambda: len(writer.source(kept, gone)._find().partitions) == 1)
+    writer.send(kept, range(3))
+    restarted = before_limits(options)
+    end = restarted.latestOffset()
+    assert end == {kept: {"0": 3}}
+    with pytest.raises(SourceError, match=f"{gone}-0 was deleted"):
+        restarted.partitions(reached, end)
 
 
 class Copy:

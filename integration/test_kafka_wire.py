@@ -146,6 +146,36 @@ def test_transactions_are_listed_by_state_and_prefix(opened, client):
     assert [row.transactional_id for row in client.list_transactions(["Ongoing"], prefix=prefix)] == [prefix + "c"]
 
 
+def test_coordinators_tell_by_their_own_clock_for_how_long_a_transaction_has_been_open(opened, client):
+    prefix = f"age-{uuid.uuid4().hex[:6]}."
+    _, _, old = opened(name=prefix + "old")
+    time.sleep(1.2)
+    _, _, new = opened(name=prefix + "new")
+    both = [old.transactional_id, new.transactional_id]
+    assert client.running_longer(both, 1000) == {old.transactional_id}
+    assert client.running_longer(both, 60_000) == set()
+    assert client.running_longer([new.transactional_id], 0) == {new.transactional_id}
+    client.end_many([old], commit=True)
+    assert client.running_longer(both, 1000) == set()
+    client._by_pattern = False  # brokers before 4.1
+    eventually(lambda: client.running_longer(both, 1000) == {new.transactional_id}, "as old as the other one was")
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_topics_have_ids_and_those_that_do_not_exist_have_none(client, topic, everywhere):
+    one, two = topic(), topic()
+    ids = client.topic_ids([one, two, "nowhere"], everywhere=everywhere)
+    assert ids["nowhere"] is None
+    assert len({ids[one], ids[two]} - {None}) == 2
+    assert client.topic_ids([one, two, "nowhere"], everywhere=everywhere) == ids
+
+
+def test_of_topics_that_no_broker_tells_about_nothing_is_known():
+    client = TransactionCoordinatorClient(Wire({"bootstrap_servers": "127.0.0.1:1"}), patience=1.0)
+    assert client.topic_ids(["t"]) == client.topic_ids(["t"], everywhere=True) == {}
+    assert client.running_longer(["id"], 0) == set()
+
+
 def test_a_registered_id_is_remembered(client):
     name = f"mark-{uuid.uuid4().hex}"
     assert client.register(name) == Code.NONE

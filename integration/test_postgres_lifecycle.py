@@ -9,6 +9,8 @@ import pytest
 from onceward.core.errors import EpochConflictError
 from onceward.core.names import Scope
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState
+from onceward.core.transaction.ownership import NOTHING
+from onceward.sinks.postgres import PostgresSink
 
 from .postgres_kit import (
     SCHEMA,
@@ -24,12 +26,12 @@ from .postgres_kit import (
     words_table,
     write,
 )
+from .simulator_kit import ledger_contract
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from onceward.connectors.dev import PostgresServer
-    from onceward.sinks.postgres import PostgresSink
 
 pytestmark = pytest.mark.postgres
 
@@ -200,13 +202,13 @@ def test_a_lost_one_does_not_keep_the_others_from_their_commit(sink: PostgresSin
 
 
 def test_an_absent_row_proves_nothing_once_the_ledger_is_pruned(sink: PostgresSink, database: Database) -> None:
-    committable = write(sink, context(5), words(1))
-    assert statuses(sink, committable) == [CommitStatus.COMMITTED]
+    committable, newest = (write(sink, context(epoch), words(10 * epoch)) for epoch in (5, 6))
+    assert statuses(sink, committable, newest) == [CommitStatus.COMMITTED] * 2
     sink.ledger_epochs = 100
     sink.completed(SCOPE, 150)
     assert statuses(sink, committable) == [CommitStatus.ALREADY_COMMITTED]
     sink.completed(SCOPE, 200)
-    assert database.one("SELECT count(*) FROM onceward.ledger") == 0
+    assert database.run("SELECT epoch FROM onceward.ledger") == [(6,)]
     assert statuses(sink, committable) == [CommitStatus.UNKNOWN]
     assert sink.abort(committable).status is AbortStatus.UNKNOWN
 
@@ -267,33 +269,33 @@ def test_of_two_attempts_one_commits_and_the_other_is_aborted(sink: PostgresSink
     assert database.rows() == expected(10)
 
 
-def test_another_decision_log_under_the_same_names_is_refused(sink: PostgresSink) -> None:
-    sink.claim(SCOPE)
-    with pytest.raises(EpochConflictError, match=f"belongs to decision log {SCOPE.log}.*second time"):
-        sink.claim(Scope("orders", "words", "ffff0000"))
-    with pytest.raises(EpochConflictError, match="belongs to decision log"):
-        sink.begin(context(log="ffff0000"))
-
-
-def test_a_released_name_belongs_to_the_new_log(sink: PostgresSink) -> None:
-    old = write(sink, context(), words(1))
-    sink.commit(old)
-    new = Scope("orders", "words", "ffff0000")
-    sink.release(new)
-    sink.claim(new)
-    with pytest.raises(EpochConflictError):
-        sink.claim(SCOPE)
-    assert statuses(sink, old) == [CommitStatus.ALREADY_COMMITTED]
-
-
 def test_ledger_rows_of_another_log_are_a_conflict_even_without_its_claim(
     sink: PostgresSink, database: Database
 ) -> None:
     sink.commit(write(sink, context(4), words(1)))
     database.run("DELETE FROM onceward.pipelines")
-    with pytest.raises(EpochConflictError, match=f"holds rows of decision log {SCOPE.log} up to its epoch 4"):
-        sink.claim(Scope("orders", "words", "ffff0000"))
+    other = Scope("orders", "words", "ffff0000")
+    for look in (lambda: sink.claim(other), lambda: sink.check_claim(other, NOTHING)):
+        with pytest.raises(EpochConflictError, match=f"from decision log {SCOPE.log}"):
+            look()
     sink.claim(SCOPE)
+
+
+@pytest.mark.parametrize("how", ["prepared", "staging"])
+class TestLedger(ledger_contract.LedgerContract):
+    @pytest.fixture
+    def make(self, database: Database, how: str) -> Callable[..., PostgresSink]:
+        return lambda name: PostgresSink(name, dsn=database.dsn, table="words", commit=how)
+
+    @pytest.fixture
+    def elsewhere(self, how: str) -> Iterator[PostgresSink]:
+        with running_server(fsync="off") as server, fresh_database(server) as other:
+            words_table(other)
+            yield make_sink(other, how)
+
+    def test_a_start_makes_no_schema(self, make: Callable[..., PostgresSink], database: Database) -> None:
+        make("words").check_claim(SCOPE, NOTHING)
+        assert database.one("SELECT to_regnamespace('onceward') IS NULL")
 
 
 def test_rows_staged_or_prepared_by_the_other_way_are_still_found(database: Database) -> None:

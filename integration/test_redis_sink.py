@@ -25,7 +25,8 @@ from onceward.core.log import EpochInput
 from onceward.core.log.memory import MemoryStore
 from onceward.core.names import Scope
 from onceward.core.steps import Step, hooked
-from onceward.core.transaction import Acknowledgement, CommitStatus, Committable, WriteContext
+from onceward.core.transaction import Acknowledgement, CommitStatus, Committable, Progress, WriteContext
+from onceward.core.transaction.ownership import NOTHING
 from onceward.sinks.redis import RedisSink
 from onceward.testing.conformance import SinkConformance, Subject
 
@@ -431,6 +432,17 @@ def test_with_durable_an_emptied_server_stops_each_start_until_told_to_go_on(tmp
     assert streamed(valkey) == [3, 4]
 
 
+def test_a_rewind_goes_on_with_a_server_that_was_emptied(tmp_path: Path, valkey: Valkey):
+    run = Run(tmp_path, valkey)
+    run.start()
+    run.epoch(0, 1, 2)
+    valkey.client().flushall()
+    run.start(rewind="the server was emptied", first_epoch=0)
+    run.epoch(0, 1, 2)
+    run.start()
+    assert streamed(valkey) == [1, 2]
+
+
 def test_with_durable_what_is_decided_when_a_server_was_emptied_is_written_once_told_to_go_on(
     tmp_path: Path, valkey: Valkey
 ):
@@ -543,8 +555,9 @@ def test_without_durable_another_logs_marker_is_respected(tmp_path: Path, valkey
     valkey.client().hset(MARKER, "log", "ffff0000")
     with pytest.raises(EpochConflictError, match="has taken"):
         sink.commit(prepared(sink, numbers(1)))
-    with pytest.raises(EpochConflictError, match="another decision log"):
-        sink.claim(SCOPE)
+    for refused in (lambda: sink.claim(SCOPE), lambda: sink.check_claim(SCOPE, Progress(1, 1))):
+        with pytest.raises(EpochConflictError, match="from decision log ffff0000"):
+            refused()
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -575,14 +588,48 @@ def test_a_server_that_lost_acknowledged_rows_is_found_out(tmp_path: Path, valke
 def test_91_a_server_that_knows_the_name_from_another_log_refuses_it(tmp_path: Path, valkey: Valkey):
     claimed(tmp_path, valkey)
     other = make(tmp_path / "new", valkey)
-    with pytest.raises(EpochConflictError, match=r"another decision log .0123abcd."):
-        other.claim(SCOPE._replace(log="ffff0000"))
+    theirs = SCOPE._replace(log="ffff0000")
+    for refused in (lambda: other.claim(theirs), lambda: other.check_claim(theirs, NOTHING)):
+        with pytest.raises(EpochConflictError, match="from decision log 0123abcd"):
+            refused()
     other.release(SCOPE._replace(log="ffff0000"))
     other.claim(SCOPE._replace(log="ffff0000"))
     sink = make(tmp_path, valkey)
     with pytest.raises(EpochConflictError, match="has taken"):
         sink.commit(prepared(sink, numbers(1)))
     assert streamed(valkey) == []
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_91_a_server_remembers_how_far_the_log_had_come(tmp_path: Path, valkey: Valkey, pruned: bool):
+    """Also if the folder of the segments is new, or is an old copy of it."""
+    sink = claimed(tmp_path, valkey)
+    for epoch in (3, 4):
+        sink.commit(prepared(sink, numbers(epoch), epoch=epoch))
+    sink.completed(SCOPE, 9 if pruned else 4)
+    new = make(tmp_path / "new", valkey)
+    for newest in (Progress(1, 4), Progress(1, 9), Progress(2, 0)):
+        new.check_claim(SCOPE, newest)
+    for newest in (NOTHING, Progress(1, 3), Progress(0, 9)):
+        with pytest.raises(EpochConflictError, match=r"redis://.* holds epoch 4"):
+            new.check_claim(SCOPE, newest)
+    new.release(SCOPE)
+    new.check_claim(SCOPE, NOTHING)
+    new.claim(SCOPE)
+    later = prepared(new, numbers(7), epoch=0)  # of a START that is not above those that the server had seen
+    assert new.commit(later).status is CommitStatus.COMMITTED
+    new.completed(SCOPE, 0)
+    new.check_claim(SCOPE, Progress(1, 0))
+
+
+def test_a_rewind_forgets_no_delivery_of_what_is_decided(tmp_path: Path, valkey: Valkey):
+    """It is finished before the rewind is."""
+    sink = claimed(tmp_path, valkey)
+    committable = prepared(sink, numbers(*range(6)))
+    assert in_child(sink, committable, f"{Step.SEND_AFTER}:2") == -signal.SIGKILL
+    sink.release(SCOPE)
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert streamed(valkey) == list(range(6))
 
 
 # Markers

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
+import pickle
 import sqlite3
+import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException, StreamingQueryException
 
-from onceward.connectors.spark import exactly_once, read_stream
+from onceward.connectors.spark import any_source, exactly_once, read_stream
 from onceward.core.errors import ConfigurationError
 from onceward.core.steps import Step
 from onceward.sinks import FileSink, IdempotentSink
@@ -91,9 +96,61 @@ def test_a_file_that_changed_is_an_error(job: Job) -> None:
     assert job.seen() == once(20)
 
 
+class Trap:
+    """Unpickling it runs code."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mknod, (self.path,)
+
+
+@pytest.mark.parametrize("name", ["onceward-source", "its own"])
+def test_an_option_never_becomes_an_object(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """Whoever may set options must not be able to run code."""
+    read_stream(spark, SequenceSource([{"id": 1}]))
+    forged = base64.b64encode(pickle.dumps(Trap(tmp_path / "sprung"))).decode()
+    if name == "its own":
+        name = any_source.registered(spark, SequenceSource([{"id": 1}]))
+    for reader in (spark.read, spark.readStream):
+        with pytest.raises((PySparkException, Py4JJavaError)):
+            reader.format(name).option("source", forged).load()
+    assert not (tmp_path / "sprung").exists()
+
+
+class Secretive(SequenceSource):
+    """A source with a password."""
+
+    def __init__(self) -> None:
+        super().__init__([{"id": 1, "word": "w"}])
+        self.password = "sesame-open"
+
+
+def test_a_plan_shows_nothing_of_a_source(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    frame = read_stream(spark, Secretive())
+    frame.explain(extended=True)
+    plan = frame._jdf.queryExecution()
+    shown = capsys.readouterr().out + plan.toString() + plan.analyzed().treeString() + plan.logical().prettyJson()
+    assert "onceward-source" in shown
+    for form in (b"sesame-open", base64.b64encode(b"sesame-open"), base64.b64encode(pickle.dumps(Secretive()))):
+        assert form.decode()[2:12] not in shown
+
+
+def test_a_source_may_be_large(job: Job) -> None:
+    """Spark carries functions above a megabyte otherwise than smaller ones."""
+    rows = pa.table({"id": range(50_000), "word": [f"{n:060d}" for n in range(50_000)]}, schema=SCHEMA)
+    job.run(SequenceSource(rows, units=2))
+    assert job.seen() == once(50_000)
+
+
 def test_what_is_no_source_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="takes a ResettableSource, not str"):
         read_stream(spark, "orders")  # type: ignore[arg-type]
+    source = SequenceSource([{"id": 1}])
+    source.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(ConfigurationError, match="SequenceSource cannot be pickled"):
+        read_stream(spark, source)
     with pytest.raises(ConfigurationError, match="is no folder"):
         read_stream(spark, FileSource(tmp_path / "nowhere", schema=SCHEMA))
 

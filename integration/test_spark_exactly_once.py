@@ -119,6 +119,19 @@ def test_16_dying_twice_in_recovery_loses_and_doubles_nothing(job: Job) -> None:
     assert job.seen_once()
 
 
+def test_a_rewind_left_in_the_command_line_is_done_once(job: Job) -> None:
+    """A supervisor repeats the command line after each crash between the decision and Spark's own commit log."""
+    job.feed.add()
+    job.run(rewind="restored on Tuesday")
+    for step in (Step.DECIDE_AFTER, Step.COMPLETE_AFTER):
+        job.feed.add()
+        with crash_at(step), pytest.raises(StreamingQueryException):
+            job.run(rewind="restored on Tuesday")
+    job.feed.add()
+    job.run(rewind="restored on Tuesday")
+    assert job.seen_once()
+
+
 def newest(folder: Path) -> Path:
     return max((file for file in folder.iterdir() if file.name.isdigit()), key=lambda file: int(file.name))
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark import TaskContext
 from pyspark.errors import AnalysisException, StreamingQueryException
 
 from onceward.connectors.spark.options import FormatOptions
@@ -15,8 +17,9 @@ from onceward.core.log import open_store, read
 from .spark_kit import Feed, ids_in_table, ids_in_topic, make_table, once, prepared_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from onceward.connectors.dev import KafkaServer
@@ -55,6 +58,45 @@ def test_postgres_append_restart_and_replay(spark: SparkSession, feed: Feed, tmp
     view = read(open_store(str(checkpoint / "onceward")))
     assert view.newest is not None
     assert (view.completed, view.newest.pipeline) == (2, query)
+
+
+def test_a_rewind_left_in_the_options_is_done_once(spark: SparkSession, feed: Feed, tmp_path: Path, dsn: str) -> None:
+    make_table(dsn)
+    checkpoint = tmp_path / "checkpoint"
+    for options in ({}, {"rewind": "restored on Tuesday"}, {"rewind": "restored on Tuesday"}):
+        feed.add()
+        to_postgres(feed.stream(spark), dsn, checkpoint, **options)
+        newest = max((f for f in (checkpoint / "commits").iterdir() if f.name.isdigit()), key=lambda f: int(f.name))
+        newest.unlink()  # as if the driver had died right after the decision
+        (newest.parent / f".{newest.name}.crc").unlink(missing_ok=True)
+    to_postgres(feed.stream(spark), dsn, checkpoint, rewind="restored on Tuesday")
+    assert ids_in_table(dsn) == once(feed.rows)
+
+
+def test_an_epoch_that_took_longer_than_the_transactions_live_is_not_decided(
+    spark: SparkSession, feed: Feed, tmp_path: Path, kafka: KafkaServer, topic: Callable[..., str]
+) -> None:
+    """The age of the transactions travels from the driver process that opened the epoch to the one that decides it."""
+    copies, slow = topic(), tmp_path / "slow"
+    slow.touch()
+    feed.add()
+
+    def delayed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        yield from batches
+        if context is not None and context.partitionId() == 1 and slow.exists():
+            time.sleep(25)  # the broker looks every 10 s for transactions that are older than 5 s
+
+    rows = feed.stream(spark).mapInArrow(delayed, "id long, word string")
+    rows = rows.selectExpr("cast(id as string) AS key", "to_json(struct(*)) AS value")
+    writer = rows.writeStream.format("onceward-kafka").option("kafka.bootstrap.servers", kafka.bootstrap_servers)
+    writer = writer.option("topic", copies).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer = writer.option("transactionTimeout", "5").trigger(availableNow=True)
+    with pytest.raises(StreamingQueryException, match="Nothing was committed; a restart writes the epoch again"):
+        writer.start().awaitTermination()
+    slow.unlink()
+    writer.start().awaitTermination()
+    assert ids_in_topic(kafka.bootstrap_servers, copies) == once(feed.rows)
 
 
 def test_kafka_stream_and_batch(

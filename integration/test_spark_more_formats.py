@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import sqlalchemy
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 
 from onceward.sinks import FileSink
 
@@ -19,7 +21,6 @@ from .spark_kit import Feed, once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -128,6 +129,21 @@ def test_a_batch_with_a_run_key_is_written_once(spark: SparkSession, tmp_path: P
         writer = rows.write.format(target.format).options(**target.options).mode("append")
         writer.option("pipeline", "days").option("runKey", "monday").option("store", str(tmp_path / "log")).save()
     assert target.read() == once(30)
+
+
+def test_a_plain_batch_leaves_no_log_behind(spark: SparkSession, tmp_path: Path) -> None:
+    def logs() -> set[Path]:
+        return set(Path(tempfile.gettempdir()).glob("onceward-batch*"))
+
+    before, out = logs(), str(tmp_path / "out")
+    for _ in range(2):
+        spark.range(30).write.format("onceward-files").option("path", out).mode("append").save()
+    assert Counter(row["id"] for row in spark.read.parquet(out).collect()) == Counter(2 * list(range(30)))
+    broken = spark.range(30).selectExpr("id", "assert_true(id < 20)").write.format("onceward-files")
+    with pytest.raises(PySparkException):
+        broken.option("path", out).mode("append").save()
+    assert spark.read.parquet(out).count() == 60
+    assert logs() == before
 
 
 def test_complete_mode_into_files_is_refused(spark: SparkSession, tmp_path: Path) -> None:

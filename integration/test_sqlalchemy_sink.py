@@ -36,6 +36,7 @@ from .postgres_kit import (
     words_table,
     write,
 )
+from .simulator_kit import ledger_contract
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -367,7 +368,7 @@ def test_75_a_lost_answer_to_pre_commit_leaves_a_name_to_sweep(
 ) -> None:
     direct = make_sink(database, how)
     direct.validate(SCHEMA)
-    direct.claim(SCOPE)
+    direct.abort(write(direct, context(0), words(50)))  # later ones have nothing else to commit
     sink, _ = proxied(how, lose)
     transaction = sink.begin(context())
     sink.write(transaction, words(1))
@@ -547,6 +548,23 @@ def test_processes_that_start_together_all_find_the_ledger(database: Database) -
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(start, range(4)))
     assert database.run("SELECT pipeline, sink FROM onceward_pipelines") == [("orders", "words")]
+
+
+# The ledger
+
+
+@pytest.mark.parametrize("how", ["prepared", "staging"])
+class TestLedger(ledger_contract.LedgerContract):
+    @pytest.fixture
+    def make(self, database: Database, how: str) -> Callable[..., SqlAlchemySink]:
+        return lambda name: SqlAlchemySink(name, url=database.dsn, table="words", commit=how)
+
+    @pytest.fixture
+    def elsewhere(self, how: str) -> Iterator[SqlAlchemySink]:
+        with running_server(fsync="off") as server, fresh_database(server) as other:
+            words_table(other)
+            yield make_sink(other, how)
+            close_idle()
 
 
 # Types

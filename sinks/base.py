@@ -24,6 +24,7 @@ from ..core.transaction import (
     CommitOutcome,
     Committable,
     ExternalState,
+    Progress,
     WriteContext,
 )
 
@@ -134,6 +135,14 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
         name may be used again before its epoch is completed.
         """
 
+    def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:  # noqa: ARG002
+        """What is prepared or open in the same target under exactly this pipeline and log, whatever the sink's name.
+
+        The coordinator aborts, through this sink, what belongs to sinks that were renamed or removed: nobody else
+        would ever list it. Default: nothing.
+        """
+        return ()
+
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
         """Commit several, in order; override where one round trip serves many."""
         return [self.commit(committable) for committable in committables]
@@ -142,16 +151,35 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
         """Ask the target about each. Called before the decision when much of transaction_timeout has passed."""
         return [ExternalState.UNKNOWN for _ in committables]
 
-    def claim(self, scope: Scope) -> None:
-        """Claim the names for this decision log in the target, once per start of a writer.
+    def check_claim(self, scope: Scope, newest: Progress) -> None:
+        """Refuse a decision log that would write again what the target holds; called at each start, writes nothing.
+
+        Args:
+            scope: The names, and the log.
+            newest: Generation and epoch of the log's newest decision.
 
         Raises:
             EpochConflictError: The target knows this pipeline and sink from another decision log, for example
-                because the checkpoint folder was deleted: going on would write its old input a second time.
+                because the checkpoint folder was deleted (`other_log`); or it knows a committed transaction of this
+                log that is newer than `newest`, because the log is an outdated copy (`outdated_log`). Both errors are
+                made by `core.transaction.ownership`.
+        """
+
+    def claim(self, scope: Scope) -> None:
+        """Make this decision log the owner of the names in the target; idempotent, and of two logs at once one wins.
+
+        Called once the log's first decision for this sink is durable, before that decision's first commit: a start
+        that fails before leaves no claim behind.
+
+        Raises:
+            EpochConflictError: Another decision log owns them.
         """
 
     def release(self, scope: Scope) -> None:
-        """Forget what claim knows of any other decision log, after the user asked for it explicitly (REWIND)."""
+        """Forget other decision logs, and how far this one had come, for an explicit rewind; idempotent.
+
+        Called instead of `check_claim` until the first decision after the rewind. A claim of this log stays.
+        """
 
     def completed(self, scope: Scope, epoch: int) -> None:
         """Housekeeping after an epoch's COMPLETED entry is durable, for example pruning the ledger. May be skipped."""

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from ..connectors.rows import check_columns, json_rows
 from ..core.errors import SchemaError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -23,18 +22,20 @@ class OpenFile(ABC):
     """A file that is being written.
 
     Args:
+        sink: Name of the sink, for messages.
         path: Where.
         schema: Of all its batches.
     """
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
+    def __init__(self, sink: str, path: Path, schema: pa.Schema) -> None:
+        self.sink = sink
         self.path = path
         self.schema = schema
         self._file = path.open("xb")
         self._open()
 
     @classmethod  # noqa: B027 - most hold everything
-    def check(cls, sink: str, fields: Sequence[pa.Field]) -> None:
+    def check(cls, sink: str, schema: pa.Schema) -> None:
         """Check that the format can hold these columns.
 
         Raises:
@@ -56,13 +57,15 @@ class OpenFile(ABC):
 
     def finish(self) -> None:
         """Complete the file and sync it."""
-        self._close()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        try:
+            self._close()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        finally:
+            self._file.close()
 
     def abandon(self) -> None:
-        """Nobody wants it."""
+        """Close the file as it is; it will be deleted."""
         with suppress(OSError, pa.ArrowException):  # else Arrow closes it later, into a closed file
             self._close()
         self._file.close()
@@ -108,9 +111,9 @@ class CsvFile(OpenFile):
     """CSV with a header."""
 
     @classmethod
-    def check(cls, sink: str, fields: Sequence[pa.Field]) -> None:
-        """See OpenFile."""
-        for field in fields:
+    def check(cls, sink: str, schema: pa.Schema) -> None:
+        """Refuse nested columns."""
+        for field in schema:
             if pa.types.is_nested(field.type):
                 raise SchemaError(f"sink {sink}: CSV cannot hold column {field.name!r} of type {field.type}")
 
@@ -125,22 +128,20 @@ class CsvFile(OpenFile):
 
 
 class JsonLinesFile(OpenFile):
-    """A JSON object a line; dates and times in ISO 8601, decimals as text, bytes in hex."""
+    """A JSON object a line, with values as in connectors/rows.py."""
+
+    @classmethod
+    def check(cls, sink: str, schema: pa.Schema) -> None:
+        """Refuse what has no JSON form."""
+        check_columns(sink, schema)
 
     def fits(self, schema: pa.Schema) -> bool:
-        """Each line says its own."""
+        """Any schema follows: each line names its own columns."""
         del schema
         return True
 
     def _append(self, batch: pa.RecordBatch) -> None:
-        lines = [json.dumps(row, ensure_ascii=False, default=_plain) for row in batch.to_pylist()]
-        self._file.write("".join(f"{line}\n" for line in lines).encode())
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, bytes):
-        return value.hex()
-    return str(value.isoformat()) if hasattr(value, "isoformat") else str(value)
+        self._file.write("".join(f"{line}\n" for line in json_rows(self.sink, batch)).encode())
 
 
 FORMATS: Final[dict[str, type[OpenFile]]] = {

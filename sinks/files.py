@@ -1,11 +1,7 @@
 """FileSink: Parquet, CSV, JSON lines and Arrow files in a folder, exactly once.
 
-    <folder>/_onceward/<transaction>/…/<n>.<format>     in progress, then pending: complete and synced
-    <folder>/<column>=<value>/…/<transaction>-<n>.<format>    finished
-
-A file is renamed from pending to finished, which a file system does atomically: no reader sees a part of one. Readers
-pass over names that begin with "_" (Spark, Hive, pyarrow.dataset do). The finished name says which transaction wrote
-it, so a commit that is repeated finds it there. Files of one transaction appear one after the other.
+Files are written and completed out of every reader's sight, and renamed after the decision; file_area.py has the
+layout, and why a commit can be repeated by any process.
 
 An object store has no rename; there, a multipart upload that is completed by its id takes the place of it, and the id
 that of the path in the handle.
@@ -17,8 +13,10 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
+import pyarrow as pa
+
 from ..connectors.options import Option, read_options
-from ..core.errors import ConfigurationError, RetryableSinkError, SchemaError
+from ..core.errors import ConfigurationError, SinkError
 from ..core.folders import make_folder, sync_folder
 from ..core.transaction import (
     AbortOutcome,
@@ -29,21 +27,18 @@ from ..core.transaction import (
     ExternalState,
     WriteContext,
 )
-from .base import TwoPhaseCommitSink
+from .file_area import ABORT, COMMIT, FileArea, hidden
 from .file_formats import FORMATS, OpenFile
-from .folders import FolderClaims, check_folder, elsewhere, identity_of, name_in, sole
-from .partitions import folder_of, parts
+from .folder_sink import FolderSink, with_file_errors
+from .folders import check_folder, elsewhere, identity_of
+from .partitions import check_partitions, parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    import pyarrow as pa
-
-    from ..core.names import Scope
+    from ..core.names import TransactionName
 
 
-KIND: Final = "files"
-PENDING: Final = "_onceward"
 ROLL_BYTES: Final = 128 * 2**20
 
 
@@ -52,32 +47,31 @@ class Files:
 
     Args:
         context: Of the attempt.
-        root: Folder of the sink.
+        area: Where they go.
         format_: Of the files.
         roll_bytes: Size after which a new file is begun.
     """
 
-    def __init__(self, context: WriteContext, root: Path, format_: str, roll_bytes: int) -> None:
+    def __init__(self, context: WriteContext, area: FileArea, format_: str, roll_bytes: int) -> None:
         self.name = context.transaction_name()
         self.rows = 0
-        self._root = root
         self._format = format_
         self._roll = roll_bytes
-        self._open: dict[str, OpenFile] = {}
+        self._open: dict[str, tuple[str, OpenFile]] = {}
         self.finished: list[str] = []
-        """Paths below the transaction's folder."""
-        self.folder = root / PENDING / str(self.name)
+        """Partition and number of each, as in the finished name."""
+        self.folder = area.pending(str(self.name))
         make_folder(self.folder)
 
     def write(self, partition: str, batch: pa.RecordBatch) -> None:
         """Append to the partition's file; a new one for another schema, or when it is large enough."""
-        file = self._open.get(partition)
-        if file is not None and (file.size >= self._roll or not file.fits(batch.schema)):
-            self._finish(partition)
-            file = None
-        if file is None:
-            file = self._open[partition] = self._begin(partition, batch.schema)
-        file.write(batch)
+        if partition in self._open:
+            _, file = self._open[partition]
+            if file.size >= self._roll or not file.fits(batch.schema):
+                self._finish(partition)
+        if partition not in self._open:
+            self._open[partition] = self._begin(partition, batch.schema)
+        self._open[partition][1].write(batch)
         self.rows += batch.num_rows
 
     def finish(self) -> None:
@@ -89,21 +83,22 @@ class Files:
 
     def discard(self) -> None:
         """Delete everything."""
-        for file in self._open.values():
+        for _, file in self._open.values():
             file.abandon()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _begin(self, partition: str, schema: pa.Schema) -> OpenFile:
-        folder = self.folder / partition
-        make_folder(folder)
+    def _begin(self, partition: str, schema: pa.Schema) -> tuple[str, OpenFile]:
         number = len(self.finished) + len(self._open)
-        return FORMATS[self._format](folder / f"{number}.{self._format}", schema)
+        name = str(Path(partition) / f"{number}.{self._format}")
+        path = self.folder / hidden(name)
+        make_folder(path.parent)
+        return name, FORMATS[self._format](self.name.scope.sink, path, schema)
 
     def _finish(self, partition: str) -> None:
-        file = self._open.pop(partition)
+        name, file = self._open.pop(partition)
         file.finish()
         sync_folder(file.path.parent)
-        self.finished.append(str(file.path.relative_to(self.folder)))
+        self.finished.append(name)
 
 
 OPTIONS: Final = (
@@ -115,7 +110,7 @@ OPTIONS: Final = (
 )
 
 
-class FileSink(TwoPhaseCommitSink[Files]):
+class FileSink(FolderSink[Files]):
     """Writes files into a folder.
 
     Args:
@@ -130,6 +125,8 @@ class FileSink(TwoPhaseCommitSink[Files]):
     Raises:
         ConfigurationError: A setting is wrong.
     """
+
+    kind = "files"
 
     def __init__(
         self,
@@ -166,14 +163,11 @@ class FileSink(TwoPhaseCommitSink[Files]):
         """Check the columns.
 
         Raises:
-            SchemaError: A partition column is missing, or the format cannot hold a type.
+            SchemaError: A partition column is missing or cannot be the name of a folder, or the format cannot hold a
+                type.
         """
-        missing = [column for column in self.partition_by if column not in schema.names]
-        if missing:
-            raise SchemaError(f"sink {self.name}: partition_by names {missing}; the columns are {schema.names}")
-        left = [field for field in schema if field.name not in self.partition_by]
-        if not left:
-            raise SchemaError(f"sink {self.name}: partition_by leaves no column for the files")
+        check_partitions(self.name, self.partition_by, schema)
+        left = pa.schema([field for field in schema if field.name not in self.partition_by])
         FORMATS[self.format].check(self.name, left)
 
     def validate_complete_mode(self) -> None:
@@ -183,108 +177,109 @@ class FileSink(TwoPhaseCommitSink[Files]):
             sink=self.name,
         )
 
+    @with_file_errors
     def begin(self, context: WriteContext) -> Files:
-        """Open a transaction's folder."""
-        return Files(context, Path(self.directory), self.format, self.roll_bytes)
+        """Make a transaction's folder."""
+        return Files(context, self._area, self.format, self.roll_bytes)
 
+    @with_file_errors
     def write(self, transaction: Files, batch: pa.RecordBatch) -> None:
-        """Append to the files of the partitions."""
-        for values, rows in parts(batch, self.partition_by):
-            transaction.write(folder_of(self.partition_by, values), rows)
+        """Append to the files of the partitions.
 
+        Raises:
+            SinkError: The format cannot hold a value, or the file system failed.
+        """
+        try:
+            for partition, rows in parts(batch, self.partition_by):
+                transaction.write(partition, rows)
+        except pa.ArrowException as error:
+            raise SinkError(f"a row cannot be written as {self.format}: {error}", sink=self.name) from error
+
+    @with_file_errors
     def pre_commit(self, transaction: Files) -> Committable:
         """Complete and sync the files."""
         transaction.finish()
-        handle = {"files": transaction.finished, "folder": identity_of(Path(self.directory) / PENDING)}
-        return Committable.named(KIND, transaction.name, handle=handle, rows=transaction.rows)
+        handle = {"files": transaction.finished, "folder": identity_of(self._area.path)}
+        return Committable.named(self.kind, transaction.name, handle=handle, rows=transaction.rows)
 
     def discard(self, transaction: Files) -> None:
         """Delete the files."""
         transaction.discard()
 
     def commit(self, committable: Committable) -> CommitOutcome:
-        """Rename each file to its final name."""
+        """Move each file to its finished name."""
+        transaction, files = committable.transaction, committable.handle["files"]
         try:
-            with sole(self._pending(committable)) as there:
-                if there:
-                    return self._rename(committable)
-        except RetryableSinkError as error:
-            return CommitOutcome(CommitStatus.RETRY_LATER, str(error))
-        if all(self._final(committable, file).exists() for file in committable.handle["files"]):
-            return CommitOutcome(CommitStatus.ALREADY_COMMITTED)
-        if wrong := elsewhere(Path(self.directory) / PENDING, committable):
-            return CommitOutcome(CommitStatus.RETRY_LATER, wrong)
-        return CommitOutcome(CommitStatus.LOST, f"{self._pending(committable)} is gone")
-
-    def _rename(self, committable: Committable) -> CommitOutcome:
-        moved = 0
-        for file in committable.handle["files"]:
-            pending, final = self._pending(committable) / file, self._final(committable, file)
-            try:
-                make_folder(final.parent)
-                if not final.exists():
-                    pending.rename(final)
-                    moved += 1
-            except FileNotFoundError:
-                if not final.exists():
-                    return CommitOutcome(CommitStatus.LOST, f"{pending} is gone")
-            except OSError as error:
-                return CommitOutcome(CommitStatus.RETRY_LATER, str(error))
-            sync_folder(final.parent)
-        shutil.rmtree(self._pending(committable), ignore_errors=True)
+            missing = self._area.begin_commit(transaction, files)
+            if missing:
+                return CommitOutcome(
+                    CommitStatus.LOST, f"{self._area.pending(transaction) / hidden(missing[0])} is gone"
+                )
+            if not self._area.has_begun(transaction):
+                return self._without_proof(committable)
+            moved = self._area.finish(transaction, files)
+        except OSError as error:
+            return CommitOutcome(CommitStatus.RETRY_LATER, f"{self.directory}: {error}")
         return CommitOutcome(CommitStatus.COMMITTED if moved else CommitStatus.ALREADY_COMMITTED)
 
+    def _without_proof(self, committable: Committable) -> CommitOutcome:
+        """Neither pending nor known to be committed."""
+        files, pending = committable.handle["files"], self._area.pending(committable.transaction)
+        finished = [self._area.final(committable.transaction, file).exists() for file in files]
+        if all(finished):
+            return CommitOutcome(CommitStatus.ALREADY_COMMITTED)
+        if wrong := elsewhere(self._area.path, committable):
+            return CommitOutcome(CommitStatus.RETRY_LATER, wrong)
+        if any(finished) or self._is_outlived(committable):
+            return CommitOutcome(CommitStatus.UNKNOWN, f"{pending} is gone; its files may have been finished")
+        return CommitOutcome(CommitStatus.LOST, f"{pending} is gone, and was not committed")
+
     def abort(self, committable: Committable) -> AbortOutcome:
-        """Delete the pending files, unless one of them is finished."""
+        """Delete the pending files, unless their commit has begun."""
         try:
-            with sole(self._pending(committable)) as there:
-                if self._any_finished(committable):
-                    return AbortOutcome(AbortStatus.COMMITTED)
-                if there:
-                    shutil.rmtree(self._pending(committable), ignore_errors=True)
-                    return AbortOutcome(AbortStatus.ABORTED)
-        except RetryableSinkError as error:
-            return AbortOutcome(AbortStatus.RETRY_LATER, str(error))
+            if self._area.abort(committable.transaction):
+                return AbortOutcome(AbortStatus.ABORTED)
+            if self._area.has_begun(committable.transaction):
+                return AbortOutcome(AbortStatus.COMMITTED)
+        except OSError as error:
+            return AbortOutcome(AbortStatus.RETRY_LATER, f"{self.directory}: {error}")
         return AbortOutcome(AbortStatus.UNKNOWN, "there is no trace of it")
 
-    def _any_finished(self, committable: Committable) -> bool:
-        stem = f"{committable.transaction}-"
-        return any(path.name.startswith(stem) for path in Path(self.directory).rglob(f"*.{self.format}"))
-
-    def lingering(self, scope: Scope) -> Iterable[Committable]:
-        """Transactions of exactly this pipeline and sink that have pending files."""
-        folder = Path(self.directory) / PENDING
-        names = [name_in(path.name, scope) for path in sorted(folder.iterdir())] if folder.is_dir() else []
-        return [Committable.named(KIND, name) for name in names if name is not None]
-
+    @with_file_errors
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
-        """Look for the pending folder, then for the files."""
+        """Look for the pending folder, for the proof of a commit, then for the files."""
         return [self._inspect(committable) for committable in committables]
 
     def _inspect(self, committable: Committable) -> ExternalState:
-        files = committable.handle.get("files", ())
-        if self._pending(committable).exists():
+        transaction, files = committable.transaction, committable.handle.get("files", ())
+        if self._area.pending(transaction).exists():
             return ExternalState.PREPARED
-        if files and all(self._final(committable, file).exists() for file in files):
-            return ExternalState.COMMITTED
-        wrong = elsewhere(Path(self.directory) / PENDING, committable)
-        return ExternalState.UNKNOWN if wrong or not files else ExternalState.ABORTED
+        if self._area.has_begun(transaction):
+            finished = self._area.is_finished(transaction, files)
+            return ExternalState.COMMITTED if finished else ExternalState.PREPARED
+        if not files:
+            return ExternalState.UNKNOWN
+        match self._without_proof(committable).status:
+            case CommitStatus.ALREADY_COMMITTED:
+                return ExternalState.COMMITTED
+            case CommitStatus.LOST:
+                return ExternalState.ABORTED
+            case _:
+                return ExternalState.UNKNOWN
 
-    def claim(self, scope: Scope) -> None:
-        """Note the decision log behind this pipeline's name in the folder.
+    @property
+    def _area(self) -> FileArea:
+        return FileArea(Path(self.directory))
 
-        Raises:
-            EpochConflictError: The folder knows the name from another one.
-        """
-        FolderClaims(Path(self.directory) / PENDING).claim(scope)
+    @property
+    def _place(self) -> Path:
+        return self._area.path
 
-    def release(self, scope: Scope) -> None:
-        """Forget it."""
-        FolderClaims(Path(self.directory) / PENDING).release(scope)
+    def _pending(self) -> list[TransactionName]:
+        return self._area.names("", ABORT)
 
-    def _pending(self, committable: Committable) -> Path:
-        return Path(self.directory) / PENDING / committable.transaction
+    def _proven(self) -> list[TransactionName]:
+        return self._area.names(COMMIT)
 
-    def _final(self, committable: Committable, file: str) -> Path:
-        path = Path(file)
-        return Path(self.directory) / path.parent / f"{committable.transaction}-{path.name}"
+    def _forget(self, name: TransactionName, *, give_up: bool) -> None:
+        self._area.forget(name, give_up=give_up)

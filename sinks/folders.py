@@ -1,4 +1,10 @@
-"""What sinks into folders have in common: what is written is synced, and a folder remembers whose it is."""
+"""What sinks into folders have in common: which folder it is, whose it is, and errors of its file system.
+
+    <folder>/.identity                    tells this folder from another one, and from a place where none is mounted
+    <folder>/.<pipeline>~<sink>.claim     the decision log that owns these names
+
+Names that begin with a dot are hidden from all readers of files.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +12,12 @@ import fcntl
 import os
 import secrets
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from ..core.errors import ConfigurationError, EpochConflictError, RetryableSinkError
-from ..core.folders import make_folder, sync_folder
-from ..core.names import TransactionName, parse_transaction_name
+from ..core.errors import ConfigurationError, RetryableSinkError, SinkError
+from ..core.folders import make_folder, put_once
+from ..core.names import file_name
+from ..core.transaction.ownership import other_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,8 +26,17 @@ if TYPE_CHECKING:
     from ..core.names import Scope
     from ..core.transaction import Committable
 
-IDENTITY = ".identity"
+IDENTITY: Final = ".identity"
 """File with the identity of a folder."""
+
+
+@contextmanager
+def file_errors(sink: str, place: str | Path) -> Iterator[None]:
+    """Raise the errors of a file system (full, away, stale handles) as RetryableSinkError, which names the place."""
+    try:
+        yield
+    except OSError as error:
+        raise RetryableSinkError(f"{place}: {error}", sink=sink) from error
 
 
 def check_folder(sink: str, directory: str | Path) -> None:
@@ -35,27 +51,45 @@ def check_folder(sink: str, directory: str | Path) -> None:
 
 @contextmanager
 def sole(path: Path) -> Iterator[bool]:
-    """Be the only one who commits or aborts what is at a path: a file or a folder that both delete at their end.
+    """Be the only one who commits or aborts what is in a file that both delete at their end.
+
+    The file is opened for writing: on NFSv4 no other is locked (flock(2), "NFS details": EBADF).
 
     Yields:
         Whether it is there; False also if somebody has ended it meanwhile.
 
     Raises:
-        RetryableSinkError: Another process is at it.
+        RetryableSinkError: Another process is at it, or it cannot be opened.
+        SinkError: Its file system knows no locks.
     """
     try:
-        handle = os.open(path, os.O_RDONLY)
+        handle = os.open(path, os.O_RDWR)
     except FileNotFoundError:
         yield False
         return
+    except OSError as error:
+        raise RetryableSinkError(f"cannot open {path}: {error}") from error
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise RetryableSinkError(f"another process is at {path}") from error
-        yield path.exists()  # it may have been deleted between the two
+        yield _lock(handle, path)
     finally:
         os.close(handle)
+
+
+def _lock(handle: int, path: Path) -> bool:
+    """Whether what is locked is still there: it may have been deleted before."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise RetryableSinkError(f"another process is at {path}") from error
+    except OSError as error:
+        raise SinkError(
+            f"cannot lock {path}: {error}. Its file system must have locks (flock), and over NFS a lock service that "
+            "all machines reach"
+        ) from error
+    try:
+        return path.exists()
+    except OSError as error:
+        raise RetryableSinkError(f"cannot look at {path}: {error}") from error
 
 
 def identity_of(folder: Path) -> str:
@@ -63,7 +97,7 @@ def identity_of(folder: Path) -> str:
     path = folder / IDENTITY
     if not path.exists():
         make_folder(folder)
-        put_once(path, secrets.token_hex(8))
+        put_once(path, secrets.token_hex(8).encode())
     return path.read_text().strip()
 
 
@@ -79,66 +113,45 @@ def elsewhere(folder: Path, committable: Committable) -> str:
     )
 
 
-def put_once(path: Path, text: str) -> bool:
-    """Write a file that nobody sees a part of, unless it is there; whether this call wrote it."""
-    written = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with written.open("x") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    try:
-        os.link(written, path)  # of two at once, one wins
-        sync_folder(path.parent)
-    except FileExistsError:
-        return False
-    finally:
-        written.unlink()
-    return True
-
-
 class FolderClaims:
-    """Which decision log stands behind each pipeline and sink that wrote into a folder.
+    """Which decision log owns the names of each pipeline and sink that wrote into a folder.
 
     Args:
-        folder: Where the notes are kept.
+        folder: Where the claims are kept.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def claim(self, scope: Scope) -> None:
-        """Note the log behind these names.
+    def check(self, scope: Scope) -> None:
+        """Refuse names that another log owns.
 
         Raises:
-            EpochConflictError: The folder knows them from another one.
+            EpochConflictError: It does.
         """
-        path = self._path(scope)
-        make_folder(path.parent)
-        if put_once(path, scope.log):
-            return
-        known = path.read_text()
-        if known != scope.log:
-            raise EpochConflictError(
-                f"{self._folder} knows this pipeline and sink from another decision log ({known}): its rows were "
-                "written already. Bring the log back, give the pipeline another name, or rewind it",
-                pipeline=scope.pipeline,
-                sink=scope.sink,
-            )
+        known = self.known(scope)
+        if known not in (None, scope.log):
+            raise other_log(scope, str(known), str(self._folder))
+
+    def claim(self, scope: Scope) -> None:
+        """Make this log the owner of the names.
+
+        Raises:
+            EpochConflictError: Another one owns them.
+        """
+        make_folder(self._folder)
+        if not put_once(self._path(scope), scope.log.encode()):
+            self.check(scope)
 
     def known(self, scope: Scope) -> str | None:
-        """The log behind these names, if one has claimed them."""
+        """The log that owns the names, if one has claimed them."""
         path = self._path(scope)
         return path.read_text() if path.exists() else None
 
-    def release(self, scope: Scope) -> None:
-        """Forget it."""
-        self._path(scope).unlink(missing_ok=True)
+    def release(self, scope: Scope, *, own: bool = False) -> None:
+        """Forget another log's claim; this one's too if the target itself has forgotten it."""
+        if own or self.known(scope) != scope.log:
+            self._path(scope).unlink(missing_ok=True)
 
     def _path(self, scope: Scope) -> Path:
-        return self._folder / f"{scope.pipeline}:{scope.sink}.claim"
-
-
-def name_in(text: str, scope: Scope) -> TransactionName | None:
-    """A transaction's name, if it is of exactly this pipeline and sink."""
-    name = parse_transaction_name(text)
-    return name if name is not None and name.scope[:2] == scope[:2] else None
+        return self._folder / f".{file_name(f'{scope.pipeline}:{scope.sink}')}.claim"

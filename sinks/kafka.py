@@ -2,7 +2,7 @@
 
 Each subtask writes an epoch in one Kafka transaction and flushes it (pre-commit). Once the decision is durable, the
 driver ends the transaction by handle: transactional id, producer id and producer epoch. After the flush the data
-survive the producer's process and the broker's restart; what can end them early is only the transaction's time-out.
+survive the producer's process and the broker's restart; what can end them early is only the transaction's timeout.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from ..connectors.kafka.codes import Code
 from ..connectors.kafka.errors import kafka_error
 from ..connectors.kafka.handle import KIND, VERSION, Prepared
 from ..connectors.kafka.pool import PoolKey, pool_of
+from ..connectors.kafka.producer import check_settings
 from ..connectors.kafka.reach import check_reachable
 from ..connectors.kafka.rows import Rows, check_columns
 from ..connectors.kafka.settings import KafkaSettings, split_options
-from ..connectors.kafka.verdict import STATE, Seen
+from ..connectors.kafka.verdict import STATE, Observation
+from ..connectors.options import Option, flag, read_options
 from ..core.errors import ConfigurationError, KafkaError
 from ..core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable
+from ..core.transaction.ownership import NOTHING
 from .base import TwoPhaseCommitSink
 
 if TYPE_CHECKING:
@@ -34,11 +37,23 @@ if TYPE_CHECKING:
     from ..connectors.kafka.pool import ProducerPool
     from ..connectors.kafka.producer import TransactionalProducer
     from ..core.names import Scope
-    from ..core.transaction import ExternalState, WriteContext
+    from ..core.transaction import ExternalState, Progress, WriteContext
 
 NOTHING_WRITTEN = "nothing was written"
 FLUSH_SHARE = 0.5
-"""Share of the transaction's time-out that a flush may take."""
+"""Share of the transaction's timeout that a flush may take."""
+
+
+def _create_topic(text: str) -> bool | int:
+    return int(text) if text.strip().isdecimal() else flag(text)
+
+
+OPTIONS = (
+    Option("name", "name"),
+    Option("topic", "topic"),
+    Option("createTopic", "create_topic", _create_topic),
+    Option("transactionTimeout", "transaction_timeout", float),
+)
 
 
 class KafkaTransaction:
@@ -62,6 +77,9 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         bootstrap_servers: Comma-separated `host:port`, or a list of them.
         topic: Topic of all rows; the column `topic` is ignored then. None: each row's own.
         config: Further settings under librdkafka's names; docs/kafka-settings.md says which go where.
+        create_topic: Create the topic at start if it does not exist: with this many partitions, or with as many as the
+            brokers give a new topic (True). By default a topic that does not exist is an error, also where the brokers
+            would create it on their own.
         transaction_timeout: Seconds after which the broker aborts a transaction that nobody ends. Default: as long as
             the broker allows (transaction.max.timeout.ms). An outage that lasts longer loses decided data, loudly.
         select: See Sink.
@@ -78,6 +96,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         bootstrap_servers: str | list[str] | None = None,
         topic: str | None = None,
         config: Mapping[str, Any] | None = None,
+        create_topic: bool | int = False,
         transaction_timeout: float | None = None,
         select: Sequence[str] | None = None,
         where: str | None = None,
@@ -90,28 +109,26 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             raise ConfigurationError(
                 f"transaction_timeout must be at least 1 s, not {transaction_timeout} s", sink=name
             )
+        if create_topic and topic is None:
+            raise ConfigurationError("create_topic needs topic: which ones the rows name is not known", sink=name)
+        if create_topic is not False and create_topic < 1:
+            raise ConfigurationError(
+                f"create_topic (createTopic) must be true or a number of partitions, not {create_topic}", sink=name
+            )
         self.settings = settings.without("transaction.timeout.ms")
         self.topic = topic
+        self.create_topic = create_topic
         self._timeout = transaction_timeout
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Self:
-        """A sink out of the options of a Spark format: `kafka.*`, `topic`, `name` (default: kafka).
+        """A sink out of the options of a Spark format: `kafka.*`, `topic`, `createTopic`, `name` (default: kafka).
 
         Raises:
             ConfigurationError: An option is unknown or refused.
         """
         config, rest = split_options(options)
-        name, topic = rest.pop("name", "kafka"), rest.pop("topic", None)
-        timeout = rest.pop("transactiontimeout", None)
-        if rest:
-            raise ConfigurationError(
-                f"unknown options: {', '.join(sorted(rest))}. Known are topic, name, transactionTimeout (seconds) and "
-                "Kafka's settings with 'kafka.' in front",
-                sink=name,
-            )
-        seconds = _seconds(timeout, per_second=1) if timeout is not None else None
-        return cls(name, topic=topic, config=config, transaction_timeout=seconds)
+        return cls(**{"name": "kafka", "config": config, **read_options("a Kafka sink", rest, OPTIONS)})
 
     def __repr__(self) -> str:
         return f"KafkaSink({self.name!r}, topic={self.topic!r}, {self.settings})"
@@ -124,11 +141,12 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return cluster_of(self.settings).limits().longest_timeout_ms / 1000
 
     def validate(self, schema: pa.Schema) -> None:
-        """Check columns, topic and time-out; see Sink.
+        """Check columns, settings, topic and timeout; create the topic if that was asked for. See Sink.
 
         Raises:
             SchemaError: A column is missing or has a type that does not fit.
-            ConfigurationError: The topic does not exist, or the time-out is longer than the broker allows.
+            ConfigurationError: The topic does not exist, the timeout is longer than the broker allows, or librdkafka
+                refuses a setting.
             KafkaError: No broker answers, or it refuses this client.
         """
         check_columns(schema, self.topic, self.name)
@@ -141,17 +159,19 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 f"transaction.max.timeout.ms={limits.longest_timeout_ms} ms: make it shorter, or raise the broker's",
                 sink=self.name,
             )
+        check_settings(self.settings, timeout_ms=self._timeout_ms)
         if self.topic is not None:
-            self._validate_topic(self.topic, cluster, creates=limits.creates_topics)
+            self._validate_topic(self.topic, cluster)
 
-    def _validate_topic(self, topic: str, cluster: Cluster, *, creates: bool) -> None:
+    def _validate_topic(self, topic: str, cluster: Cluster) -> None:
         if not cluster.partitions_of(topic):
-            if creates:
-                return
-            raise ConfigurationError(
-                f"topic {topic} does not exist and the broker does not create topics by itself: create it first",
-                sink=self.name,
-            )
+            if self.create_topic is False:
+                raise ConfigurationError(
+                    f"topic {topic} does not exist: create it, or let the sink do so with create_topic=True or with a "
+                    "number of partitions (option createTopic)",
+                    sink=self.name,
+                )
+            cluster.create_topic(topic, None if self.create_topic is True else self.create_topic)
         if cluster.transactions.may_look(topic) == Code.TOPIC_AUTHORIZATION_FAILED:
             raise ConfigurationError(
                 f"this client has no permission to Read topic {topic}: the sink needs it besides Write and Describe, "
@@ -168,9 +188,12 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         """Hand the rows to the producer; it sends them in the background.
 
         Raises:
-            KafkaError: A message was refused, of this batch or of an earlier one.
+            KafkaError: A message was refused, of this batch or of an earlier one, or a row's topic does not exist.
         """
-        transaction.producer.write(Rows(batch, self.topic))
+        rows = Rows(batch, self.topic)
+        if self.topic is None:
+            cluster_of(self.settings).check_topics(rows.topics)
+        transaction.producer.write(rows)
 
     def pre_commit(self, transaction: KafkaTransaction) -> Committable:
         """Wait for the brokers' acknowledgements, ask for the handle, and let the producer go.
@@ -225,15 +248,24 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         """Ask coordinators and partitions; see TwoPhaseCommitSink."""
         transactions = [Prepared.of(committable) for committable in committables]
         seen = iter(commits.look_at(self._client, [t for t in transactions if t is not None]))
-        return [STATE[Seen.OPEN if transaction is None else next(seen)] for transaction in transactions]
+        return [STATE[Observation.OPEN if transaction is None else next(seen)] for transaction in transactions]
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:
         """Open transactions under exactly this name; see TwoPhaseCommitSink."""
         return claims.lingering(self._client, scope, [self.topic] if self.topic is not None else [])
 
-    def claim(self, scope: Scope) -> None:
-        """Refuse a name that another log may have committed under; see TwoPhaseCommitSink."""
-        claims.claim(self._client, scope)
+    def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
+        """Open transactions of this pipeline and log in this cluster; see TwoPhaseCommitSink."""
+        return claims.lingering_elsewhere(self._client, pipeline, log)
+
+    def check_claim(self, scope: Scope, newest: Progress) -> None:
+        """Refuse a name that another log may have committed under; see TwoPhaseCommitSink.
+
+        How far this log had come Kafka does not know, and it can keep no claim: whoever has committed under the name
+        is what it remembers. So a log looks until it has decided something itself.
+        """
+        if newest == NOTHING:
+            claims.check(self._client, scope)
 
     def release(self, scope: Scope) -> None:
         """Accept what other logs have committed under this name, for good; see TwoPhaseCommitSink."""
@@ -251,21 +283,27 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         if description.open is None:
             raise KafkaError(
                 f"the transaction ended before it could be prepared: the coordinator says {description.state}. If "
-                f"writing took longer than its time-out ({self.transaction_timeout:g} s), make epochs shorter",
+                f"writing took longer than its timeout ({self.transaction_timeout:g} s), make epochs shorter",
                 transaction=name,
             )
-        return description.open
+        return description.open.with_ids(self._client.topic_ids(description.open.topics))
 
     def _pool(self, scope: Scope) -> ProducerPool:
-        return pool_of(PoolKey(self.settings, scope, round(self.transaction_timeout * 1000)))
+        return pool_of(PoolKey(self.settings, scope, self._timeout_ms))
+
+    @property
+    def _timeout_ms(self) -> int:
+        return round(self.transaction_timeout * 1000)
 
     @property
     def _client(self) -> TransactionCoordinatorClient:
         return cluster_of(self.settings).transactions
 
 
-def _seconds(text: str, *, per_second: int = 1000) -> float:
+def _seconds(milliseconds: str) -> float:
     try:
-        return float(text) / per_second
+        return float(milliseconds) / 1000
     except ValueError:
-        raise ConfigurationError(f"the transaction's time-out must be a number, not {text!r}") from None
+        raise ConfigurationError(
+            f"Kafka setting transaction.timeout.ms must be a number of milliseconds, not {milliseconds!r}"
+        ) from None

@@ -11,7 +11,7 @@ from ..connectors.postgres.checks import check_server, check_table, choose_path,
 from ..connectors.postgres.connections import borrowed
 from ..connectors.postgres.dsn import Dsn
 from ..connectors.postgres.ledger import DEFAULT_SCHEMA, Ledger, prune_due
-from ..connectors.postgres.listing import PREPARED, STAGED, list_lingering
+from ..connectors.postgres.listing import PREPARED, STAGED, list_lingering, list_of_log
 from ..connectors.postgres.merging import abort_staged, commit_staged
 from ..connectors.postgres.options import ALL_MODES, checked_change_column, commit_mode, read_postgres_options
 from ..connectors.postgres.prepared import PreparedWriting, abort_prepared, commit_prepared
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ..connectors.postgres.connections import Connection
     from ..core.names import Scope
-    from ..core.transaction import Committable, ExternalState, WriteContext
+    from ..core.transaction import Committable, ExternalState, Progress, WriteContext
 
 _log = logging.getLogger("onceward.postgres")
 
@@ -154,9 +154,19 @@ class PostgresSink(DatabaseSink[Writing]):
         with self._borrowed("cannot list") as connection:
             return list_lingering(connection, self.target.ledger, scope.pipeline, scope.sink)
 
+    def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
+        """The same of all sinks of this pipeline and log."""
+        with self._borrowed("cannot list") as connection:
+            return list_of_log(connection, self.target.ledger, pipeline, log)
+
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
         """Ask about each."""
         return inspect(self.target, committables)
+
+    def check_claim(self, scope: Scope, newest: Progress) -> None:
+        """See what the ledger knows of the names."""
+        with self._borrowed("cannot check who owns the names") as connection:
+            self.target.ledger.check(connection, scope, newest)
 
     def claim(self, scope: Scope) -> None:
         """Note in the ledger that this decision log owns the names."""
@@ -164,7 +174,7 @@ class PostgresSink(DatabaseSink[Writing]):
             self.target.ledger.claim(connection, scope)
 
     def release(self, scope: Scope) -> None:
-        """Hand the names over to this decision log."""
+        """Hand the names over to this decision log, and set aside how far it had come."""
         with self._borrowed("cannot release") as connection:
             self.target.ledger.release(connection, scope)
 

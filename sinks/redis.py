@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from ..connectors.redis.client import clients, evaluate, translated
@@ -19,14 +18,18 @@ from ..connectors.redis.options import read_redis_options
 from ..connectors.redis.script import CLAIM, PRUNE, RELEASE, marker_key
 from ..connectors.redis.server import check_facts, read_facts
 from ..connectors.redis.settings import RedisSettings
-from ..core.errors import ConfigurationError, DataLossError, EpochConflictError, SinkError
+from ..core.errors import ConfigurationError, DataLossError, SinkError
 from ..core.names import TransactionName, parse_transaction_name
+from ..core.transaction import Progress
+from ..core.transaction.ownership import NOTHING, other_log, outdated_log
 from .base import Guarantee
+from .folder_sink import newest_of
 from .folders import FolderClaims
 from .write_ahead import ROWS_PER_SEND, Attempt, Segment, WriteAheadLogSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     import pyarrow as pa
 
@@ -165,48 +168,80 @@ class RedisSink(WriteAheadLogSink):
         Raises:
             DataLossError: The server has lost it, before anything more is decided for it.
         """
-        if self.durable and self._claimed_in_folder(scope) == scope.log:
-            with suppress(SinkError):  # what it cannot answer now, it answers at the next delivery
-                if self._known(scope) is None:
-                    raise self._lost_marker(scope)
+        with suppress(SinkError):  # what it cannot answer now, it answers at the next delivery
+            self._check_marker(scope, self._known(scope))
         return super().lingering(scope)
 
-    def claim(self, scope: Scope) -> None:
-        """Note the decision log behind this pipeline's name in the server, then in the folder.
+    def check_claim(self, scope: Scope, newest: Progress) -> None:
+        """Look whose the names are, and how far their log had come, in the folder and in the server.
 
         Raises:
-            EpochConflictError: One of them knows the name from another one.
-            DataLossError: The folder knows it, and the server does not: it has lost data, or is another one. With
+            EpochConflictError: They are another decision log's, or this one is an outdated copy.
+        """
+        super().check_claim(scope, newest)
+        known = self._known(scope)
+        if known not in (None, scope.log.encode()):
+            raise other_log(scope, str(known, "utf-8"), self.settings.shown)
+        reached = self._reached(scope) if known is not None else NOTHING
+        if reached > newest:
+            raise outdated_log(scope, reached, newest, self.settings.shown)
+
+    def claim(self, scope: Scope) -> None:
+        """Note the decision log that owns the names in the server, then in the folder.
+
+        Raises:
+            EpochConflictError: Another one owns them.
+            DataLossError: The folder knows the log, and the server does not: it has lost data, or is another one. With
                 durable=False the next delivery makes the marker again.
         """
-        new = self._claimed_in_folder(scope) != scope.log
+        new = FolderClaims(self._place).known(scope) != scope.log
         known = self._evaluate(CLAIM, scope) if new else self._known(scope)
-        if known is None and self.durable:
-            raise self._lost_marker(scope)
-        if known is not None and known.decode() != scope.log:
-            raise EpochConflictError(
-                f"{self.settings.shown} knows this pipeline and sink from another decision log ({known.decode()}): its "
-                "rows were written already. Bring the log back, give the pipeline another name, or rewind it",
+        self._check_marker(scope, known)
+        if known not in (None, scope.log.encode()):
+            raise other_log(scope, str(known, "utf-8"), self.settings.shown)
+        super().claim(scope)
+
+    def _check_marker(self, scope: Scope, known: bytes | None) -> None:
+        if known is None and self.durable and FolderClaims(self._place).known(scope) == scope.log:
+            raise DataLossError(
+                f"{self.settings.shown} knows nothing of this pipeline and sink, though {self.directory} does. {GO_ON}",
                 pipeline=scope.pipeline,
                 sink=scope.sink,
             )
-        super().claim(scope)
 
     def release(self, scope: Scope) -> None:
-        """Forget what another decision log left in the server and in the folder."""
+        """Forget, in the server and in the folder, other decision logs and how far this one had come."""
+        if self._known(scope) is None:
+            FolderClaims(self._place).release(scope, own=True)
         self._evaluate(RELEASE, scope)
         super().release(scope)
 
     def completed(self, scope: Scope, epoch: int) -> None:
         """Delete what says that transactions of older epochs are written."""
         super().completed(scope, epoch)
-        with translated(self.settings, "cannot read the marker"):
-            fields = clients.get(self.settings).execute_command("HKEYS", marker_key(scope))
-        names = [parse_transaction_name(field.decode()) for field in fields]
-        ended = [name for name in names if name is not None and name.scope == scope and name.epoch < epoch]
+        written, released = self._written(scope)
+        ended = [name for name in (*written, *released) if name.epoch < epoch]
         if ended:
-            floor = max((name.start, name.epoch) for name in ended)
+            floor = newest_of(name for name in written if name.epoch < epoch)
             self._evaluate(PRUNE, scope, *floor, *map(str, ended))
+
+    def _reached(self, scope: Scope) -> Progress:
+        """How far the log had come by what the server knows: the floor stands for what is deleted."""
+        with translated(self.settings, "cannot read the marker"):
+            ask = clients.get(self.settings).execute_command
+            start, epoch = (ask("HGET", marker_key(scope), field) for field in ("floor:start", "floor:epoch"))
+        floor = Progress(int(start), int(epoch)) if start is not None and epoch is not None else NOTHING
+        return max(floor, newest_of(self._written(scope)[0]))
+
+    def _written(self, scope: Scope) -> tuple[list[TransactionName], list[TransactionName]]:
+        """Transactions whose rows the marker counts: since the newest rewind, and from before."""
+        with translated(self.settings, "cannot read the marker"):
+            ask = clients.get(self.settings).execute_command
+            fields, before = ask("HKEYS", marker_key(scope)), ask("HGET", marker_key(scope), "released")
+        released = set((before or b"").decode().split())
+        names = [parse_transaction_name(field.decode()) for field in fields]
+        mine = [name for name in names if name is not None and name.scope == scope]
+        return [n for n in mine if str(n) not in released], [n for n in mine if str(n) in released]
 
     def _after_a_loss(self, attempt: Attempt) -> Loss:
         """Only a server that evicts keys loses a marker and keeps the rows."""
@@ -219,16 +254,6 @@ class RedisSink(WriteAheadLogSink):
         with translated(self.settings, "cannot read the marker"):
             found: bytes | None = clients.get(self.settings).execute_command("HGET", marker_key(scope), "log")
         return found
-
-    def _lost_marker(self, scope: Scope) -> DataLossError:
-        return DataLossError(
-            f"{self.settings.shown} knows nothing of this pipeline and sink, though {self.directory} does. {GO_ON}",
-            pipeline=scope.pipeline,
-            sink=scope.sink,
-        )
-
-    def _claimed_in_folder(self, scope: Scope) -> str | None:
-        return FolderClaims(Path(self.directory)).known(scope)
 
     def _evaluate(self, script: str, scope: Scope, *arguments: object) -> bytes | None:
         what = f"cannot change the marker of sink {self.name}"

@@ -3,7 +3,8 @@
     <folder>/<transaction>.partial    being written
     <folder>/<transaction>.segment    prepared: complete, synced
     <folder>/<transaction>.marks      sending has begun: after each delivery a line says how many rows are delivered
-    <folder>/<transaction>.done       everything is delivered; the segment is gone
+    <folder>/<transaction>.done       everything is delivered; the segment is gone. Kept until a newer transaction's
+                                      epoch is completed, as proof, and as that which shows how far the log had come
 
 1. A batch is a frame: its length, its SHA-256, and an Arrow IPC stream of its own. The committable holds the digest of
    the whole file. A frame that does not match is an error; nothing after it is sent.
@@ -23,6 +24,7 @@ import pyarrow as pa
 
 from ..core.errors import DataLossError
 from ..core.folders import make_folder, sync_folder
+from ..core.names import file_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +43,7 @@ class SegmentWriter:
 
     def __init__(self, folder: Path, transaction: str) -> None:
         make_folder(folder)
-        self.path = folder / f"{transaction}{PARTIAL}"
+        self.path = folder / f"{file_name(transaction)}{PARTIAL}"
         self.rows = 0
         self._digest = hashlib.sha256()
         self._file = self.path.open("xb")
@@ -67,7 +69,7 @@ class SegmentWriter:
         return self._digest.hexdigest()
 
     def discard(self) -> None:
-        """Nobody wants it."""
+        """Delete it."""
         self._file.close()
         self.path.unlink(missing_ok=True)
 

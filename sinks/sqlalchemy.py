@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from ..connectors.database.modes import CommitPath, commit_path, key_columns, positive, write_mode
 from ..connectors.sql import ledger
 from ..connectors.sql.checks import check_server, check_table, choose_path, path_without_server, read_server
-from ..connectors.sql.listing import inspect, list_lingering
+from ..connectors.sql.listing import inspect, list_lingering, list_of_log
 from ..connectors.sql.merging import abort_staged, commit_staged
 from ..connectors.sql.options import read_sql_options
 from ..connectors.sql.own_tables import ensure
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sqlalchemy import URL
 
     from ..core.names import Scope
-    from ..core.transaction import Committable, ExternalState, WriteContext
+    from ..core.transaction import Committable, ExternalState, Progress, WriteContext
 
 _log = logging.getLogger("onceward.sql")
 
@@ -145,16 +145,24 @@ class SqlAlchemySink(DatabaseSink[Writing]):
         """What is prepared in this database, or staged beside this ledger, under exactly these names."""
         return list_lingering(self.target, scope.pipeline, scope.sink)
 
+    def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
+        """The same of all sinks of this pipeline and log."""
+        return list_of_log(self.target, pipeline, log)
+
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
         """Ask about each."""
         return inspect(self.target, committables)
+
+    def check_claim(self, scope: Scope, newest: Progress) -> None:
+        """See what the ledger knows of the names."""
+        ledger.check(self.target, scope, newest)
 
     def claim(self, scope: Scope) -> None:
         """Note in the ledger that this decision log owns the names."""
         ledger.claim(self.target, scope)
 
     def release(self, scope: Scope) -> None:
-        """Hand the names over to this decision log."""
+        """Hand the names over to this decision log, and set aside how far it had come."""
         ledger.release(self.target, scope)
 
     def completed(self, scope: Scope, epoch: int) -> None:

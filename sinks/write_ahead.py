@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..core.errors import ConfigurationError, DataLossError, RetryableSinkError
 from ..core.folders import sync_folder
+from ..core.names import file_name, parse_file_name
 from ..core.steps import Step, reach
 from ..core.transaction import (
     AbortOutcome,
@@ -29,18 +30,18 @@ from ..core.transaction import (
     ExternalState,
     WriteContext,
 )
-from .base import Guarantee, TwoPhaseCommitSink
-from .folders import FolderClaims, check_folder, elsewhere, identity_of, name_in, sole
+from .base import Guarantee
+from .folder_sink import FolderSink, with_file_errors
+from .folders import check_folder, elsewhere, file_errors, identity_of, sole
 from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, SegmentWriter, read_segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
 
-    from ..core.names import Scope, TransactionName
+    from ..core.names import TransactionName
 
-KIND: Final = "write-ahead-log"
 ROWS_PER_SEND: Final = 500
 
 
@@ -82,7 +83,7 @@ class Segment(NamedTuple):
     writer: SegmentWriter
 
 
-class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
+class WriteAheadLogSink(FolderSink[Segment]):
     """Base of sinks for targets without transactions. Subclass it and write `send`.
 
     Args:
@@ -97,6 +98,7 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
         ConfigurationError: A setting is wrong.
     """
 
+    kind = "write-ahead-log"
     remembers = False
     """Whether the target recognises a delivery's identity that it has taken before."""
 
@@ -145,21 +147,24 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
         """Exactly-once if the target remembers identities, else at-least-once."""
         return Guarantee.EXACTLY_ONCE if self.remembers else Guarantee.AT_LEAST_ONCE
 
+    @with_file_errors
     def begin(self, context: WriteContext) -> Segment:
         """Open a segment."""
         name = context.transaction_name()
         return Segment(name, SegmentWriter(Path(self.directory), str(name)))
 
+    @with_file_errors
     def write(self, transaction: Segment, batch: pa.RecordBatch) -> None:
         """Append a batch to it."""
         transaction.writer.write(batch)
 
+    @with_file_errors
     def pre_commit(self, transaction: Segment) -> Committable:
         """Make it durable."""
         name, writer = transaction
         handle = {"sha256": writer.finish(), "rows_per_send": self.rows_per_send, "pinned": self.pinned()}
         handle["folder"] = identity_of(Path(self.directory))
-        return Committable.named(KIND, name, handle=handle, rows=writer.rows)
+        return Committable.named(self.kind, name, handle=handle, rows=writer.rows)
 
     def discard(self, transaction: Segment) -> None:
         """Delete it."""
@@ -168,24 +173,36 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
     def commit(self, committable: Committable) -> CommitOutcome:
         """Send what is not sent yet."""
         segment = self._path(committable, SEGMENT)
-        if self._path(committable, DONE).exists():
-            segment.unlink(missing_ok=True)
-            return CommitOutcome(CommitStatus.ALREADY_COMMITTED)
         try:
             with sole(segment) as there:
-                if there:
+                if there and not self._is_done(committable):
                     self._send(committable, segment)
                     return CommitOutcome(CommitStatus.COMMITTED)
-        except RetryableSinkError as error:
-            return CommitOutcome(CommitStatus.RETRY_LATER, str(error))
+            return self._after_segment(committable)
         except DataLossError as error:
             return self._lost(committable, str(error))
-        if self._path(committable, DONE).exists():
+        except RetryableSinkError as error:
+            return CommitOutcome(CommitStatus.RETRY_LATER, str(error))
+
+    @with_file_errors
+    def _is_done(self, committable: Committable) -> bool:
+        """Whether all of it is delivered; then its segment may be left from a crash."""
+        done = self._path(committable, DONE).exists()
+        if done:
+            self._path(committable, SEGMENT).unlink(missing_ok=True)
+        return done
+
+    @with_file_errors
+    def _after_segment(self, committable: Committable) -> CommitOutcome:
+        segment = self._path(committable, SEGMENT)
+        if self._is_done(committable):
             return CommitOutcome(CommitStatus.ALREADY_COMMITTED)
+        if self._is_outlived(committable):
+            return CommitOutcome(CommitStatus.UNKNOWN, f"{segment} is gone; it may have been delivered")
         return self._lost(committable, f"{segment} is gone")
 
     def _lost(self, committable: Committable, why: str) -> CommitOutcome:
-        """Some of it may have been delivered, if sending has begun: then writing it again would double that."""
+        """Some of it may have been delivered, if sending has begun: writing it again would duplicate that."""
         if self._path(committable, MARKS).exists():
             return CommitOutcome(CommitStatus.UNKNOWN, f"{why}; some of it may have been delivered")
         if wrong := elsewhere(Path(self.directory), committable):
@@ -204,17 +221,18 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
 
     def abort(self, committable: Committable) -> AbortOutcome:
         """Delete it, unless its sending has begun: that needs a decision."""
+        try:
+            return self._abort(committable)
+        except RetryableSinkError as error:
+            return AbortOutcome(AbortStatus.RETRY_LATER, str(error))
+
+    @with_file_errors
+    def _abort(self, committable: Committable) -> AbortOutcome:
         for suffix in (SEGMENT, PARTIAL):
-            path = self._path(committable, suffix)
-            try:
-                with sole(path) as there:
-                    if there and self._is_sent(committable):
-                        return AbortOutcome(AbortStatus.COMMITTED)
-                    if there:
-                        path.unlink()
-                        return AbortOutcome(AbortStatus.ABORTED)
-            except RetryableSinkError as error:
-                return AbortOutcome(AbortStatus.RETRY_LATER, str(error))
+            with sole(self._path(committable, suffix)) as there:
+                if there and not self._is_sent(committable):
+                    self._path(committable, suffix).unlink()
+                    return AbortOutcome(AbortStatus.ABORTED)
         if self._is_sent(committable):
             return AbortOutcome(AbortStatus.COMMITTED)
         return AbortOutcome(AbortStatus.UNKNOWN, "there is no trace of it")
@@ -223,11 +241,7 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
         """Whether its sending has begun."""
         return self._path(committable, DONE).exists() or self._path(committable, MARKS).exists()
 
-    def lingering(self, scope: Scope) -> Iterable[Committable]:
-        """Segments of exactly this pipeline and sink that are not sent."""
-        files = self._files(scope, SEGMENT, PARTIAL)
-        return [Committable.named(KIND, name) for path, name in files if not path.with_suffix(MARKS).exists()]
-
+    @with_file_errors
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
         """Look for the segment, and for what says that it is sent."""
         return [self._inspect(committable) for committable in committables]
@@ -237,58 +251,73 @@ class WriteAheadLogSink(TwoPhaseCommitSink[Segment]):
             return ExternalState.COMMITTED
         if self._path(committable, SEGMENT).exists():
             return ExternalState.PREPARED
-        wrong = elsewhere(Path(self.directory), committable) or self._path(committable, MARKS).exists()
-        return ExternalState.UNKNOWN if wrong or not committable.handle else ExternalState.ABORTED
+        if not committable.handle or self._is_outlived(committable):
+            return ExternalState.UNKNOWN
+        lost = self._lost(committable, "").status is CommitStatus.LOST
+        return ExternalState.ABORTED if lost else ExternalState.UNKNOWN
 
-    def claim(self, scope: Scope) -> None:
-        """Note the decision log behind this pipeline's name in the folder.
+    @property
+    def _place(self) -> Path:
+        return Path(self.directory)
 
-        Raises:
-            EpochConflictError: The folder knows the name from another one.
-        """
-        FolderClaims(Path(self.directory)).claim(scope)
+    def _pending(self) -> list[TransactionName]:
+        begun = set(self._names(MARKS))
+        return [name for name in self._names(SEGMENT, PARTIAL) if name not in begun]
 
-    def release(self, scope: Scope) -> None:
-        """Forget it."""
-        FolderClaims(Path(self.directory)).release(scope)
+    def _proven(self) -> list[TransactionName]:
+        return self._names(MARKS, DONE)
 
-    def completed(self, scope: Scope, epoch: int) -> None:
-        """Delete what says that segments of older epochs are sent."""
-        for path, name in self._files(scope, DONE):
-            if name.epoch < epoch:
-                path.with_suffix(MARKS).unlink(missing_ok=True)
-                path.unlink(missing_ok=True)
+    def _forget(self, name: TransactionName, *, give_up: bool) -> None:
+        stem = Path(self.directory) / file_name(str(name))
+        segment, marks, done = (stem.with_name(f"{stem.name}{suffix}") for suffix in (SEGMENT, MARKS, DONE))
+        if done.exists():
+            segment.unlink(missing_ok=True)
+        if give_up or not segment.exists():
+            marks.unlink(missing_ok=True)
+            done.unlink(missing_ok=True)
 
     def _send(self, committable: Committable, segment: Path) -> None:
-        batches = read_segment(segment, committable.handle["sha256"])
-        size = committable.handle["rows_per_send"]  # as it was when it was written: an identity never changes
-        pinned = committable.handle.get("pinned", {})
-        again = segment.with_suffix(MARKS).exists()
-        marks = Marks(segment.with_suffix(MARKS))
+        """Send what is not marked as sent. What `deliver` raises is left as it is."""
+        with file_errors(self.name, segment):
+            deliveries = self._deliveries(committable, segment)
+            pinned, again = committable.handle.get("pinned", {}), segment.with_suffix(MARKS).exists()
+            marks = Marks(segment.with_suffix(MARKS))
         try:
-            at = 0
-            for batch in batches:
-                for first in range(0, batch.num_rows, size):
-                    rows = batch.slice(first, size)
-                    if at >= marks.sent:
-                        reach(Step.SEND_BEFORE)
-                        self.deliver(rows, Attempt(Identity(committable.transaction, at, rows.num_rows), pinned, again))
-                        again = False
-                        reach(Step.SEND_AFTER)
-                        marks.put(at + rows.num_rows)
-                        reach(Step.MARK_AFTER)
-                    at += rows.num_rows
+            for identity, rows in deliveries:
+                if identity.first < marks.sent:
+                    continue
+                reach(Step.SEND_BEFORE)
+                self.deliver(rows, Attempt(identity, pinned, again))
+                again = False
+                reach(Step.SEND_AFTER)
+                with file_errors(self.name, segment):
+                    marks.put(identity.first + identity.rows)
+                reach(Step.MARK_AFTER)
         finally:
             marks.close()
-        segment.with_suffix(DONE).touch()
-        sync_folder(segment.parent)
-        segment.unlink()
+        with file_errors(self.name, segment):
+            segment.with_suffix(DONE).touch()
+            sync_folder(segment.parent)
+            segment.unlink()
+
+    @staticmethod
+    def _deliveries(committable: Committable, segment: Path) -> list[tuple[Identity, pa.RecordBatch]]:
+        size = committable.handle["rows_per_send"]  # as it was when it was written: an identity never changes
+        found: list[tuple[Identity, pa.RecordBatch]] = []
+        at = 0
+        for batch in read_segment(segment, committable.handle["sha256"]):
+            for first in range(0, batch.num_rows, size):
+                rows = batch.slice(first, size)
+                found.append((Identity(committable.transaction, at, rows.num_rows), rows))
+                at += rows.num_rows
+        return found
 
     def _path(self, committable: Committable, suffix: str) -> Path:
-        return Path(self.directory) / f"{committable.transaction}{suffix}"
+        return Path(self.directory) / f"{file_name(committable.transaction)}{suffix}"
 
-    def _files(self, scope: Scope, *suffixes: str) -> list[tuple[Path, TransactionName]]:
+    def _names(self, *suffixes: str) -> list[TransactionName]:
+        """Transactions that have a file with one of these suffixes."""
         folder = Path(self.directory)
         found = [path for suffix in suffixes for path in sorted(folder.glob(f"*{suffix}"))] if folder.is_dir() else []
-        names = [(path, name_in(path.stem, scope)) for path in found]
-        return [(path, name) for path, name in names if name is not None]
+        names = [parse_file_name(path.stem) for path in found]
+        return [name for name in names if name is not None]

@@ -15,7 +15,7 @@ from . import planning
 from .base import Piece, Position, ResettableSource, Split
 from .bounds import FROM_LATEST, Bound, bound, check_end
 from .kafka_bounds import end_offsets, start_offsets
-from .kafka_consumer import Gone, borrowed
+from .kafka_consumer import Gone, RangeConsumer, borrowed
 from .kafka_lookup import Lookup
 from .kafka_rows import schema, to_batch
 from .kafka_topics import Found, Selection, find
@@ -58,7 +58,8 @@ class KafkaSource(ResettableSource):
         max_records_per_partition: Cut ranges that are longer.
         group: Consumer group to which offsets are published after their epoch is completed. Default:
             `group.id` in `config`.
-        timeout: Seconds for which the brokers may deliver nothing of what they hold.
+        timeout: Seconds for which the brokers may deliver nothing of what they hold, or not answer at all. The first
+            answer must come within 10 s.
 
     Raises:
         ConfigurationError: A setting is wrong.
@@ -120,11 +121,13 @@ class KafkaSource(ResettableSource):
         return ""
 
     def validate(self) -> None:
-        """Check that the topics are there.
+        """Check the settings, and that the topics are there.
 
         Raises:
-            SourceError: They are not, or no broker answers.
+            ConfigurationError: librdkafka refuses a setting.
+            SourceError: A topic is missing, or no broker answers within 10 s; the message says why.
         """
+        RangeConsumer(self.settings).close()
         self._find().complete(self.servers)
 
     def start(self) -> Position:

@@ -16,7 +16,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from ..connectors.kafka.errors import confluent
+from ..connectors.kafka.errors import confluent, made
 from ..connectors.processwide import PerProcess
 from ..core.errors import SourceError
 from .kafka_lookup import passes
@@ -32,6 +32,8 @@ ROWS: Final = 10_000
 POLL_SECONDS: Final = 1.0
 ASK_AFTER_SECONDS: Final = 5.0
 """Of silence: then the brokers are asked whether the partition is still there."""
+UNASSIGNED: Final = -1
+"""The partition of an event that is about a whole topic."""
 KEPT: Final = 8
 """Idle consumers that a process keeps for one cluster."""
 FIXED: Final = {
@@ -62,11 +64,14 @@ class RangeConsumer:
 
     Args:
         settings: Consumer settings, `isolation.level` included.
+
+    Raises:
+        ConfigurationError: librdkafka refuses a setting.
     """
 
     def __init__(self, settings: KafkaSettings) -> None:
         library = confluent()
-        self._consumer: Any = library.Consumer({**DEFAULTS, **settings.for_consumer(), **FIXED})
+        self._consumer: Any = made(library.Consumer, {**DEFAULTS, **settings.for_consumer(), **FIXED})
         self._topic_partition = library.TopicPartition
         self._servers = settings["bootstrap.servers"]
 
@@ -169,6 +174,8 @@ class _Range:
         self.at = last.offset() + 1
 
     def _event(self, message: Any, error: Any) -> None:
+        if not self._is_about_this(message):
+            return  # a consumer that is used again may still deliver events of the range before
         kinds, code = type(error), error.code()
         if code == kinds._PARTITION_EOF:  # noqa: SLF001 - confluent's name of a local event
             self.at = max(self.at, message.offset())
@@ -180,6 +187,12 @@ class _Range:
         # A group is named because librdkafka wants one; whether it may be used makes no difference to reading.
         elif not (passes(error) or code in (*unknown, kinds.GROUP_AUTHORIZATION_FAILED)):
             raise SourceError(f"cannot read {self.partition} from Kafka: {self.fault}")
+
+    def _is_about_this(self, message: Any) -> bool:
+        """Whether an event is about this partition, its topic as a whole, or the client."""
+        if message.topic() is None:
+            return True
+        return message.topic() == self.partition.topic and message.partition() in (self.partition.number, UNASSIGNED)
 
 
 class _Silence:

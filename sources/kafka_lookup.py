@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from ..connectors.kafka.errors import confluent
-from ..connectors.processwide import PerProcess
+from ..connectors.kafka.reach import admin_of
 from ..core.errors import SourceError
 from .bounds import EARLIEST, LATEST
 from .offsets import Partition
@@ -20,12 +20,17 @@ from .planning import Held
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from ..connectors.kafka.reach import Admin
     from ..connectors.kafka.settings import KafkaSettings
 
 ASK_SECONDS: Final = 10.0
 """Bound of one request."""
+FIRST_SECONDS: Final = 9.0
+"""For the first answer of a cluster to this process: a wrong address, or a broker that is not up yet, is told soon."""
 PAUSE_SECONDS: Final = 0.2
 """Between two tries."""
+LEAST_SECONDS: Final = 0.5
+"""Bound of one request when hardly any time is left."""
 
 
 class Lookup:
@@ -34,7 +39,8 @@ class Lookup:
     Args:
         settings: Where and how to connect.
         committed: Ask for what read_committed readers see.
-        patience: Seconds for which a question is asked again while no broker answers.
+        patience: Seconds for which a question is asked again while no broker answers. As long as the cluster has never
+            answered this process, FIRST_SECONDS at most.
     """
 
     def __init__(self, settings: KafkaSettings, *, committed: bool, patience: float) -> None:
@@ -44,7 +50,7 @@ class Lookup:
 
     def topics_like(self, pattern: str) -> list[str]:
         """Names of the topics that match a regular expression as a whole; internal ones are left out."""
-        metadata = self._ask("list topics", lambda admin: admin.list_topics(timeout=ASK_SECONDS))
+        metadata = self._ask("list topics", lambda admin, seconds: admin.list_topics(timeout=seconds))
         whole = re.compile(pattern)
         return sorted(name for name in metadata.topics if whole.fullmatch(name) and not name.startswith("__"))
 
@@ -54,7 +60,7 @@ class Lookup:
         if not names:
             return {}
         found: dict[str, tuple[str, int]] = self._ask(
-            f"look up {', '.join(names)}", lambda admin: _described(admin, names)
+            f"look up {', '.join(names)}", lambda admin, seconds: _described(admin, names, seconds)
         )
         return found
 
@@ -87,12 +93,12 @@ class Lookup:
         library = confluent()
         level = library.IsolationLevel.READ_COMMITTED if committed else library.IsolationLevel.READ_UNCOMMITTED
 
-        def ask(admin: Any) -> list[dict[Partition, int]]:
+        def ask(admin: Any, seconds: float) -> list[dict[Partition, int]]:
             sent = [
                 admin.list_offsets(
                     {library.TopicPartition(*p): spec for p, spec in question.items()},
                     isolation_level=level,
-                    request_timeout=ASK_SECONDS,
+                    request_timeout=seconds,
                 )
                 if question
                 else {}
@@ -103,18 +109,34 @@ class Lookup:
         answers: list[dict[Partition, int]] = self._ask("ask for offsets", ask)
         return answers
 
-    def _ask(self, what: str, question: Callable[[Any], Any]) -> Any:
+    def _ask(self, what: str, question: Callable[[Any, float], Any]) -> Any:
         """Ask until there is an answer, while the fault may pass."""
-        error_type = confluent().KafkaException
-        give_up = time.monotonic() + self._patience
+        admin = admin_of(self._settings)
+        admin.client.poll(0)
+        admin.complaints.clear()
+        give_up = time.monotonic() + (self._patience if admin.answered else min(self._patience, FIRST_SECONDS))
         while True:
+            seconds = ASK_SECONDS if admin.answered else max(LEAST_SECONDS, give_up - time.monotonic())
             try:
-                return question(_admins.get(self._settings))
-            except error_type as error:
-                if not passes(error.args[0]) or time.monotonic() > give_up:
-                    servers = self._settings["bootstrap.servers"]
-                    raise SourceError(f"cannot {what} at {servers}: {error.args[0].str()}") from None
+                answer = question(admin.client, seconds)
+            except confluent().KafkaException as error:
+                self._check(admin, what, error.args[0], last=time.monotonic() >= give_up)
+            else:
+                admin.answered = True
+                return answer
             time.sleep(PAUSE_SECONDS)
+
+    def _check(self, admin: Admin, what: str, error: Any, *, last: bool) -> None:
+        """Raise if asking again does not help, or not in time."""
+        admin.client.poll(0)
+        servers, complaints = self._settings["bootstrap.servers"], admin.complaints
+        if complaints.refusal is not None and not admin.answered:
+            raise SourceError(f"the brokers at {servers} refuse this client: {complaints.refusal.str()}") from None
+        if not passes(error):
+            raise SourceError(f"cannot {what} at {servers}: {error.str()}") from None
+        if last:
+            words = f"no broker answers: {complaints.newest}" if complaints.newest else error.str()
+            raise SourceError(f"cannot {what} at {servers}: {words}") from None
 
 
 def passes(error: Any) -> bool:
@@ -148,9 +170,9 @@ def confluent_admin() -> Any:
     return admin
 
 
-def _described(admin: Any, names: list[str]) -> dict[str, tuple[str, int]]:
+def _described(admin: Any, names: list[str], seconds: float) -> dict[str, tuple[str, int]]:
     library = confluent()
-    futures = admin.describe_topics(library.TopicCollection(names), request_timeout=ASK_SECONDS)
+    futures = admin.describe_topics(library.TopicCollection(names), request_timeout=seconds)
     found = {}
     for name, future in futures.items():
         try:
@@ -161,10 +183,3 @@ def _described(admin: Any, names: list[str]) -> dict[str, tuple[str, int]]:
         else:
             found[name] = (str(topic.topic_id), len(topic.partitions))
     return found
-
-
-def _admin(settings: KafkaSettings) -> Any:
-    return confluent_admin().AdminClient({"log_level": 0, **settings.for_admin()})
-
-
-_admins: Final[PerProcess[KafkaSettings, Any]] = PerProcess(_admin)

@@ -64,7 +64,7 @@ class Found(msgspec.Struct, frozen=True):
     missing: tuple[str, ...]
 
     def complete(self, servers: str) -> Found:
-        """Itself.
+        """This, if nothing is missing.
 
         Raises:
             SourceError: Something is missing.

@@ -15,6 +15,7 @@ from onceward.core.transaction import (
     CommitStatus,
     Committable,
     ExternalState,
+    Progress,
     WriteContext,
 )
 
@@ -90,6 +91,7 @@ class FakeSink:
         self.transaction_timeout = timeout
         self.answers: list[CommitStatus | Exception] = []
         self.open: list[Committable] = []
+        self.elsewhere: list[Committable] = []
         self.committed: list[str] = []
         self.aborted: list[str] = []
         self.calls: list[str] = []
@@ -115,6 +117,7 @@ class FakeSink:
 
     def abort(self, committable: Committable) -> AbortOutcome:
         self.aborted.append(committable.transaction)
+        self.elsewhere = [c for c in self.elsewhere if c != committable]
         self.open = [c for c in self.open if c != committable or self.keeps_open]
         return AbortOutcome(self.abort_status)
 
@@ -126,6 +129,14 @@ class FakeSink:
 
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
         return [self.states.get(c.transaction, ExternalState.PREPARED) for c in committables]
+
+    def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
+        return [c for c in self.elsewhere if (c.pipeline, c.log) == (pipeline, log)]
+
+    def check_claim(self, scope: Scope, newest: Progress) -> None:
+        self.calls.append(f"check {scope.log} {newest.generation} {newest.epoch}")
+        if self.claim_error is not None:
+            raise self.claim_error
 
     def claim(self, scope: Scope) -> None:
         self.calls.append(f"claim {scope.log}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from onceward.core import CheckpointConfig, Pipeline, ProcessFunction, RestartStrategy, ValueState
-from onceward.core.engine.retained import Reference, resolve
+from onceward.core.engine.reference import Decided, resolve
 from onceward.core.engine.state.keys import key_in
 from onceward.core.engine.state.rows import decode_cells
 from onceward.core.log import read
@@ -149,7 +149,7 @@ class Slowly(SequenceSource):
 
     def __init__(self, rows: Any, *, batch_rows: int) -> None:
         super().__init__(rows, batch_rows=batch_rows)
-        self.state = {"let": 0, "taken": 0}
+        self.state = {"let": 0, "taken": 0, "asked": 0}
 
     @property
     def bounded(self) -> bool:
@@ -157,6 +157,7 @@ class Slowly(SequenceSource):
 
     def latest(self, position: Any, limit: int | None = None, until: Any = None) -> Any:
         self.state["taken"] = max(self.state["taken"], *position.values(), 0)
+        self.state["asked"] = 1
         let = {"0": self.state["let"]}
         reach = super().latest(position, limit, until)
         return {unit: max(position[unit], min(at, let[unit])) for unit, at in reach.items()}
@@ -167,12 +168,15 @@ class Slowly(SequenceSource):
         return self.state["taken"] // self._batch_rows
 
     def let(self, batches: int = 1) -> None:
-        """Let so many batches through."""
+        """Let so many batches more through."""
+        self.state["let"] = max(self.state["let"], self.state["taken"])
         self.state["let"] += batches * self._batch_rows
 
 
 def reach(source: Slowly, job: Any, batches: int) -> None:
-    """Let the source give so many batches more."""
+    """Let the source give so many batches more than those that it begins behind."""
+    while not source.state["asked"]:
+        assert not job.wait(0.005)
     wanted = source.taken + batches
     source.let(batches)
     while source.taken < wanted:
@@ -181,11 +185,9 @@ def reach(source: Slowly, job: Any, batches: int) -> None:
 
 def decided(store: MemoryStore) -> Metadata:
     """The checkpoint that the newest decision names."""
-    decision = read(store).newest
-    assert decision is not None
-    reference = Reference.of(decision.state)
-    assert reference is not None
-    return resolve(reference)[0]
+    newest = Decided.of(read(store).newest)
+    assert newest is not None
+    return resolve(newest.checkpoint)[0]
 
 
 def values(metadata: Metadata, uid: str, state: str) -> dict[Any, Any]:

@@ -16,6 +16,7 @@ import pytest
 from onceward.core.errors import FencedError, StoreError
 from onceward.core.log import EpochInput, LogStore, LogWriter, WriterClock, read
 from onceward.core.log.entries import key_of
+from onceward.core.transaction import Committable
 
 _PUTTER = """
 import sys
@@ -32,6 +33,35 @@ for n in range(count):
 def clock(tries: int = 3) -> WriterClock:
     """A clock without waiting."""
     return WriterClock(token=lambda: secrets.token_hex(8), now=lambda: "", pause=lambda attempt: attempt < tries)
+
+
+def committables(count: int) -> list[Committable]:
+    """As KafkaSink's, one for each subtask."""
+    return [
+        Committable(
+            kind="kafka",
+            pipeline="contract",
+            sink="out",
+            log="0123abcd",
+            writer=0,
+            epoch=0,
+            subtask=subtask,
+            transaction=f"onceward:1:contract:out:0123abcd:{subtask:016x}:0",
+            handle={
+                "producer_id": 4_000_000 + subtask,
+                "epoch": 17,
+                "started_ms": 1_764_000_000_000 + subtask,
+                "partitions": {"results-of-all-regions": list(range(12))},
+            },
+            rows=1_000,
+        )
+        for subtask in range(count)
+    ]
+
+
+def offsets(partitions: int, records: int) -> dict[str, dict[str, int]]:
+    """As KafkaSource's, for one topic."""
+    return {"events-of-all-regions": {str(partition): 10**12 + records + partition for partition in range(partitions)}}
 
 
 class StoreContract:
@@ -115,6 +145,19 @@ class StoreContract:
         assert sorted(n for mine in won for n in mine) == list(range(keys))
         for me, mine in enumerate(won):
             assert all(store.get(key_of(n)) == f"{me}:{n}".encode() for n in mine)
+
+    @pytest.mark.parametrize(("transactions", "partitions"), [(1_000, 1_000), (10_000, 0)])
+    def test_a_decision_of_any_size_fits(self, store: LogStore, transactions: int, partitions: int):
+        writer = LogWriter(store, "contract", clock())
+        writer.start()
+        named = committables(transactions)
+        given = EpochInput(query="q", start=offsets(partitions, 0), end=offsets(partitions, 10_000))
+        writer.decide(0, named, sinks=["out"], epoch_input=given)
+        newest = read(store).newest
+        assert newest is not None
+        assert (list(newest.committables), newest.input) == (named, given)
+        writer.complete(0)
+        assert read(store).completed == 0
 
     def test_a_writer_runs_on_it_and_the_next_one_fences_it(self, store: LogStore):
         old = LogWriter(store, "contract", clock())

@@ -20,7 +20,7 @@ from onceward.core.errors import (
     SinkError,
     StoreError,
 )
-from onceward.core.log import EpochInput, read
+from onceward.core.log import EpochInput, Rewind, read
 from onceward.core.transaction import ANY_EPOCH, AbortStatus, CommitStatus, Committable, ExternalState
 
 from .core_fakes import FakeSink, MemoryStore, acknowledgement, answer_lost, not_written, policy, prepared
@@ -130,6 +130,76 @@ class TestAdmission:
         assert bench.opened().admit(0, about(0)) is Admission.REPLAY
         assert len(bench.sink.committed) == 1
 
+    def test_a_rewind_left_in_the_command_line_is_done_once(self):
+        """Killed between the decision of epoch 3 and Spark's commit log, the same command line offers epoch 3 again."""
+        bench = Bench()
+        for epoch in range(3):
+            bench.run(bench.opened(), epoch)
+        for epoch in (1, 2, 3):
+            again = bench.coordinator()
+            again.open(rewind="wrong code", first_epoch=epoch, query="q", epoch_input=about(epoch))
+            bench.run(again, epoch)
+            again = bench.coordinator()
+            again.open(rewind="wrong code", first_epoch=epoch, query="q", epoch_input=about(epoch))
+            assert again.admit(epoch, about(epoch)) is Admission.REPLAY
+        assert [e for _, e in read(bench.store).positions if isinstance(e, Rewind)] == []
+        assert bench.sink.calls.count("release") == 1
+
+    def test_a_log_that_lost_the_race_for_its_names_can_be_rewound(self):
+        """Two fresh logs decide under one name at the same time: the target takes one, the other is told."""
+        bench = Bench()
+        coordinator = bench.opened()
+        bench.sink.claim_error = EpochConflictError("claimed by another log")
+        with pytest.raises(EpochConflictError, match="claimed by another log"):
+            bench.run(coordinator, 0)
+        with pytest.raises(EpochConflictError, match="claimed by another log"):
+            bench.opened()
+        assert bench.sink.committed == []
+
+        class Released(FakeSink):
+            def release(self, scope: Any) -> None:  # noqa: ARG002
+                self.claim_error = None
+
+        released = Released()
+        released.claim_error = bench.sink.claim_error
+        bench.sink = released
+        bench.coordinator().open(rewind="the other job was a mistake", first_epoch=1, query="q")
+        assert len(released.committed) == 1
+
+    def test_a_rewind_never_reopens_an_epoch_that_was_decided_from_the_same_input(self):
+        """Also where the words are new: somebody adds them to the command line after a crash."""
+        bench = Bench()
+        bench.run(bench.opened(), 0)
+        again = bench.coordinator()
+        again.open(rewind="just in case", first_epoch=0, query="q", epoch_input=about(0))
+        assert again.admit(0, about(0)) is Admission.REPLAY
+
+    def test_a_decision_in_doubt_is_finished_and_not_written_again_by_a_rewind(self):
+        bench = Bench()
+        bench.sink.answers = [SinkError("killed here")]
+        with pytest.raises(SinkError):
+            bench.run(bench.opened(), 0)
+        again = bench.coordinator()
+        again.open(rewind="wrong code", first_epoch=0, query="q", epoch_input=about(0))
+        assert again.admit(0, about(0)) is Admission.REPLAY
+
+    def test_going_back_twice_to_the_same_epoch_takes_another_reason(self):
+        bench = Bench()
+        for epoch in range(3):
+            bench.run(bench.opened(), epoch)
+        back = bench.coordinator()
+        back.open(rewind="wrong code", first_epoch=1, query="q")
+        bench.run(back, 1)
+        bench.run(back, 2)
+        starts = len(bench.store.entries)
+        with pytest.raises(EpochConflictError, match="give another reason"):
+            bench.coordinator().open(rewind="wrong code", first_epoch=1, query="q", epoch_input=about(1))
+        assert len(bench.store.entries) == starts  # told before anybody was fenced
+        for first, why in ((1, "still wrong"), (0, "still wrong")):
+            back = bench.coordinator()
+            back.open(rewind=why, first_epoch=first, query="q", epoch_input=about(first))
+            assert back.admit(first, about(first)) is Admission.NEW
+
     def test_a_rewind_is_explicit_and_goes_to_one_epoch(self):
         for epoch in (0, 1):
             bench = Bench()
@@ -155,15 +225,49 @@ class TestOpening:
         with pytest.raises(ConfigurationError, match="not usable"):
             Coordinator("p p", MemoryStore(), [FakeSink()])
 
-    def test_the_target_is_asked_for_the_name_until_the_log_itself_can_tell(self):
+    def test_names_are_checked_at_each_start_and_claimed_once_after_the_first_decision(self):
         bench = Bench()
         bench.opened()
         coordinator = bench.opened()
-        assert [call for call in bench.sink.calls if call.startswith("claim")] == [f"claim {coordinator.view.log}"] * 2
-        bench.run(coordinator, 0)
+        log = coordinator.view.log
+        assert bench.sink.calls == [f"check {log} -1 -1"] * 2  # two starts that decided nothing leave no claim
+        bench.sink.calls.clear()
+        first = bench.run(coordinator, 0)
+        bench.run(coordinator, 1)
+        assert bench.sink.calls[:2] == [f"claim {log}", f"commit {first.transaction}"]
+        assert bench.sink.calls.count(f"claim {log}") == 1
         bench.sink.calls.clear()
         bench.opened()
-        assert not any(call.startswith("claim") for call in bench.sink.calls)
+        assert bench.sink.calls == [f"check {log} {first.writer} 1"]
+
+    def test_a_claim_that_was_cut_off_is_made_by_whoever_finishes_the_decision(self):
+        bench = Bench()
+        bench.sink.answers = [SinkError("broker is down")]
+        with pytest.raises(SinkError):
+            bench.run(bench.opened(), 0)
+        bench.sink.calls.clear()
+        log = bench.opened().view.log
+        assert bench.sink.calls[:2] == [f"check {log} 0 0", f"claim {log}"]
+
+    def test_a_sink_that_joins_later_claims_its_names(self):
+        bench = Bench()
+        bench.run(bench.opened(), 0)
+        other = FakeSink("b")
+        coordinator = bench.opened(other)
+        coordinator.admit(1, about(1))
+        coordinator.commit(1, [acknowledgement(epoch=1, sinks=("a", "b"))], about(1))
+        assert other.calls[1] == f"claim {coordinator.view.log}"
+
+    def test_a_target_that_cannot_be_asked_for_the_names_delays_no_other(self):
+        bench = Bench()
+        bench.sink.answers = [SinkError("broker is down")]
+        with pytest.raises(SinkError):
+            bench.run(bench.opened(), 0)
+        other = FakeSink("b")
+        other.claim_error = RetryableSinkError("no answer")
+        with pytest.raises(RetryableSinkError, match="no answer"):
+            bench.opened(other)
+        assert len(bench.sink.committed) == 1
 
     def test_a_name_that_belongs_to_another_log_stops_the_start(self):
         bench = Bench()
@@ -316,7 +420,7 @@ class TestCommitting:
         bench = Bench()
         bench.sink.answers = [LATER] * 4
         coordinator = bench.opened()
-        with pytest.raises(CommitPendingError, match="the decision stands") as caught:
+        with pytest.raises(CommitPendingError, match="The decision stands") as caught:
             bench.run(coordinator, 0)
         assert (caught.value.sink, caught.value.epoch) == ("a", 0)
         view = read(bench.store)
@@ -518,9 +622,19 @@ class TestSweeping:
         coordinator = bench.opened()
         bench.run(coordinator, 0)
         live, lost = bench.committable(coordinator, 1), bench.committable(coordinator, 0)
-        undated = msgspec.structs.replace(live, epoch=ANY_EPOCH, transaction="undated")
-        bench.sink.open = [live, lost, undated]
+        bench.sink.open = [live, lost]
         assert sweep(coordinator.writer, [bench.sink]).aborted == (lost,)
+
+    @pytest.mark.parametrize("epochs", [0, 1], ids=["before its first epoch", "later"])
+    def test_what_a_writer_left_under_a_name_without_epoch_is_aborted_between_its_epochs(self, epochs: int):
+        bench = Bench()
+        coordinator = bench.opened()
+        for epoch in range(epochs):
+            bench.run(coordinator, epoch)
+        undated = msgspec.structs.replace(bench.committable(coordinator, 1), epoch=ANY_EPOCH)
+        bench.sink.open = [undated]
+        assert sweep(coordinator.writer, [bench.sink], busy=True).aborted == ()
+        assert sweep(coordinator.writer, [bench.sink]).aborted == (undated,)
 
     def test_what_a_decision_names_is_never_aborted(self):
         bench = Bench()
@@ -611,3 +725,170 @@ def test_pauses_grow_are_jittered_and_end():
     assert [backoff.pause(n) for n in range(5)] == [True, True, True, True, False]
     assert slept == [0.75, 1.5, 3.0, 3.75]
     assert policy().token() != policy().token()
+
+
+class TestSinksAreIndependent:
+    """Rule A: a sink that is away, refuses or has lost its data delays no other."""
+
+    def both(self, bench: Bench, other: FakeSink) -> tuple[Coordinator, Committable, Committable]:
+        coordinator = bench.opened(other)
+        coordinator.admit(0, about(0))
+        mine = bench.committable(coordinator, 0)
+        theirs = prepared(coordinator.context("b", 0, subtask=0))
+        return coordinator, mine, theirs
+
+    def commit(self, coordinator: Coordinator, *committables: Committable) -> None:
+        coordinator.commit(0, [acknowledgement(*committables, sinks=("a", "b"))], about(0))
+
+    @pytest.mark.parametrize(
+        "answers",
+        [[LATER] * 9, [RetryableSinkError("no answer")] * 9, [SinkError("the merge was refused")], [LOST], [OSError()]],
+        ids=["away", "no answer", "refused", "lost", "not ours"],
+    )
+    def test_the_others_are_committed_whatever_one_says(self, answers: list[CommitStatus | Exception]):
+        for broken_first in (True, False):
+            broken, well = FakeSink("a"), FakeSink("b")
+            bench = Bench(broken if broken_first else well)
+            bench.sink.name, other = "a", well if broken_first else broken
+            other.name = "b"
+            broken.answers = list(answers)
+            with pytest.raises(Exception):  # noqa: B017, PT011 - each its own
+                self.commit(*self.both(bench, other))
+            assert len(well.committed) == 1
+            assert not broken.committed
+            assert read(bench.store).undone is not None
+            broken.answers = []
+            bench.opened(other)
+            assert read(bench.store).completed == 0
+
+    def test_a_decision_is_finished_at_the_next_start_where_it_can_be(self):
+        """PostgreSQL is away for hours; Kafka's transactions expire in minutes."""
+        database, kafka = FakeSink("a"), FakeSink("b", timeout=20.0)
+        bench = Bench(database)
+        database.answers, kafka.answers = [LATER] * 9, [LATER] * 4
+        with pytest.raises(CommitPendingError):
+            self.commit(*self.both(bench, kafka))
+        assert not kafka.committed
+        with pytest.raises(CommitPendingError, match="nothing is lost"):
+            bench.opened(kafka)
+        assert len(kafka.committed) == 1
+
+    def test_those_whose_transactions_expire_are_asked_first(self):
+        order: list[str] = []
+
+        class Noting(FakeSink):
+            def commit_many(self, committables: Any) -> Any:
+                order.append(self.name)
+                return super().commit_many(committables)
+
+            def lingering(self, scope: Any) -> Any:
+                order.append(f"list {self.name}")
+                return super().lingering(scope)
+
+        bench = Bench(Noting("a"))
+        coordinator, mine, theirs = self.both(bench, Noting("b", timeout=60.0))
+        assert order == ["list b", "list a"]
+        self.commit(coordinator, mine, theirs)
+        assert order[2:] == ["b", "a"]
+
+    def test_what_lingers_is_swept_before_a_sick_sink_is_waited_for(self):
+        sick, well = FakeSink("a"), FakeSink("b")
+        bench = Bench(sick)
+        sick.answers = [SinkError("refused")]
+        with pytest.raises(SinkError):
+            self.commit(*self.both(bench, well))
+        left = msgspec.structs.replace(well_committable(bench, well), epoch=7, transaction="left")
+        well.open, sick.answers = [left], [SinkError("still refused")]
+        with pytest.raises(SinkError, match="still refused"):
+            bench.opened(well)
+        assert well.aborted == ["left"]
+
+    def test_a_sink_that_cannot_be_listed_leaves_no_other_unswept(self):
+        for sick_first in (True, False):
+            sick, well = FakeSink("a" if sick_first else "b"), FakeSink("b" if sick_first else "a")
+            bench = Bench(sick if sick_first else well)
+            other = well if sick_first else sick
+            coordinator = bench.opened(other)
+            well.open = [prepared(coordinator.context(well.name, 0, subtask=0))]
+            sick.when_listed = raise_sink_error
+            with pytest.raises(SinkError, match="cannot list"):
+                bench.opened(other)
+            assert len(well.aborted) == 1
+
+    def test_an_abort_that_raises_leaves_nothing_else_unswept(self):
+        class Raising(FakeSink):
+            def abort(self, committable: Any) -> Any:
+                super().abort(committable)
+                raise SinkError("another role prepared it")
+
+        sick, well = Raising("a"), FakeSink("b")
+        bench = Bench(sick)
+        coordinator = bench.opened(well)
+        for sink in (sick, well):
+            sink.open = [prepared(coordinator.context(sink.name, 0, subtask=n)) for n in range(2)]
+        with pytest.raises(SinkError, match="another role"):
+            bench.opened(well)
+        assert [len(sick.aborted), len(well.aborted)] == [2, 2]
+
+    def test_all_problems_are_told_and_a_loss_first(self):
+        lost, away = FakeSink("a"), FakeSink("b")
+        lost.answers, away.answers = [LOST], [LATER] * 9
+        with pytest.raises(DataLossError) as caught:
+            self.commit(*self.both(Bench(lost), away))
+        assert any("b: scripted" in note for note in caught.value.__notes__)
+
+    def test_the_message_names_the_clock_that_runs(self):
+        bench = Bench(FakeSink("a", timeout=900.0))
+        bench.sink.answers = [LATER] * 9
+        with pytest.raises(CommitPendingError, match="aborts a transaction 900 s after it began"):
+            bench.run(bench.opened(), 0)
+
+
+def raise_sink_error() -> None:
+    raise SinkError("cannot list")
+
+
+def well_committable(bench: Bench, sink: FakeSink) -> Committable:
+    view = read(bench.store)
+    assert view.undone is not None
+    return next(c for c in view.undone.committables if c.sink == sink.name)
+
+
+class TestSweepingWhileAtWork:
+    def test_only_what_an_older_writer_made_is_touched(self):
+        """The engine's subtasks are always at work; only a listed writer proves that it is not one of theirs."""
+        bench = Bench(monotonic=lambda: next(clock))
+        clock = iter(range(0, 10_000, 100))
+        old = Coordinator("p", bench.store, [bench.sink], policy(), gaps=True)
+        old.open()
+        zombie = bench.committable(old, 5)
+        now = Coordinator("p", bench.store, [bench.sink], policy(**bench.changes), gaps=True)
+        now.open()
+        live, unknown = bench.committable(now, 2), msgspec.structs.replace(zombie, writer=ANY_EPOCH, transaction="x")
+        bench.sink.open = [zombie, live, unknown]
+        now.admit(1, about(1))
+        now.commit(1, [acknowledgement(epoch=1)], about(1))
+        assert bench.sink.aborted == [zombie.transaction]
+
+
+class TestSinksThatAreGone:
+    def left(self, coordinator: Coordinator, sink: str = "renamed") -> Committable:
+        return msgspec.structs.replace(prepared(coordinator.context("a", 0, subtask=0)), sink=sink)
+
+    def test_what_a_renamed_sink_left_is_aborted_and_told(self, caplog: pytest.LogCaptureFixture):
+        """Scenario 38. Its rows would block their own retry at each start, for ever."""
+        bench = Bench()
+        left = self.left(bench.opened())
+        bench.sink.elsewhere = [left]
+        bench.opened()
+        assert bench.sink.aborted == [left.transaction]
+        assert "of sink renamed, which this pipeline no longer has" in caplog.text
+
+    def test_another_pipelines_or_logs_and_a_present_sinks_are_left_alone(self):
+        bench = Bench()
+        other = FakeSink("b")
+        left = self.left(bench.opened(other))
+        replace = msgspec.structs.replace
+        bench.sink.elsewhere = [replace(left, log="ffffffff"), replace(left, pipeline="p2"), replace(left, sink="b")]
+        bench.opened(other)
+        assert bench.sink.aborted == []

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from onceward.core.errors import LogDamagedError
-from onceward.core.log import Completed, Decide, Entry, EpochInput, Resolved, Rewind, Start, Void
+from onceward.core.log import Completed, Decide, Entry, EpochInput, Resolved, Rewind, Rewound, Start, Void
 from onceward.core.log.entries import decode, encode, key_of, position_of
 from onceward.core.transaction import Committable
 
@@ -33,7 +33,7 @@ ENTRIES: list[Entry] = [
         state={"count": {"file": "x"}},
     ),
     Completed(**BASE, epoch=5, floor=4),
-    Rewind(**BASE, epoch=2, why="wrong code"),
+    Rewind(**BASE, rewind=Rewound(query="q", epoch=2, why="wrong code")),
     Void(**BASE, epoch=5, proofs=("gid: absent",)),
     Resolved(**BASE, epoch=5, transaction="t", action="skip", who="me", why="lost"),
 ]

@@ -14,7 +14,7 @@ from onceward.core.errors import (
     ProtocolError,
     StoreError,
 )
-from onceward.core.log import Completed, Decide, EpochInput, LogWriter, Start, Void, read
+from onceward.core.log import Completed, Decide, EpochInput, LogWriter, Resolved, Rewound, Start, Void, read
 from onceward.core.log.entries import Entry, encode, key_of
 from onceward.core.log.records import audit_records
 from onceward.core.log.view import check_next, fold
@@ -162,7 +162,7 @@ class TestRewindAndVoid:
             writer = writer_on(MemoryStore())
             writer.start()
             run_epochs(writer, 0, 1, 2, 3)
-            writer.rewind(epoch, "wrong code")
+            writer.rewind(Rewound(query="q", epoch=epoch, why="wrong code"))
             for other in {0, 1, 2, 3, 4, 9} - {epoch}:
                 with pytest.raises(EpochConflictError):
                     writer.decide(other, [], sinks=["a"], epoch_input=EpochInput())
@@ -207,7 +207,7 @@ class TestFencing:
         for call in (
             lambda: old.decide(0, [], sinks=["a"], epoch_input=EpochInput()),
             lambda: old.complete(0),
-            lambda: old.rewind(0, "why"),
+            lambda: old.rewind(Rewound(query="q", epoch=0, why="why")),
             old.bar,
         ):
             with pytest.raises(FencedError):
@@ -226,9 +226,22 @@ class TestFencing:
         later = writer_on(store)
         later.start()
         run_epochs(later, 4, 5)
-        assert [(record.transaction, record.who) for record in audit_records(store)] == [("t", "somebody")]
+        [record] = audit_records(store)
+        assert isinstance(record, Resolved)
+        assert (record.transaction, record.who) == ("t", "somebody")
         assert read(store).completed == 5
         assert len(store.entries) == 3  # the record, and the newest epoch's two
+
+    def test_the_proofs_of_a_replay_are_kept(self):
+        store = MemoryStore()
+        writer = writer_on(store)
+        writer.start()
+        writer.decide(0, [], sinks=["a"], epoch_input=EpochInput(end=0))
+        writer.void(0, ["t: expired"])
+        run_epochs(writer, 0, 1, 2)
+        [record] = audit_records(store)
+        assert isinstance(record, Void)
+        assert (record.epoch, record.proofs) == (0, ("t: expired",))
 
     def test_a_writer_is_still_the_newest_after_its_start_was_pruned(self):
         writer = writer_on(MemoryStore())

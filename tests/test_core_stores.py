@@ -1,8 +1,14 @@
 # ruff: noqa: ARG002 - fixtures and overridden methods keep their signatures
 from __future__ import annotations
 
+import errno
 import os
-from contextlib import nullcontext
+import resource
+import stat
+import traceback
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -13,6 +19,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from onceward.core.errors import ConfigurationError, LogDamagedError, StoreError
 from onceward.core.log import DirectoryStore, EpochInput, LogWriter, open_store, read
 from onceward.core.log.entries import key_of
+from onceward.core.log.memory import MemoryStore
 from onceward.core.log.objects import ObjectStore
 from onceward.core.log.sql import SqlStore
 
@@ -20,7 +27,6 @@ from .store_contract import StoreContract, clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from onceward.core.log import LogStore
 
@@ -45,10 +51,36 @@ def memory() -> Iterator[AtomicMemory]:
     filesystem.store.clear()
 
 
+@contextmanager
+def home_of_somebody() -> Iterator[Path]:
+    """A folder of the user who runs the block, below one that he may enter and not read; root becomes nobody for it."""
+    root = os.geteuid() == 0
+    with TemporaryDirectory() as outer:
+        home = Path(outer) / "home"
+        home.mkdir()
+        if root:
+            os.chown(home, 65534, 65534)
+        Path(outer).chmod(0o711 if root else 0o311)
+        try:
+            if root:
+                os.seteuid(65534)
+            yield home
+        finally:
+            if root:
+                os.seteuid(0)
+            Path(outer).chmod(0o700)
+
+
 def decided_log(store: LogStore) -> None:
     writer = LogWriter(store, "p", clock())
     writer.start()
     writer.decide(0, [], sinks=["a"], epoch_input=EpochInput())
+
+
+class TestMemory(StoreContract):
+    @pytest.fixture
+    def store(self) -> LogStore:
+        return MemoryStore()
 
 
 class TestDirectory(StoreContract):
@@ -110,6 +142,56 @@ class TestDirectory(StoreContract):
         with pytest.raises(StoreError, match="not supported"):
             store.put_if_absent(key_of(0), b"x")
 
+    @pytest.mark.parametrize("there", [False, True], ids=["winner", "loser"])
+    def test_bytes_are_synced_before_their_name_and_the_name_before_the_answer(
+        self, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch, there: bool
+    ):
+        if there:
+            store.put_if_absent(key_of(0), b"x")
+        steps: list[str] = []
+        fsync, link = os.fsync, os.link
+
+        def synced(handle: int) -> None:
+            steps.append(
+                "sync folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else f"sync {os.fstat(handle).st_size}"
+            )
+            fsync(handle)
+
+        def linked(source: Path, target: Path) -> None:
+            steps.append("link")
+            link(source, target)
+
+        monkeypatch.setattr(os, "fsync", synced)
+        monkeypatch.setattr(os, "link", linked)
+        assert store.put_if_absent(key_of(0), b"four") is not there
+        assert steps == ["sync 4", "link", "sync folder"]
+
+    def test_a_file_that_cannot_grow_is_not_left_behind(self, store: DirectoryStore):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))
+        try:
+            with pytest.raises(StoreError, match="File too large"):
+                store.put_if_absent(key_of(0), bytes(100_000))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert list(store.path.iterdir()) == []
+
+    @pytest.mark.parametrize("step", ["fsync", "link"])
+    def test_a_full_disk_leaves_no_file_behind(self, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch, step: str):
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, step, full)
+            with pytest.raises(StoreError, match="No space left"):
+                store.put_if_absent(key_of(0), b"x")
+        assert list(store.path.iterdir()) == []
+
+    def test_parents_that_may_be_entered_and_not_read_are_no_obstacle(self):
+        with home_of_somebody() as home:
+            decided_log(DirectoryStore(home / "checkpoint" / "log"))
+            assert read(DirectoryStore(home / "checkpoint" / "log")).decided == 0
+
     def test_a_directory_is_shared_only_if_said_so(self, tmp_path: Path):
         assert not open_store(f"{tmp_path}/plain path").shared
         assert open_store(f"file://{tmp_path}/a%20b?shared=true").shared
@@ -149,6 +231,16 @@ class TestSqlite(StoreContract):
         ):
             with pytest.raises(StoreError, match=r"log\.db"):
                 call()
+
+    def test_errors_hold_nothing_of_the_value(self, store: SqlStore):
+        with store._engine.begin() as connection:
+            connection.exec_driver_sql("DROP TABLE onceward_decision_log")
+        value = b"offsets, handles".upper()  # the traceback shows this line
+        with pytest.raises(StoreError, match="no such table") as caught:
+            store.put_if_absent(key_of(0), value)
+        shown = "".join(traceback.format_exception(caught.value))
+        assert value.decode() not in shown
+        assert "INSERT" not in shown
 
     def test_a_database_that_cannot_be_opened_is_a_store_error(self, tmp_path: Path):
         with pytest.raises(StoreError):

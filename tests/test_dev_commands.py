@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+
+from onceward.connectors.cli import RepeatsFiltered
 
 SOURCE = Path(__file__).parent.parent / "src"
 MAIN = "from onceward.connectors.cli import main; main()"
@@ -37,6 +41,24 @@ def test_down_of_nothing_has_no_effect(tmp_path: Path) -> None:
     answer = onceward("dev", "down", home=tmp_path)
     assert answer.returncode == 0
     assert answer.stdout.splitlines() == ["Kafka was not running", "PostgreSQL was not running"]
+
+
+def test_the_address_of_nothing_is_one_message(tmp_path: Path) -> None:
+    answer = onceward("dev", "env", home=tmp_path / "home")
+    assert answer.returncode == 2
+    assert "onceward dev up" in answer.stderr
+    assert answer.stdout == ""
+
+
+def test_the_version_is_the_packages(tmp_path: Path) -> None:
+    assert onceward("--version", home=tmp_path).stdout == f"onceward {metadata.version('onceward')}\n"
+
+
+def test_a_warning_that_repeats_is_shown_once() -> None:
+    shown = RepeatsFiltered()
+    said = [("a", 1), ("b", 1), ("a", 20), ("b", 20)]
+    records = [logging.makeLogRecord({"msg": "FAIL %s (after %dms)", "args": one}) for one in said]
+    assert [shown.filter(record) for record in records] == [True, True, False, False]
 
 
 def test_a_missing_java_is_one_message_with_what_to_install(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onceward.connectors.dev.java import MINIMUM, find_java, java_version
 from onceward.connectors.dev.places import cache_home, state_home
 from onceward.connectors.dev.ports import LAST, LOOPBACK, accepts_connections, free_port
+from onceward.connectors.java import MINIMUM, find_java, java_version
 from onceward.core.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from onceward.core import CheckpointConfig
 from onceward.core.engine.checkpoints import CheckpointCoordinator, Declined, InDoubtError, Roles
 from onceward.core.engine.elements import Barrier, Kind, TaskId
 from onceward.core.engine.pending import CheckpointFailedError, Pending, TaskAck
-from onceward.core.engine.state.handles import SubtaskState
+from onceward.core.engine.state.handles import KeyedHandle, ListHandle, SubtaskState
 from onceward.core.errors import DecisionInDoubtError, OncewardError, StateError
 
 SOURCE, SUM, SINK = TaskId("source", 0), TaskId("sum", 0), TaskId("sink", 0)
@@ -45,7 +45,7 @@ class Recorder:
     def completed(self, task: TaskId, checkpoint: int) -> None:
         self.told.append((task, checkpoint))
 
-    def given_up(self, checkpoint: int) -> None:
+    def given_up(self, checkpoint: int, reason: str) -> None:  # noqa: ARG002 - signature
         self.dropped.append(checkpoint)
 
     def discard(self, ack: TaskAck) -> None:
@@ -67,6 +67,7 @@ class Rig:
             effects=self.effects,
             now=0.0,
             first_delay=lambda low, high: (low + high) / 2,
+            pipeline="p",
         )
 
     def ack(self, checkpoint: int, *tasks: TaskId, now: float = 0.0) -> None:
@@ -236,7 +237,9 @@ def test_the_first_periodic_one_begins_between_the_minimum_pause_and_the_interva
 
     config = CheckpointConfig(interval=10, min_pause=2).checked()
     roles = Roles(frozenset({SOURCE}), ALL, ALL)
-    coordinator = CheckpointCoordinator(config, roles, first=0, effects=Recorder(), now=100.0, first_delay=delay)
+    coordinator = CheckpointCoordinator(
+        config, roles, first=0, effects=Recorder(), now=100.0, first_delay=delay, pipeline="p"
+    )
     assert seen == [(2, 10)]
     assert coordinator.deadline(100.0) == 103.0
 
@@ -335,3 +338,58 @@ def test_retained_of_0_or_less_is_taken_for_1_with_a_warning(caplog: pytest.LogC
 def test_a_setting_without_sense_is_refused(values: dict[str, Any]):
     with pytest.raises(ValueError, match=next(iter(values))):
         CheckpointConfig(**values).checked()
+
+
+def test_a_savepoint_is_never_subsumed_by_a_newer_checkpoint():
+    """It is its user's; that a newer checkpoint was faster is no reason to end it."""
+    rig = Rig(max_concurrent=3)
+    rig.coordinator.trigger(0.0)
+    request = rig.coordinator.request(Kind.SAVEPOINT, 0.0, "somewhere")
+    rig.coordinator.trigger(0.0)
+    rig.ack(6, SOURCE)
+    rig.ack(7)
+    assert rig.statuses == [(7, "completed"), (5, "subsumed")]
+    assert rig.coordinator.pending == [6]
+    rig.ack(6, SUM, SINK)
+    assert request.wait(0) == "made 6"
+    assert rig.effects.freed == []
+
+
+def test_a_periodic_trigger_that_is_declined_is_remembered_and_logged(caplog: pytest.LogCaptureFixture):
+    rig = Rig(interval=10)
+    rig.effects.idle = {SUM}
+    rig.coordinator.advance(10.0)
+    assert rig.begun() == []
+    [record] = rig.coordinator.history
+    assert (record.status, record.reason) == ("declined", "not all required tasks run: sum[0]")
+    assert "checkpoint 5 declined: not all required tasks run: sum[0]" in caplog.text
+
+
+def test_each_checkpoint_that_ends_logs_one_line(caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", "onceward.engine")
+    rig = Rig(tolerable_failures=10, timeout=10, max_concurrent=2)
+    rig.coordinator.trigger(0.0)
+    rig.coordinator.trigger(0.0)
+    rig.ack(6, now=1.5)
+    rig.coordinator.trigger(2.0)
+    rig.coordinator.advance(12.0)
+    rig.coordinator.trigger(12.0)
+    rig.coordinator.decline(SUM, 8, "disk full", 13.0)
+    lines = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "onceward.engine"]
+    assert lines == [
+        ("INFO", "pipeline p: checkpoint 6 completed in 1.500 s, 0 bytes"),
+        ("INFO", "pipeline p: checkpoint 5 subsumed: checkpoint 6 was complete first"),
+        ("WARNING", "pipeline p: checkpoint 7 failed: expired after 10 s; missing: sink[0], source[0], sum[0]"),
+        ("WARNING", "pipeline p: checkpoint 8 failed: declined by sum[0]: disk full"),
+    ]
+
+
+def test_the_size_of_a_task_in_the_history_counts_its_operator_state():
+    rig = Rig()
+    rig.coordinator.trigger(0.0)
+    state = SubtaskState(
+        keyed=KeyedHandle(first=0, end=128, inline=b"12345"), lists={"seen": ListHandle("split", [b"1234", b"567"])}
+    )
+    rig.coordinator.acknowledge(TaskAck(SUM, 5, state), 0.0)
+    rig.ack(5, SOURCE, SINK)
+    assert [task.state for task in rig.coordinator.history[0].tasks] == [0, 0, 12]

@@ -88,7 +88,7 @@ def test_57_a_newer_barrier_cancels_the_alignment_of_an_older_one():
     assert not g.is_blocked(0)
     assert g.is_blocked(1)
     feed(g, 0, Barrier(2))
-    feed(g, 2, Barrier(1), Barrier(2))  # the older one comes late, and is passed over
+    feed(g, 2, Barrier(1), Barrier(2))  # the older one comes late, and is ignored
     assert drain(g) == ["barrier 2", 20]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onceward.core.engine import Mode, checkpoints, gate, sink_logic, source_logic, start, task
+from onceward.core.engine import Mode, checkpoints, completion, gate, origin, sink_logic, source_logic, start, task
 from onceward.core.engine.logic import Frozen, nothing_to_write
 from onceward.core.errors import OncewardError
 
@@ -31,7 +31,7 @@ def test_every_records_effect_shows_exactly_once(first: int):
 def test_in_at_least_once_mode_nothing_is_lost_and_duplicates_do_occur():
     """So the check can fail: without alignment, rows behind an early barrier count twice after a failure."""
     runs = [Simulation(seed, Mode.AT_LEAST_ONCE).run() for seed in range(25)]
-    assert any(run.doubled for run in runs)
+    assert any(run.duplicated for run in runs)
 
 
 @pytest.mark.parametrize("seed", [3, 17])
@@ -158,7 +158,50 @@ def a_savepoint_confirms_what_sinks_prepared(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(checkpoints.CheckpointCoordinator, "_complete", confirms)
 
 
+def a_checkpoint_that_was_never_decided_is_restored(patch: pytest.MonkeyPatch) -> None:
+    """Metadata on disk are taken for a checkpoint (rule D)."""
+    patch.setattr(origin, "is_proven", lambda _folder, _metadata: True)
+
+
+def the_proof_is_written_before_the_decision(patch: pytest.MonkeyPatch) -> None:
+    """Right behind the metadata."""
+    write = completion._write_savepoint
+
+    def proven(target: str, metadata: Any) -> Any:
+        made = write(target, metadata)
+        completion.prove(made, metadata.log, metadata.checkpoint)
+        return made
+
+    patch.setattr(completion, "_write_savepoint", proven)
+
+
+def a_later_number_proves_an_intermediate_savepoint(patch: pytest.MonkeyPatch) -> None:
+    """Of whatever run: it may have begun before the savepoint."""
+    check = origin._check_made_here
+
+    def by_number(metadata: Any, path: str, view: Any, restore: Any, pipeline: str) -> None:
+        if metadata.commits or view.decided < metadata.checkpoint:
+            check(metadata, path, view, restore, pipeline)
+
+    patch.setattr(origin, "_check_made_here", by_number)
+
+
+def a_way_back_is_taken_at_each_start(patch: pytest.MonkeyPatch) -> None:
+    """As long as its reason stands in the command line (rule C)."""
+    patch.setattr(origin, "_is_done", lambda _restore, _before: False)
+
+
+def after_a_void_decision_the_pipeline_begins_anew(patch: pytest.MonkeyPatch) -> None:
+    """Instead of going back to the checkpoint before."""
+    patch.setattr(origin, "_standing", lambda view: view.newest)
+
+
 MUTANTS = [
+    a_checkpoint_that_was_never_decided_is_restored,
+    the_proof_is_written_before_the_decision,
+    a_later_number_proves_an_intermediate_savepoint,
+    a_way_back_is_taken_at_each_start,
+    after_a_void_decision_the_pipeline_begins_anew,
     a_savepoint_confirms_what_sinks_prepared,
     no_alignment,
     alignment_forgets_ended_channels,
@@ -182,7 +225,7 @@ def mutated(mutant: Callable[[pytest.MonkeyPatch], None]) -> Iterator[None]:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_the_simulator_catches(mutant: Callable[[pytest.MonkeyPatch], None]):
     with mutated(mutant):
-        for seed in [124, *range(MUTANT_RUNS)]:  # the first is one that many notice, some only few do
+        for seed in [124, 55, 180, 44, *range(MUTANT_RUNS)]:  # the first find what only few do
             try:
                 Simulation(seed).run()
             except (ViolationError, OncewardError):

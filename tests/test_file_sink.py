@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 import threading
 from collections import Counter
 from datetime import UTC, date, datetime
@@ -17,26 +20,39 @@ import pyarrow.parquet
 import pytest
 
 from onceward.core import CheckpointConfig, RestartStrategy
-from onceward.core.errors import ConfigurationError, EpochConflictError, SchemaError
+from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost
+from onceward.core.errors import ConfigurationError, EpochConflictError, SchemaError, SinkError
+from onceward.core.log import EpochInput
 from onceward.core.log.memory import MemoryStore
-from onceward.core.names import Scope
+from onceward.core.names import Scope, file_name
 from onceward.core.steps import Step, hooked
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, WriteContext
+from onceward.core.transaction import (
+    AbortStatus,
+    Acknowledgement,
+    CommitStatus,
+    Committable,
+    ExternalState,
+    Progress,
+    WriteContext,
+)
+from onceward.core.transaction.ownership import NOTHING
 from onceward.sinks import FileSink
+from onceward.sinks.folders import IDENTITY
 from onceward.sources import SequenceSource
 
 from .engine_kit import pipeline
 
 FORMATS = ["parquet", "csv", "jsonl", "arrow"]
 SCOPE = Scope("p", "files", "0123abcd")
+GOOD = (CommitStatus.COMMITTED, CommitStatus.ALREADY_COMMITTED)
 
 
-def context(epoch: int = 1) -> WriteContext:
-    return WriteContext(pipeline="p", sink="files", log="0123abcd", writer=1, epoch=epoch, subtask=0)
+def context(epoch: int = 1, sink: str = "files") -> WriteContext:
+    return WriteContext(pipeline="p", sink=sink, log="0123abcd", writer=1, epoch=epoch, subtask=0)
 
 
 def prepared(sink: FileSink, *batches: list[dict[str, Any]], epoch: int = 1) -> Committable:
-    transaction = sink.begin(context(epoch))
+    transaction = sink.begin(context(epoch, sink.name))
     for rows in batches:
         batch = pa.RecordBatch.from_pylist(rows)
         sink.validate(batch.schema)
@@ -45,7 +61,7 @@ def prepared(sink: FileSink, *batches: list[dict[str, Any]], epoch: int = 1) -> 
 
 
 def shown(folder: Path, format_: str) -> list[dict[str, Any]]:
-    """What a reader of the folder sees, which passes over names with "_" in front."""
+    """What a reader of the folder sees, which ignores names with "_" in front."""
     rows: list[dict[str, Any]] = []
     for path in sorted(folder.rglob(f"*.{format_}")):
         if any(part.startswith("_") for part in path.relative_to(folder).parts):
@@ -76,19 +92,86 @@ def test_files_show_whole_after_the_commit_and_not_before(tmp_path: Path, format
     assert shown(tmp_path, format_) == numbers(5) + numbers(3)
 
 
+def test_nothing_pending_is_visible_to_a_reader_that_knows_extensions_or_hidden_names(tmp_path: Path):
+    """DuckDB and globs know the extension alone; Spark looks at the last part of a path if a glob names the rest."""
+    for format_ in FORMATS:
+        sink = FileSink(format_, tmp_path, format=format_, partition_by=["k"])
+        prepared(sink, numbers(5))
+        sink.claim(Scope("p", format_, "0123abcd"))
+        sink.commit(prepared(sink, numbers(1), epoch=2))
+    names = [path.name for path in (tmp_path / "_onceward").rglob("*") if path.is_file()]
+    assert len(names) > 3 * len(FORMATS)
+    assert [name for name in names if not name.startswith(".") or name.endswith(tuple(FORMATS))] == []
+
+
+def test_file_names_hold_no_colon(tmp_path: Path):
+    """Spark and HDFS take what precedes it for a scheme, and Windows refuses it."""
+    sink = FileSink("files", tmp_path)
+    committable = prepared(sink, numbers(2))
+    sink.claim(SCOPE)
+    assert [path.name for path in tmp_path.rglob("*") if ":" in path.name] == []
+    sink.commit(committable)
+    [file] = tmp_path.glob("*.parquet")
+    assert file.name == f"{file_name(committable.transaction)}-0.parquet"
+
+
+VALUES = [
+    "a",
+    "b/c",
+    None,
+    "",
+    "ä€😀 = 1",
+    "100%",
+    "%41",
+    "a:b",
+    "?*",
+    "{[^]}\\",
+    "q\"'",
+    "tab\tnl\n",
+    "#+~ ",
+    ".",
+    "\x7f",
+]
+
+
 def test_partitions_are_folders_that_datasets_read(tmp_path: Path):
     sink = FileSink("files", tmp_path, partition_by=["k", "d"])
-    rows = [{"n": n, "k": k, "d": date(2026, 11, 21)} for n, k in enumerate(["a", "b/c", None, "ä = 1", "a"])]
+    rows = [{"n": n, "k": k, "d": date(2026, 11, 21)} for n, k in enumerate(VALUES)]
     sink.commit(prepared(sink, rows))
     assert (tmp_path / "k=a" / "d=2026-11-21").is_dir()
     found = pyarrow.dataset.dataset(tmp_path, partitioning="hive").to_table().to_pylist()
-    assert sorted((row["n"], row["k"]) for row in found if row["k"] is not None) == [
-        (0, "a"),
-        (1, "b/c"),
-        (3, "ä = 1"),
-        (4, "a"),
-    ]
-    assert [row["n"] for row in found if row["k"] is None] == [2]
+    assert {row["n"]: row["k"] for row in found} == {n: k or None for n, k in enumerate(VALUES)}
+
+
+@pytest.mark.parametrize(
+    ("value", "folder"),
+    [
+        # as Spark 4.2 writes them
+        ("a/b", "v=a%2Fb"),
+        ("ä€😀", "v=ä€😀"),
+        ("%41", "v=%2541"),
+        ("{[^]}\\", "v=%7B%5B%5E%5D}%5C"),
+        ("tab\tnl\n", "v=tab%09nl%0A"),
+        ("q\"'#*:=?", "v=q%22%27%23%2A%3A%3D%3F"),
+        (" +~.", "v= +~."),
+        ("", "v=__HIVE_DEFAULT_PARTITION__"),
+        (None, "v=__HIVE_DEFAULT_PARTITION__"),
+        (True, "v=true"),
+        (1.5, "v=1.5"),
+        (Decimal("1.50"), "v=1.50"),
+        (Decimal("1E+2"), "v=100"),
+        (date(2026, 1, 2), "v=2026-01-02"),
+        # Spark leaves the offset out, and then reads another instant in another session's zone
+        (datetime(2026, 1, 2, 3, tzinfo=UTC), "v=2026-01-02 03%3A00%3A00+00%3A00"),
+    ],
+)
+def test_a_partitions_folder_is_named_as_spark_names_it(tmp_path: Path, value: Any, folder: str):
+    sink = FileSink("files", tmp_path, partition_by=["v"])
+    batch = pa.RecordBatch.from_pylist([{"n": 1, "v": value}])
+    transaction = sink.begin(context())
+    sink.write(transaction, batch)
+    sink.commit(sink.pre_commit(transaction))
+    assert [path.name for path in tmp_path.iterdir() if path.name != "_onceward"] == [folder]
 
 
 def test_a_file_that_is_large_enough_is_followed_by_another(tmp_path: Path):
@@ -110,7 +193,7 @@ def test_json_lines_hold_dates_decimals_and_bytes_as_text(tmp_path: Path):
     sink = FileSink("files", tmp_path, format="jsonl")
     at = datetime(2026, 11, 21, 12, tzinfo=UTC)
     sink.commit(prepared(sink, [{"at": at, "d": Decimal("1.50"), "b": b"\x00\xff", "l": [1, None]}]))
-    assert shown(tmp_path, "jsonl") == [{"at": "2026-11-21T12:00:00+00:00", "d": "1.50", "b": "00ff", "l": [1, None]}]
+    assert shown(tmp_path, "jsonl") == [{"at": "2026-11-21T12:00:00+00:00", "d": "1.50", "b": "AP8=", "l": [1, None]}]
 
 
 def test_what_is_aborted_is_gone_and_what_is_finished_is_not(tmp_path: Path):
@@ -123,15 +206,119 @@ def test_what_is_aborted_is_gone_and_what_is_finished_is_not(tmp_path: Path):
     assert len(shown(tmp_path, "parquet")) == 2
 
 
-def test_a_commit_that_was_cut_off_between_two_files_is_finished(tmp_path: Path):
+class Crash(BaseException):
+    """The process ends here."""
+
+
+def crash_at_rename(count: int, sink: FileSink, committable: Committable) -> None:
+    """Commit, and die before the n-th rename."""
+    left, rename = [count], Path.rename
+
+    def dies(path: Path, target: Path) -> Path:
+        left[0] -= 1
+        if left[0] == 0:
+            raise Crash
+        return rename(path, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "rename", dies)
+        with pytest.raises(Crash):
+            sink.commit(committable)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("loaded", [False, True], ids=["left alone", "taken by a loader"])
+def test_a_commit_that_was_cut_off_is_finished(tmp_path: Path, count: int, loaded: bool):
+    """A loader may take finished files away at once: what it has is not lost."""
+    folder, taken = tmp_path / "out", tmp_path / "taken"
+    sink = FileSink("files", folder, format="jsonl", partition_by=["k"])
+    committable = prepared(sink, numbers(9))
+    crash_at_rename(count, sink, committable)
+    if loaded:
+        for path in folder.glob("k=*"):
+            taken.mkdir(exist_ok=True)
+            path.rename(taken / path.name)
+    assert sink.abort(committable).status is (AbortStatus.ABORTED if count == 1 else AbortStatus.COMMITTED)
+    if count > 1:
+        assert FileSink("files", folder, format="jsonl").commit(committable).status in GOOD
+        assert Counter(row["n"] for row in shown(folder, "jsonl") + shown(taken, "jsonl")) == Counter(range(9))
+        assert sink.commit(committable).status is CommitStatus.ALREADY_COMMITTED
+
+
+@pytest.mark.parametrize("calls", [["commit"] * 3, ["commit", "abort"] * 2], ids=["commits", "commits and aborts"])
+def test_of_what_is_done_at_once_all_or_nothing_shows_and_everybody_is_told(tmp_path: Path, calls: list[str]):
+    for epoch in range(30):
+        sink = FileSink("files", tmp_path / str(epoch), format="jsonl", partition_by=["k"])
+        committable, said = prepared(sink, numbers(9), epoch=epoch), list[tuple[str, str]]()
+        ready = threading.Barrier(len(calls))
+
+        def go(call: str, sink: FileSink = sink, committable: Committable = committable) -> None:
+            ready.wait()  # noqa: B023 - joined below
+            said.append((call, getattr(sink, call)(committable).status))  # noqa: B023
+
+        threads = [threading.Thread(target=go, args=(call,)) for call in calls]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        rows = len(shown(tmp_path / str(epoch), "jsonl"))
+        commits = {status for call, status in said if call == "commit"}
+        aborts = {status for call, status in said if call == "abort"}
+        assert len(said) == len(calls)
+        assert (rows, commits <= set(GOOD), AbortStatus.ABORTED in aborts) in ((9, True, False), (0, False, True))
+
+
+@pytest.mark.parametrize("on_lost", list(OnLost))
+def test_files_that_a_loader_takes_before_the_epoch_is_completed_are_not_lost(tmp_path: Path, on_lost: OnLost):
+    """Neither a false alarm, nor a record of a loss, nor rows that are written again."""
+    folder, store, about = tmp_path / "out", MemoryStore(), EpochInput(query="q", end=0)
+    sink = FileSink("files", folder, format="jsonl")
+
+    def start() -> Coordinator:
+        coordinator = Coordinator("p", store, [sink], CommitPolicy(on_lost=on_lost))
+        coordinator.open()
+        return coordinator
+
+    def die(step: Step) -> None:
+        if step is Step.COMPLETE_BEFORE:
+            raise Crash
+
+    first = start()
+    transaction = sink.begin(first.context("files", 0, subtask=0))
+    sink.write(transaction, pa.RecordBatch.from_pylist(numbers(3)))
+    ack = Acknowledgement(epoch=0, subtask=0, attempt=0, sinks=("files",), committables=(sink.pre_commit(transaction),))
+    first.admit(0, about)
+    with hooked(die), pytest.raises(Crash):
+        first.commit(0, [ack], about)
+    [file] = folder.glob("*.jsonl")
+    file.rename(tmp_path / "taken")
+    view = start().view
+    assert (view.completed, view.skipped) == (0, frozenset())
+    assert shown(folder, "jsonl") == []
+
+
+def test_a_pending_file_that_is_gone_is_a_loss(tmp_path: Path):
     sink = FileSink("files", tmp_path, format="jsonl", partition_by=["k"])
     committable = prepared(sink, numbers(9))
-    first = committable.handle["files"][0]
-    final = tmp_path / Path(first).parent / f"{committable.transaction}-{Path(first).name}"
-    final.parent.mkdir()
-    (tmp_path / "_onceward" / committable.transaction / first).rename(final)
-    assert sink.commit(committable).status is CommitStatus.COMMITTED
-    assert Counter(row["n"] for row in shown(tmp_path, "jsonl")) == Counter(range(9))
+    shutil.rmtree(next((tmp_path / "_onceward" / file_name(committable.transaction)).iterdir()))
+    outcome = sink.commit(committable)
+    assert outcome.status is CommitStatus.LOST
+    assert "k=k" in outcome.detail
+    assert shown(tmp_path, "jsonl") == []
+
+
+def test_what_may_have_been_committed_and_taken_away_long_ago_is_not_called_lost(tmp_path: Path):
+    sink = FileSink("files", tmp_path)
+    old, new = prepared(sink, numbers(2), epoch=1), prepared(sink, numbers(2), epoch=2)
+    for committable in (old, new):
+        sink.commit(committable)
+    sink.completed(SCOPE, 2)
+    assert sink.inspect_many([old, new]) == [ExternalState.COMMITTED] * 2
+    for path in tmp_path.glob("*.parquet"):
+        path.unlink()
+    assert sink.commit(old).status is CommitStatus.UNKNOWN
+    assert sink.commit(new).status is CommitStatus.ALREADY_COMMITTED
+    assert sink.inspect_many([old, new]) == [ExternalState.UNKNOWN, ExternalState.COMMITTED]
 
 
 def test_what_lingers_is_found_by_its_exact_name(tmp_path: Path):
@@ -155,9 +342,137 @@ def test_a_discarded_transaction_leaves_nothing(tmp_path: Path):
 
 def test_a_folder_that_knows_the_name_from_another_log_refuses_it(tmp_path: Path):
     sink = FileSink("files", tmp_path)
+    other = SCOPE._replace(log="ffff0000")
+    sink.check_claim(SCOPE, NOTHING)
+    assert list(tmp_path.iterdir()) == []
     sink.claim(SCOPE)
+    sink.claim(SCOPE)
+    for refused in (lambda: sink.check_claim(other, NOTHING), lambda: sink.claim(other)):
+        with pytest.raises(EpochConflictError, match="from decision log 0123abcd"):
+            refused()
+    sink.release(other)
+    sink.claim(other)
+    sink.release(other)
     with pytest.raises(EpochConflictError):
-        sink.claim(SCOPE._replace(log="ffff0000"))
+        sink.check_claim(SCOPE, NOTHING)
+
+
+def test_a_folder_remembers_how_far_the_log_had_come(tmp_path: Path):
+    """Also beyond epochs without rows for it, and whatever becomes of the files."""
+    sink = FileSink("files", tmp_path)
+    for epoch in (3, 4):
+        sink.commit(prepared(sink, numbers(2), epoch=epoch))
+        sink.completed(SCOPE, epoch)
+    sink.completed(SCOPE, 9)
+    for path in tmp_path.glob("*.parquet"):
+        path.unlink()
+    for newest in (Progress(1, 4), Progress(1, 9), Progress(2, 0)):
+        sink.check_claim(SCOPE, newest)
+    for newest in (NOTHING, Progress(1, 3), Progress(0, 9)):
+        with pytest.raises(EpochConflictError, match=r"outdated copy: .* holds epoch 4"):
+            sink.check_claim(SCOPE, newest)
+    sink.check_claim(SCOPE._replace(sink="file"), NOTHING)
+    sink.release(SCOPE)
+    sink.check_claim(SCOPE, NOTHING)
+
+
+def test_housekeeping_leaves_a_commit_that_is_not_finished(tmp_path: Path):
+    sink = FileSink("files", tmp_path, format="jsonl", partition_by=["k"])
+    cut_off, newer = prepared(sink, numbers(9)), prepared(sink, [{"n": 9, "k": "k"}], epoch=2)
+    crash_at_rename(3, sink, cut_off)
+    sink.commit(newer)
+    sink.completed(SCOPE, 3)
+    assert sink.commit(cut_off).status is CommitStatus.COMMITTED
+    assert Counter(row["n"] for row in shown(tmp_path, "jsonl")) == Counter(range(10))
+
+
+def test_a_rewind_forgets_how_far_the_log_had_come_and_no_proof(tmp_path: Path):
+    """One of the transactions may be decided and not completed: it is finished before the rewind is."""
+    sink = FileSink("files", tmp_path, format="jsonl", partition_by=["k"])
+    done, cut_off = prepared(sink, numbers(9), epoch=2), prepared(sink, numbers(9), epoch=2)
+    sink.commit(done)
+    shutil.rmtree(tmp_path / "k=k0")
+    crash_at_rename(3, sink, cut_off)
+    sink.release(SCOPE)
+    sink.check_claim(SCOPE, NOTHING)
+    sink.completed(SCOPE, 1)
+    assert sink.commit(done).status is CommitStatus.ALREADY_COMMITTED
+    assert sink.commit(cut_off).status is CommitStatus.COMMITTED
+    never = prepared(sink, numbers(9), epoch=2)
+    crash_at_rename(3, sink, never)
+    sink.release(SCOPE)
+    sink.completed(SCOPE, 3)
+    assert [c.transaction for c in sink.lingering(SCOPE)] == [never.transaction]
+    assert sink.abort(never).status is AbortStatus.ABORTED
+    assert [path.name for path in (tmp_path / "_onceward").iterdir()] == [IDENTITY]
+
+
+def test_what_a_renamed_sink_left_behind_is_listed_and_aborted(tmp_path: Path):
+    old, new = FileSink("old", tmp_path), FileSink("files", tmp_path)
+    left = prepared(old, numbers(2))
+    mine = prepared(new, numbers(2))
+    assert {c.transaction for c in new.lingering_elsewhere("p", "0123abcd")} == {left.transaction, mine.transaction}
+    assert list(new.lingering_elsewhere("p", "ffff0000")) == []
+    assert list(new.lingering_elsewhere("p-eu", "0123abcd")) == []
+    [found] = [c for c in new.lingering_elsewhere("p", "0123abcd") if c.sink == "old"]
+    assert new.abort(found).status is AbortStatus.ABORTED
+    assert [c.transaction for c in new.lingering_elsewhere("p", "0123abcd")] == [mine.transaction]
+
+
+def test_an_abort_that_was_cut_off_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sink = FileSink("files", tmp_path)
+    committable = prepared(sink, numbers(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: (_ for _ in ()).throw(Crash))
+        with pytest.raises(Crash):
+            sink.abort(committable)
+    assert sink.commit(committable).status is CommitStatus.LOST
+    [left] = sink.lingering(SCOPE)
+    assert sink.abort(left).status is AbortStatus.ABORTED
+    assert list(sink.lingering(SCOPE)) == []
+
+
+@pytest.mark.parametrize("call", ["begin", "pre_commit", "lingering", "completed", "inspect", "check_claim", "claim"])
+def test_errors_of_the_file_system_are_ours_and_name_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+):
+    sink = FileSink("files", tmp_path)
+    done, pending = prepared(sink, numbers(2)), sink.begin(context(2))
+    sink.commit(done)
+    sink.write(pending, pa.RecordBatch.from_pylist(numbers(2)))
+
+    def stale(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    calls = {
+        "begin": lambda: sink.begin(context(3)),
+        "pre_commit": lambda: sink.pre_commit(pending),
+        "lingering": lambda: sink.lingering(SCOPE),
+        "completed": lambda: sink.completed(SCOPE, 1),
+        "inspect": lambda: sink.inspect_many([done]),
+        "check_claim": lambda: sink.check_claim(SCOPE, NOTHING),
+        "claim": lambda: sink.claim(SCOPE),
+    }
+    for name in ("iterdir", "exists", "stat", "is_dir", "mkdir"):
+        monkeypatch.setattr(Path, name, stale)
+    monkeypatch.setattr(os, "fsync", stale)
+    with pytest.raises(SinkError, match=r"Stale file handle.*sink files") as caught:
+        calls[call]()
+    assert str(tmp_path) in str(caught.value)
+    assert sink.commit(done).status is CommitStatus.RETRY_LATER
+    assert sink.abort(done).status is AbortStatus.RETRY_LATER
+    monkeypatch.undo()
+    sink.discard(pending)
+
+
+def test_rows_that_a_format_cannot_hold_are_an_error_of_ours(tmp_path: Path):
+    for format_, row in (("jsonl", {"n": float("nan")}), ("csv", {"n": b"\xff"})):
+        sink = FileSink("files", tmp_path, format=format_)
+        transaction = sink.begin(context())
+        with pytest.raises(SinkError, match="cannot be written as"):
+            sink.write(transaction, pa.RecordBatch.from_pylist([row]))
+        sink.discard(transaction)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 @pytest.mark.parametrize(
@@ -175,6 +490,9 @@ def test_a_setting_without_sense_is_refused(tmp_path: Path, options: dict[str, A
         ({"partition_by": ["no"]}, {"a": 1}, r"names \['no'\]"),
         ({"partition_by": ["a"]}, {"a": 1}, "leaves no column"),
         ({"format": "csv"}, {"a": [1]}, "CSV cannot hold column 'a'"),
+        ({"format": "jsonl"}, {"a": pa.scalar(1, pa.timestamp("ns"))}, "column 'a' of type timestamp"),
+        ({"partition_by": ["b"]}, {"a": 1, "b": b"x"}, "'b' is binary: cast it"),
+        ({"partition_by": ["_b"]}, {"a": 1, "_b": 1}, "take folders that begin with"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused_before_anything_is_written(

@@ -23,6 +23,7 @@ import pytest
 
 from onceward.connectors.http.answers import Verdict, judge, seconds_to_wait
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SinkError
+from onceward.core.names import file_name
 from onceward.core.steps import Step
 from onceward.core.transaction import CommitStatus, Committable, WriteContext
 from onceward.sinks import Guarantee
@@ -400,7 +401,7 @@ def test_63_a_process_killed_in_the_middle_of_a_batch_goes_on_behind_the_last_ma
 
 def test_66_a_damaged_segment_sends_nothing(inbox: Inbox, hook: HttpSink):
     committable = prepared(hook, range(6))
-    path = Path(hook.directory) / f"{committable.transaction}.segment"
+    path = Path(hook.directory) / f"{file_name(committable.transaction)}.segment"
     whole = path.read_bytes()
     path.write_bytes(whole[:200] + bytes([whole[200] ^ 1]) + whole[201:])
     outcome = hook.commit(committable)

@@ -120,6 +120,19 @@ def test_incomplete_security_says_what_is_missing(config, named):
         KafkaSettings("b:1", config)
 
 
+@pytest.mark.parametrize(
+    "servers", ["localhost", "b:1,c", "b:", "b:nine", "b:0", "b:65536", "http://b:1", ":1", "::1:9092"]
+)
+def test_an_address_that_is_none_is_refused_before_anybody_waits_for_it(servers):
+    with pytest.raises(ConfigurationError, match=r"host:port"):
+        KafkaSettings(servers, {})
+
+
+@pytest.mark.parametrize("servers", ["b:1", "b-1.example.org:9092, 10.0.0.1:9093", "[::1]:9092", ["b:1", "c:2"]])
+def test_addresses_are_hosts_with_ports(servers):
+    assert KafkaSettings(servers, {})["bootstrap.servers"]
+
+
 def test_missing_servers_are_said():
     with pytest.raises(ConfigurationError, match=r"bootstrap\.servers"):
         KafkaSettings(None, {})

@@ -38,9 +38,22 @@ def test_options_of_a_spark_format_make_a_sink():
     assert "transaction.timeout.ms" not in sink.settings.for_producer()
 
 
-def test_the_time_out_may_be_given_in_seconds():
+def test_the_timeout_may_be_given_in_seconds():
     sink = KafkaSink.from_options({"kafka.bootstrap.servers": "b:1", "transactiontimeout": "90.5"})
     assert sink.transaction_timeout == 90.5
+
+
+@pytest.mark.parametrize(("text", "create"), [("true", True), ("false", False), ("6", 6)])
+def test_a_topic_is_created_only_when_that_is_asked_for(text, create):
+    sink = KafkaSink.from_options({"kafka.bootstrap.servers": "b:1", "topic": "t", "createtopic": text})
+    assert sink.create_topic is create
+    assert KafkaSink("out", bootstrap_servers="b:1", topic="t").create_topic is False
+
+
+def test_no_producer_lets_a_broker_create_topics():
+    from onceward.connectors.kafka import producer
+
+    assert producer.FIXED["allow.auto.create.topics"] is False
 
 
 @pytest.mark.parametrize(
@@ -48,7 +61,12 @@ def test_the_time_out_may_be_given_in_seconds():
     [
         ({"topics": "t"}, "topics"),
         ({"kafka.transactional.id": "x"}, "transactional.id"),
-        ({"transactiontimeout": "long"}, "long"),
+        ({"transactiontimeout": "long"}, "transactionTimeout is not a number"),
+        ({"kafka.transaction.timeout.ms": "long"}, r"transaction\.timeout\.ms"),
+        ({"topic": "t", "createtopic": "yes"}, "createTopic"),
+        ({"topic": "t", "createtopic": "0"}, "number of partitions"),
+        ({"createtopic": "true"}, "create_topic needs topic"),
+        ({"kafka.allow.auto.create.topics": "true"}, "createTopic"),
         ({"transactiontimeout": "0.5"}, "at least 1 s"),
         ({"name": "a:b"}, "a:b"),
     ],

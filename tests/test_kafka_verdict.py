@@ -8,7 +8,7 @@ from onceward.connectors.kafka.claims import never_committed
 from onceward.connectors.kafka.codes import PASSING, Code, code_name
 from onceward.connectors.kafka.coordinator import Description
 from onceward.connectors.kafka.handle import Handle, Prepared, listed_committable
-from onceward.connectors.kafka.verdict import ABORT, COMMIT, STATE, Inside, Seen, judge, judge_partitions
+from onceward.connectors.kafka.verdict import ABORT, COMMIT, STATE, Inside, Observation, judge, judge_partitions
 from onceward.core.errors import LogDamagedError
 from onceward.core.names import PooledName, Scope
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState
@@ -34,7 +34,7 @@ def seen(state, handle=MINE, code=Code.NONE):
 
 
 def test_every_kind_of_evidence_has_one_meaning_in_each_table():
-    assert set(COMMIT) == set(ABORT) == set(STATE) == set(Seen)
+    assert set(COMMIT) == set(ABORT) == set(STATE) == set(Observation)
 
 
 def test_a_commit_is_believed_only_if_this_very_transaction_is_shown_committed():
@@ -48,42 +48,42 @@ def test_a_commit_is_believed_only_if_this_very_transaction_is_shown_committed()
     for state, handle in itertools.product(STATES, others):
         assert COMMIT[seen(state, handle)] is not CommitStatus.ALREADY_COMMITTED
         assert ABORT[seen(state, handle)] is not AbortStatus.COMMITTED
-    assert [state for state in STATES if seen(state) is Seen.COMMITTED] == ["PrepareCommit", "CompleteCommit"]
+    assert [state for state in STATES if seen(state) is Observation.COMMITTED] == ["PrepareCommit", "CompleteCommit"]
 
 
 def test_nothing_but_this_very_open_transaction_is_ever_sent_a_request():
     for state, handle in itertools.product(
         STATES, [NEXT, MINE._replace(started_ms=1001), MINE._replace(producer_id=8)]
     ):
-        assert seen(state, handle) is not Seen.OPEN
-    assert [state for state in STATES if seen(state) is Seen.OPEN] == ["Ongoing"]
+        assert seen(state, handle) is not Observation.OPEN
+    assert [state for state in STATES if seen(state) is Observation.OPEN] == ["Ongoing"]
 
 
 def test_loss_is_proven_by_an_abort_with_the_same_start():
-    assert seen("CompleteAbort") is Seen.ABORTED
-    assert seen("CompleteAbort", NEXT) is Seen.OVERTHROWN
-    assert COMMIT[Seen.OVERTHROWN] is COMMIT[Seen.ABORTED] is CommitStatus.LOST
-    assert STATE[Seen.OVERTHROWN] is ExternalState.EXPIRED
+    assert seen("CompleteAbort") is Observation.ABORTED
+    assert seen("CompleteAbort", NEXT) is Observation.OVERTHROWN
+    assert COMMIT[Observation.OVERTHROWN] is COMMIT[Observation.ABORTED] is CommitStatus.LOST
+    assert STATE[Observation.OVERTHROWN] is ExternalState.EXPIRED
 
 
 def test_an_id_that_was_initialised_again_tells_nothing():
     for state in STATES:
-        assert seen(state, NEXT._replace(started_ms=-1)) is Seen.REPLACED
-    assert COMMIT[Seen.REPLACED] is CommitStatus.UNKNOWN
-    assert ABORT[Seen.REPLACED] is AbortStatus.UNKNOWN
+        assert seen(state, NEXT._replace(started_ms=-1)) is Observation.REPLACED
+    assert COMMIT[Observation.REPLACED] is CommitStatus.UNKNOWN
+    assert ABORT[Observation.REPLACED] is AbortStatus.UNKNOWN
 
 
 @pytest.mark.parametrize("code", [*sorted(PASSING), Code.UNKNOWN_SERVER_ERROR, 12345])
 def test_no_answer_is_never_an_answer(code):
-    assert seen("CompleteCommit", code=code) is Seen.NO_WORD
-    assert COMMIT[Seen.NO_WORD] is CommitStatus.RETRY_LATER
+    assert seen("CompleteCommit", code=code) is Observation.NO_WORD
+    assert COMMIT[Observation.NO_WORD] is CommitStatus.RETRY_LATER
 
 
 def test_an_unknown_id_was_never_written_or_is_long_gone():
     description = Description(Code.TRANSACTIONAL_ID_NOT_FOUND)
-    assert judge(MINE, description) is Seen.ABSENT
-    assert ABORT[Seen.ABSENT] is AbortStatus.ABORTED
-    assert COMMIT[Seen.ABSENT] is CommitStatus.UNKNOWN
+    assert judge(MINE, description) is Observation.ABSENT
+    assert ABORT[Observation.ABSENT] is AbortStatus.ABORTED
+    assert COMMIT[Observation.ABSENT] is CommitStatus.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,8 @@ def test_an_unknown_id_was_never_written_or_is_long_gone():
         ({(7, 3): -1, (8, 0): 0}, {(7, 3): 0}, Inside.OPEN),
         ({(7, 3): -1}, {(8, 0): 0}, Inside.MIXED),
         ({(7, 2): -1}, {}, Inside.ENDED),
-        ({(7, 3): -1}, None, Inside.NO_WORD),
+        ({(7, 3): -1}, None, Inside.SILENT),
+        (None, None, Inside.SILENT),
         ({}, None, Inside.NO_WORD),
     ],
 )
@@ -102,7 +103,17 @@ def test_all_partitions_have_to_tell_before_anything_is_believed(first, second, 
 
 
 def test_a_partition_that_was_not_asked_has_not_told():
-    assert judge_partitions(PREPARED, {("t", 0): {(7, 3): -1}}) is Inside.NO_WORD
+    assert judge_partitions(PREPARED, {("t", 0): {(7, 3): -1}}) is Inside.SILENT
+
+
+@pytest.mark.parametrize(
+    ("told", "inside"),
+    [({("t", 0): {(7, 3): -1}}, Inside.OPEN), ({("t", 0): {}}, Inside.ENDED), ({("t", 0): None}, Inside.SILENT)],
+)
+def test_partitions_of_a_deleted_topic_do_not_count(told, inside):
+    both = Prepared(MINE, frozenset({("t", 0), ("u", 0), ("u", 1)}))
+    assert judge_partitions(both, told, {"u"}) is inside
+    assert judge_partitions(both, told, {"t", "u"}) is Inside.GONE
 
 
 @pytest.mark.parametrize(
@@ -153,22 +164,15 @@ def test_a_committable_of_another_kind_or_version_is_refused(wrong):
         Prepared.of(strange)
 
 
-@pytest.mark.parametrize(
-    "scope",
-    [Scope("orders-eu", "out", "0123abcd"), Scope("order", "out", "0123abcd"), Scope("orders", "out2", "0123abcd")],
-)
-def test_names_that_are_prefixes_of_each_other_are_not_confused(scope):
-    name = str(PooledName(scope, "ffff", 0))
-    assert listed_committable(named(name), SCOPE) is None
-
-
-def test_another_logs_transaction_is_listed_with_its_own_log():
-    name = str(PooledName(SCOPE._replace(log="9999"), "ffff", 0))
-    listed = listed_committable(named(name), SCOPE)
+def test_a_listed_transaction_says_whose_it_is():
+    scope = SCOPE._replace(log="9999")
+    prepared = PREPARED._replace(handle=MINE._replace(transactional_id=str(PooledName(scope, "ffff", 0))))
+    listed = listed_committable(prepared)
     assert listed is not None
-    assert listed.log == "9999"
-    assert Prepared.of(listed) == named(name)
+    assert (listed.pipeline, listed.sink, listed.log) == scope
+    assert Prepared.of(listed) == prepared
 
 
-def named(name):
-    return PREPARED._replace(handle=MINE._replace(transactional_id=name))
+@pytest.mark.parametrize("name", ["id", "onceward:1:orders:out", "onceward:2:orders:out:0123abcd:ffff:0"])
+def test_other_programs_transactions_are_not_listed(name):
+    assert listed_committable(PREPARED._replace(handle=MINE._replace(transactional_id=name))) is None

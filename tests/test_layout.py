@@ -72,6 +72,8 @@ def test_the_wheel_made_from_the_source_distribution_has_all_and_only_our_names(
     assert [name for name in shipped if name.startswith(tuple(f"src/onceward/{folder}/" for folder in FOLDERS))] == []
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
+        skeleton = archive.read("onceward/connectors/skeleton/sink.txt")
+    assert skeleton == (ROOT / "examples" / "custom_sink.py").read_bytes()
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     formats = ("files", "http", "kafka", "postgres", "redis", "sql")
     assert tops == {"onceward", *(f"pyspark_onceward_{name}.py" for name in formats)}
@@ -80,6 +82,7 @@ def test_the_wheel_made_from_the_source_distribution_has_all_and_only_our_names(
         expected |= {f"onceward/{path.relative_to(ROOT)}" for path in (ROOT / folder).rglob("*.py")}
     expected = {name for name in expected if not name.startswith("onceward/connectors/testing/")}
     assert expected <= names
+    assert "onceward/connectors/skeleton/test.txt" in names
     assert {name for name in names if name.endswith(".lock")} == {
         f"onceward/{path.relative_to(ROOT)}" for path in (ROOT / "connectors").rglob("*.lock")
     }

@@ -212,7 +212,7 @@ def test_a_gid_that_is_not_exactly_ours_is_not_ours(gid: str) -> None:
 
 # What the ledger proves
 
-FACTS = {"behind": "", "log": "0123abcd", "pruned": 6, "committed": frozenset[str]()}
+FACTS = {"behind": "", "logs": {"0123abcd": 6, "ffff0000": -1}, "committed": frozenset[str]()}
 
 
 @pytest.mark.parametrize(
@@ -220,11 +220,11 @@ FACTS = {"behind": "", "log": "0123abcd", "pruned": 6, "committed": frozenset[st
     [
         ({}, 7, Verdict.NOT_COMMITTED),
         ({"committed": frozenset({"gid"})}, 7, Verdict.COMMITTED),
-        ({"committed": frozenset({"gid"}), "behind": "lags", "log": None, "pruned": 9}, 7, Verdict.COMMITTED),
+        ({"committed": frozenset({"gid"}), "behind": "lags", "logs": {}}, 7, Verdict.COMMITTED),
         ({"committed": frozenset({"gid2"})}, 7, Verdict.NOT_COMMITTED),
         ({"behind": "lags"}, 7, Verdict.ASK_AGAIN),
-        ({"log": None}, 7, Verdict.UNKNOWN),
-        ({"log": "ffff0000"}, 7, Verdict.UNKNOWN),
+        ({"logs": {}}, 7, Verdict.UNKNOWN),
+        ({"logs": {"ffff0000": -1}}, 7, Verdict.UNKNOWN),
         ({}, 6, Verdict.UNKNOWN),
     ],
 )

@@ -274,13 +274,13 @@ def committable(**fields: Any) -> Committable:
 @pytest.mark.parametrize(
     ("facts", "commit", "abort", "state"),
     [
-        (Facts("", LOG, -1, frozenset({"name"})), "already committed", "committed", "committed"),
-        (Facts("lags", LOG, -1, frozenset({"name"})), "already committed", "committed", "committed"),
-        (Facts("lags", LOG, -1, frozenset()), "retry later", "retry later", "unknown"),
-        (Facts("", None, -1, frozenset()), "unknown", "aborted", "unknown"),
-        (Facts("", "ffff0000", -1, frozenset()), "unknown", "unknown", "unknown"),
-        (Facts("", LOG, 7, frozenset()), "unknown", "unknown", "unknown"),
-        (Facts("", LOG, 6, frozenset()), "lost", "aborted", "aborted"),
+        (Facts("", {LOG: -1}, frozenset({"name"})), "already committed", "committed", "committed"),
+        (Facts("lags", {LOG: -1}, frozenset({"name"})), "already committed", "committed", "committed"),
+        (Facts("lags", {LOG: -1}, frozenset()), "retry later", "retry later", "unknown"),
+        (Facts("", {}, frozenset()), "unknown", "aborted", "unknown"),
+        (Facts("", {"ffff0000": -1}, frozenset()), "unknown", "aborted", "unknown"),
+        (Facts("", {LOG: 7}, frozenset()), "unknown", "unknown", "unknown"),
+        (Facts("", {LOG: 6}, frozenset()), "lost", "aborted", "aborted"),
     ],
 )
 def test_an_absent_row_proves_something_only_in_the_right_ledger(

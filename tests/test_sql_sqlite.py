@@ -11,7 +11,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -21,7 +21,13 @@ from onceward.connectors.sql import staging
 from onceward.core.errors import ConfigurationError, EpochConflictError, RetryableSinkError, SchemaError, SqlError
 from onceward.core.names import Scope
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, WriteContext
+from onceward.core.transaction.ownership import NOTHING
 from onceward.sinks.sqlalchemy import SqlAlchemySink
+
+from .ledger_contract import LedgerContract
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LOG = "0123abcd"
 SCOPE = Scope("orders", "words", LOG)
@@ -185,7 +191,7 @@ def test_processes_that_start_together_all_find_the_ledger(database: Database) -
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(start, range(4)))
-    assert database.run("SELECT * FROM onceward_pipelines") == [("orders", "words", LOG, -1)]
+    assert database.run("SELECT * FROM onceward_pipelines") == [("orders", "words", LOG)]
 
 
 # Upserts
@@ -377,29 +383,30 @@ def test_names_of_tables_and_columns_may_be_anything(database: Database) -> None
     assert database.run("""SELECT * FROM "a 'b" """) == [(1, "x")]
 
 
-# Ownership
+# The ledger
 
 
-def test_another_decision_log_is_refused_until_the_names_are_released(database: Database) -> None:
-    sink = database.sink()
-    sink.claim(SCOPE)
-    other = SCOPE._replace(log="ffff0000")
-    with pytest.raises(EpochConflictError, match=f"belongs to decision log {LOG}"):
-        sink.claim(other)
-    with pytest.raises(EpochConflictError):
-        sink.begin(context(log="ffff0000"))
-    sink.release(other)
-    sink.claim(other)
-    with pytest.raises(EpochConflictError, match="belongs to decision log ffff0000"):
-        sink.claim(SCOPE)
+class TestLedgerOnSqlite(LedgerContract):
+    @pytest.fixture
+    def make(self, database: Database) -> Callable[..., SqlAlchemySink]:
+        return lambda name: SqlAlchemySink(name, url=database.url, table="words")
+
+    @pytest.fixture
+    def elsewhere(self, tmp_path: Path) -> SqlAlchemySink:
+        return Database(tmp_path / "elsewhere.db").sink()
+
+    def test_a_start_makes_no_table(self, make: Callable[..., SqlAlchemySink], database: Database):
+        make("words").check_claim(SCOPE, NOTHING)
+        assert database.run("SELECT name FROM sqlite_master WHERE type = 'table'") == [("words",)]
 
 
 def test_rows_of_another_log_are_noticed_even_without_a_claim(database: Database) -> None:
     sink = database.sink()
     sink.commit(write(sink, context(5), words(0)))
-    database.run("DELETE FROM onceward_pipelines")
-    with pytest.raises(EpochConflictError, match="holds rows of decision log 0123abcd up to its epoch 5"):
-        sink.claim(SCOPE._replace(log="ffff0000"))
+    other = SCOPE._replace(log="ffff0000")
+    for look in (lambda: sink.claim(other), lambda: sink.check_claim(other, NOTHING)):
+        with pytest.raises(EpochConflictError, match="from decision log 0123abcd"):
+            look()
 
 
 def test_a_pruned_ledger_proves_nothing_about_what_was_pruned(database: Database) -> None:

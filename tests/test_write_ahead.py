@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
 from onceward.core import CheckpointConfig, FileBackend
-from onceward.core.errors import EpochConflictError, RetryableSinkError
+from onceward.core.errors import EpochConflictError, RetryableSinkError, SinkError
 from onceward.core.log.memory import MemoryStore
-from onceward.core.names import Scope
+from onceward.core.names import Scope, file_name, parse_file_name
 from onceward.core.steps import Step, hooked
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, WriteContext
+from onceward.core.transaction import (
+    AbortStatus,
+    CommitStatus,
+    Committable,
+    ExternalState,
+    Progress,
+    WriteContext,
+)
+from onceward.core.transaction.ownership import NOTHING
 from onceward.sinks import Guarantee, WriteAheadLogSink
 from onceward.sinks.folders import IDENTITY
 from onceward.sources import SequenceSource
@@ -22,9 +33,10 @@ from onceward.sources import SequenceSource
 from .engine_kit import RunningSum, numbers, pipeline
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from onceward.sinks.write_ahead import Attempt, Identity
+
+
+SCOPE = Scope("p", "mail", "0123abcd")
 
 
 class Crash(BaseException):
@@ -34,8 +46,8 @@ class Crash(BaseException):
 class Mailbox(WriteAheadLogSink):
     """A target that takes deliveries, and may refuse them."""
 
-    def __init__(self, directory: Path, *, remembers: bool = False, rows_per_send: int = 2) -> None:
-        super().__init__("mail", directory, rows_per_send=rows_per_send)
+    def __init__(self, directory: Path, *, remembers: bool = False, rows_per_send: int = 2, name: str = "mail") -> None:
+        super().__init__(name, directory, rows_per_send=rows_per_send)
         self.remembers = remembers
         self.taken: list[tuple[str, list[int]]] = []
         self.refuse_after: int | None = None
@@ -161,7 +173,7 @@ def test_66_a_torn_last_mark_is_cut_off(tmp_path: Path, torn: bytes):
     sink = Mailbox(tmp_path)
     committable = prepared(sink, range(6))
     crash_at(Step.MARK_AFTER, 1, sink, committable)
-    with (tmp_path / f"{committable.transaction}.marks").open("ab") as marks:
+    with (tmp_path / f"{file_name(committable.transaction)}.marks").open("ab") as marks:
         marks.write(torn)
     assert sink.commit(committable).status is CommitStatus.COMMITTED
     assert sink.rows == list(range(6))
@@ -171,7 +183,7 @@ def test_66_a_damaged_mark_in_the_middle_is_an_error(tmp_path: Path):
     sink = Mailbox(tmp_path)
     committable = prepared(sink, range(6))
     crash_at(Step.MARK_AFTER, 2, sink, committable)
-    path = tmp_path / f"{committable.transaction}.marks"
+    path = tmp_path / f"{file_name(committable.transaction)}.marks"
     path.write_bytes(path.read_bytes().replace(b"2 ", b"3 ", 1))
     outcome = sink.commit(committable)
     assert outcome.status is CommitStatus.UNKNOWN  # not lost: to write it all again would double what was delivered
@@ -182,7 +194,7 @@ def test_66_a_damaged_mark_in_the_middle_is_an_error(tmp_path: Path):
 def test_66_a_damaged_segment_is_an_error_that_names_the_batch_and_sends_nothing(tmp_path: Path):
     sink = Mailbox(tmp_path)
     committable = prepared(sink, range(6), range(6, 9))
-    path = tmp_path / f"{committable.transaction}.segment"
+    path = tmp_path / f"{file_name(committable.transaction)}.segment"
     whole = path.read_bytes()
     for at in range(0, len(whole), 97):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
@@ -216,23 +228,184 @@ def test_what_lingers_is_found_by_its_exact_name(tmp_path: Path):
     assert {c.transaction for c in sink.lingering(Scope("p", "mail", "0123abcd"))} == {committable.transaction}
 
 
-def test_two_processes_do_not_send_one_segment_at_once(tmp_path: Path):
+def test_what_a_renamed_sink_left_behind_is_listed_and_aborted(tmp_path: Path):
+    sink, renamed = Mailbox(tmp_path), Mailbox(tmp_path, name="post")
+    left = prepared(sink, range(4))
+    sent = prepared(sink, range(4), epoch=2)
+    crash_at(Step.MARK_AFTER, 1, sink, sent)
+    [found] = renamed.lingering_elsewhere("p", "0123abcd")
+    assert (found.transaction, found.sink) == (left.transaction, "mail")
+    for other in (("p-eu", "0123abcd"), ("p", "ffff0000")):
+        assert list(renamed.lingering_elsewhere(*other)) == []
+    assert renamed.abort(found).status is AbortStatus.ABORTED
+    assert list(renamed.lingering_elsewhere("p", "0123abcd")) == []
+
+
+def test_busy_is_never_taken_for_lost_or_gone(tmp_path: Path):
     sink = Mailbox(tmp_path)
     committable = prepared(sink, range(4))
-    with (tmp_path / f"{committable.transaction}.segment").open("rb") as held:
+    with (tmp_path / f"{file_name(committable.transaction)}.segment").open("r+b") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert sink.commit(committable).status is CommitStatus.RETRY_LATER
+        assert sink.abort(committable).status is AbortStatus.RETRY_LATER
+    assert sink.rows == []
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert sink.rows == list(range(4))
+
+
+def test_a_file_is_locked_as_nfs_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """NFSv4 refuses an exclusive lock through a descriptor that is not open for writing (flock(2), "NFS details")."""
+    flock = fcntl.flock
+
+    def on_nfs(handle: int, operation: int) -> None:
+        if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(handle, operation)
+
+    monkeypatch.setattr(fcntl, "flock", on_nfs)
+    sink = Mailbox(tmp_path)
+    first, second = prepared(sink, range(4)), prepared(sink, range(4))
+    assert sink.commit(first).status is CommitStatus.COMMITTED
+    assert sink.abort(second).status is AbortStatus.ABORTED
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EBADF, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_an_error_and_not_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+):
+    def refuses(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    sink = Mailbox(tmp_path)
+    committable = prepared(sink, range(4))
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", refuses)
+        for call in (sink.commit, sink.abort):
+            with pytest.raises(SinkError, match=rf"cannot lock {tmp_path}.*{os.strerror(number)}") as caught:
+                call(committable)
+            assert not caught.value.retryable
     assert sink.commit(committable).status is CommitStatus.COMMITTED
 
 
-def test_a_folder_that_knows_the_name_from_another_log_refuses_it(tmp_path: Path):
+@pytest.mark.parametrize(
+    "call", ["begin", "write", "pre_commit", "lingering", "completed", "inspect", "check", "claim"]
+)
+def test_errors_of_the_file_system_are_ours_and_name_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+):
     sink = Mailbox(tmp_path)
-    sink.claim(Scope("p", "mail", "0123abcd"))
-    sink.claim(Scope("p", "mail", "0123abcd"))
-    with pytest.raises(EpochConflictError, match="another decision log"):
-        sink.claim(Scope("p", "mail", "ffff0000"))
-    sink.release(Scope("p", "mail", "ffff0000"))
-    sink.claim(Scope("p", "mail", "ffff0000"))
+    sent, waiting, pending = prepared(sink, range(4)), prepared(sink, range(4)), sink.begin(context(2))
+    sink.commit(sent)
+
+    def stale(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    calls = {
+        "begin": lambda: sink.begin(context(3)),
+        "write": lambda: sink.write(pending, pa.RecordBatch.from_pydict({"n": [1]})),
+        "pre_commit": lambda: sink.pre_commit(pending),
+        "lingering": lambda: sink.lingering(SCOPE),
+        "completed": lambda: sink.completed(SCOPE, 1),
+        "inspect": lambda: sink.inspect_many([sent]),
+        "check": lambda: sink.check_claim(SCOPE, NOTHING),
+        "claim": lambda: sink.claim(SCOPE),
+    }
+    with monkeypatch.context() as patch:
+        for name in ("exists", "is_dir", "mkdir", "read_bytes"):
+            patch.setattr(Path, name, stale)
+        patch.setattr(os, "fsync", stale)
+        patch.setattr(pa.ipc, "new_stream", stale)
+        with pytest.raises(SinkError, match=r"Stale file handle.*sink mail") as caught:
+            calls[call]()
+        assert str(tmp_path) in str(caught.value)
+        for committable in (sent, waiting):
+            assert sink.commit(committable).status is CommitStatus.RETRY_LATER
+            assert sink.abort(committable).status is AbortStatus.RETRY_LATER
+    assert sink.commit(waiting).status is CommitStatus.COMMITTED
+    sink.discard(pending)
+
+
+def test_a_folder_that_knows_the_name_from_another_log_refuses_it(tmp_path: Path):
+    sink, other = Mailbox(tmp_path), SCOPE._replace(log="ffff0000")
+    sink.check_claim(SCOPE, NOTHING)
+    sink.claim(SCOPE)
+    sink.claim(SCOPE)
+    for refused in (lambda: sink.check_claim(other, NOTHING), lambda: sink.claim(other)):
+        with pytest.raises(EpochConflictError, match="from decision log 0123abcd"):
+            refused()
+    sink.release(other)
+    sink.claim(other)
+
+
+def test_a_folder_remembers_how_far_the_log_had_come(tmp_path: Path):
+    sink = Mailbox(tmp_path)
+    for epoch in (3, 4):
+        sink.commit(prepared(sink, range(4), epoch=epoch))
+        sink.completed(SCOPE, epoch)
+    sink.completed(SCOPE, 9)  # epochs without rows for it
+    for newest in (Progress(1, 4), Progress(1, 9), Progress(2, 0)):
+        sink.check_claim(SCOPE, newest)
+    for newest in (NOTHING, Progress(1, 3), Progress(0, 9)):
+        with pytest.raises(EpochConflictError, match=r"outdated copy: .* holds epoch 4"):
+            sink.check_claim(SCOPE, newest)
+    sink.release(SCOPE)
+    sink.check_claim(SCOPE, NOTHING)
+
+
+def test_what_has_begun_to_be_sent_is_decided_and_known(tmp_path: Path):
+    sink = Mailbox(tmp_path)
+    committable = prepared(sink, range(6))
+    crash_at(Step.MARK_AFTER, 1, sink, committable)
+    with pytest.raises(EpochConflictError, match="outdated copy"):
+        sink.check_claim(SCOPE, NOTHING)
+    sink.completed(SCOPE, 2)
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert sink.rows == list(range(6))
+
+
+def test_a_rewind_forgets_how_far_the_log_had_come_and_no_proof(tmp_path: Path):
+    """One of the transactions may be decided and not completed: it is finished before the rewind is."""
+    sink = Mailbox(tmp_path)
+    done, cut_off = prepared(sink, range(6), epoch=2), prepared(sink, range(6, 12), epoch=2)
+    sink.commit(done)
+    crash_at(Step.MARK_AFTER, 1, sink, cut_off)
+    sink.release(SCOPE)
+    sink.check_claim(SCOPE, NOTHING)
+    sink.completed(SCOPE, 1)
+    assert sink.commit(done).status is CommitStatus.ALREADY_COMMITTED
+    assert sink.commit(cut_off).status is CommitStatus.COMMITTED
+    assert sink.rows == list(range(12))
+    never = prepared(sink, range(2), epoch=2)
+    crash_at(Step.MARK_AFTER, 1, sink, never)
+    sink.release(SCOPE)
+    sink.completed(SCOPE, 3)
+    assert [c.transaction for c in sink.lingering(SCOPE)] == [never.transaction]
+    assert sink.abort(never).status is AbortStatus.ABORTED
+    assert [path.name for path in tmp_path.iterdir()] == [IDENTITY]
+
+
+def test_what_may_have_been_sent_long_ago_is_not_called_lost(tmp_path: Path):
+    sink = Mailbox(tmp_path)
+    old, new = prepared(sink, range(2), epoch=1), prepared(sink, range(2), epoch=2)
+    for committable in (old, new):
+        sink.commit(committable)
+    assert sink.inspect_many([old, new]) == [ExternalState.COMMITTED] * 2
+    sink.completed(SCOPE, 2)
+    assert sink.commit(old).status is CommitStatus.UNKNOWN
+    assert sink.commit(new).status is CommitStatus.ALREADY_COMMITTED
+    assert sink.inspect_many([old, new]) == [ExternalState.UNKNOWN, ExternalState.COMMITTED]
+
+
+def test_a_crash_after_the_last_row_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sink = Mailbox(tmp_path)
+    committable = prepared(sink, range(4))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(Crash))
+        with pytest.raises(Crash):
+            sink.commit(committable)
+    assert sink.commit(committable).status is CommitStatus.ALREADY_COMMITTED
+    assert list(tmp_path.glob("*.segment")) == []
+    assert sink.rows == list(range(4))
 
 
 def test_an_error_of_sending_is_never_taken_for_a_segment_that_is_gone(tmp_path: Path):
@@ -249,19 +422,20 @@ def test_an_error_of_sending_is_never_taken_for_a_segment_that_is_gone(tmp_path:
 
 def test_a_claim_is_there_whole_or_not_at_all(tmp_path: Path):
     sink = Mailbox(tmp_path)
-    sink.claim(Scope("p", "mail", "0123abcd"))
+    sink.claim(SCOPE)
     [claim] = tmp_path.iterdir()
+    assert claim.name == ".p~mail.claim"
     assert claim.read_text() == "0123abcd"
 
 
-def test_nothing_is_left_of_completed_epochs(tmp_path: Path):
+def test_of_completed_epochs_the_newest_proof_is_kept_and_nothing_else(tmp_path: Path):
     sink = Mailbox(tmp_path)
-    sink.commit(prepared(sink, range(4)))
-    sink.completed(Scope("p", "mail", "0123abcd"), 1)
-    kept = [path for path in tmp_path.iterdir() if path.name != IDENTITY]
-    assert len(kept) == 2  # what says so of the newest is kept
-    sink.completed(Scope("p", "mail", "0123abcd"), 2)
-    assert [path.name for path in tmp_path.iterdir()] == [IDENTITY]
+    for epoch in range(3):
+        sink.commit(prepared(sink, range(4), epoch=epoch))
+        sink.completed(SCOPE, epoch)
+        kept = [path for path in tmp_path.iterdir() if path.name != IDENTITY]
+        assert {path.suffix for path in kept} == {".marks", ".done"}
+        assert {parse_file_name(path.stem).epoch for path in kept} == {epoch}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("remembers", [True, False])

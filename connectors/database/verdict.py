@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 from ...core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, ExternalState
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ...core.transaction import Committable
 
 
@@ -43,14 +45,17 @@ _STATES: Final = {
 
 @dataclass(frozen=True)
 class Facts:
-    """One look into the ledger for one pipeline's sink."""
+    """One look into the ledger for one pipeline's sink.
+
+    An absent row proves something only if the transaction was written into this very database. Its writer noted that
+    before it wrote. Who owns the names proves nothing: a restart that was given another database claims them there.
+    """
 
     behind: str
     """Why this server may lag behind another one; empty if it does not."""
-    log: str | None
-    """Which decision log owns the names; None if none does."""
-    pruned: int
-    """Newest epoch of which rows may have been pruned."""
+    logs: Mapping[str, int]
+    """Decision logs whose writers noted that they write here, and the newest epoch of which each one's ledger rows may
+    have been pruned."""
     committed: frozenset[str]
     """Which of the transactions that were asked for are in the ledger."""
 
@@ -60,12 +65,11 @@ class Facts:
             return Verdict.COMMITTED, "its row is in the ledger"
         if self.behind:
             return Verdict.ASK_AGAIN, self.behind
-        if self.log is None:
-            return Verdict.UNKNOWN, "this database's ledger does not know the pipeline: is it another database?"
-        if self.log != committable.log:
-            return Verdict.UNKNOWN, f"this database's ledger belongs to decision log {self.log}"
-        if committable.epoch <= self.pruned:
-            return Verdict.UNKNOWN, f"ledger rows of epochs up to {self.pruned} were pruned"
+        pruned = self.logs.get(committable.log)
+        if pruned is None:
+            return Verdict.UNKNOWN, "no writer of this decision log has written here: is it another database?"
+        if committable.epoch <= pruned:
+            return Verdict.UNKNOWN, f"ledger rows of epochs up to {pruned} were pruned"
         return Verdict.NOT_COMMITTED, "neither prepared, nor staged, nor in the ledger"
 
     def commit_outcome(self, committable: Committable, said: str = "") -> CommitOutcome:
@@ -76,8 +80,8 @@ class Facts:
     def abort_outcome(self, committable: Committable, said: str = "") -> AbortOutcome:
         """What an abort that found nothing to abort proved."""
         verdict, why = self.judge(committable)
-        if verdict is Verdict.UNKNOWN and self.log is None:
-            return AbortOutcome(AbortStatus.ABORTED, _joined(said, "nor is this pipeline known here"))
+        if verdict is Verdict.UNKNOWN and committable.log not in self.logs:
+            return AbortOutcome(AbortStatus.ABORTED, _joined(said, "nor has this decision log ever written here"))
         return AbortOutcome(_ABORTS[verdict], _joined(said, why))
 
     def state(self, committable: Committable) -> ExternalState:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from xml.sax.saxutils import escape, quoteattr
 
 from ...core.errors import ConfigurationError
-from .java import find_java
+from ..java import find_java
 from .process import run_program
 
 Coordinates: TypeAlias = tuple[str, str, str]

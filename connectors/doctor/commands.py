@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
+import typer
 from rich.console import Console
-from rich.table import Table
 
 from .finding import Finding, Health
 
@@ -17,16 +17,16 @@ _STYLE = {Health.OK: "green", Health.WARNING: "yellow", Health.FAILED: "red", He
 
 
 def show(findings: Sequence[Finding], *, as_json: bool) -> None:
-    """Print findings as a table, or as JSON."""
-    console = Console()
+    """Print findings: a line each, and one with the advice. Nothing is cut or wrapped, so that it can be copied."""
     if as_json:
-        console.print_json(msgspec.json.encode(list(findings)).decode())
+        typer.echo(msgspec.json.format(msgspec.json.encode(list(findings))).decode())
         return
-    table = Table("check", "", "found", "what to do", expand=False)
+    console = Console(soft_wrap=True, highlight=False, emoji=False, markup=False)
     for finding in findings:
-        style = _STYLE[finding.health]
-        table.add_row(finding.check, f"[{style}]{finding.health}[/{style}]", finding.found, finding.advice)
-    console.print(table)
+        console.print(f"{finding.health:8}", style=_STYLE[finding.health], end=" ")
+        console.print(f"{finding.check}: {' '.join(finding.found.split())}")
+        if finding.advice:
+            console.print(f"         → {finding.advice}")
 
 
 def exit_code(findings: Sequence[Finding]) -> int:

@@ -1,7 +1,7 @@
 """What the brokers know under a pipeline's and sink's name: what lingers, and whether another log has used it.
 
 Nothing can be deleted in Kafka: a transactional id is remembered for transactional.id.expiration.ms (7 days) after
-its last use. That is what `claim` looks at, and how `accept` remembers: it registers one more transactional id, whose
+its last use. That is what `check` looks at, and how `accept` remembers: it registers one more transactional id, whose
 name says which log accepts which other. It lives longer than the ids of the other log, because it is younger.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from ...core.errors import EpochConflictError
 from ...core.names import FORMAT, parse_pooled_name
+from ...core.transaction.ownership import other_log
 from .codes import Code
 from .errors import kafka_error
 from .handle import Prepared, listed_committable
@@ -38,11 +38,32 @@ def lingering(client: TransactionCoordinatorClient, scope: Scope, topics: Collec
         KafkaError: Not every broker answered.
     """
     rows = client.list_transactions(["Ongoing", "CompleteAbort"], prefix=_head(scope))
-    mine = {row.transactional_id: row for row in rows if _belongs(row.transactional_id, scope)}
-    described = client.describe(mine) if mine else {}
-    found = [description.open for description in described.values() if description.open is not None]
-    found += _left_out(client, described.values(), topics)
-    committables = (listed_committable(prepared, scope) for prepared in found)
+    mine = [row.transactional_id for row in rows if _belongs(row.transactional_id, scope)]
+    described = client.describe(mine).values() if mine else ()
+    return _committables(client, [*_open(described), *_left_out(client, described, topics)])
+
+
+def lingering_elsewhere(client: TransactionCoordinatorClient, pipeline: str, log: str) -> list[Committable]:
+    """The open transactions of exactly this pipeline and log, whatever their sinks are called.
+
+    Raises:
+        KafkaError: Not every broker answered.
+    """
+    rows = client.list_transactions(["Ongoing"], prefix=f"{FORMAT}:{pipeline}:")
+    names = [(row.transactional_id, parse_pooled_name(row.transactional_id)) for row in rows]
+    mine = [
+        text for text, name in names if name is not None and (name.scope.pipeline, name.scope.log) == (pipeline, log)
+    ]
+    return _committables(client, _open(client.describe(mine).values() if mine else ()))
+
+
+def _open(described: Iterable[Description]) -> list[Prepared]:
+    return [description.open for description in described if description.open is not None]
+
+
+def _committables(client: TransactionCoordinatorClient, found: Collection[Prepared]) -> list[Committable]:
+    ids = client.topic_ids({topic for prepared in found for topic in prepared.topics})
+    committables = (listed_committable(prepared.with_ids(ids)) for prepared in found)
     return [committable for committable in committables if committable is not None]
 
 
@@ -60,7 +81,7 @@ def open_names(client: TransactionCoordinatorClient) -> set[Scope]:
 def _left_out(
     client: TransactionCoordinatorClient, described: Iterable[Description], topics: Collection[str]
 ) -> Iterable[Prepared]:
-    """Aborted transactions that a partition still has open; the broker's time-out and a fence have raised the epoch."""
+    """Aborted transactions that a partition still has open; the broker's timeout and a fence have raised the epoch."""
     aborted = [d.handle for d in described if d.state == "CompleteAbort" and d.handle is not None]
     if not aborted or not topics:
         return
@@ -73,7 +94,7 @@ def _left_out(
                 yield Prepared(handle._replace(producer_epoch=epoch), where)
 
 
-def claim(client: TransactionCoordinatorClient, scope: Scope) -> None:
+def check(client: TransactionCoordinatorClient, scope: Scope) -> None:
     """Refuse a name under which another log may have committed something.
 
     Raises:
@@ -82,13 +103,7 @@ def claim(client: TransactionCoordinatorClient, scope: Scope) -> None:
     """
     others = _other_logs(client, scope) - _accepted(client, scope)
     if others:
-        raise EpochConflictError(
-            f"Kafka knows this pipeline and sink from another decision log ({', '.join(sorted(others))}): its data "
-            "are in the topic already, and this log would write them again. If the checkpoint folder was deleted or "
-            "replaced, bring it back, or give the pipeline another name; if writing again is what you want, rewind it",
-            pipeline=scope.pipeline,
-            sink=scope.sink,
-        )
+        raise other_log(scope, ", ".join(sorted(others)), "Kafka")
 
 
 def accept(client: TransactionCoordinatorClient, scope: Scope) -> None:
@@ -115,7 +130,8 @@ def _other_logs(client: TransactionCoordinatorClient, scope: Scope) -> set[str]:
 def never_committed(description: Description) -> bool:
     """Whether no transaction of this id was ever committed: it is at its first producer epoch, and that is not.
 
-    A first transaction that was aborted by its time-out or by a fence has raised the epoch to one.
+    A first transaction that was aborted by its timeout or by a fence has raised the epoch to one. A second transaction
+    never has epoch one: the pool raises the epoch twice before it.
     """
     if description.handle is None:
         return description.code == Code.TRANSACTIONAL_ID_NOT_FOUND

@@ -6,165 +6,206 @@ writes the markers while a partition has no leader skips that partition and call
 (KAFKA-20734, in Kafka 4 up to 4.3 at least; seen here after a broker was killed and started again): committed rows stay
 invisible and hold readers back, and aborted rows become visible with the NEXT commit of the same producer id.
 
-So, with the numbers of PROTOCOL's invariants:
+So, with the numbers of PROTOCOL's invariants and the letters of its rules:
 
-- EndTxn is sent only when the coordinator shows exactly this transaction open, and every partition of it too
-  (invariants 1 and 6: a stale request, or one for a transaction that somebody has ended, is never sent).
+- EndTxn is sent only when the coordinator shows exactly this transaction open (invariants 1 and 6: a stale request is
+  never sent), and no partition of it has ended it (somebody aborted it there).
+- A partition that does not answer is waited for, but not for long (rule I). The coordinator needs no partition to make
+  a commit durable; what it skips gets its marker from here afterwards. While nobody sends EndTxn, though, the
+  transaction's timeout runs for the rows in all its partitions. So when half of the timeout has passed, EndTxn is sent
+  without the silent ones. The coordinator's clock alone decides when that is: ListTransactions with a duration compares
+  the start that it has stored with its own time, as it does to abort a transaction at its timeout. No clock of another
+  machine takes part; and a wrong answer would send a decided commit sooner or later, never a wrong one. Where brokers
+  are too old for that question (before Kafka 3.8), a silent partition is waited for during half of one call.
+- A deleted topic is not waited for at all. Its rows are gone with it, and nothing else is: the rows of the other topics
+  are committed, and the outcome says so. A topic counts as deleted when all brokers say that there is no such topic; or
+  when they all show another id under its name (it was created again) and its partitions do not have the transaction.
 - "Committed" is said only when the coordinator shows exactly this transaction complete, and no partition has it open
   any more (invariant 7). A partition that was skipped gets its marker from here: as the coordinator ended it, never
   otherwise.
-- The same holds for aborts. And the pool never uses a producer id again unless its last transaction was committed.
+- The same holds for aborts, except that they have the time to wait for partitions. And the pool never uses a producer
+  id again unless its last transaction was committed.
 
-A look at eight transactions over four partitions takes about 6 ms (measured). What remains open is an operator's
-`kafka-transactions abort` within the milliseconds between the look and EndTxn.
+To ask for eight transactions over four partitions takes about 6 ms (measured). What remains open is an operator's
+`kafka-transactions abort` within the milliseconds between the answers and EndTxn, or in a partition that is silent from
+then on until half of the timeout.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+import logging
+import time
+from typing import TYPE_CHECKING, Final
 
 from ...core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 from .codes import FORBIDDEN, Code, code_name
+from .inspector import Inspector
 from .rounds import Rounds
-from .verdict import Inside, Seen, abort_outcome, commit_outcome, judge, judge_partitions
+from .verdict import Inside, Observation, abort_outcome, commit_outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
-    from .answers import Description, OpenProducers
     from .coordinator import TransactionCoordinatorClient
-    from .handle import Partition, Prepared
+    from .handle import Prepared
+    from .inspector import Inspection
+
+_log = logging.getLogger("onceward.kafka")
 
 PATIENCE: Final = 5.0
 """Seconds after which an outcome is "retry later"."""
+PATIENCE_IF_AGELESS: Final = 2.5
+"""Seconds after which a silent partition is not waited for, where the brokers cannot tell a transaction's age."""
+FEW: Final = 3
+"""Partitions that a message names."""
+PARTS_OF_TIMEOUT: Final = 64
+"""How exactly a transaction's age is found out, for messages."""
 
 
-class Look(NamedTuple):
-    """What coordinator and partitions say of a transaction."""
-
-    seen: Seen
-    inside: Inside
-    complete: bool
-    """Whether the coordinator has finished ending it."""
-    code: int = Code.NONE
-    """The coordinator's code if it told nothing."""
-
-
-class Looker:
-    """Looks at transactions, with one round trip to each coordinator and each leader for all of them.
-
-    Coordinators are asked first and partitions afterwards. So a partition that has ended what its coordinator calls
-    complete is no race; but one that has ended what its coordinator called open may be: somebody else committed in
-    between. That is believed only when the coordinator still says so at the next look.
-
-    Args:
-        client: Of the cluster.
-    """
-
-    def __init__(self, client: TransactionCoordinatorClient) -> None:
-        self._client = client
-        self._producers: dict[Partition, OpenProducers | None] = {}
-        self._ended_before: set[Prepared] = set()
-
-    def look(self, transactions: Sequence[Prepared]) -> list[Look]:
-        """What became of each transaction."""
-        described = self._client.describe(t.handle.transactional_id for t in transactions)
-        asked = {partition for t in transactions for partition in t.partitions}
-        self._producers = self._client.describe_producers(asked, patience=0) if asked else {}
-        return [self._look(t, described[t.handle.transactional_id]) for t in transactions]
-
-    def _look(self, transaction: Prepared, description: Description) -> Look:
-        seen = judge(transaction.handle, description)
-        inside = judge_partitions(transaction, self._producers)
-        if seen is Seen.OPEN and transaction in self._ended_before:
-            seen = Seen.BEHIND
-        if inside in (Inside.ENDED, Inside.MIXED):
-            self._ended_before.add(transaction)
-        code = description.code if seen is Seen.NO_WORD else Code.NONE
-        return Look(seen, inside, not description.state.startswith("Prepare"), code)
-
-    def finish_partitions(self, transaction: Prepared, *, commit: bool) -> int:
-        """Write the markers that the coordinator left out; the last code that is not NONE."""
-        last: int = Code.NONE
-        for partition in sorted(transaction.partitions):
-            open_ = self._producers.get(partition) or {}
-            if transaction.producer in open_:
-                epoch = open_[transaction.producer]
-                code = self._client.write_marker(partition, transaction.producer, epoch, commit=commit)
-                last = code or last
-        return last
-
-
-def look_at(client: TransactionCoordinatorClient, transactions: Sequence[Prepared]) -> list[Seen]:
+def look_at(client: TransactionCoordinatorClient, transactions: Sequence[Prepared]) -> list[Observation]:
     """What became of each transaction; asks again while partitions do not answer."""
-    looks: list[Look] = []
-    looker = Looker(client)
+    found: list[Inspection] = []
+    inspector = Inspector(client)
     for _ in Rounds(PATIENCE):
-        looks = looker.look(transactions)
-        if all(look.seen is not Seen.OPEN or look.inside is Inside.OPEN for look in looks):
+        found = inspector.inspect(transactions)
+        if all(one.seen is not Observation.OPEN or one.whole for one in found):
             break
-    return [look.seen for look in looks]
+    return [one.seen for one in found]
 
 
 def commit(client: TransactionCoordinatorClient, transactions: Sequence[Prepared]) -> list[CommitOutcome]:
     """Commit transactions that a durable decision names; one outcome for each, in order."""
-    outcomes: dict[int, CommitOutcome] = {}
-    codes: dict[int, int] = {}
-    waiting = list(range(len(transactions)))
-    looker = Looker(client)
+    outcomes: dict[Prepared, CommitOutcome] = {}
+    codes: dict[Prepared, int] = {}
+    found: dict[Prepared, Inspection] = {}
+    waiting, began = list(transactions), time.monotonic()
+    inspector = Inspector(client)
     for _ in Rounds(PATIENCE):
-        looks = dict(zip(waiting, looker.look([transactions[i] for i in waiting]), strict=True))
-        for i, look in looks.items():
-            outcomes[i] = _settle(looker, transactions[i], look, codes.get(i))
-        send = [i for i, look in looks.items() if look.seen is Seen.OPEN and look.inside is Inside.OPEN]
+        found = dict(zip(waiting, inspector.inspect(waiting), strict=True))
+        for transaction, one in found.items():
+            outcomes[transaction] = _outcome(inspector, transaction, one, codes.get(transaction))
+        send = [t for t, one in found.items() if one.whole]
+        send += _overdue(client, {t: one for t, one in found.items() if one.stuck}, time.monotonic() - began)
         if send:
-            codes |= zip(send, client.end_many([transactions[i].handle for i in send], commit=True), strict=True)
-        waiting = [i for i in waiting if outcomes[i].status is CommitStatus.RETRY_LATER]
+            codes |= zip(send, client.end_many([t.handle for t in send], commit=True), strict=True)
+        waiting = [t for t in waiting if outcomes[t].status is CommitStatus.RETRY_LATER]
         if not waiting:
             break
-    return [outcomes[i] for i in range(len(transactions))]
+    outcomes |= _with_time_left(client, outcomes, {t: found[t] for t in waiting if found[t].seen is Observation.OPEN})
+    return [outcomes[transaction] for transaction in transactions]
 
 
-def _settle(looker: Looker, transaction: Prepared, look: Look, sent: int | None) -> CommitOutcome:
-    """The outcome as of this look; RETRY_LATER while it is on its way.
+def _outcome(inspector: Inspector, transaction: Prepared, found: Inspection, sent: int | None) -> CommitOutcome:
+    """The outcome as of this inspection; RETRY_LATER while it is on its way. Writes markers that were left out.
 
     Args:
-        looker: Who looked.
-        transaction: At what.
-        look: What was seen.
+        inspector: Who asked.
+        transaction: For what.
+        found: What was said.
         sent: EndTxn's code, if it was sent before.
     """
-    if look.seen is Seen.OPEN and look.inside is not Inside.OPEN:
-        return CommitOutcome(CommitStatus.RETRY_LATER, f"{look.seen.value}, but {look.inside.value}")
-    if look.seen is not Seen.COMMITTED:
-        return commit_outcome(look.seen, look.code or sent or Code.NONE)
-    if look.complete and look.inside is Inside.ENDED:
-        return CommitOutcome(CommitStatus.COMMITTED if sent == Code.NONE else CommitStatus.ALREADY_COMMITTED)
-    if look.complete and look.inside in (Inside.OPEN, Inside.MIXED):
-        code = looker.finish_partitions(transaction, commit=True)
-        return CommitOutcome(CommitStatus.RETRY_LATER, _skipped(code))
-    return CommitOutcome(CommitStatus.RETRY_LATER, f"committed, but {look.inside.value}")
+    later = CommitStatus.RETRY_LATER
+    if found.stuck:
+        words = f"open, but {_names(found)} does not answer; it is not waited for after half of the timeout"
+        return CommitOutcome(later, words)
+    if found.seen is Observation.OPEN and not found.whole:
+        return CommitOutcome(later, f"{found.seen.value}, but {found.inside.value}")
+    if found.seen is not Observation.COMMITTED:
+        return commit_outcome(found.seen, found.code or sent or Code.NONE)
+    if found.ended:
+        status = CommitStatus.COMMITTED if sent == Code.NONE else CommitStatus.ALREADY_COMMITTED
+        return CommitOutcome(status, _lost_with(transaction, found.deleted))
+    if found.complete and found.inside in (Inside.OPEN, Inside.MIXED):
+        return CommitOutcome(later, _skipped(inspector.finish_partitions(transaction, commit=True)))
+    where = f"; the rows in {_names(found)} become visible when that partition answers" if found.silent else ""
+    return CommitOutcome(later, f"committed, and can no longer be lost{where}")
+
+
+def _overdue(
+    client: TransactionCoordinatorClient, stuck: Mapping[Prepared, Inspection], waited: float
+) -> list[Prepared]:
+    """Those that have used up half of their timeout: they are committed without their silent partitions.
+
+    Args:
+        client: Of the cluster.
+        stuck: Transactions that wait for partitions.
+        waited: For how many seconds this call has waited.
+    """
+    found: list[Prepared] = []
+    for timeout_ms in {one.timeout_ms for one in stuck.values()}:
+        mine = {t.handle.transactional_id: t for t, one in stuck.items() if one.timeout_ms == timeout_ms}
+        late = client.running_longer(mine, timeout_ms // 2)
+        if late is None:
+            late = set(mine) if waited >= PATIENCE_IF_AGELESS else set()
+        found += [mine[name] for name in sorted(late)]
+    for transaction in found:
+        name, partitions = transaction.handle.transactional_id, _names(stuck[transaction])
+        _log.warning("%s is committed without waiting any longer for %s, which does not answer", name, partitions)
+    return found
+
+
+def _with_time_left(
+    client: TransactionCoordinatorClient,
+    outcomes: Mapping[Prepared, CommitOutcome],
+    waiting: Mapping[Prepared, Inspection],
+) -> dict[Prepared, CommitOutcome]:
+    """Outcomes of transactions that are still open, and for how long their coordinators leave them so."""
+    if not waiting:
+        return {}
+    timeout = min(one.timeout_ms for one in waiting.values())
+    left = _milliseconds_left(client, [t.handle.transactional_id for t in waiting], timeout)
+    when = f"in about {left / 1000:.0f} s" if left is not None else f"{timeout / 1000:.0f} s after its first row"
+    details = {t: f"{outcomes[t].detail}. Kafka aborts it {when} unless it is committed before" for t in waiting}
+    return {t: CommitOutcome(outcomes[t].status, detail) for t, detail in details.items()}
+
+
+def _milliseconds_left(client: TransactionCoordinatorClient, names: Sequence[str], timeout: int) -> int | None:
+    """Until the oldest of these is aborted, rounded down; None if the brokers cannot tell."""
+    low, high = 0, timeout
+    while high - low > max(1, timeout // PARTS_OF_TIMEOUT):
+        middle = (low + high) // 2
+        older = client.running_longer(names, middle)
+        if older is None:
+            return None
+        low, high = (middle, high) if older else (low, middle)
+    return timeout - high
 
 
 def abort(client: TransactionCoordinatorClient, transaction: Prepared) -> AbortOutcome:
     """Abort exactly this transaction by fencing its producer, so that a zombie cannot open it again."""
     handle = transaction.handle
     outcome = AbortOutcome(AbortStatus.RETRY_LATER)
-    looker = Looker(client)
+    inspector = Inspector(client)
     for _ in Rounds(PATIENCE):
-        [look] = looker.look([transaction])
-        outcome = abort_outcome(look.seen, look.code)
-        if look.seen is Seen.BEHIND or (look.seen is Seen.OPEN and look.inside is Inside.OPEN):
+        [found] = inspector.inspect([transaction])
+        outcome = abort_outcome(found.seen, found.code)
+        if found.seen is Observation.BEHIND or found.whole:
             code = client.fence(handle.transactional_id, handle.producer_id, handle.producer_epoch)
             outcome = AbortOutcome(AbortStatus.RETRY_LATER, f"fencing was answered with {code_name(code)}")
             if code in FORBIDDEN:
                 break
-        elif look.seen in (Seen.ABORTED, Seen.OVERTHROWN) and look.inside is not Inside.ENDED:
-            code = looker.finish_partitions(transaction, commit=False) if look.complete else Code.NONE
-            outcome = AbortOutcome(AbortStatus.RETRY_LATER, _skipped(code) if look.complete else look.inside.value)
-        elif outcome.status is not AbortStatus.RETRY_LATER and look.complete:
+        elif found.seen in (Observation.ABORTED, Observation.OVERTHROWN) and not found.ended:
+            code = inspector.finish_partitions(transaction, commit=False) if found.complete else Code.NONE
+            outcome = AbortOutcome(AbortStatus.RETRY_LATER, _skipped(code) if found.complete else found.inside.value)
+        elif outcome.status is not AbortStatus.RETRY_LATER and found.complete:
             break
     return outcome
+
+
+def _names(found: Inspection) -> str:
+    """The silent partitions, a few of them by name."""
+    names = [f"{topic}-{number}" for topic, number in found.silent]
+    rest = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return ", ".join(names[:FEW]) + rest
+
+
+def _lost_with(transaction: Prepared, deleted: Collection[str]) -> str:
+    """What is to be said of topics that were deleted while their rows waited for the commit."""
+    if not deleted:
+        return ""
+    words = f"the rows in {', '.join(sorted(deleted))} are gone: the topic was deleted before they were committed"
+    _log.warning("%s is committed, but %s", transaction.handle.transactional_id, words)
+    return words
 
 
 def _skipped(code: int) -> str:

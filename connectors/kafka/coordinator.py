@@ -8,6 +8,7 @@ confirms the first or is refused.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -82,7 +83,7 @@ class TransactionCoordinatorClient:
         return self._ask_each({(transactional_id, 0): request})[transactional_id, 0]
 
     def describe(self, ids: Iterable[str]) -> dict[str, Description]:
-        """State, handle, time-out and partitions of each transactional id."""
+        """State, handle, timeout and partitions of each transactional id."""
         found = dict.fromkeys(ids, Description(Code.NO_ANSWER))
         waiting = {name: seen.code for name, seen in found.items()}
         rounds = Rounds(self._patience)
@@ -119,6 +120,28 @@ class TransactionCoordinatorClient:
             if failed and bad.code not in PASSING:
                 break
         raise kafka_error("cannot list transactions", bad.code, bad.detail)
+
+    def running_longer(self, ids: Collection[str], milliseconds: int) -> set[str] | None:
+        """Which of these ids have a transaction that has been open for longer.
+
+        Their coordinators say so by the clocks by which they abort a transaction at its timeout: no clocks of two
+        machines are compared. None if a broker is too old to tell (before Kafka 3.8).
+        """
+        prefix = os.path.commonprefix(list(ids))  # noqa: RUF071 - characters are meant
+        answers = self._list_once(["Ongoing"], prefix, self._patience, milliseconds)
+        if any(answer.code == Code.UNSUPPORTED_VERSION for answer in answers):
+            return None
+        told = [row for answer in answers if not answer.code for row in answer.response.transaction_states]
+        return {row.transactional_id for row in told} & set(ids)
+
+    def topic_ids(self, topics: Collection[str], *, everywhere: bool = False) -> dict[str, str | None]:
+        """Id of each topic, None for one that does not exist; what cannot be told is missing.
+
+        Args:
+            topics: Their names.
+            everywhere: Believe only what all brokers say alike.
+        """
+        return self._wire.topic_ids(sorted(topics), everywhere=everywhere, seconds=self._patience) if topics else {}
 
     def describe_producers(
         self, partitions: Collection[Partition], *, patience: float | None = None
@@ -231,14 +254,16 @@ class TransactionCoordinatorClient:
                 found |= {row.transactional_id: description(row) for row in answer.response.transaction_states}
         return found
 
-    def _list_once(self, states: Collection[str], prefix: str, seconds: float) -> list[wire.Answer]:
+    def _list_once(
+        self, states: Collection[str], prefix: str, seconds: float, longer_than_ms: int | None = None
+    ) -> list[wire.Answer]:
         pattern = f"{re.escape(prefix)}.*" if prefix and self._by_pattern else None
         nodes = self._wire.nodes(seconds=seconds)
-        sent = [(node, requests.list_transactions(sorted(states), pattern)) for node in nodes]
+        sent = [(node, requests.list_transactions(sorted(states), pattern, longer_than_ms)) for node in nodes]
         answers = self._wire.exchange(sent, seconds=seconds)
         if pattern is not None and any(answer.result == Code.UNSUPPORTED_VERSION for answer in answers):
             self._by_pattern = False
-            return self._list_once(states, prefix, seconds)
+            return self._list_once(states, prefix, seconds, longer_than_ms)
         return [answer._replace(code=answer.result) for answer in answers]
 
     def _producers_once(

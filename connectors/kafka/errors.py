@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...core.errors import ConfigurationError, KafkaError
 from .codes import FORBIDDEN, PASSING, code_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from types import ModuleType
 
+T = TypeVar("T")
 INSTALL = "Kafka's client libraries are needed: pip install 'onceward[kafka]'"
 
 
@@ -38,6 +40,27 @@ def client_error(what: str, error: BaseException, **context: Any) -> KafkaError:
     retriable = getattr(cause, "retriable", None)
     raised.retryable = bool(retriable()) if retriable is not None else False
     return raised
+
+
+def made(client: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
+    """A client of confluent-kafka.
+
+    Args:
+        client: Its class.
+        config: Settings under librdkafka's names.
+        more: Further arguments of the class.
+
+    Raises:
+        ConfigurationError: librdkafka refuses a setting; the message names it.
+    """
+    try:
+        return client(config, **more)
+    except confluent().KafkaException as error:
+        if error.args[0].name() == "_CRIT_SYS_RESOURCE":
+            raise client_error("cannot make a Kafka client", error) from None
+        raise ConfigurationError(
+            f"librdkafka refuses the Kafka settings: {error.args[0].str()}. docs/kafka-settings.md says which there are"
+        ) from None
 
 
 def confluent() -> ModuleType:

@@ -9,23 +9,21 @@ from ...core.names import parse_pooled_name
 from ...core.transaction import ANY_EPOCH, Committable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ...core.names import Scope
+    from collections.abc import Iterable, Mapping
 
 Partition = tuple[str, int]
 """Topic and number."""
 
 KIND: Final = "kafka"
 VERSION: Final = 1
-"""Layout of the handle. A producer that takes part in two-phase commit without time-out (KIP-939) would be 2."""
+"""Layout of the handle. A producer that takes part in two-phase commit without timeout (KIP-939) would be 2."""
 
 
 class Handle(NamedTuple):
     """One transaction of one producer epoch.
 
     Id, producer id and epoch are what EndTxn wants. The start time tells two transactions of one producer epoch
-    apart, and shows after a broker's time-out that the transaction it aborted was this one.
+    apart, and shows after a broker's timeout that the transaction it aborted was this one.
     """
 
     transactional_id: str
@@ -40,6 +38,8 @@ class Prepared(NamedTuple):
 
     handle: Handle
     partitions: frozenset[Partition]
+    topic_ids: frozenset[tuple[str, str]] = frozenset()
+    """Topics with their ids, as far as known: a topic that is deleted and created again gets another one."""
 
     @classmethod
     def of(cls, committable: Committable) -> Prepared | None:
@@ -60,7 +60,7 @@ class Prepared(NamedTuple):
         fields = committable.handle
         handle = Handle(committable.transaction, fields["producer_id"], fields["producer_epoch"], fields["started_ms"])
         partitions = ((topic, number) for topic, numbers in fields["partitions"].items() for number in numbers)
-        return cls(handle, frozenset(partitions))
+        return cls(handle, frozenset(partitions), frozenset(fields.get("topic_ids", {}).items()))
 
     @property
     def producer(self) -> tuple[int, int]:
@@ -74,7 +74,18 @@ class Prepared(NamedTuple):
             "producer_epoch": self.handle.producer_epoch,
             "started_ms": self.handle.started_ms,
             "partitions": by_topic(self.partitions),
+            "topic_ids": dict(sorted(self.topic_ids)),
         }
+
+    @property
+    def topics(self) -> set[str]:
+        """Names of the topics."""
+        return {topic for topic, _ in self.partitions}
+
+    def with_ids(self, ids: Mapping[str, str | None]) -> Prepared:
+        """The same transaction with what is known of its topics' ids."""
+        known = {(topic, found) for topic in self.topics if (found := ids.get(topic)) is not None}
+        return self._replace(topic_ids=frozenset(known))
 
 
 def by_topic(partitions: Iterable[Partition]) -> dict[str, list[int]]:
@@ -85,18 +96,18 @@ def by_topic(partitions: Iterable[Partition]) -> dict[str, list[int]]:
     return topics
 
 
-def listed_committable(prepared: Prepared, scope: Scope) -> Committable | None:
-    """The committable of a transaction found at the broker; None if it is not exactly this pipeline's and sink's."""
+def listed_committable(prepared: Prepared) -> Committable | None:
+    """The committable of a transaction found at the broker; None if its name is none of this library's."""
     name = parse_pooled_name(prepared.handle.transactional_id)
-    if name is None or (name.scope.pipeline, name.scope.sink) != (scope.pipeline, scope.sink):
+    if name is None:
         return None
     return Committable(
         kind=KIND,
         version=VERSION,
-        pipeline=scope.pipeline,
-        sink=scope.sink,
+        pipeline=name.scope.pipeline,
+        sink=name.scope.sink,
         log=name.scope.log,
-        writer=ANY_EPOCH,
+        writer=ANY_EPOCH if name.start is None else name.start,
         epoch=ANY_EPOCH,
         transaction=prepared.handle.transactional_id,
         handle=prepared.to_json(),

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ...core.errors import ConfigurationError
-from ..processwide import PerProcess
 from .codes import Code
 from .errors import client_error, confluent
+from .reach import admin_of
 from .rounds import Rounds
 
 if TYPE_CHECKING:
@@ -50,9 +50,8 @@ def publish_offsets(settings: KafkaSettings, group: str, offsets: Mapping[str, M
         where, refusal = what, None
         try:
             request = library.ConsumerGroupTopicPartitions(group, found)
-            futures = _admins.get(settings.connection()).alter_consumer_group_offsets(
-                [request], request_timeout=ASK_SECONDS
-            )
+            admin = admin_of(settings).client
+            futures = admin.alter_consumer_group_offsets([request], request_timeout=ASK_SECONDS)
             answer = futures[group].result()
         except library.KafkaException as error:
             refusal = error
@@ -67,13 +66,3 @@ def publish_offsets(settings: KafkaSettings, group: str, offsets: Mapping[str, M
 
 def _exception(error: Any) -> Any:
     return confluent().KafkaException(error)
-
-
-def _admin(settings: KafkaSettings) -> Any:
-    confluent()
-    from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - an extra
-
-    return AdminClient({"log_level": 0, **settings.for_admin()})
-
-
-_admins: Final[PerProcess[KafkaSettings, Any]] = PerProcess(_admin)

@@ -1,20 +1,40 @@
-"""The pool of transactional ids and ready producers of one process, for one sink of one writer.
+"""The pool of transactional ids and ready producers of one process, for one sink of one pipeline.
 
 Why it is safe to use an id again (the numbers are PROTOCOL's invariants):
 
-- One producer instance per transaction. Initialising the id again raises the producer epoch, so a late EndTxn of the
-  id's former transaction is refused (invariant 6).
-- An id is initialised again only when `WriteContext.may_reuse` says that its former transaction has ended: its epoch
-  has a durable COMPLETED entry. Initialising aborts what is open under the id, so anything less could abort a decided
-  transaction (invariant 7).
-- And only when the coordinator shows that the former transaction was committed. An aborted one may still be open in a
-  partition that had no leader at the time (KAFKA-20734, see commits.py): the next commit of the same producer id would
-  make it visible (invariant 1). So the ids of attempts that failed or lost are never used again.
-- The unique part of the names is random, made after fork, and made anew for each writer (START): a sweeper that was
-  fenced while it slept holds handles of names that the newer writer never uses (invariants 4 and 9).
+1. One producer instance per transaction. Initialising the id again raises the producer epoch, so a late EndTxn of the
+   id's former transaction is refused (invariant 6).
+2. An id is initialised again only when `WriteContext.may_reuse` says that its former transaction has ended: its epoch
+   has a durable COMPLETED entry. Initialising aborts what is open under the id, so anything less could abort a decided
+   transaction (invariant 7).
+3. And only when the coordinator shows that the former transaction was committed. An aborted one may still be open in a
+   partition that had no leader at the time (KAFKA-20734, see commits.py): the next commit of the same producer id would
+   make it visible (invariant 1). So the ids of attempts that failed or lost are never used again.
+4. An id is used by the process that made it, and by no other: the unique part of its name is random and made after
+   fork. A process serves no START older than the newest that it has served. So no late attempt initialises an id under
+   a newer one's transaction. (This is why ids cannot be handed on from a process that is gone: nobody can prove that.)
+
+The danger that is left is a sweeper that sleeps between its last look and its request, and wakes after the id went on.
+To fence is to send InitProducerId with the listed producer id and epoch; while a transaction is open the coordinator
+compares the producer id alone, so it would abort whatever the id holds then (invariant 4). But no sweeper ever holds
+the handle of an id that went on. It aborts only what it listed as open, and what no decision names; and its own START
+was still the newest in the log after it had listed. So what it listed was made
+
+- by an older START, which was fenced before the listing: it is never decided;
+- or by its own START, between epochs, when no subtask of it was at work: an attempt that does not count, never decided;
+- but by no newer START: there was none yet.
+
+What is never decided is never committed (invariant 1), and by 3 its id is never used again. So within one session of a
+driver that is quiet between its STARTs (`WriteContext.session`: the Spark formats, one START per micro-batch) ids are
+kept from one START to the next. A sweeper that works while its own subtasks do (the embedded engine) cannot use the
+second case; it touches only what an older START made, and must read that in the name. So names without a session carry
+their START and are used under no other: a writer without session starts over.
 
 So a process needs two ids per subtask that it runs at once, in turns: one waits for its decision while the other is
-made ready. They are used over and over: the broker does not collect a new id per epoch.
+made ready. They are used over and over. What grows is the number of processes: each one makes ids of its own, one per
+subtask in its first epoch and a second one only if it lives on to a next. Spark replaces Python workers that were idle
+for a minute, so a query with a longer trigger makes one id per partition and micro-batch, which its coordinator forgets
+after transactional.id.expiration.ms (7 days): at most 10,080 per partition.
 """
 
 from __future__ import annotations
@@ -28,8 +48,9 @@ from ...core.errors import FencedError, OncewardError
 from ...core.names import PooledName
 from ..processwide import PerProcess
 from .cluster import cluster_of
+from .codes import Code
 from .producer import TransactionalProducer
-from .verdict import Seen, judge
+from .verdict import Observation, judge
 
 if TYPE_CHECKING:
     from ...core.names import Scope
@@ -66,17 +87,22 @@ class Candidate(NamedTuple):
     prepared: Prepared | None
 
 
+ENOUGH_EPOCHS: Final = 2
+"""A process that has served as many makes producers ready ahead of time: one that serves a single epoch needs none."""
+
+
 class ProducerPool:
     """Hands out producers that are ready for one transaction each. Thread-safe.
 
     Args:
-        key: Settings, names and time-out.
+        key: Settings, names and timeout.
     """
 
     def __init__(self, key: PoolKey) -> None:
         self._key = key
         self._changed = threading.Condition()
-        self._start_over(writer=-1)
+        self._writer, self._session = -1, ""
+        self._start_over()
 
     def take(self, context: WriteContext) -> TransactionalProducer:
         """A producer whose transaction is begun.
@@ -100,13 +126,13 @@ class ProducerPool:
         """The id's transaction was pre-committed: the id waits until its end is proven."""
         with self._changed:
             if name.unique == self._unique:
-                self._former[name.slot] = Former(context.writer, context.epoch, prepared)
+                self._former[name] = Former(context.writer, context.epoch, prepared)
 
     def warm_up(self, context: WriteContext) -> None:
         """Make a producer ready in the background, as long as fewer are than the newest epoch has taken."""
         with self._changed:
             self._serve(context)
-            if len(self._ready) + self._warming >= self._taken:
+            if self._epochs < ENOUGH_EPOCHS or len(self._ready) + self._warming >= self._taken:
                 return
             self._warming += 1
             candidate, unique = self._candidate(context), self._unique
@@ -128,16 +154,17 @@ class ProducerPool:
     def _open(self, candidate: Candidate | None) -> TransactionalProducer:
         """A producer under the candidate's name if that is proven free, else under a new one."""
         settings, timeout_ms = self._key.settings, self._key.timeout_ms
-        name = candidate.name if candidate is not None and self._committed(candidate) else self._new_name()
+        free = candidate is not None and self._committed(candidate) and self._raised(candidate)
+        name = candidate.name if candidate is not None and free else self._new_name()
         brokers = cluster_of(settings).limits().brokers
         return TransactionalProducer.open(settings, name, timeout_ms=timeout_ms, brokers=brokers)
 
     def _candidate(self, context: WriteContext) -> Candidate | None:
         """Take an id whose former transaction has ended, if there is one, out of the waiting ones."""
-        for slot, former in self._former.items():
+        for name, former in self._former.items():
             if context.may_reuse(former.writer, former.epoch):
-                del self._former[slot]
-                return Candidate(PooledName(self._key.scope, self._unique, slot), former.prepared)
+                del self._former[name]
+                return Candidate(name, former.prepared)
         return None
 
     def _committed(self, candidate: Candidate) -> bool:
@@ -145,17 +172,22 @@ class ProducerPool:
             return True
         name = str(candidate.name)
         described = cluster_of(self._key.settings).transactions.describe([name])
-        return judge(candidate.prepared.handle, described[name]) is Seen.COMMITTED
+        return judge(candidate.prepared.handle, described[name]) is Observation.COMMITTED
+
+    def _raised(self, candidate: Candidate) -> bool:
+        """Raise the producer epoch once more before an id's second transaction: see claims.never_committed."""
+        if candidate.prepared is None or candidate.prepared.handle.producer_epoch > 0:
+            return True
+        return cluster_of(self._key.settings).transactions.register(str(candidate.name)) == Code.NONE
 
     def _new_name(self) -> PooledName:
         with self._changed:
             self._slots += 1
-            return PooledName(self._key.scope, self._unique, self._slots - 1)
+            start = None if self._session else self._writer
+            return PooledName(self._key.scope, self._unique, self._slots - 1, start)
 
     def _serve(self, context: WriteContext) -> None:
-        if context.writer > self._writer:
-            self._start_over(context.writer)
-        elif context.writer < self._writer:
+        if context.writer < self._writer:
             raise FencedError(
                 f"a newer writer (START {self._writer}) has been served by this process; this one is START "
                 f"{context.writer}",
@@ -163,19 +195,23 @@ class ProducerPool:
                 sink=context.sink,
                 epoch=context.epoch,
             )
+        goes_on = context.session == self._session and (context.session or context.writer == self._writer)
+        self._writer, self._session = context.writer, context.session
+        if not goes_on:
+            self._start_over()
 
-    def _start_over(self, writer: int) -> None:
-        self._writer = writer
+    def _start_over(self) -> None:
         self._unique = secrets.token_hex(UNIQUE_BYTES)
         self._slots = 0
-        self._former: dict[int, Former] = {}
+        self._former: dict[PooledName, Former] = {}
         self._ready: list[TransactionalProducer] = []
         self._warming = 0
-        self._epoch, self._taken = -1, 0
+        self._epoch, self._epochs, self._taken = -1, 0, 0
 
     def _count(self, context: WriteContext) -> None:
         if context.epoch != self._epoch:
             self._epoch, self._taken = context.epoch, 0
+            self._epochs += 1
         self._taken += 1
 
 

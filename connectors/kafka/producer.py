@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from ...core.errors import KafkaError
-from .errors import client_error, confluent
+from .errors import client_error, confluent, made
 from .rows import QueueFull
 
 if TYPE_CHECKING:
@@ -35,6 +35,13 @@ LOST: Final = "the transaction cannot go on"
 TUNED: Final = {
     # Java's producers, and with them Spark's own sink, put a key into the partition that murmur2 says.
     "partitioner": "murmur2_random",
+}
+
+
+FIXED: Final = {
+    "delivery.report.only.error": True,
+    # A topic that is misspelled, or deleted while its rows are on their way, must not come to life with one partition.
+    "allow.auto.create.topics": False,
 }
 
 
@@ -81,23 +88,15 @@ class TransactionalProducer:
             brokers: How many brokers the cluster has.
 
         Raises:
+            ConfigurationError: librdkafka refuses a setting.
             KafkaError: No broker answered, or it refused.
         """
         failures = DeliveryFailures()
-        config = {
-            **TUNED,
-            "enable.sparse.connections": brokers > FEW_BROKERS,
-            **settings.for_producer(),
-            "transactional.id": str(name),
-            "transaction.timeout.ms": timeout_ms,
-            "delivery.report.only.error": True,
-            "on_delivery": failures,
-        }
-        kafka = confluent()
+        more = {"enable.sparse.connections": brokers > FEW_BROKERS, "on_delivery": failures}
+        producer = _made(settings, str(name), timeout_ms, more)
         try:
-            producer = kafka.Producer(config, logger=_log)
             producer.init_transactions(INIT_SECONDS)
-        except kafka.KafkaException as error:
+        except confluent().KafkaException as error:
             raise client_error("cannot make a transactional producer ready", error, transaction=str(name)) from None
         return cls(name, producer, failures)
 
@@ -139,7 +138,7 @@ class TransactionalProducer:
         while waiting := self._call(LOST, self._producer.flush, SLICE_SECONDS):
             if time.monotonic() > deadline:
                 raise KafkaError(
-                    f"{waiting} messages were not acknowledged within the transaction's time-out",
+                    f"{waiting} messages were not acknowledged within the transaction's timeout",
                     transaction=str(self.name),
                 )
 
@@ -176,3 +175,18 @@ class TransactionalProducer:
             raise KafkaError(
                 f"{self._failures.first}; {self._failures.count} messages failed", transaction=str(self.name)
             )
+
+
+def check_settings(settings: KafkaSettings, *, timeout_ms: int) -> None:
+    """Make a producer as `TransactionalProducer.open` does, and let it go before it says anything to a broker.
+
+    Raises:
+        ConfigurationError: librdkafka refuses a setting; the message names it.
+    """
+    _made(settings, "onceward-check", timeout_ms, {})
+
+
+def _made(settings: KafkaSettings, name: str, timeout_ms: int, more: dict[str, Any]) -> Any:
+    config = {**TUNED, **more, **settings.for_producer(), **FIXED}
+    config |= {"transactional.id": name, "transaction.timeout.ms": timeout_ms}
+    return made(confluent().Producer, config, logger=_log)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 END_TXN_VERSION: Final = 3
 INIT_PRODUCER_ID_VERSION: Final = 4
+LIST_BY_DURATION_VERSION: Final = 1
 LIST_BY_PATTERN_VERSION: Final = 2
 WRITE_MARKERS_VERSION: Final = 1
 
@@ -55,9 +56,17 @@ def describe_transactions(names: Sequence[str]) -> Any:
     return DescribeTransactionsRequest(transactional_ids=list(names))
 
 
-def list_transactions(states: Sequence[str], pattern: str | None) -> Any:
-    """ListTransactionsRequest, for every broker; `pattern` (RE2, whole name) needs Kafka 4.1."""
+def list_transactions(states: Sequence[str], pattern: str | None, longer_than_ms: int | None = None) -> Any:
+    """ListTransactionsRequest, for every broker.
+
+    Args:
+        states: Names of states; empty for all.
+        pattern: RE2 that the whole name matches; needs Kafka 4.1.
+        longer_than_ms: Only those that have been running for longer, by the broker's clock; needs Kafka 3.8.
+    """
     filters: dict[str, Any] = {"state_filters": list(states), "producer_id_filters": []}
+    if longer_than_ms is not None:
+        filters |= {"duration_filter": longer_than_ms, "min_version": LIST_BY_DURATION_VERSION}
     if pattern is not None:
         filters |= {"transactional_id_pattern": pattern, "min_version": LIST_BY_PATTERN_VERSION}
     return ListTransactionsRequest(**filters)

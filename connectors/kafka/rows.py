@@ -72,6 +72,11 @@ class Rows:
         return end
 
     @property
+    def topics(self) -> set[str]:
+        """Topics that the rows name themselves."""
+        return set(self._topics or ())
+
+    @property
     def label(self) -> str:
         """Where they go, for messages to people."""
         return f"topic {self._topic}" if self._topic is not None else "a row's own topic"

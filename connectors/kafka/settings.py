@@ -1,6 +1,6 @@
 """Kafka settings: checked once, then handed to both clients.
 
-A KafkaSettings is picklable, hashable and shows no secret. What goes where stands in settings_table.py.
+A KafkaSettings is picklable, hashable and shows no secret. settings_table.py says what goes where.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ TOKENS: Final = ("oauth_cb", "sasl.oauthbearer.", "enable.sasl.oauthbearer.", "h
 """Settings that are used to make tokens here, and not handed to librdkafka."""
 HIDDEN: Final = "[hidden]"
 
+LAST_PORT: Final = 65535
+
+_SERVER = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
 _JAAS = re.compile(r"""(username|password)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)')""")
 _MUST_BE: Final = {
     "acks": ({"all", "-1"}, "a transaction needs all in-sync replicas"),
@@ -57,6 +60,7 @@ class KafkaSettings:
         if not values.get("bootstrap.servers"):
             raise ConfigurationError("bootstrap_servers (kafka.bootstrap.servers) is missing")
         values = {name: value if callable(value) else _text(value) for name, value in values.items()}
+        _check_servers(str(values["bootstrap.servers"]))
         _read_jaas(values)
         for name, value in values.items():
             _check(name, value)
@@ -162,6 +166,17 @@ def _number(value: str, name: str) -> Any:
         return int(value)
     except ValueError:
         raise ConfigurationError(f"Kafka setting {name} must be a number of milliseconds, not {value!r}") from None
+
+
+def _check_servers(text: str) -> None:
+    """Refuse what is not `host:port`: librdkafka would try port 9092, or 0, and say nothing."""
+    for server in text.split(","):
+        found = _SERVER.fullmatch(server.strip())
+        if found is None or not 0 < int(found[1]) <= LAST_PORT:
+            raise ConfigurationError(
+                f"{server.strip()!r} in bootstrap_servers (kafka.bootstrap.servers) is not host:port; separate several "
+                "with commas"
+            )
 
 
 def _read_jaas(values: dict[str, Any]) -> None:

@@ -120,7 +120,7 @@ PRODUCERS: Final = (
     Setting("batch.num.messages", _P),
     Setting("queue.buffering.max.messages", _P),
     Setting("queue.buffering.max.kbytes", _P),
-    Setting("message.timeout.ms", _P, "or delivery.timeout.ms; at most the transaction's time-out"),
+    Setting("message.timeout.ms", _P, "or delivery.timeout.ms; at most the transaction's timeout"),
     Setting("delivery.timeout.ms", _P),
     Setting("request.timeout.ms", _P),
     Setting("request.required.acks", _P),
@@ -131,6 +131,11 @@ PRODUCERS: Final = (
     Setting("message.send.max.retries", _P),
     Setting("enable.gapless.guarantee", _P),
     Setting("transactional.id", _N, "made by the library: a name that two writers share loses data"),
+    Setting(
+        "allow.auto.create.topics",
+        _N,
+        "no topic is made by writing to it or reading from it; create_topic=True (createTopic) makes the sink's topic",
+    ),
     Setting("delivery.report.only.error", _N, "set by the library"),
     Setting("on_delivery", _N, "set by the library"),
     Setting("dr_cb", _N, "set by the library"),
@@ -188,10 +193,11 @@ format with `kafka.` in front: `.option("kafka.compression.type", "lz4")`. Data 
 (confluent-kafka). Commits, aborts and recovery go through kafka-python, because librdkafka cannot end a transaction
 that another process began. Whatever decides where to connect and who we are is carried to both.
 
-A setting that is not in the table goes to librdkafka only, which refuses what it does not know. That does not hold for
-security: a setting whose name begins with `ssl`, `sasl.`, `security.`, `https.`, `oauth`, `enable.ssl.` or
-`enable.sasl.` and which is not in the table is refused, because the commits would go over connections that do not
-obey it. Passwords, keys and tokens never appear in messages, logs, reprs or committables.
+A setting that is not in the table goes to librdkafka only. What librdkafka does not know is a ConfigurationError on the
+driver, before anything is read or written. That does not hold for security: a setting whose name begins with `ssl`,
+`sasl.`, `security.`, `https.`, `oauth`, `enable.ssl.` or `enable.sasl.` and which is not in the table is refused,
+because the commits would go over connections that do not obey it. Passwords, keys and tokens never appear in messages,
+logs, reprs or committables.
 """
 
 
@@ -210,6 +216,7 @@ Where the brokers check permissions, a sink's user needs:
 |---|---|---|
 | each topic written to | Write, Describe | writing |
 | each topic written to | Read | asking its partitions whether they have a transaction open, before and after a commit |
+| the sink's topic | Create | `create_topic`, where the topic does not exist |
 | transactional ids with the prefix `onceward:1:<pipeline>:` | Write, Describe | transactions, recovery |
 | transactional ids with the prefix `onceward-accepts:1:<pipeline>:` | Write, Describe | rewinding |
 | the cluster | DescribeConfigs | reading transaction.max.timeout.ms; without it Kafka's default is assumed |

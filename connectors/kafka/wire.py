@@ -129,6 +129,19 @@ class Wire:
             if partition.error_code == Code.NONE and partition.leader_id >= 0
         }
 
+    def topic_ids(self, topics: Sequence[str], *, everywhere: bool, seconds: float) -> dict[str, str | None]:
+        """Id of each topic, None for one that does not exist; what cannot be told is missing.
+
+        Args:
+            topics: Their names.
+            everywhere: Believe only what all brokers say alike: one of them may not have heard of a change yet.
+            seconds: Bound of the whole wait.
+        """
+        nodes = self.nodes(seconds=seconds) if everywhere else [ANY_NODE]
+        answers = self.exchange([(node, _metadata_request(topics)) for node in nodes], seconds=seconds)
+        first, *others = [_ids_in(answer) for answer in answers] or [{}]
+        return {topic: found for topic, found in first.items() if all(ids.get(topic, "") == found for ids in others)}
+
     def topic(self, name: str, *, seconds: float) -> Answer:
         """Look a topic up; the response is its number of partitions."""
         answer = self._metadata([name], seconds)
@@ -161,9 +174,7 @@ class Wire:
 
     def _metadata(self, topics: Sequence[str], seconds: float) -> Answer:
         """Ask any broker, and make the brokers it names known: kafka-python looks for them every five minutes only."""
-        wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
-        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False, max_version=12)
-        [answer] = self.exchange([(ANY_NODE, request)], seconds=seconds)
+        [answer] = self.exchange([(ANY_NODE, _metadata_request(topics))], seconds=seconds)
         manager = self._manager
         if answer.code == Code.NONE and manager is not None:
             with suppress(Exception):  # it is being closed
@@ -175,6 +186,18 @@ class Wire:
             if self._manager is None:
                 self._manager = _connect(self._config, min(self._bootstrap_seconds, seconds))
             return self._manager
+
+
+def _metadata_request(topics: Sequence[str]) -> Any:
+    wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
+    return MetadataRequest(topics=wanted, allow_auto_topic_creation=False, max_version=12)
+
+
+def _ids_in(answer: Answer) -> dict[str, str | None]:
+    """Ids of topics in one broker's answer."""
+    rows = answer.response.topics if answer.code == Code.NONE else ()
+    gone = {row.name: None for row in rows if row.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION}
+    return gone | {row.name: str(row.topic_id) for row in rows if row.error_code == Code.NONE}
 
 
 class _ClosingSocket(KafkaNetSocket):  # type: ignore[misc]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...core.engine.retained import Reference, load
-from ...core.engine.state.storage import CheckpointStorage
-from ...core.errors import OncewardError
+from ...core.engine.reference import Decided, older_checkpoints
 from ...core.log import Completed, Decide, Resolved, Void
 from ...core.log.records import audit_records
 
@@ -46,12 +43,12 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
-    """The audit record of a transaction that was given up, as `--json` shows it: RESOLVED of PROTOCOL.
+    """The audit record of a transaction that was given up (RESOLVED), or of an epoch that was written again (VOID).
 
     Attributes:
         epoch: Of the data.
-        transaction: Which.
-        action: What was done.
+        transaction: Which; empty for all of the epoch.
+        action: What was done: "skip" or "replay".
         who: By whose word.
         why: What the target had said.
         at: When (UTC).
@@ -80,11 +77,24 @@ def history(log: Log) -> History:
     """
     records = audit_records(log.store)
     kept = {record.position for record in records}
-    records += [e for _, e in log.view.positions if isinstance(e, Resolved) and e.position not in kept]
-    given_up = [
-        Given(epoch=r.epoch, transaction=r.transaction, action=r.action, who=r.who, why=r.why, at=r.at) for r in records
-    ]
-    return History(epochs=epochs_of(log), given_up=given_up)
+    records += [e for _, e in log.view.positions if isinstance(e, Resolved | Void) and e.position not in kept]
+    return History(epochs=epochs_of(log), given_up=[_given(record) for record in records])
+
+
+def _given(record: Resolved | Void) -> Given:
+    if isinstance(record, Void):
+        why = "; ".join(record.proofs)
+        return Given(
+            epoch=record.epoch, transaction="", action="replay", who="policy on_lost=replay", why=why, at=record.at
+        )
+    return Given(
+        epoch=record.epoch,
+        transaction=record.transaction,
+        action=record.action,
+        who=record.who,
+        why=record.why,
+        at=record.at,
+    )
 
 
 def epochs_of(log: Log) -> list[Epoch]:
@@ -101,8 +111,8 @@ def epochs_of(log: Log) -> list[Epoch]:
 
 
 def _epoch(log: Log, decision: Decide) -> Epoch:
-    reference = Reference.of(decision.state)
-    folder = reference.folder if reference is not None else None
+    decided = Decided.of(decision)
+    folder = decided.checkpoint.folder if decided is not None else None
     return Epoch(
         pipeline=log.pipeline,
         epoch=decision.epoch,
@@ -113,20 +123,5 @@ def _epoch(log: Log, decision: Decide) -> Epoch:
         rows=sum(committable.rows for committable in decision.committables),
         input=decision.input.end,
         checkpoint=folder,
-        retained=_retained(Path(folder), decision.epoch) if folder is not None else (),
+        retained=older_checkpoints(folder, decision.epoch) if folder is not None else (),
     )
-
-
-def _retained(folder: Path, epoch: int) -> tuple[str, ...]:
-    """Checkpoints beside it that are older: what is newer, and named by no decision, is a leaving."""
-    storage = CheckpointStorage(folder.parent)
-    older = []
-    for name in storage.checkpoints():
-        path = folder.parent / name
-        try:
-            metadata, _ = load(path)
-        except OncewardError:
-            continue  # it is not whole
-        if metadata.checkpoint < epoch and path != folder:
-            older.append(str(path))
-    return tuple(older)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from ...core.errors import ConfigurationError
+from ...core.errors import ConfigurationError, NoDecisionLogError
 from ...core.log import open_store, read
 from ...core.log.objects import CONDITIONAL_PUT
 from ...core.log.opening import IN_CHECKPOINT
@@ -51,7 +51,8 @@ def open_log(url: str, pipeline: str | None = None, *, writing: bool = False) ->
         writing: It will be written to: an object store is probed first, as by open_store.
 
     Raises:
-        ConfigurationError: There is no decision log, or it is another pipeline's.
+        NoDecisionLogError: There is none.
+        ConfigurationError: The URL is not usable, or the log is another pipeline's.
         StoreError: The store did not answer.
         LogDamagedError: An entry is damaged or missing.
     """
@@ -70,7 +71,7 @@ def open_log(url: str, pipeline: str | None = None, *, writing: bool = False) ->
             raise ConfigurationError(f"the decision log in {where} belongs to {owner!r}, not to {pipeline!r}")
         if owner is not None:
             return Log(owner, open_store(place, pipeline=owner) if writing else store)
-    raise ConfigurationError(f"{where} has no decision log{f' of {pipeline}' if pipeline else ''}")
+    raise NoDecisionLogError(f"{where} has no decision log{f' of {pipeline}' if pipeline else ''}")
 
 
 def _places(url: str, scheme: str) -> Iterator[str]:

@@ -18,9 +18,9 @@ from ...sinks.base import TwoPhaseCommitSink
 from .survey import participants
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from ...core.checkpoint import Swept
+    from ...core.checkpoint import Participant, Swept
     from ...core.log import Decide
     from ...core.transaction import AbortOutcome
     from .logs import Log
@@ -80,7 +80,7 @@ def commit_decided(
     check_alive(found)
     decided = [one for one in found if one.standing is Standing.DECIDED]
     sinks = participants(decided)
-    _check_known(decided)
+    _check_known(decided, sinks)
     _check_same(log, decision, log.view.undone)
     if log.view.undone is None:
         return None
@@ -124,28 +124,20 @@ def _check_same(log: Log, decision: Decide, waiting: Decide | None) -> None:
         )
 
 
-def _check_known(decided: Sequence[Found]) -> None:
+def _check_known(decided: Sequence[Found], sinks: Mapping[str, Participant]) -> None:
     """Who gives the wrong target is told before a run is fenced.
 
     Raises:
         ConfigurationError: A target that can tell knows nothing of all that a sink has decided.
     """
-    for sink in {one.committable.sink for one in decided}:
-        mine = [one for one in decided if one.committable.sink == sink and one.place is not None]
-        unknown = [one for one in mine if not one.listed and one.state is ExternalState.UNKNOWN and _can_tell(one)]
-        if unknown and len(unknown) == len(mine):
-            title = unknown[0].place.title if unknown[0].place is not None else ""
+    for name, sink in sinks.items():
+        mine = [one for one in decided if one.committable.sink == name]
+        can_tell = type(sink).inspect_many is not TwoPhaseCommitSink.inspect_many
+        if can_tell and all(not one.listed and one.state is ExternalState.UNKNOWN for one in mine):
             raise ConfigurationError(
-                f"{title} does not know {unknown[0].name}, which is decided, or cannot tell now: is it the right "
-                "target? If it is, start the pipeline, which asks again. Nothing was done"
+                f"the target given for sink {name} does not know {mine[0].name}, which is decided, or cannot tell now: "
+                "is it the right one? If it is, start the pipeline, which asks again. Nothing was done"
             )
-
-
-def _can_tell(one: Found) -> bool:
-    """Whether its sink can ask the target about a transaction that is not listed."""
-    if one.place is None:
-        return False
-    return type(one.place.sink(one.committable.sink)).inspect_many is not TwoPhaseCommitSink.inspect_many
 
 
 def abort_undecided(log: Log, found: Sequence[Found], *, policy: CommitPolicy | None = None) -> Swept:

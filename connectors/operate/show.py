@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .survey import Found
 
 FENCES = "a run of this pipeline that is still alive would be fenced and stop"
-COPY = "if that is a copy of the log, and another one lives, stop here: its pipeline would lose what it decides"
+COPY = "if this is only a copy of the log that the pipeline uses, stop here: decided rows would be lost"
 ORPHANS = "if their decision log does exist somewhere and has decided them, their rows are lost"
 
 _STYLE = {

@@ -44,6 +44,8 @@ class Column:
     """A default, an identity or a generation expression fills it if it is not written."""
     generated: bool = False
     """GENERATED ALWAYS AS (…) STORED: cannot be written."""
+    collation: str = ""
+    """As SQL spells it, if it is not the type's own."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,10 @@ WHERE c.oid = pg_catalog.to_regclass(%(table)s)
 
 _COLUMNS: Final = """
 SELECT attname, atttypid, atttypmod, pg_catalog.format_type(atttypid, atttypmod), attnotnull,
-       atthasdef OR attidentity <> '', attgenerated <> ''
+       atthasdef OR attidentity <> '', attgenerated <> '',
+       (SELECT pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname)
+        FROM pg_catalog.pg_type t, pg_catalog.pg_collation l JOIN pg_catalog.pg_namespace n ON n.oid = l.collnamespace
+        WHERE t.oid = atttypid AND l.oid = attcollation AND attcollation <> t.typcollation)
 FROM pg_catalog.pg_attribute
 WHERE attrelid = pg_catalog.to_regclass(%(table)s) AND attnum > 0 AND NOT attisdropped
 ORDER BY attnum
@@ -120,6 +125,42 @@ def read_table(connection: Connection, name: TableName) -> Table | None:
     return Table(oid, schema, relation, kind, persistence, found_columns)
 
 
+_UNIQUE: Final = """
+SELECT array_agg(coalesce(quote_ident(n.nspname) || '.' || quote_ident(l.collname), '')
+                 ORDER BY array_position(%(key)s::text[], a.attname::text))
+FROM pg_catalog.pg_index i
+CROSS JOIN unnest(i.indkey::int2[], i.indcollation::oid[]) WITH ORDINALITY AS part(attribute, compared_by, place)
+JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = part.attribute
+LEFT JOIN pg_catalog.pg_collation l ON l.oid = part.compared_by
+LEFT JOIN pg_catalog.pg_namespace n ON n.oid = l.collnamespace
+WHERE i.indrelid = pg_catalog.to_regclass(%(table)s) AND i.indisunique AND i.indimmediate AND i.indisvalid
+  AND i.indpred IS NULL AND i.indexprs IS NULL AND part.place <= i.indnkeyatts
+GROUP BY i.indexrelid
+HAVING array_agg(a.attname::text COLLATE "C" ORDER BY a.attname::text COLLATE "C")
+     = ARRAY(SELECT name COLLATE "C" FROM unnest(%(key)s::text[]) AS key(name) ORDER BY 1)
+ORDER BY bool_and(coalesce(l.collisdeterministic, true))
+"""
+"""Of several, first one that takes different texts for one."""
+
+
+def read_unique_key(connection: Connection, table: str, key: Sequence[str]) -> tuple[str, ...] | None:
+    """By which collations a unique index over exactly these columns compares them; None if there is no such index.
+
+    They may be others than the columns' own. Whoever picks one row for each key has to compare as the index does: with
+    a nondeterministic collation equal texts may differ in their bytes.
+
+    Args:
+        connection: Any.
+        table: Its name, quoted where need be.
+        key: The columns.
+
+    Returns:
+        For each column a collation as SQL spells it, or "" for a type that has none.
+    """
+    row = connection.execute(_UNIQUE, {"table": table, "key": list(key)}).fetchone()
+    return None if row is None else tuple(row[0])
+
+
 _CHECKS: Final = """
 SELECT conname, pg_catalog.pg_get_expr(conbin, conrelid)
 FROM pg_catalog.pg_constraint k
@@ -153,9 +194,10 @@ def _types(connection: Connection, parameters: dict[str, str], wanted: set[int])
 
 
 def _column(row: Sequence[Any], types: dict[int, Any]) -> Column:
-    name, oid, modifier, declared, not_null, has_default, generated = row
+    name, oid, modifier, declared, not_null, has_default, generated, collation = row
     column_type, domain_not_null = _resolve(oid, modifier, types)
-    return Column(name, column_type, declared, not_null or domain_not_null, has_default, generated)
+    needed = not_null or domain_not_null
+    return Column(name, column_type, declared, needed, has_default, generated, collation or "")
 
 
 def _resolve(oid: int, modifier: int, types: dict[int, Any]) -> tuple[PgType, bool]:

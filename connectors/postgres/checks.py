@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...core.errors import ConfigurationError, SchemaError
 from ..database.modes import CommitPath
-from .catalog import ORDINARY, PARTITIONED, read_checks, read_table
+from .catalog import ORDINARY, PARTITIONED, read_checks, read_table, read_unique_key
 from .changes import without_change
 from .ddl import create_table
 from .explain import HOW_TO_ENABLE
@@ -43,13 +43,6 @@ _PRIVILEGES: Final = """
 SELECT privilege FROM unnest(%(wanted)s::text[]) AS t(privilege)
 WHERE NOT has_table_privilege(%(oid)s::oid, privilege)
   AND NOT coalesce(has_any_column_privilege(%(oid)s::oid, nullif(privilege, 'DELETE')), false)
-"""
-_UNIQUE: Final = """
-SELECT 1 FROM pg_catalog.pg_index i
-WHERE i.indrelid = %(oid)s AND i.indisunique AND i.indimmediate AND i.indisvalid
-  AND i.indpred IS NULL AND i.indexprs IS NULL
-  AND (SELECT array_agg(a.attname::text ORDER BY a.attname::text) FROM pg_catalog.pg_attribute a
-       WHERE a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])) = %(key)s::text[]
 """
 _DEFERRED: Final = """
 SELECT conname::text FROM pg_catalog.pg_constraint WHERE conrelid = %(oid)s AND condeferred ORDER BY conname
@@ -120,7 +113,7 @@ def check_table(connection: Connection, target: Target, sink: str, schema: pa.Sc
     plan_copy(schema, table)
     check_key(schema, target.key)
     _check_privileges(connection, target, table)
-    if target.key and connection.execute(_UNIQUE, {"oid": table.oid, "key": sorted(target.key)}).fetchone() is None:
+    if target.key and read_unique_key(connection, str(target.table), target.key) is None:
         raise SchemaError(
             f"table {target.table} has no primary key or unique index over exactly {list(target.key)} (immediate, "
             "without WHERE), which an upsert needs"

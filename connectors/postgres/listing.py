@@ -55,6 +55,13 @@ def open_names(connection: Connection, ledger: Ledger) -> set[Scope]:
     return {name.scope for name in names if name is not None}
 
 
+def list_of_log(connection: Connection, ledger: Ledger, pipeline: str, log: str) -> list[Committable]:
+    """Both, of exactly this pipeline and decision log, whatever the sink's name."""
+    waiting = open_names(connection, ledger)
+    sinks = sorted(scope.sink for scope in waiting if (scope.pipeline, scope.log) == (pipeline, log))
+    return [c for sink in sinks for c in list_lingering(connection, ledger, pipeline, sink) if c.log == log]
+
+
 def list_lingering(connection: Connection, ledger: Ledger, pipeline: str, sink: str) -> list[Committable]:
     """Both, whichever way the sink writes now: it may have written the other way before."""
     prepared = [make_committable(PREPARED, name) for name in prepared_names(connection, pipeline, sink)]

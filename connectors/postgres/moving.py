@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import psycopg
 from psycopg import sql
 
 from ...core.errors import PostgresError
+from .catalog import read_unique_key
 from .changes import DELETE
 from .staging import ID, ROW
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from .connections import Connection
     from .ledger import Ledger
 
 _WORTH_A_TRUNCATE: Final = 4 * 2**20
 """Bytes from which a staging table is emptied whole: below, deleting rows is cheaper, and the next scan is short."""
+
+
+Key: TypeAlias = "Mapping[str, sql.Composable]"
+"""Columns of a key, each with the COLLATE clause by which the table's unique index compares it."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +59,11 @@ def move_rows(connection: Connection, ledger: Ledger, group: list[Staged]) -> No
     _check_whole(connection, stage, ids, sum(staged.rows for staged in group))
     if first.key:
         connection.execute("SELECT set_config('work_mem', '64MB', true)")
+        collations = read_unique_key(connection, into.as_string(), first.key) or [""] * len(first.key)
+        key = {column: _collate(collation) for column, collation in zip(first.key, collations, strict=True)}
         if DELETE in first.columns:
-            connection.execute(_delete(group, stage, into))
-        connection.execute(_upsert(group, stage, into))
+            connection.execute(_delete(group, stage, into, key))
+        connection.execute(_upsert(group, stage, into, key))
     else:
         connection.execute(_insert(first, stage, into, ids))
     remove_rows(connection, ledger, first.stage, ids)
@@ -108,7 +115,11 @@ def _insert(first: Staged, stage: sql.Identifier, into: sql.Identifier, ids: lis
     )
 
 
-def _upsert(group: list[Staged], stage: sql.Identifier, into: sql.Identifier) -> sql.Composed:
+def _collate(collation: str) -> sql.Composable:
+    return sql.SQL(f" COLLATE {collation}" if collation else "")
+
+
+def _upsert(group: list[Staged], stage: sql.Identifier, into: sql.Identifier, key: Key) -> sql.Composed:
     """Insert or update each key's last row, unless that row deletes."""
     first = group[0]
     columns = [column for column in first.columns if column != DELETE]
@@ -119,35 +130,36 @@ def _upsert(group: list[Staged], stage: sql.Identifier, into: sql.Identifier) ->
     ).format(
         into=into,
         columns=_names(columns),
-        last=_last_rows(group, stage),
+        last=_last_rows(group, stage, key),
         kept=kept,
         key=_names(first.key),
         conflict=_on_conflict(first.key, columns),
     )
 
 
-def _delete(group: list[Staged], stage: sql.Identifier, into: sql.Identifier) -> sql.Composed:
+def _delete(group: list[Staged], stage: sql.Identifier, into: sql.Identifier, key: Key) -> sql.Composed:
     """Delete what has the key of a last row that says so; before the upsert, which may need what it frees.
 
     In two statements: PostgreSQL runs parts of one that change data in any order, so a row that takes a unique value
     from a deleted one would meet it still there.
     """
-    same = [sql.SQL("t.{} = last.{}").format(sql.Identifier(c), sql.Identifier(c)) for c in group[0].key]
+    same = [sql.SQL("t.{} = last.{}{}").format(sql.Identifier(c), sql.Identifier(c), by) for c, by in key.items()]
     return sql.SQL("DELETE FROM {} t USING ({}) AS last WHERE last.{} AND {}").format(
-        into, _last_rows(group, stage), sql.Identifier(DELETE), sql.SQL(" AND ").join(same)
+        into, _last_rows(group, stage, key), sql.Identifier(DELETE), sql.SQL(" AND ").join(same)
     )
 
 
-def _last_rows(group: list[Staged], stage: sql.Identifier) -> sql.Composed:
+def _last_rows(group: list[Staged], stage: sql.Identifier, key: Key) -> sql.Composed:
     """DISTINCT ON keeps each key's last row; its order by key makes concurrent merges lock in the same order."""
     first = group[0]
+    keys = [sql.SQL("{}{}").format(sql.Identifier("s", column), by) for column, by in key.items()]
     return sql.SQL(
         "SELECT DISTINCT ON ({keys}) {values} FROM {stage} s"
         " JOIN unnest({ids}::bigint[], {subtasks}::integer[]) AS part(id, subtask) ON part.id = s.{id}"
         " ORDER BY {keys}, part.subtask DESC, s.{row} DESC"
     ).format(
         values=_names(first.columns, "s"),
-        keys=_names(first.key, "s"),
+        keys=sql.SQL(", ").join(keys),
         stage=stage,
         id=sql.Identifier(ID),
         row=sql.Identifier(ROW),

@@ -144,7 +144,7 @@ def stage_name(target: Target, sink: str, table: Table, checks: Checks, epoch: i
 
     So while one epoch is merged, the next one is written elsewhere, and the merged one's table can be emptied whole.
     """
-    layout = [[c.name, c.declared, c.not_null and not c.has_default] for c in table.columns]
+    layout = [[c.name, c.declared, c.collation, c.not_null and not c.has_default] for c in table.columns]
     more = [*([checks] if checks else []), *([DELETE] if target.change else [])]
     text = json.dumps([sink, table.schema, table.name, layout, *more])
     return TableName(target.ledger.schema, f"stage_{hashlib.sha256(text.encode()).hexdigest()[:24]}_{epoch % TURNS}")
@@ -153,8 +153,8 @@ def stage_name(target: Target, sink: str, table: Table, checks: Checks, epoch: i
 def create_stage(connection: Connection, target: Target, stage: TableName, table: Table, checks: Checks) -> None:
     """Create a staging table for `table`, unless it is there.
 
-    It has the table's check constraints, so that a row which breaks one fails its epoch before the decision. A row that
-    deletes needs nothing but its key.
+    It has the table's check constraints and the collations that they compare by, so that a row which breaks one fails
+    its epoch before the decision. A row that deletes needs nothing but its key.
     """
     taken = [name for name in (ID, ROW, DELETE) if table.column(name) is not None]
     if taken:
@@ -167,7 +167,8 @@ def create_stage(connection: Connection, target: Target, stage: TableName, table
         if column.generated:
             continue
         needed = column.not_null and not column.has_default
-        declared = sql.SQL(column.declared + (" NOT NULL" if needed and not spared else ""))
+        collation = f" COLLATE {column.collation}" if column.collation else ""
+        declared = sql.SQL(column.declared + collation + (" NOT NULL" if needed and not spared else ""))
         columns.append(sql.SQL("{} {}").format(sql.Identifier(column.name), declared))
         if needed and spared:
             columns.append(sql.SQL("CHECK (onceward_delete OR {} IS NOT NULL)").format(sql.Identifier(column.name)))

@@ -1,6 +1,6 @@
 """The open transaction of one attempt: what prepared and staged writing have in common.
 
-The order inside: BEGIN with a lock_timeout, seeing that the names are ours (claim) → lock the table against ALTER and
+The order inside: BEGIN with a lock_timeout, seeing that no other log owns the names → lock the table against ALTER and
 read its columns → COPY, kept open over the batches → whatever makes it durable (subclass).
 """
 
@@ -20,6 +20,7 @@ from .connections import acquire, connect, give_back
 from .ddl import create_table
 from .explain import explain
 from .failures import NO_SCHEMA, NO_TABLE
+from .ledger import Standing
 from .target import new_name
 
 if TYPE_CHECKING:
@@ -137,15 +138,19 @@ class Writing(ABC):
         return self._begin(connect(self.target.dsn))
 
     def _begin(self, connection: Connection) -> Connection:
-        """Begin, if the names are ours; make the claim first if nobody has (no extra round trip where it is there)."""
+        """Begin, unless another log owns the names; note first that this one writes here, if that is not noted."""
         ledger, scope = self.target.ledger, self.context.scope
-        if self._begin_if_owned(connection) != scope.log:
+        standing = self._begin_and_look(connection)
+        if standing is None or not standing.noted:
             connection.execute("ROLLBACK")
-            ledger.claim(connection, scope)
-            self._begin_if_owned(connection)
+            ledger.note(connection, scope)
+            standing = self._begin_and_look(connection)
+        if standing is not None:
+            ledger.refuse_others(scope, standing)
         return connection
 
-    def _begin_if_owned(self, connection: Connection) -> str | None:
+    def _begin_and_look(self, connection: Connection) -> Standing | None:
+        """In one round trip; None if there is no ledger."""
         milliseconds = max(1, round(self.target.lock_timeout * 1000))
         try:
             with connection.pipeline():
@@ -155,13 +160,12 @@ class Writing(ABC):
                     "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', '0', true)",
                     [str(milliseconds)],
                 )
-                owner = connection.execute(*self.target.ledger.owner_query(self.context.scope))
+                found = connection.execute(*self.target.ledger.standing_query(self.context.scope))
         except psycopg.Error as error:
             if error.sqlstate in (NO_TABLE, NO_SCHEMA):
                 return None
             raise
-        row = owner.fetchone()
-        return None if row is None else str(row[0])
+        return Standing(*found.fetchall()[0])
 
     @contextmanager
     def explained(self, what: str) -> Iterator[None]:

@@ -4,6 +4,7 @@
         log                            identity of the decision log that has claimed the names
         <transaction>                  how many of its rows are here
         floor:start, floor:epoch       transactions up to this START and epoch have ended; their fields are deleted
+        released                       transactions from before the newest rewind
 
 1. A script is one step: nobody sees a part of it, and what it wrote reaches the append-only file and the replicas as
    one MULTI/EXEC, of which a file that was cut off holds all or nothing ("Redis persistence", "EVAL scripts
@@ -24,6 +25,10 @@
    But a server that evicts keys may have lost the marker alone: there a delivery that may have been tried before
    ("again") is left out, since it may be here. The new marker's floor is the START of the transaction: while one
    START's are sent, those of older ones have ended, and what a paused process sends of them is refused as under 4.
+
+7. A pipeline that goes back on purpose says nothing any more of how far it had come ("released"), and forgets the
+   floor: in a copy of the log that is older than the marker the next STARTs are below it. Transactions are kept: one of
+   them may be decided, and is then finished.
 
 All keys are on one server: a Redis Cluster could not do this for keys in several slots.
 """
@@ -103,11 +108,16 @@ return known
 """KEYS: the marker. ARGV: log. Claims the names if nobody has; returns the log that has them."""
 
 RELEASE: Final = """
-local known = redis.call('HGET', KEYS[1], 'log')
-if known and known ~= ARGV[1] then return redis.call('DEL', KEYS[1]) end
-return 0
+if redis.call('HGET', KEYS[1], 'log') ~= ARGV[1] then return redis.call('DEL', KEYS[1]) end
+local kept = {}
+for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
+  if field:sub(1, 9) == 'onceward:' then kept[#kept + 1] = field end
+end
+redis.call('HSET', KEYS[1], 'released', table.concat(kept, ' '))
+redis.call('HDEL', KEYS[1], 'floor:start', 'floor:epoch')
+return #kept
 """
-"""KEYS: the marker. ARGV: log. Forgets any other log's."""
+"""KEYS: the marker. ARGV: log. Forgets any other log's, and how far this one had come."""
 
 PRUNE: Final = """
 local marker, start, epoch = KEYS[1], tonumber(ARGV[2]), tonumber(ARGV[3])

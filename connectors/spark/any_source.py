@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import pickle
-from typing import TYPE_CHECKING, Any
+import secrets
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import DataSource
 
 from ...core.errors import ConfigurationError
@@ -18,45 +17,52 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 FORMAT = "onceward-source"
+_ROWS = "maxRows"
 
 
 class AnySource(DataSource):
-    """The format behind `read_stream`; its option `source` is the pickled object, made there."""
+    """The format behind `read_stream`: for each source a class of its own, under a name of its own.
+
+    Spark carries the class with its source to its workers as it does a function. An option could not do that: it would
+    have to be unpickled, so whoever may set options could run code, and a plan would show the source with its secrets.
+    """
+
+    format_name: ClassVar[str] = FORMAT
+    source: ClassVar[ResettableSource]
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        unknown = sorted(name for name in options if name.lower() != _ROWS.lower())
+        if unknown:
+            raise ConfigurationError(f"format {self.format_name} has no options {unknown}: use read_stream(…)")
 
     @classmethod
     def name(cls) -> str:
         """Name of the format."""
-        return FORMAT
+        return cls.format_name
 
     def schema(self) -> StructType:
         """The source's, as Spark's types."""
         from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - imports pyarrow
 
-        schema: StructType = from_arrow_schema(self._source().schema)
+        schema: StructType = from_arrow_schema(self.source.schema)
         return schema
 
     def streamReader(self, schema: StructType) -> SourceStreamReader:  # noqa: ARG002, N802 - Spark's name
         """A stream reader."""
-        rows = self.options.get("maxRows")
-        return reader_of(self._source(), int(rows) if rows else None)
+        rows = self.options.get(_ROWS)
+        return reader_of(self.source, int(rows) if rows else None)
 
     def reader(self, schema: StructType) -> SourceBatchReader:  # noqa: ARG002 - Spark's signature
         """A batch reader of all there is."""
-        source = self._source()
-        return SourceBatchReader(source, source.start(), source.end())
-
-    def _source(self) -> ResettableSource:
-        if "source" not in self.options:
-            raise ConfigurationError(f"format {FORMAT} is used through read_stream(spark, source)")
-        source: ResettableSource = pickle.loads(base64.b64decode(self.options["source"]))  # noqa: S301 - by read_stream
-        return source
+        return SourceBatchReader(self.source, self.source.start(), self.source.end())
 
 
 def read_stream(spark: SparkSession, source: ResettableSource, *, max_rows: int | None = None) -> DataFrame:
     """A streaming DataFrame of any resettable source; its positions are stored in the query's checkpoint.
 
     Args:
-        spark: The session.
+        spark: The session. It keeps the source.
         source: Picklable; its class must be importable on the executors.
         max_rows: Rows of one micro-batch, about; default: all there is.
 
@@ -69,18 +75,23 @@ def read_stream(spark: SparkSession, source: ResettableSource, *, max_rows: int 
     if max_rows is not None and max_rows < 1:
         raise ConfigurationError(f"max_rows is {max_rows}: it must be above 0")
     source.validate()
-    try:
-        pickled = base64.b64encode(pickle.dumps(source)).decode()
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ConfigurationError(f"{type(source).__name__} cannot be pickled for the executors: {error}") from error
-    try:
-        spark.dataSource.register(AnySource)
-    except AnalysisException as error:
-        # pyspark 4.0 refuses what is there already
-        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
-            raise
-    reader: Any = spark.readStream.format(FORMAT).option("source", pickled)
+    reader: Any = spark.readStream.format(registered(spark, source))
     if max_rows is not None:
-        reader = reader.option("maxRows", str(max_rows))
+        reader = reader.option(_ROWS, str(max_rows))
     frame: DataFrame = reader.load()
     return frame
+
+
+def registered(spark: SparkSession, source: ResettableSource) -> str:
+    """Register a format that reads the source; its name.
+
+    Raises:
+        ConfigurationError: The source cannot be pickled.
+    """
+    name = f"{FORMAT}-{secrets.token_hex(8)}"
+    kind = type("RegisteredSource", (AnySource,), {"format_name": name, "source": source})
+    try:
+        spark.dataSource.register(kind)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigurationError(f"{type(source).__name__} cannot be pickled for the executors: {error}") from error
+    return name

@@ -18,11 +18,12 @@ from ...core.names import check_pipeline_name
 from ...core.transaction import Acknowledgement
 from ...sinks.base import DirectSink, Guarantee, TwoPhaseCommitSink
 from ...sinks.direct import DirectlyWritten
+from ..executors import warn_of_python
 from .options import check_on_lost
 from .projection import Projection, schema_for
 from .publication import with_publication
 from .query import QueryRun, any_stage_failed, current_run, epoch_input, hadoop_reader
-from .store import check_store, default_store
+from .store import check_store, default_store, local_store
 from .task import ACK_COLUMN, ACK_SCHEMA, STAGE_COLUMN, EpochTask
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def exactly_once(
         store: Where the decision log lives (a URL for `open_store`); by default inside the checkpoint.
         on_lost: What to do when a decided transaction can no longer be committed: "fail", "replay" or "skip".
         adopt: Begin at whatever batch the query is at: it ran with another sink until now.
-        rewind: Why the pipeline goes back to an older state on purpose; recorded in the log.
+        rewind: Why the pipeline goes back to an older state on purpose; recorded in the log, and done once: a query
+            that is started again with the same words goes on.
         on_complete: Called on the driver after an epoch's COMPLETED entry is durable, with its number and input.
             Called again for the newest epoch after a restart.
 
@@ -71,6 +73,7 @@ def exactly_once(
         SchemaError: A column does not fit a sink; the message names it.
     """
     _check(df, sinks, pipeline)
+    warn_of_python(df.sparkSession)
     driven = [DirectlyWritten(sink) if isinstance(sink, DirectSink) else sink for sink in sinks]
     for sink in driven:
         if sink.guarantee is not Guarantee.EXACTLY_ONCE:
@@ -91,10 +94,18 @@ def exactly_once(
 
 
 def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> None:
+    if type(df).__module__.startswith("pyspark.sql.connect"):
+        raise ConfigurationError(
+            "exactly_once needs a classic Spark session, and this DataFrame is of a Spark Connect session: run the "
+            "query on the driver (SparkSession.builder.master(…), or spark-submit)"
+        )
     if not df.isStreaming:
         raise ConfigurationError("exactly_once needs a streaming DataFrame; use df.write.format(…) for a batch")
     if not sinks or not all(isinstance(sink, TwoPhaseCommitSink | DirectSink) for sink in sinks):
-        raise ConfigurationError("exactly_once needs at least one sink, each a TwoPhaseCommitSink or a DirectSink")
+        given = ", ".join(type(sink).__name__ for sink in sinks) or "none"
+        raise ConfigurationError(
+            f"exactly_once takes one or more sinks, each a TwoPhaseCommitSink or a DirectSink; given: {given}"
+        )
     names = [sink.name for sink in sinks]
     if len(set(names)) != len(names):
         raise ConfigurationError(f"each sink of a pipeline needs a name of its own; got {names}")
@@ -134,8 +145,10 @@ class EpochHandler:
     def __call__(self, frame: DataFrame, batch: int) -> None:
         """Run one micro-batch as one epoch."""
         run = current_run(self.spark)
-        coordinator = self._coordinator_of(run, batch)
+        if self._run != run:
+            self._coordinator, self._read_text = None, hadoop_reader(self.spark)
         about = epoch_input(self._read_text, run.checkpoint, run.query, batch)
+        coordinator = self._coordinator_of(run, batch, about)
         if coordinator.admit(batch, about, adopt=self.adopt) is Admission.REPLAY:
             _log.warning("epoch %s is decided and completed: it is replayed without writing", batch)
             # A stateful query must run the batch all the same, or its state store misses a version for ever.
@@ -160,17 +173,15 @@ class EpochHandler:
                 coordinator.give_up()
             raise
 
-    def _coordinator_of(self, run: QueryRun, batch: int) -> Coordinator:
-        if self._coordinator is None or self._run != run:
-            self._coordinator = None
-            self._read_text = hadoop_reader(self.spark)
+    def _coordinator_of(self, run: QueryRun, batch: int, about: EpochInput) -> Coordinator:
+        if self._coordinator is None:
             if run.complete:
                 for sink in self.sinks:
                     sink.validate_complete_mode()
             name = self.pipeline or run.query
             coordinator = Coordinator(name, self._open_store(run, name), self.sinks, self.policy)
-            coordinator.open(rewind=self.rewind, first_epoch=batch, query=run.query)
-            self._run, self._coordinator, self.rewind = run, coordinator, None
+            coordinator.open(rewind=self.rewind, first_epoch=batch, query=run.query, epoch_input=about)
+            self._run, self._coordinator = run, coordinator
         return self._coordinator
 
     def _open_store(self, run: QueryRun, pipeline: str) -> LogStore:
@@ -178,5 +189,5 @@ class EpochHandler:
             store = default_store(run.checkpoint, pipeline)
         else:
             store = open_store(self.store, pipeline=pipeline) if isinstance(self.store, str) else self.store
-        check_store(store, self.spark.sparkContext.master or "local")
+        check_store(local_store(store), self.spark.sparkContext.master)
         return store

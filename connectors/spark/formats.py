@@ -11,6 +11,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import DataSource
 
 from ...core.errors import ConfigurationError
+from ..executors import warn_of_python
 from .arrow import arrow_schema
 from .options import COMMON, FormatOptions
 from .publication import is_ours, publisher_from_options
@@ -164,6 +165,7 @@ FORMATS = (KafkaFormat, PostgresFormat, SqlFormat, FilesFormat, HttpFormat, Redi
 
 def register(spark: SparkSession) -> None:
     """Register the formats with a session; Spark also finds them by the names of the `pyspark_onceward_*` modules."""
+    warn_of_python(spark)
     for kind in FORMATS:
         try:
             spark.dataSource.register(kind)

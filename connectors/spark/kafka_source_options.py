@@ -103,17 +103,20 @@ def batch_source(given: Mapping[str, str]) -> KafkaSource:
 
 
 def check_options(given: Mapping[str, str]) -> bool:
-    """Check options as far as can be when it is not known yet whether the query is a stream or a batch.
+    """Check options, brokers and topics, before it is known whether the query is a stream or a batch.
 
     Returns:
         Whether there is a column headers.
 
     Raises:
         ConfigurationError: An option is unknown or wrong; the message names it.
+        SourceError: A topic is missing, or no broker answers; the message says why.
     """
     options = Options(given)
     options.refuse_unknown(STREAM + ONLY_STREAM + ONLY_BATCH, (), "any")
-    return _source(options, "earliest").include_headers
+    source = _source(options, "earliest")
+    source.validate()
+    return source.include_headers
 
 
 def _source(options: Options, starting: str, **more: Any) -> KafkaSource:

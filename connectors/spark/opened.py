@@ -17,12 +17,13 @@ from ...core.errors import EpochConflictError, ProtocolError
 from ...core.log import WriterToken
 from ...core.log.view import NONE
 from ...core.transaction import WriteContext
+from .store import local_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...core.checkpoint import CommitPolicy
-    from ...core.log import LogStore
+    from ...core.log import EpochInput, LogStore
     from ...sinks.base import TwoPhaseCommitSink
 
 
@@ -36,6 +37,9 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
         decided: Newest decided epoch; NONE for none.
         completed: Newest completed epoch.
         adopt: Whether the first epoch may be any.
+        since: When, in seconds on the monotonic clock, which is the same for all processes of a machine: no transaction
+            of the epoch is older.
+        local_store: The decision log's store, if one machine alone sees it.
     """
 
     pipeline: str
@@ -44,6 +48,8 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
     decided: int
     completed: int
     adopt: bool = False
+    since: float
+    local_store: str = ""
 
     def is_replay(self, epoch: int) -> bool:
         """Whether the epoch is decided: then nothing is written.
@@ -61,7 +67,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
             raise self._conflict(epoch, f"its newest decided epoch is {self.decided}")
         return False
 
-    def context(self, sink: str, epoch: int, *, subtask: int, attempt: int) -> WriteContext:
+    def context(self, sink: str, epoch: int, *, subtask: int, attempt: int, session: str) -> WriteContext:
         """The context of one attempt of one subtask."""
         return WriteContext(
             pipeline=self.pipeline,
@@ -72,6 +78,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
             subtask=subtask,
             attempt=attempt,
             completed=self.completed,
+            session=session,
         )
 
     def _conflict(self, epoch: int, why: str) -> EpochConflictError:
@@ -93,10 +100,24 @@ def open_writer(
     *,
     adopt: bool = False,
     rewind: str | None = None,
+    offered: tuple[int, EpochInput] | None = None,
 ) -> Opened:
-    """Put START, finish what is decided, sweep; return what travels with the writer."""
+    """Put START, sweep, finish what is decided; return what travels with the writer.
+
+    Args:
+        pipeline: See Opened.
+        query: See Opened.
+        store: Of the decision log.
+        sink: Where the epoch goes.
+        policy: Of the coordinator.
+        adopt: See exactly_once.
+        rewind: See exactly_once.
+        offered: The epoch that will be written and its input, if they are known; needed for a rewind.
+    """
+    since = policy.monotonic()
+    epoch, about = offered if offered is not None else (None, None)
     coordinator = Coordinator(pipeline, store, [sink], policy)
-    coordinator.open(rewind=rewind, query=query)
+    coordinator.open(rewind=rewind, first_epoch=epoch, query=query, epoch_input=about)
     view = coordinator.view
     return Opened(
         pipeline=pipeline,
@@ -105,6 +126,8 @@ def open_writer(
         decided=view.decided,
         completed=view.completed,
         adopt=adopt or view.rewound,
+        since=since,
+        local_store=local_store(store),
     )
 
 

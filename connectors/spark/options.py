@@ -125,17 +125,47 @@ def _absolute(checkpoint: str) -> str:
     return checkpoint if urlsplit(checkpoint).scheme else str(Path(checkpoint).absolute())
 
 
+def newest_batch(checkpoint: str) -> int:
+    """The newest batch whose offsets a checkpoint holds.
+
+    Raises:
+        ConfigurationError: There is none, or nothing here can read that file system.
+    """
+    folder, local = f"{checkpoint}/offsets", _local_path(f"{checkpoint}/offsets")
+    try:
+        names = [path.name for path in Path(local).iterdir()] if local is not None else _remote_names(folder)
+    except (ImportError, ValueError, OSError) as error:
+        raise ConfigurationError(f"cannot list {folder} from Python: {error}") from error
+    batches = [int(name) for name in names if name.isdigit()]
+    if not batches:
+        raise ConfigurationError(f"the checkpoint {checkpoint} holds no offsets: is it this query's checkpoint?")
+    return max(batches)
+
+
+def _remote_names(folder: str) -> list[str]:
+    import fsspec  # noqa: PLC0415 - an extra
+
+    filesystem, path = fsspec.core.url_to_fs(folder)
+    return [str(name).rpartition("/")[2] for name in filesystem.ls(path, detail=False)]
+
+
+def _local_path(url: str) -> str | None:
+    """Hadoop writes file:/x, file:///x or /x for one place."""
+    if url.startswith("file:"):
+        return "/" + url.removeprefix("file:").lstrip("/")
+    return None if urlsplit(url).scheme else url
+
+
 def read_text(url: str) -> str | None:
     """Read a small text file, local or through fsspec; None if it is not there.
 
     Raises:
         ConfigurationError: Nothing here can read that file system.
     """
-    if urlsplit(url).scheme in ("", "file"):
-        path = "/" + url.removeprefix("file:").lstrip("/") if url.startswith("file:") else url
+    path = _local_path(url)
+    if path is not None:
         try:
-            with open(path, encoding="utf-8") as file:  # noqa: PTH123 - the path is a string from Spark
-                return file.read()
+            return Path(path).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
     try:

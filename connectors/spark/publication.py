@@ -1,7 +1,7 @@
 """Publishing a query's Kafka offsets to consumer groups, once an epoch is completed.
 
 Spark tells a Python source of a finished batch one batch late, and of the last one never. So whoever completes an epoch
-publishes. Which sources a query reads stands in its analyzed plan: its streaming leaves, in the order in which the
+publishes. Its analyzed plan says which sources a query reads: its streaming leaves, in the order in which the
 checkpoint's offsets files list them (measured on pyspark 4.2). A format's writer sees no plan: it is told by options.
 """
 
@@ -58,7 +58,7 @@ class OptionsPublisher:
         self._key = (settings, group)
 
     def __call__(self, epoch: int, about: EpochInput) -> None:
-        """Publish; sources whose offsets are not Kafka's are passed over."""
+        """Publish; sources whose offsets are not Kafka's are ignored."""
         Publisher([self._key if _is_kafka(end) else None for end in about.end or []])(epoch, about)
 
 

@@ -85,7 +85,8 @@ class SourceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class BeforeLimits(SourceStreamReader):
     """Reads a stream on pyspark 4.0 and 4.1, which asks for the next end without saying where the last one was.
 
-    The first batch after a restart takes all there is: only then it is not known where it begins.
+    The first batch after a restart takes all there is, because nobody says where it begins until its tasks are planned.
+    Only then can what was lost in the meantime be told.
     """
 
     def __init__(self, source: ResettableSource, max_rows: int | None = None) -> None:
@@ -105,6 +106,8 @@ class BeforeLimits(SourceStreamReader):
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         """The tasks of a batch."""
+        if self._at is None:
+            self._source.latest(start, None, end)
         self._at = end
         return super().partitions(start, end)
 

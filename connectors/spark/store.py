@@ -31,16 +31,36 @@ def _single_slash(path: str) -> str:
     return "/" + path.removeprefix("file:").lstrip("/")
 
 
-def check_store(store: LogStore, master: str) -> None:
+def local_store(store: LogStore) -> str:
+    """A store that one machine alone sees, for messages; "" for any other."""
+    return "" if store.shared else store.describe()
+
+
+def check_store(local: str, master: str | None) -> None:
     """Refuse a store on a local disk where the driver may run elsewhere the next time.
+
+    Args:
+        local: What `local_store` says of it.
+        master: Spark's, if known.
 
     Raises:
         ConfigurationError: It is one.
     """
-    if store.shared or master.startswith("local"):
+    if not local or master is None or master.startswith("local"):
         return
     raise ConfigurationError(
-        f"the decision log in {store.describe()} is on a local disk, but the master is {master}: after a failure the "
+        f"the decision log in {local} is on a local disk, but the master is {master}: after a failure the "
         "driver may run on another machine and would not find it. Use a database (store='postgresql+psycopg://…'), an "
         "object store, or, if the folder is one that all machines see, store='file:///folder?shared=true'"
     )
+
+
+def master_of_task() -> str | None:
+    """Spark's master, as a running task is told; None outside of one.
+
+    A Python data source's driver-side processes are told nothing of the session (pyspark 4.2): only its tasks can look.
+    """
+    from pyspark import TaskContext  # noqa: PLC0415 - needs a Spark installation
+
+    context = TaskContext.get()
+    return context.getLocalProperty("spark.master") if context is not None else None

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from ...core.checkpoint import Admission, Coordinator
-from ...core.errors import ConfigurationError, FencedError
-from ...core.log import EpochInput, read
+from ...core.errors import ConfigurationError, FencedError, OncewardError, ProtocolError
 from .opened import Opened, one_token, open_writer
-from .options import FormatOptions, read_text
+from .options import FormatOptions, newest_batch, read_text
 from .projection import Projection
 from .query import epoch_input
-from .runs import batch_epoch, batch_pipeline, batch_store
+from .runs import batch_epoch, batch_pipeline, batch_store, delete_temporary_log, temporary_log
+from .store import check_store, master_of_task
 from .task import where_am_i, write_partition
 
 if TYPE_CHECKING:
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ...core.log import LogStore
+    from ...core.log import EpochInput, LogStore
     from ...core.transaction import Acknowledgement
     from ...sinks.base import TwoPhaseCommitSink
     from .publication import OnComplete
 
-_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+_BATCH, _RUN = "streaming.sql.batchId", "spark.jobGroup.id"
 
 
 @dataclass(frozen=True)
@@ -59,30 +59,32 @@ class _Writer:
     def _store(self, pipeline: str) -> LogStore:
         raise NotImplementedError
 
-    def _write(self, opened: Opened, epoch: int, batches: Iterator[pa.RecordBatch]) -> WrittenPartition:
+    def _write(
+        self, opened: Opened, epoch: int, batches: Iterator[pa.RecordBatch], session: str = ""
+    ) -> WrittenPartition:
+        check_store(opened.local_store, master_of_task())
         if opened.is_replay(epoch):
             for _ in batches:  # a stateful query must run all the same
                 pass
             return WrittenPartition(opened, None)
         subtask, attempt = where_am_i()
-        context = opened.context(self.sink.name, epoch, subtask=subtask, attempt=attempt)
+        context = opened.context(self.sink.name, epoch, subtask=subtask, attempt=attempt, session=session)
         ack = write_partition([self.sink], [context], Projection([self.sink]), batches, retried=attempt > 0)
         return WrittenPartition(opened, ack)
 
     def _commit(self, messages: Sequence[WriterCommitMessage | None], epoch: int, about: EpochInput) -> None:
         written = [message for message in messages if isinstance(message, WrittenPartition)]
-        opened = one_token([message.opened for message in written]) if written else self._open_empty()
+        if not written:  # Spark runs one empty task even for a batch without partitions
+            raise ProtocolError("no partition answered, so nobody can tell under which START; nothing was decided")
+        opened = one_token([message.opened for message in written])
         coordinator = Coordinator(opened.pipeline, self._store(opened.pipeline), [self.sink], self.options.policy())
         coordinator.resume(opened.token)
         if coordinator.admit(epoch, about, adopt=opened.adopt) is Admission.REPLAY:
             return
         acks = [message.acknowledgement for message in written if message.acknowledgement is not None]
-        # Spark does not tell this process of lost attempts and of stages that ran twice: always look for leavings.
-        coordinator.commit(epoch, acks, about, sweep_after=True)
-
-    def _open_empty(self) -> Opened:
-        """A batch without any partition brings no token: the START at the log's tail is this query's own."""
-        raise NotImplementedError
+        # Spark does not tell this process of lost attempts and of stages that ran twice: always look for leftovers.
+        age = coordinator.policy.monotonic() - opened.since
+        coordinator.commit(epoch, acks, about, sweep_after=True, age=age)
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Touch nothing that is decided; else make the decision impossible first, then abort (invariant 4)."""
@@ -120,9 +122,9 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
         context = TaskContext.get()
         batch = context.getLocalProperty(_BATCH) if context is not None else None
-        if batch is None or self.opened is None:
+        if context is None or batch is None or self.opened is None:
             raise ConfigurationError("this format's stream writer works inside a streaming query only")
-        return self._write(self.opened, int(batch), iterator)
+        return self._write(self.opened, int(batch), iterator, context.getLocalProperty(_RUN) or "")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Decide and commit the epoch (driver)."""
@@ -139,21 +141,25 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     def _open(self) -> Opened:
         query = self.options.query()
         name = self.options.pipeline or query
-        rewind = self.options.rewind if self._is_other_query(name, query) else None
         return open_writer(
-            name, query, self._store(name), self.sink, self.options.policy(), adopt=self.options.adopt, rewind=rewind
+            name,
+            query,
+            self._store(name),
+            self.sink,
+            self.options.policy(),
+            adopt=self.options.adopt,
+            rewind=self.options.rewind,
+            offered=self._offered(query) if self.options.rewind is not None else None,
         )
 
-    def _is_other_query(self, pipeline: str, query: str) -> bool:
-        """A rewind is done once, by the first START of the query that asks for it."""
-        newest = read(self._store(pipeline)).newest
-        return newest is None or newest.input.query != query
+    def _offered(self, query: str) -> tuple[int, EpochInput]:
+        """The epoch that will be written: Spark logs its offsets before it plans the batch."""
+        root = self.options.checkpoint_root()
+        batch = newest_batch(root)
+        return batch, epoch_input(read_text, root, query, batch)
 
     def _store(self, pipeline: str) -> LogStore:
         return self.options.open_store(pipeline)
-
-    def _open_empty(self) -> Opened:
-        return self._open()
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -162,6 +168,9 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def __init__(self, sink: TwoPhaseCommitSink[Any], options: FormatOptions) -> None:
         super().__init__(sink, options)
         self.run = options.run_key or uuid.uuid4().hex
+        self.name = batch_pipeline(options, self.run)
+        self.temporary = ""
+        """Folder of the decision log if only this run uses it: known to whoever has this writer."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write one partition (executor)."""
@@ -171,18 +180,26 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Decide and commit (driver)."""
-        self._commit(messages, 0, batch_epoch(self.run))
+        try:
+            self._commit(messages, 0, batch_epoch(self.run))
+        except OncewardError as error:
+            if self.temporary:
+                error.add_note(f"The decision log of this run is in {self.temporary}, under the name {self.name}.")
+            raise
+        delete_temporary_log(self.temporary)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Abort what is not decided (driver)."""
         self._abort(messages)
+        delete_temporary_log(self.temporary)
 
     def _open(self) -> Opened:
-        name = batch_pipeline(self.options, self.run)
-        return open_writer(name, self.run, self._store(name), self.sink, self.options.policy())
+        self.temporary = temporary_log(self.options)
+        try:
+            return open_writer(self.name, self.run, self._store(self.name), self.sink, self.options.policy())
+        except OncewardError:
+            delete_temporary_log(self.temporary)
+            raise
 
     def _store(self, pipeline: str) -> LogStore:
-        return batch_store(self.options, pipeline)
-
-    def _open_empty(self) -> Opened:
-        return self._open()
+        return batch_store(self.options, pipeline, self.temporary)

@@ -1,23 +1,27 @@
 """The ledger: in the target, in the data's own transaction, the fact that a transaction was committed.
 
-Four tables, `onceward_…`, in the connection's default schema or the one that was asked for:
+Five tables, `onceward_…`, in the connection's default schema or the one that was asked for:
 
 - `ledger`: a row for each committed transaction, keyed by its name. A key of (epoch, subtask) would make a retry wait
-  for the lost attempt that holds the same key prepared.
-- `pipelines`: which decision log owns a pipeline's sink in this database, and how far the ledger was pruned. With it
-  an absent row is a proof (this is the right database, and the row was not pruned), and not just an absence.
+  for the lost attempt that holds the same key prepared. The newest row is never pruned: a decision log that has not
+  come so far is an outdated copy.
+- `pipelines`: which decision log owns a pipeline's sink in this database: written with the log's first decision.
+- `logs`: which decision logs' writers have written here, noted before they wrote, and how far each one's ledger rows
+  were pruned. With it an absent row is a proof (this is the right database, and the row was not pruned), and not just
+  an absence.
 - `staged`, `staged_rows`: rows that were staged and are not merged yet, see staging.py.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from ...core.errors import EpochConflictError, SinkError
+from ...core.errors import SinkError
+from ...core.transaction.ownership import NOTHING, Progress, other_log, outdated_log
 from ..database.verdict import Facts
 from .engines import dialect_for, reading, transaction
 from .failures import may_pass
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("onceward.sql")
 
 _PRUNE_EVERY: Final = 100
+_PLACE: Final = "the ledger in the target database"
 
 
 def facts(target: Target, connection: sa.Connection, pipeline: str, sink: str, names: Sequence[str]) -> Facts:
@@ -48,66 +53,103 @@ def facts(target: Target, connection: sa.Connection, pipeline: str, sink: str, n
             committed |= set(
                 connection.execute(query.with_for_update(read=True) if dialect.asks_with_lock else query).scalars()
             )
-        owner = connection.execute(
-            sa.select(tables.pipelines.c.log, tables.pipelines.c.pruned).where(*_mine(tables.pipelines, pipeline, sink))
-        ).first()
+        query_logs = sa.select(tables.logs.c.log, tables.logs.c.pruned).where(*_of(tables.logs, pipeline, sink))
+        logs = {row.log: row.pruned for row in connection.execute(query_logs)}
     except exc.DBAPIError as error:
         if may_pass(error) or exists(target, connection):
             raise
-        return Facts(behind, None, -1, frozenset())
-    return Facts(behind, owner and owner[0], -1 if owner is None else owner[1], frozenset(committed))
+        return Facts(behind, {}, frozenset())
+    return Facts(behind, logs, frozenset(committed))
 
 
-def owner_of(target: Target, connection: sa.Connection, scope: Scope) -> str | None:
-    """The decision log that owns the names; None if none does."""
-    pipelines = tables_of(target).pipelines
-    return connection.scalar(sa.select(pipelines.c.log).where(*_mine(pipelines, scope.pipeline, scope.sink)))
+def note(target: Target, scope: Scope) -> None:
+    """Note that a writer of this log writes here, if no other log owns the names; it claims nothing.
+
+    Raises:
+        EpochConflictError: Another log owns them.
+    """
+    logs = tables_of(target).logs
+    noted = sa.select(sa.func.count()).select_from(logs).where(*_mine(logs, scope))
+    with reading(target, "cannot begin") as connection:
+        if exists(target, connection):
+            _refuse_others(target, connection, scope)
+            if connection.scalar(noted):
+                return
+    ensure(target)
+    _insert(target, logs, scope, noted)
+
+
+def sinks_of(target: Target, connection: sa.Connection, pipeline: str, log: str) -> list[str]:
+    """Under which sinks' names writers of this log have written here."""
+    if not exists(target, connection):
+        return []
+    logs = tables_of(target).logs
+    query = sa.select(logs.c.sink).where(logs.c.pipeline == pipeline, logs.c.log == log)
+    return list(connection.scalars(query.order_by(logs.c.sink)))
+
+
+def check(target: Target, scope: Scope, newest: Progress) -> None:
+    """See that no other log owns the names, and that this one has come as far as the ledger.
+
+    Raises:
+        EpochConflictError: Another one does, or this one is an outdated copy.
+    """
+    with reading(target, "cannot check who owns the names") as connection:
+        if not exists(target, connection):
+            return
+        _refuse_others(target, connection, scope)
+        known = _progress(target, connection, scope)
+    if known > newest:
+        raise outdated_log(scope, known, newest, _PLACE)
 
 
 def claim(target: Target, scope: Scope) -> None:
-    """Make `scope.log` the owner of the names, or see that it is.
+    """Make `scope.log` the owner of the names, or see that it is; of two logs at once one wins.
 
     Raises:
         EpochConflictError: Another decision log is, or has written under these names.
     """
     ensure(target)
+    pipelines = tables_of(target).pipelines
     with reading(target, "cannot claim") as connection:
-        owner = owner_of(target, connection, scope)
-        if owner is None:
-            _check_no_other_rows(target, connection, scope)
-    if owner is None:
-        _insert_owner(target, scope)
-        with reading(target, "cannot claim") as connection:
-            owner = owner_of(target, connection, scope)
-    if owner != scope.log:
-        raise _conflict(scope, f"belongs to decision log {owner}")
+        _refuse_others(target, connection, scope)
+    _insert(target, pipelines, scope, sa.select(pipelines.c.log).where(*_of(pipelines, scope.pipeline, scope.sink)))
+    with reading(target, "cannot claim") as connection:
+        _refuse_others(target, connection, scope)
 
 
 def release(target: Target, scope: Scope) -> None:
-    """Make `scope.log` the owner, whoever was."""
+    """Make `scope.log` the owner, whoever was, and set aside how far it had come."""
     ensure(target)
-    pipelines = tables_of(target).pipelines
+    tables = tables_of(target)
+    owner = _of(tables.pipelines, scope.pipeline, scope.sink)
     with transaction(target, "cannot release") as connection:
-        if owner_of(target, connection, scope) == scope.log:
-            return
-        mine = _mine(pipelines, scope.pipeline, scope.sink)
-        changed = connection.execute(pipelines.update().where(*mine).values(log=scope.log, pruned=-1))
-        if changed.rowcount == 0:
-            connection.execute(pipelines.insert().values(**scope._asdict()))
+        log = connection.scalar(sa.select(tables.pipelines.c.log).where(*owner).with_for_update())
+        if log is None:
+            connection.execute(tables.pipelines.insert().values(**scope._asdict()))
+        elif log != scope.log:
+            connection.execute(tables.pipelines.update().where(*owner).values(log=scope.log))
+        set_aside = tables.ledger.update().where(*_mine(tables.ledger, scope), tables.ledger.c.rewound == 0)
+        connection.execute(set_aside.values(rewound=1))
 
 
 def prune(target: Target, scope: Scope, below: int) -> None:
     """Delete rows of this log's epochs below `below`, noting durably that they may be missing.
 
-    Call it only with epochs that are completed, and so no longer need to be asked for.
+    The newest rows stay, however old: they say how far the log had come. Call it only with epochs that are completed,
+    and so no longer need to be asked for.
     """
-    tables = tables_of(target)
+    logs, table = tables_of(target).logs, tables_of(target).ledger
     with transaction(target, "cannot prune") as connection:
-        mine = [*_mine(tables.pipelines, scope.pipeline, scope.sink), tables.pipelines.c.log == scope.log]
-        note = tables.pipelines.update().where(*mine, tables.pipelines.c.pruned < below - 1).values(pruned=below - 1)
-        connection.execute(note)
-        old = [*_mine(tables.ledger, scope.pipeline, scope.sink), tables.ledger.c.log == scope.log]
-        connection.execute(tables.ledger.delete().where(*old, tables.ledger.c.epoch < below))
+        mine, done = _mine(logs, scope), logs.c.pruned >= below - 1
+        noted = connection.execute(
+            logs.update().where(*mine).values(pruned=sa.case((done, logs.c.pruned), else_=below - 1))
+        )
+        kept = _progress(target, connection, scope)
+        newest = sa.and_(table.c.rewound == 0, table.c.writer == kept.generation, table.c.epoch == kept.epoch)
+        if noted.rowcount:
+            old = [*_mine(table, scope), table.c.epoch < below, sa.not_(newest)]
+            connection.execute(table.delete().where(*old))
 
 
 def prune_due(epoch: int) -> bool:
@@ -115,42 +157,45 @@ def prune_due(epoch: int) -> bool:
     return epoch % _PRUNE_EVERY == 0
 
 
-def _mine(table: sa.Table, pipeline: str, sink: str) -> list[sa.ColumnElement[bool]]:
+def _of(table: sa.Table, pipeline: str, sink: str) -> list[sa.ColumnElement[bool]]:
     return [table.c.pipeline == pipeline, table.c.sink == sink]
 
 
-def _insert_owner(target: Target, scope: Scope) -> None:
+def _mine(table: sa.Table, scope: Scope) -> list[sa.ColumnElement[bool]]:
+    return [*_of(table, scope.pipeline, scope.sink), table.c.log == scope.log]
+
+
+def _insert(target: Target, table: sa.Table, scope: Scope, there: sa.Select[Any]) -> None:
+    """Insert the scope, unless `there` finds a row of its key: somebody else may insert at the same time."""
+    with reading(target, f"cannot look into {table}") as connection:
+        if connection.scalar(there):
+            return
     try:
-        with transaction(target, "cannot claim") as connection:
-            connection.execute(tables_of(target).pipelines.insert().values(**scope._asdict()))
+        with transaction(target, f"cannot insert into {table}") as connection:
+            connection.execute(table.insert().values(**scope._asdict()))
     except SinkError as error:
-        with reading(target, "cannot claim") as connection:
-            if owner_of(target, connection, scope) is None:
+        with reading(target, f"cannot look into {table}") as connection:
+            if not connection.scalar(there):
                 raise
-        _log.debug("somebody else claimed at the same time: %s", error)
+        _log.debug("somebody else did it at the same time: %s", error)
 
 
-def _check_no_other_rows(target: Target, connection: sa.Connection, scope: Scope) -> None:
+def _refuse_others(target: Target, connection: sa.Connection, scope: Scope) -> None:
+    """Raise EpochConflictError if another log has claimed the names, or has committed under them."""
+    pipelines, ledger = tables_of(target).pipelines, tables_of(target).ledger
+    owner = connection.scalar(sa.select(pipelines.c.log).where(*_of(pipelines, scope.pipeline, scope.sink)))
+    if owner is None:
+        others = [*_of(ledger, scope.pipeline, scope.sink), ledger.c.log != scope.log]
+        owner = connection.scalar(
+            sa.select(ledger.c.log).where(*others).order_by(ledger.c.committed_at.desc()).limit(1)
+        )
+    if owner not in (None, scope.log):
+        raise other_log(scope, owner, _PLACE)
+
+
+def _progress(target: Target, connection: sa.Connection, scope: Scope) -> Progress:
+    """Generation and epoch of the newest commit of this log, less those from before a rewind."""
     ledger = tables_of(target).ledger
-    query = (
-        sa.select(ledger.c.log, sa.func.max(ledger.c.epoch))
-        .where(*_mine(ledger, scope.pipeline, scope.sink), ledger.c.log != scope.log)
-        .group_by(ledger.c.log)
-        .order_by(sa.func.max(ledger.c.committed_at).desc())
-        .limit(1)
-    )
-    row = connection.execute(query).first()
-    if row is not None:
-        raise _conflict(scope, f"holds rows of decision log {row[0]} up to its epoch {row[1]}")
-
-
-def _conflict(scope: Scope, what: str) -> EpochConflictError:
-    return EpochConflictError(
-        f"the ledger in the target database {what} under this pipeline's and sink's name, but this is decision log "
-        f"{scope.log}. Either the checkpoint folder was deleted or replaced (going on would write its input a second "
-        "time), or another job runs under the same name. Choices: give back the old checkpoint; give this pipeline "
-        "another name; or, if the target was emptied or a second writing is wanted, rewind explicitly, which releases "
-        "the names to this log",
-        pipeline=scope.pipeline,
-        sink=scope.sink,
-    )
+    query = sa.select(ledger.c.writer, ledger.c.epoch).where(*_mine(ledger, scope), ledger.c.rewound == 0)
+    row = connection.execute(query.order_by(ledger.c.writer.desc(), ledger.c.epoch.desc()).limit(1)).first()
+    return NOTHING if row is None else Progress(*row)

@@ -25,6 +25,18 @@ def list_lingering(target: Target, pipeline: str, sink: str) -> list[Committable
         return _list(target, connection, pipeline, sink)
 
 
+def list_of_log(target: Target, pipeline: str, log: str) -> list[Committable]:
+    """Both, of exactly this pipeline and decision log, whatever the sink's name.
+
+    The names of sinks are those that were noted when they wrote: MariaDB's identifiers hold a digest of them.
+    """
+    with reading(target, "cannot list") as connection:
+        found = [
+            _list(target, connection, pipeline, sink) for sink in ledger.sinks_of(target, connection, pipeline, log)
+        ]
+    return [committable for listed in found for committable in listed if committable.log == log]
+
+
 def inspect(target: Target, committables: Sequence[Committable]) -> list[ExternalState]:
     """The state of each, of one pipeline's sink.
 

@@ -128,7 +128,7 @@ def _statement(target: Target, connection: sa.Connection, head: Any, schema: Any
 
 def _note(target: Target, connection: sa.Connection, heads: list[Any]) -> None:
     table = own_tables.tables_of(target).ledger
-    columns = [column.name for column in table.columns if column.name != "committed_at"]
+    columns = [column.name for column in table.columns if column.server_default is None]
     connection.execute(table.insert(), [{column: getattr(head, column) for column in columns} for head in heads])
 
 

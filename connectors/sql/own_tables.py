@@ -59,6 +59,7 @@ class Tables:
     metadata: sa.MetaData
     ledger: sa.Table
     pipelines: sa.Table
+    logs: sa.Table
     staged: sa.Table
     rows: sa.Table
 
@@ -74,15 +75,25 @@ def tables_in(schema: str | None) -> Tables:
         sa.Column("name", _text(_NAME), primary_key=True),
         *_whose(),
         sa.Column("committed_at", sa.DateTime(timezone=True), nullable=False, server_default=now),
+        sa.Column("rewound", sa.SmallInteger, nullable=False, server_default=sa.text("0")),
         **_INNODB,
     )
-    sa.Index("onceward_ledger_epoch", ledger.c.pipeline, ledger.c.sink, ledger.c.log, ledger.c.epoch)
+    progress = (ledger.c.pipeline, ledger.c.sink, ledger.c.log, ledger.c.writer, ledger.c.epoch)
+    sa.Index("onceward_ledger_progress", *progress)
     pipelines = sa.Table(
         "onceward_pipelines",
         metadata,
         sa.Column("pipeline", _text(PIPELINE_LENGTH), primary_key=True),
         sa.Column("sink", _text(SINK_LENGTH), primary_key=True),
         sa.Column("log", _text(_LOG), nullable=False),
+        **_INNODB,
+    )
+    logs = sa.Table(
+        "onceward_logs",
+        metadata,
+        sa.Column("pipeline", _text(PIPELINE_LENGTH), primary_key=True),
+        sa.Column("sink", _text(SINK_LENGTH), primary_key=True),
+        sa.Column("log", _text(_LOG), primary_key=True),
         sa.Column("pruned", sa.BigInteger, nullable=False, server_default=sa.text("-1")),
         **_INNODB,
     )
@@ -105,7 +116,7 @@ def tables_in(schema: str | None) -> Tables:
         sa.Column("data", data, nullable=False),
         **_INNODB,
     )
-    return Tables(metadata, ledger, pipelines, staged, rows)
+    return Tables(metadata, ledger, pipelines, logs, staged, rows)
 
 
 def tables_of(target: Target) -> Tables:

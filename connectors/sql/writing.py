@@ -10,9 +10,8 @@ import sqlalchemy as sa
 
 from ...core.errors import OncewardError, SchemaError
 from ...core.transaction import AbortOutcome, AbortStatus
-from . import ledger, own_tables
+from . import ledger
 from .ddl import create_table
-from .engines import reading
 from .failures import translate
 from .plan import Plan, make_plan
 from .reflection import describe, forget
@@ -40,7 +39,7 @@ class Writing(ABC):
         self.rows = 0
         self._plan: Plan | None = None
         with self.explained("cannot begin"):
-            self._own_the_names()
+            ledger.note(self.target, self.context.scope)
             self.open()
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -73,13 +72,6 @@ class Writing(ABC):
     @abstractmethod
     def discard(self) -> None:
         """Undo it; safe at any time, never raises."""
-
-    def _own_the_names(self) -> None:
-        scope = self.context.scope
-        with reading(self.target, "cannot begin") as connection:
-            known = own_tables.exists(self.target, connection) and ledger.owner_of(self.target, connection, scope)
-        if known != scope.log:
-            ledger.claim(self.target, scope)
 
     @contextmanager
     def explained(self, what: str) -> Iterator[None]:

@@ -73,6 +73,7 @@ class Subject:
         hasty: The same sink, with a transaction_timeout of a few seconds.
         refused: Rows that `validate` lets pass, and that the target refuses when they are written or prepared.
         misfit: A schema that the target cannot take.
+        remembers: Whether the target can tell how far a decision log had come when it last committed; Kafka cannot.
         secret: A password that the sink is given; nothing may show it.
     """
 
@@ -85,6 +86,7 @@ class Subject:
     hasty: Callable[[], TwoPhaseCommitSink[Any]] | None = None
     refused: Callable[[list[int]], pa.RecordBatch] | None = None
     misfit: pa.Schema | None = None
+    remembers: bool = True
     secret: str = ""
 
 
@@ -122,9 +124,9 @@ class Exam:
         """Numbers that no other test writes."""
         return list(range(self.first + epoch * 100, self.first + epoch * 100 + count))
 
-    def begin(self, epoch: int = 0, *, subtask: int = 0) -> SubtaskEpoch:
-        """An attempt of a subtask."""
-        return SubtaskEpoch(self.sink, self.coordinator.context(self.sink.name, epoch, subtask=subtask))
+    def begin(self, epoch: int = 0, *, subtask: int = 0, name: str | None = None) -> SubtaskEpoch:
+        """An attempt of a subtask; with a name, of a sink that had another one."""
+        return SubtaskEpoch(self.sink, self.coordinator.context(name or self.sink.name, epoch, subtask=subtask))
 
     def prepare(self, epoch: int = 0, numbers: list[int] | None = None, *, subtask: int = 0) -> Committable:
         """Write and pre-commit."""

@@ -1,6 +1,6 @@
-"""The pytest plugin: at the end of a run it lists the exam's cases that do not apply, by name and reason.
+"""The pytest plugin: at the end of a run it lists the conformance suite's cases that do not apply, by name and reason.
 
-Installed with onceward; the exam itself is a class to subclass (conformance.py).
+Installed with onceward; the suite itself is a class to subclass (conformance.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             found[where, reason].append(case)
     if not found:
         return
-    terminalreporter.section("cases of the exam that do not apply")
+    terminalreporter.section("cases of the conformance suite that do not apply")
     for (where, reason), cases in sorted(found.items()):
         terminalreporter.write_line(f"{where}: {reason}")
         for case in sorted(cases):

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from onceward.core.checkpoint import Coordinator
 from onceward.core.errors import EpochConflictError
 from onceward.core.log.memory import MemoryStore
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable
+from onceward.sinks import TwoPhaseCommitSink
 
-from .exam import GOOD, Exam, run
+from .exam import GOOD, Exam, not_applicable, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +45,9 @@ class ProtocolCases:
     def test_04_an_empty_epoch_opens_nothing(self, exam: Exam) -> None:
         assert exam.begin().pre_commit() is None
         assert exam.lingering() == []
+        exam.finish(0)
+        exam.finish(1, exam.prepare(1))
+        exam.shows(exam.numbers(1))
 
     def test_05_what_was_closed_before_it_was_prepared_is_gone(self, exam: Exam) -> None:
         writing = exam.begin()
@@ -55,6 +60,7 @@ class ProtocolCases:
     def test_06_and_50_another_process_commits_what_it_never_saw(self, exam: Exam) -> None:
         committable = Committable.from_json(exam.prepare().to_json())
         other = pickle.loads(pickle.dumps(exam.sink))  # noqa: S301 - made right here
+        exam.sink.claim(exam.scope)
         assert other.commit(committable).status in GOOD
         exam.shows(exam.numbers())
 
@@ -91,6 +97,7 @@ class ProtocolCases:
 
     def test_21_25_and_26_a_commit_can_be_repeated(self, exam: Exam) -> None:
         committable = exam.prepare()
+        exam.sink.claim(exam.scope)
         statuses = [exam.subject.make().commit(committable).status for _ in range(3)]
         assert all(status in GOOD for status in statuses), statuses
         exam.shows(exam.numbers())
@@ -114,6 +121,7 @@ class ProtocolCases:
 
     def test_28_transactions_of_several_epochs_are_committed_together(self, exam: Exam) -> None:
         committables = [exam.prepare(epoch) for epoch in range(3)]
+        exam.sink.claim(exam.scope)
         outcomes = exam.subject.make().commit_many([committables[2], committables[0], committables[1]])
         assert [outcome.status in GOOD for outcome in outcomes] == [True] * 3
         exam.shows([n for epoch in range(3) for n in exam.numbers(epoch)])
@@ -133,6 +141,7 @@ class ProtocolCases:
         exam.shows(exam.numbers())
 
     def test_33_of_a_commit_and_an_abort_at_once_one_wins_and_both_are_told(self, exam: Exam) -> None:
+        exam.sink.claim(exam.scope)
         for attempt in range(5):
             committable = exam.prepare(attempt)
             said: dict[str, Any] = {}
@@ -174,6 +183,7 @@ class ProtocolCases:
         theirs = neighbour.prepare()
         exam.start()
         assert [c.transaction for c in neighbour.lingering()] == [theirs.transaction]
+        neighbour.sink.claim(neighbour.scope)
         assert neighbour.subject.make().commit(theirs).status in GOOD
         neighbour.shows(neighbour.numbers())
         assert exam.subject.make().commit(committable).status not in GOOD
@@ -211,6 +221,45 @@ class ProtocolCases:
         with pytest.raises(EpochConflictError):
             exam.start()
         exam.shows(exam.numbers())
+
+    def test_91_a_log_that_never_decided_anything_can_be_replaced(self, exam: Exam) -> None:
+        exam.prepare()
+        exam.start()
+        exam.store = MemoryStore()
+        exam.start()
+        exam.finish(0, exam.prepare())
+        exam.shows(exam.numbers())
+
+    def test_91_an_outdated_copy_of_the_log_is_refused_until_it_is_rewound(self, exam: Exam) -> None:
+        exam.finish(0, exam.prepare())
+        copy = MemoryStore()
+        for key in exam.store.list_keys():
+            copy.put_if_absent(key, exam.store.get(key) or b"")
+        exam.finish(1, exam.prepare(1))
+        exam.start()
+        exam.store = copy
+        if not exam.subject.remembers:
+            not_applicable("the target cannot tell how far a decision log had come")
+        for _ in range(2):
+            with pytest.raises(EpochConflictError, match="outdated copy"):
+                exam.start()
+        exam.coordinator = Coordinator(exam.pipeline, copy, [exam.sink])
+        exam.coordinator.open(rewind="restored", first_epoch=1)
+        exam.finish(1, exam.prepare(1, exam.numbers(2)))
+        exam.start()
+        exam.shows([n for epoch in range(3) for n in exam.numbers(epoch)])
+
+    def test_38_what_a_sink_of_another_name_left_is_found_and_swept(self, exam: Exam) -> None:
+        if type(exam.sink).lingering_elsewhere is TwoPhaseCommitSink.lingering_elsewhere:
+            not_applicable("the sink lists its own transactions only")
+        writing = exam.begin(name="renamed")
+        writing.write(exam.subject.rows(exam.numbers()))
+        left = writing.pre_commit()
+        assert left is not None
+        exam.start()
+        assert list(exam.subject.make().lingering(exam.scope._replace(sink="renamed"))) == []
+        assert exam.subject.make().commit(left).status not in GOOD
+        exam.shows([])
 
     def test_96_a_writer_that_was_swept_and_wakes_up_shows_nothing(self, exam: Exam) -> None:
         writing = exam.begin()

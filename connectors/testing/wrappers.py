@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from onceward.core.log import LogStore
     from onceward.core.names import Scope
-    from onceward.core.transaction import Committable, WriteContext
+    from onceward.core.transaction import Committable, Progress, WriteContext
     from onceward.sinks.base import Guarantee
 
     from .faults import Faults
@@ -108,6 +108,15 @@ class FaultySink(TwoPhaseCommitSink[Any]):
         make = partial(self.sink.inspect_many, committables)
         unknown = [ExternalState.UNKNOWN] * len(committables)
         return self.faults.around("inspect_many", make, lambda _words: unknown)
+
+    def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
+        """See TwoPhaseCommitSink."""
+        found: Iterable[Committable] = self._raise("lingering_elsewhere", pipeline, log)
+        return found
+
+    def check_claim(self, scope: Scope, newest: Progress) -> None:
+        """See TwoPhaseCommitSink."""
+        self._raise("check_claim", scope, newest)
 
     def claim(self, scope: Scope) -> None:
         """See TwoPhaseCommitSink."""

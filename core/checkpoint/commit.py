@@ -1,6 +1,10 @@
 """Finish a decision: commit everything it names, then record that it is completed.
 
 Invariant 1: `finish` takes a permit. Invariant 7: COMPLETED is put only after every target's own answer.
+
+Targets are independent: each round asks every sink, those first whose transactions expire soonest, and what one of
+them raises or has lost is told at the end. So a target that is away delays no other, and a loss in one sink takes a
+fault of that sink.
 """
 
 from __future__ import annotations
@@ -9,9 +13,11 @@ import logging
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from ..errors import CommitPendingError, DataLossError, EpochConflictError, FencedError
+from ..errors import CommitPendingError, DataLossError, EpochConflictError, ExternalError, FencedError
+from ..names import Scope
 from ..steps import Step, reach
 from ..transaction.recovery import AFTER_COMMIT, PROVEN_NOT_COMMITTED, AfterCommit
+from .participant import by_urgency
 from .policy import CommitPolicy, OnLost
 
 if TYPE_CHECKING:
@@ -30,19 +36,22 @@ def finish(permit: CommitPermit, writer: LogWriter, sinks: Mapping[str, Particip
     """Commit what the decision names and put COMPLETED; idempotent. False if the decision was voided instead.
 
     Raises:
-        EpochConflictError: The decision names a sink that the pipeline no longer has.
+        EpochConflictError: The decision names a sink that the pipeline no longer has, or another decision log owns
+            a sink's names.
         CommitPendingError: A target did not answer in time; the decision stands.
         DataLossError: A transaction can no longer be committed, and the policy says to fail.
         FencedError: A newer writer has finished it, or will.
     """
     _check_sinks(permit, sinks)
-    failures: Failures = []
-    for sink in sinks.values():
-        failures += _commit_sink(permit, sink, policy, writer)
-    if failures and not _resolve(permit, failures, writer, policy):
-        return False
-    writer.complete(permit.decision.epoch)
-    return True
+    shares = [_Share(permit, sink, writer) for sink in by_urgency(sinks.values())]
+    attempt = 0
+    while waiting := [share for share in shares if share.waits]:
+        for share in waiting:
+            share.ask()
+        if any(share.waits for share in waiting) and not policy.commits.pause(attempt):
+            break
+        attempt += 1
+    return _conclude(permit, shares, writer, policy)
 
 
 def _check_sinks(permit: CommitPermit, sinks: Mapping[str, Participant]) -> None:
@@ -57,54 +66,104 @@ def _check_sinks(permit: CommitPermit, sinks: Mapping[str, Participant]) -> None
         )
 
 
-def _commit_sink(permit: CommitPermit, sink: Participant, policy: CommitPolicy, writer: LogWriter) -> Failures:
-    """Commit one sink's transactions until each is settled or proven not to be had.
+class _Share:
+    """One sink's share of a decision.
 
     A decision of the embedded engine may name several epochs (of checkpoints that were given up): an epoch is asked for
-    only when those before it are settled, or an upsert that has to wait would overwrite a later one's rows.
+    only when those before it have ended, or an upsert that has to wait would overwrite a later one's rows.
     """
-    mine = [c for c in permit.committables(sink.name) if c.transaction not in writer.view.skipped]
-    mine.sort(key=lambda c: c.epoch)
-    failures: Failures = []
-    for _, epoch in groupby(mine, key=lambda c: c.epoch):
-        failures += _commit_epoch(permit, sink, policy, list(epoch))
-    return failures
 
+    def __init__(self, permit: CommitPermit, sink: Participant, writer: LogWriter) -> None:
+        self.sink = sink
+        self.failures: Failures = []
+        self.error: Exception | None = None
+        self.detail = ""
+        mine = [c for c in permit.committables(sink.name) if c.transaction not in writer.view.skipped]
+        mine.sort(key=lambda c: c.epoch)
+        self._epochs = [list(epoch) for _, epoch in groupby(mine, key=lambda c: c.epoch)]
+        owned = sink.name in writer.view.claimed or sink.name not in permit.decision.sinks
+        self._to_claim = None if owned else Scope(writer.pipeline, sink.name, writer.token.log)
 
-def _commit_epoch(
-    permit: CommitPermit, sink: Participant, policy: CommitPolicy, waiting: list[Committable]
-) -> Failures:
-    failures: Failures = []
-    attempt = 0
-    while waiting:
+    @property
+    def waits(self) -> bool:
+        """Whether it makes sense to ask the sink (again)."""
+        return self.error is None and bool(self._epochs or self._to_claim)
+
+    @property
+    def pending(self) -> list[Committable]:
+        """What is not known to have ended."""
+        return [c for epoch in self._epochs for c in epoch]
+
+    def ask(self) -> None:
+        """Commit one epoch after another, until an answer has to be waited for."""
+        try:
+            if self._to_claim is not None:
+                self.sink.claim(self._to_claim)
+                self._to_claim = None
+            while self._epochs and self._commit(self._epochs[0]):
+                self._epochs.pop(0)
+        except FencedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever one sink raises, the others are asked
+            self.detail = f"{type(error).__name__}: {error}"
+            if not (isinstance(error, ExternalError) and error.retryable):
+                self.error = error
+
+    def _commit(self, epoch: list[Committable]) -> bool:
+        """Whether all of it has ended."""
         reach(Step.COMMIT_BEFORE)
-        outcomes = sink.commit_many(waiting)
+        outcomes = self.sink.commit_many(epoch)
         reach(Step.COMMIT_AFTER)
-        verdicts = [AFTER_COMMIT[outcome.status] for outcome in outcomes]
-        answered = list(zip(waiting, outcomes, verdicts, strict=True))
-        failures += [(c, outcome) for c, outcome, verdict in answered if verdict is AfterCommit.LOST]
-        waiting = [c for c, _, verdict in answered if verdict is AfterCommit.AGAIN]
-        if waiting and not policy.commits.pause(attempt):
-            raise _pending(permit, sink, waiting, answered)
-        attempt += 1
-    return failures
+        answered = [(c, outcome, AFTER_COMMIT[outcome.status]) for c, outcome in zip(epoch, outcomes, strict=True)]
+        self.failures += [(c, outcome) for c, outcome, after in answered if after is AfterCommit.LOST]
+        self.detail = next((outcome.detail for _, outcome, after in answered if after is AfterCommit.AGAIN), "")
+        epoch[:] = [c for c, _, after in answered if after is AfterCommit.AGAIN]
+        return not epoch
 
 
-def _pending(
-    permit: CommitPermit,
-    sink: Participant,
-    waiting: Sequence[Committable],
-    answered: Sequence[tuple[Committable, CommitOutcome, AfterCommit]],
-) -> CommitPendingError:
-    detail = next(outcome.detail for _, outcome, verdict in answered if verdict is AfterCommit.AGAIN)
+def _conclude(permit: CommitPermit, shares: Sequence[_Share], writer: LogWriter, policy: CommitPolicy) -> bool:
+    failures = [failure for share in shares for failure in share.failures]
+    errors = [share.error for share in shares if share.error is not None]
+    pending = [share for share in shares if share.waits]
+    if pending:
+        errors.append(_pending(permit, pending))
+    if failures and not (pending and policy.on_lost is OnLost.REPLAY):  # it may turn out that nothing was committed
+        try:
+            if not _resolve(permit, failures, writer, policy):
+                return False
+        except DataLossError as error:
+            errors.insert(0, error)
+    if errors:
+        first, *others = errors
+        for other in others:
+            first.add_note(f"besides: {other}")
+        raise first
+    writer.complete(permit.decision.epoch)
+    return True
+
+
+def _pending(permit: CommitPermit, shares: Sequence[_Share]) -> CommitPendingError:
+    waiting = [c for share in shares for c in share.pending]
+    names = ", ".join(f"{share.sink.name}: {share.detail}" for share in shares)
     return CommitPendingError(
-        f"{len(waiting)} decided transactions could not be committed yet ({detail}). Nothing is lost: the decision "
-        "stands, and the next start commits them",
+        f"{len(waiting)} decided transactions could not be committed yet ({names}). The decision stands, and the next "
+        f"start commits them{_deadline(shares[0].sink)}",
         pipeline=permit.decision.pipeline,
-        sink=sink.name,
+        sink=shares[0].sink.name,
         epoch=permit.decision.epoch,
-        transaction=waiting[0].transaction,
+        transaction=waiting[0].transaction if waiting else None,
     )
+
+
+def _deadline(sink: Participant) -> str:
+    """What a user must know about the most urgent sink: it may forget the transactions."""
+    try:
+        timeout = sink.transaction_timeout
+    except ExternalError:
+        return ", unless the target's transaction timeout ends them before: bring it back and restart soon"
+    if timeout is None:
+        return ": nothing is lost"
+    return f", unless they end before: the target aborts a transaction {timeout:.0f} s after it began. Restart soon"
 
 
 def _resolve(permit: CommitPermit, failures: Failures, writer: LogWriter, policy: CommitPolicy) -> bool:

@@ -3,7 +3,8 @@
 The same coordinator serves the embedded engine, `exactly_once` (foreachBatch) and the Spark formats; only the way of
 barriers and acknowledgements differs.
 
-1. `open` puts START, finishes what is decided, and sweeps: after it, nothing of any earlier writer can be decided.
+1. `open` puts START, sweeps, and finishes what is decided: after it, nothing of any earlier writer can be decided.
+   The sweep comes first, so that readers of one target do not wait for a commit in another.
 2. `admit` says whether the offered epoch is new or the replay of the newest decided one (invariants 3 and 5).
 3. `commit` checks the acknowledgements (invariant 2), decides once for all sinks, commits, and puts COMPLETED before
    it returns: so the next epoch's writing begins after it (addition 3).
@@ -15,9 +16,9 @@ import logging
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigurationError, EpochConflictError, SinkError, StoreError
-from ..log import EpochInput, LogStore, LogView, LogWriter, WriterToken
-from ..log.view import NONE, check_next
+from ..errors import ConfigurationError, EpochConflictError, ExternalError, StoreError
+from ..log import EpochInput, LogStore, LogView, LogWriter, Rewound, WriterToken
+from ..log.view import NONE, check_next, may_follow
 from ..names import Scope, check_pipeline_name
 from ..steps import Step, reach
 from ..transaction import Acknowledgement, Committable, WriteContext
@@ -53,7 +54,8 @@ class Coordinator:
         policy: How to behave.
         gaps: Epochs are checkpoints, some of which are given up before a decision: numbers may be left out, and an
             acknowledgement carries what was prepared since the newest decision. Then subtasks are at work all the
-            time, so only `open` sweeps. There may be no sink that takes part.
+            time, so a sweep between two starts touches only what older writers left. There may be no sink that takes
+            part.
     """
 
     def __init__(
@@ -81,33 +83,77 @@ class Coordinator:
         """What the log said when it was last read."""
         return self.writer.view
 
-    def open(self, *, rewind: str | None = None, first_epoch: int | None = None, query: str | None = None) -> LogView:
-        """Become the newest writer, finish what is decided, abort what lingers.
+    def open(
+        self,
+        *,
+        rewind: str | None = None,
+        first_epoch: int | None = None,
+        query: str | None = None,
+        epoch_input: EpochInput | None = None,
+    ) -> LogView:
+        """Become the newest writer, abort what lingers, finish what is decided.
+
+        A rewind is done once: the same query that asks for it again in the same words goes on instead, and so does one
+        that offers the newest decided epoch from the same input.
 
         Args:
             rewind: Why the pipeline goes back to an older state on purpose; None if it does not.
             first_epoch: The only epoch that may follow the rewind; None for whichever the driver offers first.
             query: Who will run the epochs. If another one decided the newest, that one is not fenced by a mistake.
+            epoch_input: What the first epoch will be computed from, if that is known.
 
         Raises:
             FencedError: Another writer started at the same time.
-            EpochConflictError: A target knows this pipeline's name from another decision log.
+            EpochConflictError: A target knows this pipeline's name from another decision log or from a newer state of
+                this one, or a rewind that was done already is asked for again.
             CommitPendingError: A decided transaction could not be committed yet.
             DataLossError: A decided transaction can no longer be committed.
+            SinkError: A target did not answer; the others were swept and committed.
             StoreError: The store did not answer.
         """
-        before = self.writer.look().before if query is not None and rewind is None else None
-        if before is not None:
-            self._check_query(before, query or "")
+        wanted = None
+        if rewind is not None:
+            wanted = Rewound(query=query or "", epoch=NONE if first_epoch is None else first_epoch, why=rewind)
+        before = self.writer.look() if query is not None or wanted is not None else None
+        if before is not None and not self._goes_back(before, wanted, epoch_input) and before.before is not None:
+            self._check_query(before.before, query)
         reach(Step.START_BEFORE)
         self.writer.start()
         reach(Step.START_AFTER)
-        self._claim(rewind)
+        goes_back = self._goes_back(self.view, wanted, epoch_input)
+        unowned = self._own_names(release=goes_back or self.view.rewound)
+        unswept = self._sweep_now(abandoned=self._sinks_changed())
         self._finish_decided()
-        if rewind is not None:
-            self.writer.rewind(NONE if first_epoch is None else first_epoch, rewind)
-        self._sweep()
+        if goes_back and wanted is not None:
+            _log.warning("going back on purpose: the next epoch is %s (%s)", first_epoch, rewind)
+            self.writer.rewind(wanted)
+        for error in (unowned, unswept):
+            if error is not None:
+                raise error
         return self.view
+
+    def _goes_back(self, view: LogView, wanted: Rewound | None, epoch_input: EpochInput | None) -> bool:
+        """Whether the rewind that is asked for is still to be done.
+
+        Raises:
+            EpochConflictError: It was done, and the epoch that is offered does not follow.
+        """
+        if wanted is None:
+            return False
+        if epoch_input is not None and _is_replay(view, wanted.epoch, epoch_input):
+            return False  # the newest decision's own epoch: the driver died before it logged it
+        done = view.rewind
+        if done is None or (done.query, done.why) != (wanted.query, wanted.why):
+            return True
+        if wanted.epoch == NONE or may_follow(view, wanted.epoch):
+            return False
+        if wanted == done:
+            raise self._conflict(
+                wanted.epoch,
+                f"the rewind to epoch {wanted.epoch} ({wanted.why!r}) was done before, and epochs up to {view.decided} "
+                "were decided since. To go back once more, give another reason",
+            )
+        return True
 
     def resume(self, token: WriterToken) -> None:
         """Go on as the writer of `token`, which another process opened.
@@ -131,9 +177,9 @@ class Coordinator:
         view = self.view
         if view.undone is not None:
             check_next(view, epoch, self.pipeline)
+        if _is_replay(view, epoch, epoch_input):
+            return Admission.REPLAY
         if view.newest is not None and epoch == view.newest.epoch:
-            if view.newest.input.same_as(epoch_input):
-                return Admission.REPLAY
             raise self._conflict(
                 epoch,
                 "this epoch was decided with other input. The checkpoint's offsets differ from those of the decision: "
@@ -202,7 +248,7 @@ class Coordinator:
         )
         if not finish(permit, self.writer, self.sinks, self.policy):
             raise self._conflict(epoch, "its decision was voided (on_lost='replay'); a restart writes it again")
-        if not self.gaps and (sweep_after or self._sweep_is_due() or any(ack.retried for ack in acknowledgements)):
+        if sweep_after or self._sweep_is_due() or any(ack.retried for ack in acknowledgements):
             self._sweep_after(epoch)
         self._tidy(epoch)
 
@@ -239,8 +285,8 @@ class Coordinator:
                 "purpose with an explicit rewind",
             )
 
-    def _check_query(self, before: EpochInput, query: str) -> None:
-        if query != before.query:
+    def _check_query(self, before: EpochInput, query: str | None) -> None:
+        if query is not None and query != before.query:
             raise EpochConflictError(
                 f"the newest epoch was decided by another query ({before.query}, not {query}). Use the checkpoint that "
                 "belongs to this pipeline, give the pipeline another name, or go back on purpose with an explicit "
@@ -260,27 +306,53 @@ class Coordinator:
         self.writer.bar()
         sweep(self.writer, self.sinks.values())
 
-    def _claim(self, rewind: str | None) -> None:
-        """Once per log: afterwards the log itself shows a conflict."""
-        for sink in self.sinks.values():
-            scope = Scope(self.pipeline, sink.name, self.writer.token.log)
-            if rewind is not None:
-                sink.release(scope)
-            if self.view.decided == NONE or rewind is not None:
-                sink.claim(scope)
+    def _scope(self, sink: Participant) -> Scope:
+        return Scope(self.pipeline, sink.name, self.writer.token.log)
 
-    def _sweep(self) -> None:
-        """What a target did not abort now holds locks and readers; the next epoch's end tries again."""
-        self._left_behind = bool(sweep(self.writer, self.sinks.values()).left)
+    def _own_names(self, *, release: bool) -> Exception | None:
+        """Refuse names that are not this log's, or make the targets forget whose they were before a rewind.
+
+        Returns:
+            What a target that did not answer raised, if one did; the others are swept and committed all the same.
+        """
+        unanswered = None
+        for sink in self.sinks.values():
+            try:
+                if release:
+                    sink.release(self._scope(sink))
+                else:
+                    sink.check_claim(self._scope(sink), self.view.progress)
+            except ExternalError as error:
+                unanswered = error
+        return unanswered
+
+    def _sinks_changed(self) -> bool:
+        """Whether another sink than these may have left something behind; a decision names all that there were."""
+        return self.view.newest is None or set(self.view.newest.sinks) != self.sinks.keys()
+
+    def _sweep_now(self, *, busy: bool = False, abandoned: bool = False) -> Exception | None:
+        """Sweep; what a sink raised, if one did.
+
+        What a target did not abort now holds locks and readers; the next epoch's end tries again.
+        """
         self._swept = self.policy.monotonic()
+        try:
+            self._left_behind = bool(sweep(self.writer, self.sinks.values(), busy=busy, abandoned=abandoned).left)
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a sink's
+            self._left_behind = True
+            return error
+        return None
 
     def _sweep_after(self, epoch: int) -> None:
         """The epoch is completed: what cannot be swept now is no reason to fail it."""
         try:
-            self._sweep()
-        except (SinkError, StoreError) as error:
+            error = self._sweep_now(busy=self.gaps)
+        except StoreError as unanswered:
+            error, self._left_behind = unanswered, True
+        if error is not None:
             _log.warning("the sweep after epoch %s failed and is done after the next one: %s", epoch, error)
-            self._left_behind = True
 
     def _sweep_is_due(self) -> bool:
         """An attempt that Spark gave up may live on and prepare after its epoch's sweep: look now and then."""
@@ -295,9 +367,14 @@ class Coordinator:
     def _tidy(self, epoch: int) -> None:
         for sink in self.sinks.values():
             try:
-                sink.completed(Scope(self.pipeline, sink.name, self.writer.token.log), epoch)
-            except SinkError as error:
+                sink.completed(self._scope(sink), epoch)
+            except Exception as error:  # noqa: BLE001 - the epoch is completed, whatever goes wrong afterwards
                 _log.warning("housekeeping of sink %s after epoch %s failed: %s", sink.name, epoch, error)
 
     def _conflict(self, epoch: int, why: str) -> EpochConflictError:
         return EpochConflictError(why, pipeline=self.pipeline, epoch=epoch)
+
+
+def _is_replay(view: LogView, epoch: int, epoch_input: EpochInput) -> bool:
+    newest = view.newest
+    return newest is not None and epoch == newest.epoch and newest.input.same_as(epoch_input)

@@ -8,8 +8,12 @@ decision naming it to be written. A sweep therefore takes three looks, in this o
    whoever starts from now on was not listed);
 3. abort exactly the listed handles, never "whatever the name holds now".
 
-What the own writer made is swept only for epochs that are decided: its live epoch is left alone. Names that carry
-neither writer nor epoch are swept only by a caller that says that no subtask of its own is at work (`quiet`).
+What the own writer made is swept only for epochs that are decided: its live epoch is left alone. What says no epoch
+is not of a live one: a sweep that is not `busy` comes when no subtask of the own writer is at work. While one is, only
+what certainly is an older writer's is swept: the name must say so.
+
+One sink's error leaves no other sink unswept. What belongs to sinks that the pipeline no longer has is found through
+the sinks that share their target.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from ..names import Scope
 from ..steps import Step, reach
 from ..transaction import ANY_EPOCH, Committable, ExternalState
 from ..transaction.recovery import Action, LogState, action
+from .participant import by_urgency
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -53,31 +58,47 @@ def classify(committable: Committable, view: LogView, start: int) -> LogState:
         return LogState.NO_START
     if view.named(committable):
         return LogState.DECIDED if view.undone is not None else LogState.COMPLETED
-    if committable.writer == start and (committable.epoch == ANY_EPOCH or committable.epoch > view.decided):
+    if committable.writer == start and committable.epoch > view.decided:
         return LogState.NO_START
     return LogState.STARTED
 
 
 def sweep(
-    writer: LogWriter, sinks: Iterable[Participant], *, only: Collection[tuple[str, str, str]] | None = None
+    writer: LogWriter,
+    sinks: Iterable[Participant],
+    *,
+    only: Collection[tuple[str, str, str]] | None = None,
+    busy: bool = False,
+    abandoned: bool = False,
 ) -> Swept:
-    """Abort what lingers. Call it only while no subtask of this writer is at work (after START, between epochs).
+    """Abort what lingers; a sweeper that is fenced aborts nothing.
 
     Args:
         writer: The newest writer.
-        sinks: Whose transactions.
-        only: Identities of those that are meant; None: all.
+        sinks: All sinks of the pipeline, or those of the transactions in `only`.
+        only: Identities of the transactions that are meant; None: all.
+        busy: Subtasks of this writer are at work: touch only what names an older writer.
+        abandoned: Also what sinks have left behind that this pipeline had once.
 
     Raises:
-        FencedError: Never; a fenced sweeper just aborts nothing.
+        SinkError: A target did not answer; the others were swept.
+        StoreError: The log did not answer; nothing was aborted since.
     """
     reach(Step.SWEEP_BEFORE)
+    sinks = by_urgency(sinks)
+    names = {sink.name for sink in sinks}
     aborted: list[Committable] = []
     reported: list[Committable] = []
     left: list[Committable] = []
+    errors: list[Exception] = []
     for sink in sinks:
-        listed = list(sink.lingering(Scope(writer.pipeline, sink.name, writer.token.log)))
+        try:
+            listed = [*_own(sink, writer), *(_abandoned(sink, writer, names) if abandoned else ())]
+        except Exception as error:  # noqa: BLE001 - whatever one sink raises, the others are swept
+            errors.append(error)
+            continue
         listed = [c for c in listed if only is None or c.identity() in only]
+        listed = [c for c in listed if not busy or ANY_EPOCH < c.writer < writer.token.start]
         if not listed:
             continue
         if not writer.still_newest():
@@ -87,16 +108,34 @@ def sweep(
             if what is Action.REPORT:
                 reported.append(committable)
             elif what is Action.ABORT:
-                (aborted if _abort(sink, committable) else left).append(committable)
+                (aborted if _abort(sink, committable, errors) else left).append(committable)
     reach(Step.SWEEP_AFTER)
     for committable in reported:
         _log.warning("left alone: %s is open and not this log's or this writer's", committable.transaction)
+    if errors:
+        raise errors[0]
     return Swept(tuple(aborted), tuple(reported), tuple(left))
 
 
-def _abort(sink: Participant, committable: Committable) -> bool:
+def _own(sink: Participant, writer: LogWriter) -> Iterable[Committable]:
+    return sink.lingering(Scope(writer.pipeline, sink.name, writer.token.log))
+
+
+def _abandoned(sink: Participant, writer: LogWriter, names: Collection[str]) -> Iterable[Committable]:
+    found = sink.lingering_elsewhere(writer.pipeline, writer.token.log)
+    mine = [c for c in found if c.sink not in names and (c.pipeline, c.log) == (writer.pipeline, writer.token.log)]
+    for committable in mine:
+        _log.warning("%s is of sink %s, which this pipeline no longer has", committable.transaction, committable.sink)
+    return mine
+
+
+def _abort(sink: Participant, committable: Committable, errors: list[Exception]) -> bool:
     reach(Step.SWEEP_ABORT_BEFORE)
-    outcome = sink.abort(committable)
+    try:
+        outcome = sink.abort(committable)
+    except Exception as error:  # noqa: BLE001 - as above
+        errors.append(error)
+        return False
     if outcome.done:
         return True
     _log.warning("could not abort %s: %s, %s", committable.transaction, outcome.status, outcome.detail)

@@ -138,7 +138,7 @@ class Attempt:
             while not self._stopping.is_set() and not task.done:
                 ready.clear()
                 if not task.step():
-                    ready.wait(self._patience(task))
+                    ready.wait(self._longest_wait(task))
         except BaseException as error:  # noqa: BLE001 - whatever it is, SystemExit too, it ends the attempt
             self._failed(task.id, error)
         finally:
@@ -158,7 +158,7 @@ class Attempt:
         _log.info("task %s failed", task, exc_info=error)
         self._messages.put(lambda: self.machine.failed(known))
 
-    def _patience(self, task: Task) -> float:
+    def _longest_wait(self, task: Task) -> float:
         at = task.wake_at()
         longest = IDLE_SECONDS if task.gate is None else 1.0
         return longest if at is None else min(longest, max(0.0, at - self._world.now()))

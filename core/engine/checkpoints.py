@@ -5,11 +5,12 @@ and has core.checkpoint.Coordinator decide and commit. Rules, each with a test o
 
 1. A checkpoint begins only when all its tasks run; otherwise it is declined, and the reason said.
 2. It is complete when every task has acknowledged; then all older pending ones are subsumed (they can only have been
-   slower), and what their tasks prepared is carried by the newer one's acknowledgements.
-3. One that takes longer than the time-out, or that a task declines, is given up; tasks are told, its files are freed.
+   slower), and what their tasks prepared is carried by the newer one's acknowledgements. A savepoint never is: somebody
+   waits for it.
+3. One that takes longer than the timeout, or that a task declines, is given up; tasks are told, its files are freed.
 4. Late and double acknowledgements are ignored and what they wrote is freed.
 5. Failures in a row beyond the tolerated number fail the run; a success resets the count.
-6. At most `max_concurrent` are under way, and `min_pause` lies between the completion of one and the begin of the next;
+6. At most `max_concurrent` are in progress, and `min_pause` lies between the end of one and the begin of the next;
    what cannot begin yet waits in a queue, at most one periodic one.
 7. If it cannot be completed (the store fails), nothing of it is committed.
 
@@ -18,6 +19,7 @@ Everything that happens comes in as a call with the time, so the simulator runs 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from .config import CheckpointConfig
+
+_log = logging.getLogger("onceward.engine")
 
 
 class Roles(NamedTuple):
@@ -65,7 +69,7 @@ class Effects(Protocol):
         """Tell a task."""
         ...
 
-    def given_up(self, checkpoint: int) -> None:
+    def given_up(self, checkpoint: int, reason: str) -> None:
         """Tell all tasks."""
         ...
 
@@ -106,6 +110,7 @@ class CheckpointCoordinator:
         effects: What is done by others.
         now: Seconds on the clock of all other calls.
         first_delay: Seconds until the first periodic one, between the minimum pause and the interval.
+        pipeline: Whose checkpoints, for the log.
     """
 
     def __init__(
@@ -117,8 +122,10 @@ class CheckpointCoordinator:
         effects: Effects,
         now: float,
         first_delay: Callable[[float, float], float],
+        pipeline: str,
     ) -> None:
         self._config = config
+        self._pipeline = pipeline
         self._roles = roles
         self._next = first
         self._effects = effects
@@ -126,7 +133,6 @@ class CheckpointCoordinator:
         self._queue: deque[Request] = deque()
         self._failures = 0
         self._completed_at: float | None = None
-        self._newest = first - 1
         self._stopped = False
         self.ready = True
         """Whether tasks have opened; until then what is asked for waits in the queue."""
@@ -137,7 +143,7 @@ class CheckpointCoordinator:
 
     @property
     def pending(self) -> Collection[int]:
-        """Ids of those under way."""
+        """Ids of those in progress."""
         return list(self._pending)
 
     @property
@@ -191,11 +197,13 @@ class CheckpointCoordinator:
     ) -> Pending | Declined:
         """Begin a checkpoint, if all tasks run."""
         idle = sorted(t for t in self._roles.trigger | self._roles.acknowledge if not self._effects.is_running(t))
-        if idle:
-            return Declined(f"not all required tasks run: {', '.join(map(str, idle))}")
         barrier = Barrier(self._next, kind, target)
-        self._next += 1
         pending = Pending(barrier, now, set(self._roles.acknowledge), request)
+        if idle:
+            declined = Declined(f"not all required tasks run: {', '.join(map(str, idle))}")
+            self._remember(pending.record(now, Status.DECLINED, declined.reason))
+            return declined
+        self._next += 1
         self._pending[barrier.checkpoint] = pending
         for task in sorted(self._roles.trigger):
             self._effects.trigger(task, barrier)
@@ -221,7 +229,7 @@ class CheckpointCoordinator:
             self.advance(now)
 
     def stop(self, reason: str, now: float) -> None:
-        """Nothing begins any more, and what is under way is given up."""
+        """Nothing begins any more, and what is in progress is given up."""
         self._stopped = True
         self._config_failures_off()
         for pending in list(self._pending.values()):
@@ -254,7 +262,7 @@ class CheckpointCoordinator:
             result = self._effects.complete(pending)
         except InDoubtError as error:
             self._pending.pop(pending.checkpoint)  # nothing of it is freed: a decision may name it
-            self.history.append(pending.record(now, Status.FAILED, str(error.why)))
+            self._remember(pending.record(now, Status.FAILED, str(error.why)))
             if pending.request is not None:
                 pending.request.fail(error.why)
             self._effects.fail(error.why)
@@ -266,18 +274,24 @@ class CheckpointCoordinator:
         self._failures = min(self._failures, 0)
         self._completed_at = now
         self._stopped = self._stopped or pending.barrier.kind.terminal
-        self.history.append(pending.record(now, Status.COMPLETED))
+        self._remember(pending.record(now, Status.COMPLETED))
         if pending.barrier.kind.commits:  # else sinks keep what they prepared, and older ones are still needed
-            for older in [p for p in self._pending.values() if p.checkpoint < pending.checkpoint]:
-                self._end(older, Status.SUBSUMED, f"checkpoint {pending.checkpoint} was complete first", now)
+            older = [p for p in self._pending.values() if p.checkpoint < pending.checkpoint]
+            for slower in [p for p in older if not p.barrier.kind.savepoint]:
+                self._end(slower, Status.SUBSUMED, f"checkpoint {pending.checkpoint} was complete first", now)
             for task in sorted(self._roles.confirm):
                 self._effects.completed(task, pending.checkpoint)
         if pending.request is not None:
             pending.request.succeed(result)
 
+    def _remember(self, record: CheckpointRecord) -> None:
+        self.history.append(record)
+        bad = record.status in {Status.FAILED, Status.DECLINED} and not self._stopped
+        _log.log(logging.WARNING if bad else logging.INFO, "pipeline %s: %s", self._pipeline, record)
+
     def _give_up(self, pending: Pending, reason: str, now: float) -> None:
         self._end(pending, Status.FAILED, reason, now)
-        self._effects.given_up(pending.checkpoint)
+        self._effects.given_up(pending.checkpoint, reason)
         if pending.barrier.kind.savepoint:
             return  # whoever asked for it is told; it is no sign of the run's health
         self._failures += 1
@@ -291,7 +305,7 @@ class CheckpointCoordinator:
 
     def _end(self, pending: Pending, status: Status, reason: str, now: float) -> None:
         del self._pending[pending.checkpoint]
-        self.history.append(pending.record(now, status, reason))
+        self._remember(pending.record(now, status, reason))
         for ack, _ in pending.acks.values():
             self._effects.discard(ack)
         if pending.request is not None:

@@ -1,21 +1,25 @@
 """What makes a checkpoint complete: its metadata, and the decision that names them and every prepared transaction.
 
 In this order: shared files are registered, the metadata are written, core.checkpoint.Coordinator decides, commits and
-puts COMPLETED; then the oldest checkpoint beyond those that are kept is dropped. A crash anywhere leaves either no
-decision (the checkpoint never was, its files are leavings) or one that the next start finishes.
+puts COMPLETED; then the proof is written beside the metadata, and the oldest checkpoint beyond those that are kept is
+dropped. A crash anywhere leaves either no decision (the checkpoint never was, its files are leftovers) or one that the
+next start finishes.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ..errors import OncewardError, OperatorError, ProtocolError
 from ..log import EpochInput
 from ..transaction import Acknowledgement
 from .checkpoints import InDoubtError
 from .functions import states_of
-from .retained import Reference
-from .state.handles import Metadata, OperatorRecord
+from .pending import CheckpointFailedError
+from .reference import Decided, Reference, Restored, inline, prove, resolve
+from .state.handles import Metadata, OperatorRecord, SubtaskState
 from .state.storage import CheckpointStorage
 
 if TYPE_CHECKING:
@@ -26,7 +30,6 @@ if TYPE_CHECKING:
     from .graph import Graph
     from .pending import Pending
     from .retained import Retained
-    from .state.handles import SubtaskState
 
 QUERY = "embedded"
 """Identity in each decision: which operators there are may change, their state is found by uid."""
@@ -39,21 +42,26 @@ class Completer:
         graph: The operators.
         coordinator: Decides and commits.
         retained: What is kept.
-        began: When the attempt began, in seconds on the monotonic clock.
+        restored: The newest restore that took effect, for each decision to name it.
     """
 
-    def __init__(self, graph: Graph, coordinator: Coordinator, retained: Retained, began: float) -> None:
+    def __init__(
+        self, graph: Graph, coordinator: Coordinator, retained: Retained, restored: Restored | None = None
+    ) -> None:
         self._graph = graph
         self._coordinator = coordinator
         self._retained = retained
-        self._since = began
+        self._restored = restored
+        self._since = coordinator.policy.monotonic()
+        self._savepoints: dict[int, Reference] = {}
+        """Those that commit nothing and whose rows no checkpoint has committed yet."""
 
     def complete(self, pending: Pending, under_way: Collection[int] = ()) -> Any:
         """Make it durable and commit it; the folder of a savepoint.
 
         Args:
             pending: It.
-            under_way: Others that are under way.
+            under_way: Others that are in progress.
 
         Raises:
             InDoubtError: A restart has to find out, or to finish.
@@ -64,16 +72,20 @@ class Completer:
         if barrier.target is not None:
             reference = _write_savepoint(barrier.target, metadata)
             if not barrier.kind.commits:
+                self._savepoints[barrier.checkpoint] = reference
+                self._prove_savepoints()
                 return barrier.target
         else:
             reference = self._retained.write(metadata)
         try:
             self._decide(pending, metadata, reference)
-        except OncewardError as error:
-            raise InDoubtError(error) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # whatever a sink does: the decision may stand, and nothing is freed
+            if self._coordinator.view.awaited == barrier.checkpoint:
+                raise InDoubtError(_voided(barrier.checkpoint)) from error
             raise InDoubtError(unexpected("commit", error)) from error
         self._since = pending.triggered
+        prove(reference, metadata.log, barrier.checkpoint)
+        self._prove_savepoints()
         if barrier.target is None:
             self._retained.keep(barrier.checkpoint, under_way)
         else:
@@ -84,10 +96,32 @@ class Completer:
         """Decide where a run begins, before it reads its first row: a crash must not find another beginning."""
         self._write(metadata.checkpoint, [], metadata, reference)
 
+    def drop_state(self, why: str) -> None:
+        """Decide that the pipeline has no state, only positions: then its checkpoints are not needed any more.
+
+        A start must neither miss what its user had deleted, nor read again what was committed.
+        """
+        newest = Decided.of(self._coordinator.view.newest)
+        if newest is None:
+            return
+        metadata, _ = resolve(newest.checkpoint)
+        if metadata.savepoint and not newest.checkpoint.claimed:
+            return  # the state is its user's, who did not say that it may be deleted
+        operators = {
+            uid: OperatorRecord(kind=o.kind, subtasks=[SubtaskState(position=s.position) for s in o.subtasks])
+            for uid, o in metadata.operators.items()
+        }
+        epoch = self._coordinator.view.decided + 1
+        stateless = msgspec.structs.replace(
+            metadata, log=self._coordinator.writer.token.log, checkpoint=epoch, operators=operators, dropped=why
+        )
+        self.begin(stateless, inline(stateless))
+
     def metadata(self, barrier: Barrier, states: Mapping[TaskId, SubtaskState]) -> Metadata:
         """What its tasks stored."""
         return Metadata(
             pipeline=self._coordinator.pipeline,
+            log=self._coordinator.writer.token.log,
             checkpoint=barrier.checkpoint,
             savepoint=barrier.target is not None,
             commits=barrier.kind.commits,
@@ -131,12 +165,27 @@ class Completer:
             committables=tuple(c for c in committables if c.epoch > view.decided),
         )
         age = self._coordinator.policy.monotonic() - self._since if triggered is not None else 0.0
-        self._coordinator.commit(epoch, [ack], about, state=reference.as_state(), age=age)
+        savepoints = tuple(savepoint for id_, savepoint in self._savepoints.items() if id_ < epoch)
+        decided = Decided(checkpoint=reference, savepoints=savepoints, restored=self._restored)
+        self._coordinator.commit(epoch, [ack], about, state=decided.as_state(), age=age)
+
+    def _prove_savepoints(self) -> None:
+        """Those whose rows are committed by now."""
+        epoch = self._coordinator.view.completed
+        for id_ in [id_ for id_ in self._savepoints if id_ < epoch]:
+            prove(self._savepoints.pop(id_), self._coordinator.writer.token.log, epoch)
 
 
 def _write_savepoint(target: str, metadata: Metadata) -> Reference:
     ref = CheckpointStorage(target).write_metadata(metadata, "")
     return Reference(folder=target, sha256=ref.sha256)
+
+
+def _voided(checkpoint: int) -> OncewardError:
+    return CheckpointFailedError(
+        f"what was prepared for checkpoint {checkpoint} is lost, and proven not committed. With on_lost='replay' a "
+        "restart goes back to the checkpoint before"
+    )
 
 
 def unexpected(what: str, error: BaseException) -> OncewardError:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from ..errors import ConfigurationError
+from .settings import refuse_unknown, settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _log = logging.getLogger("onceward.engine")
 
@@ -22,7 +28,7 @@ class Mode(StrEnum):
     AT_LEAST_ONCE = "at-least-once"
     """No channel waits; records may count twice."""
     AT_MOST_ONCE = "at-most-once"
-    """Nothing is read again after a failure; what was under way is lost."""
+    """Nothing is read again after a failure; what was in progress is lost."""
 
 
 class Retention(StrEnum):
@@ -40,7 +46,7 @@ class CheckpointConfig:
         interval: Seconds from one trigger to the next; None: no periodic checkpoints.
         timeout: Seconds after which a checkpoint that is not complete is given up.
         min_pause: Seconds between the completion of one and the trigger of the next, at least.
-        max_concurrent: How many may be under way at once.
+        max_concurrent: How many may be in progress at once.
         tolerable_failures: How many in a row may fail before the run does.
         retained: How many completed ones are kept.
         mode: See Mode.
@@ -59,6 +65,23 @@ class CheckpointConfig:
     on_cancel: Retention = Retention.KEEP
     on_failure: Retention = Retention.KEEP
     history: int = 10
+
+    @classmethod
+    def load(cls, path: str | Path | None = None) -> CheckpointConfig:
+        """The settings of a TOML file's table `checkpoint` and of environment variables ONCEWARD_CHECKPOINT_….
+
+        Args:
+            path: The file; default: the environment alone.
+
+        Raises:
+            ConfigurationError: A name is unknown, or a value makes no sense.
+        """
+        values = settings("checkpoint", path)
+        refuse_unknown("checkpoint", values, [field.name for field in fields(cls)])
+        try:
+            return msgspec.convert(values, cls, strict=False).checked()
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"settings of checkpoint: {error}") from error
 
     def checked(self) -> CheckpointConfig:
         """Itself, with values that make sense.

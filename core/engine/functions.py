@@ -76,6 +76,20 @@ class ProcessFunction:
         """Handle a timer that was set for `at`."""
         return ()
 
+    def snapshot(self, checkpoint: int, context: FunctionContext) -> Iterable[Record] | None:  # noqa: ARG002
+        """A checkpoint's barrier is next: give rows that were held back, and fill operator state.
+
+        What it gives belongs to the checkpoint. Keyed state is not at hand.
+        """
+        return ()
+
+    def on_checkpoint_complete(self, checkpoint: int, context: FunctionContext) -> None:
+        """A checkpoint is completed, and what was written before its barrier is committed.
+
+        Not called for a savepoint that commits nothing, nor for a checkpoint whose run has failed since: a later one
+        stands for all before it.
+        """
+
     def finish(self, context: FunctionContext) -> Iterable[Record]:  # noqa: ARG002 - for subclasses
         """The input has ended: give what was held back. Keyed state is not at hand."""
         return ()

@@ -8,7 +8,7 @@ In at-least-once mode no channel waits: rows behind a barrier that came early ma
 delivered again after a failure.
 
 A channel that ended counts as one whose barrier has arrived. A newer barrier, or a cancel marker, ends the alignment of
-an older one. Barriers of a checkpoint that is done or was given up are passed over.
+an older one. Barriers of a checkpoint that is done or was given up are ignored.
 """
 
 from __future__ import annotations

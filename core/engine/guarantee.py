@@ -63,7 +63,7 @@ def _of_source(operator: Operator) -> tuple[str, str]:
     if isinstance(operator.what, Resettable):
         weakness = getattr(operator.what, "weakness", "")
         return (AT_LEAST_ONCE, f"source {operator.uid} {weakness}") if weakness else (EXACTLY_ONCE, "")
-    return AT_MOST_ONCE, f"source {operator.uid} cannot be read again, so a failure loses what was under way"
+    return AT_MOST_ONCE, f"source {operator.uid} cannot be read again, so a failure loses what was in progress"
 
 
 def _of_sink(operator: Operator) -> tuple[str, str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from enum import StrEnum
-from pathlib import Path
+from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigurationError, OncewardError
@@ -13,10 +14,13 @@ from .attempt import Attempt
 from .completion import is_final, unexpected
 from .config import Retention
 from .elements import Kind
+from .origin import Restore
 from .pending import CheckpointFailedError
-from .start import Restore
+from .state.storage import CheckpointStorage
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from .config import CheckpointConfig
     from .machine import EngineWorld
     from .pending import CheckpointRecord
@@ -63,6 +67,8 @@ class Job:
         self._attempt: Attempt | None = None
         self._lock = threading.Lock()
         self._ended = threading.Event()
+        self.begun = threading.Event()
+        """The first attempt runs, or has failed."""
         self._cancel = threading.Event()
         self._past: list[CheckpointRecord] = []
         self._started: Started | None = None
@@ -94,11 +100,15 @@ class Job:
                 pause = None if is_hopeless(error) else restarts.after(now, now - began)
                 if pause is None:
                     raise error  # noqa: TRY301 - it is kept below like any other
-                _log.warning("restarting in %.1f s after: %s", pause, error)
+                _log.warning("pipeline %s restarts in %.1f s after: %s", self._starter.pipeline, pause, error)
                 self.state = JobState.RESTARTING
                 self.restarts += 1
-                self._cancel.wait(pause)
+                self.begun.set()
+                if self._cancel.wait(pause):
+                    self.state = JobState.STOPPED
+                    return
         except BaseException as error:
+            _log.error("pipeline %s has failed: %s", self._starter.pipeline, error)
             self.state = JobState.FAILED
             self.error = error
             raise
@@ -107,6 +117,7 @@ class Job:
                 self._settle()
             finally:
                 self._ended.set()
+                self.begun.set()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it has ended; whether it has."""
@@ -125,7 +136,7 @@ class Job:
         Raises:
             CheckpointFailedError: It was not made.
         """
-        return int(self._running().request(Kind.CHECKPOINT, None).wait(timeout))
+        return int(self._running(timeout).request(Kind.CHECKPOINT, None).wait(timeout))
 
     def savepoint(self, path: str | Path, timeout: float | None = None) -> str:
         """Make a savepoint while it runs. It commits nothing.
@@ -133,7 +144,7 @@ class Job:
         Raises:
             CheckpointFailedError: It was not made.
         """
-        return str(self._running().request(Kind.SAVEPOINT, _target(path)).wait(timeout))
+        return str(self._running(timeout).request(Kind.SAVEPOINT, _target(path)).wait(timeout))
 
     def stop_with_savepoint(self, path: str | Path, *, drain: bool = False, timeout: float | None = None) -> str:
         """Make a savepoint, commit what comes before it, and end.
@@ -147,7 +158,7 @@ class Job:
             CheckpointFailedError: It was not made; the run goes on, or has failed.
         """
         kind = Kind.DRAIN if drain else Kind.SUSPEND
-        made = str(self._running().request(kind, _target(path)).wait(timeout))
+        made = str(self._running(timeout).request(kind, _target(path)).wait(timeout))
         self.wait(timeout)
         return made
 
@@ -158,13 +169,19 @@ class Job:
         found = [*self._past, *(attempt.history if attempt is not None else [])]
         return found[-self._config.history :] if self._config.history else []
 
-    def _running(self) -> Attempt:
+    def _running(self, timeout: float | None) -> Attempt:
         """The attempt that runs; one that starts is waited for."""
-        while self.state in {JobState.CREATED, JobState.STARTING, JobState.RESTARTING} and not self._ended.wait(0.01):
-            pass
+        deadline = inf if timeout is None else monotonic() + timeout
+        while self.state in {JobState.CREATED, JobState.STARTING, JobState.RESTARTING} and monotonic() < deadline:
+            if self._ended.wait(0.01):
+                break
         with self._lock:
             if self._attempt is None or self._ended.is_set():
-                raise CheckpointFailedError(f"the pipeline is {self.state}: only a running one can make a savepoint")
+                cause = None if self.state in {JobState.FINISHED, JobState.STOPPED} else self.failure
+                raise CheckpointFailedError(
+                    f"the pipeline is {self.state}{f' ({cause})' if cause is not None else ''}: only a running one can "
+                    "make a savepoint"
+                ) from cause
             return self._attempt
 
     def _one_attempt(self) -> OncewardError | None:
@@ -183,6 +200,7 @@ class Job:
             if self._cancel.is_set():
                 attempt.stop()
         self.state = JobState.RUNNING
+        self.begun.set()
         self._started = started
         try:
             return attempt.run()
@@ -193,29 +211,35 @@ class Job:
 
     def _settle(self) -> None:
         """Keep or delete the checkpoints of a run that did not end by itself."""
-        policies = {JobState.STOPPED: self._config.on_cancel, JobState.FAILED: self._config.on_failure}
+        policies = {
+            JobState.STOPPED: ("on_cancel", self._config.on_cancel),
+            JobState.FAILED: ("on_failure", self._config.on_failure),
+        }
+        setting, policy = policies.get(self.state, ("", Retention.KEEP))
         started = self._started
-        if policies.get(self.state) is not Retention.DELETE or started is None:
+        if policy is not Retention.DELETE or started is None:
             return
         try:
             if started.coordinator.writer.still_newest():
+                started.completer.drop_state(f"{setting}='delete'")
                 started.retained.delete_all()
         except OncewardError as error:
             _log.warning("checkpoints are not deleted: %s", error)
 
 
 def _target(path: str | Path) -> str:
-    """A savepoint's folder, absolute.
+    """A savepoint's location.
 
     Raises:
-        ConfigurationError: It is no folder of a file system, or there is something in it.
+        ConfigurationError: It can be no folder, or there is something in it.
     """
-    if "://" in str(path):
-        raise ConfigurationError(f"savepoint {path}: give a folder of a local or mounted file system")
-    folder = Path(path).absolute()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigurationError(f"savepoint {folder}: there is something already; give a new or an empty folder")
-    return str(folder)
+    storage = CheckpointStorage(path)
+    try:
+        if storage.is_empty:
+            return storage.root
+    except OSError as error:
+        raise ConfigurationError(f"savepoint {storage.root} is no folder that can be used: {error}") from error
+    raise ConfigurationError(f"savepoint {storage.root}: there is something already; give a new or an empty folder")
 
 
 def is_hopeless(error: OncewardError) -> bool:

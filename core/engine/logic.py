@@ -65,8 +65,16 @@ class Logic:
         """The input has ended: what was held back."""
         return []
 
+    def before_barrier(self, barrier: Barrier) -> Sequence[pa.RecordBatch]:  # noqa: ARG002 - for subclasses
+        """What still belongs before the barrier."""
+        return []
+
     def freeze(self, barrier: Barrier) -> Frozen:  # noqa: ARG002 - for subclasses
-        """The synchronous part of a snapshot."""
+        """The synchronous part of a snapshot.
+
+        Raises:
+            StateError: It cannot be made, and nothing has changed: the checkpoint is declined.
+        """
         return Frozen(nothing_to_write)
 
     def confirm(self, checkpoint: int) -> None:

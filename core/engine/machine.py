@@ -72,7 +72,7 @@ class Machine:
         self._coordinator: Coordinator = started.coordinator
         self._completer: Completer = started.completer
         self._retained: Retained = started.retained
-        self._own = started.own_storage
+        self._own = started.backend.storage
         self._world = world
         self._tell = tell
         self._wake = wake
@@ -88,7 +88,7 @@ class Machine:
             storage=started.restored_storage,
             assigned=started.assigned,
             mode=config.mode,
-            world=TaskWorld(self, world.monotonic, world.now, run_later, self._place),
+            world=TaskWorld(self, world.monotonic, world.now, run_later, self._place, started.backend.most),
             context=self._context,
             first_epoch=started.next_id,
             positions=started.positions,
@@ -108,6 +108,7 @@ class Machine:
             effects=self,
             now=world.monotonic(),
             first_delay=world.between,
+            pipeline=started.coordinator.pipeline,
         )
         self.checkpoints.ready = False
         self._sources = sources
@@ -193,14 +194,14 @@ class Machine:
         self.tasks[task].post(Confirm(checkpoint))
         self._wake(task)
 
-    def given_up(self, checkpoint: int) -> None:
+    def given_up(self, checkpoint: int, reason: str) -> None:
         """See Effects."""
         for id_, task in self.tasks.items():
             task.post(GiveUp(checkpoint))
             self._wake(id_)
         if checkpoint in self._draining:
             # Operators have given what they held back: only a restart gets them back to where they were.
-            self.failed(CheckpointFailedError(f"checkpoint {checkpoint}, which was to end the run, was given up"))
+            self.failed(CheckpointFailedError(f"checkpoint {checkpoint}, which was to end the run, {reason}"))
 
     def discard(self, ack: TaskAck) -> None:
         """See Effects."""

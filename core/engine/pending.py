@@ -1,4 +1,4 @@
-"""A checkpoint that is under way, one that is complete, and what is remembered of either."""
+"""A checkpoint that is in progress, one that is complete, and what is remembered of either."""
 
 from __future__ import annotations
 
@@ -52,6 +52,9 @@ class Status(StrEnum):
     PENDING = "pending"
     COMPLETED = "completed"
     FAILED = "failed"
+    """It expired, a task declined it, or it could not be stored."""
+    DECLINED = "declined"
+    """It did not begin."""
     SUBSUMED = "subsumed"
 
 
@@ -79,6 +82,11 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds on the job's clock."""
     duration: float = 0.0
     tasks: list[TaskRecord] = []
+
+    def __str__(self) -> str:
+        how = f"in {self.duration:.3f} s, {sum(task.state for task in self.tasks)} bytes"
+        kind = "" if self.kind == "checkpoint" else f" ({self.kind})"
+        return f"checkpoint {self.checkpoint}{kind} {self.status}{f': {self.reason}' if self.reason else f' {how}'}"
 
 
 class CheckpointFailedError(OncewardError):
@@ -126,7 +134,7 @@ class Request:
 
 @dataclass
 class Pending:
-    """A checkpoint that is under way.
+    """A checkpoint that is in progress.
 
     Attributes:
         barrier: Its barrier.
@@ -182,5 +190,5 @@ def _task_record(acknowledged: tuple[TaskAck, float], triggered: float) -> TaskR
         sync=ack.sync,
         asynchronous=ack.asynchronous,
         uploaded=ack.uploaded,
-        state=ack.state.keyed.size if ack.state.keyed is not None else 0,
+        state=ack.state.size,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import CommitPolicy, OnLost
@@ -19,17 +18,20 @@ from .graph import Graph, Operator
 from .guarantee import EndToEnd, end_to_end
 from .job import Job
 from .machine import EngineWorld
+from .origin import Restore
 from .pending import CheckpointFailedError
 from .plan import is_two_phase
 from .ports import Direct, Live, Resettable
 from .projection import Projection
 from .restart import RestartStrategy
-from .start import Restore, Starter
+from .start import Starter
+from .state.files import locate
 from .state.keys import MAX_PARALLELISM, KeyEncoder
 from .state.memory import MemoryBackend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from pathlib import Path
 
     import pyarrow as pa
 
@@ -105,8 +107,8 @@ class Stream:
 
     def union(self, *others: Stream, uid: str | None = None, parallelism: int | None = None) -> Stream:
         """Rows of several streams."""
-        inputs = [(stream._operator, stream._keys) for stream in (self, *others)]  # noqa: SLF001 - of its own class
-        return self._pipeline._add("union", None, uid, parallelism, inputs=inputs)  # noqa: SLF001 - its friend
+        inputs = [(stream._operator, stream._keys) for stream in (self, *others)]  # noqa: SLF001 - of the same class
+        return self._pipeline._add("union", None, uid, parallelism, inputs=inputs)  # noqa: SLF001 - of the same module
 
     def sink(self, sink: Any, *, parallelism: int | None = None) -> Pipeline:
         """Where rows go; its name is its uid. Its `select` and `where` are DuckDB's SQL here (extra `duckdb`).
@@ -125,7 +127,7 @@ class Stream:
         self, kind: str, what: Any, uid: str | None, parallelism: int | None, schema: pa.Schema | None = None
     ) -> Stream:
         inputs = [(self._operator, self._keys)]
-        return self._pipeline._add(kind, what, uid, parallelism, inputs=inputs, schema=schema)  # noqa: SLF001 - its friend
+        return self._pipeline._add(kind, what, uid, parallelism, inputs=inputs, schema=schema)  # noqa: SLF001 - of the same module
 
 
 class Pipeline:
@@ -139,7 +141,9 @@ class Pipeline:
         restart: What happens after a failure; default: exponential-delay with checkpoints, none without.
         max_parallelism: Number of key groups, 1 to 32768; cannot change while there is state.
         parallelism: Number of subtasks of operators that do not say.
-        on_lost: What to do if a decided transaction can no longer be committed: "fail" or "skip".
+        on_lost: What to do if a decided transaction can no longer be committed: "fail"; "skip", which leaves an audit
+            record; "replay", which goes back to the checkpoint before if every transaction of the lost one is proven
+            not committed, and fails otherwise.
     """
 
     def __init__(
@@ -166,7 +170,7 @@ class Pipeline:
         self.graph = Graph(max_parallelism)
         self._parallelism = parallelism
         if on_lost not in set(OnLost):
-            raise ConfigurationError(f"on_lost={on_lost!r}: give 'fail' or 'skip'")
+            raise ConfigurationError(f"on_lost={on_lost!r}: give 'fail', 'skip' or 'replay'")
         self._on_lost = OnLost(on_lost)
         self._world = world or EngineWorld()
         self._job: Job | None = None
@@ -201,19 +205,25 @@ class Pipeline:
         restore: str | None = None,
         claim: bool = False,
         why: str | None = None,
+        import_from: str | None = None,
         allow_non_restored_state: bool = False,
     ) -> Job:
-        """Run in the background.
+        """Run in the background; returns when the first attempt runs, or when it has failed and will be repeated.
+
+        What `restore` and `why` ask for takes effect once: the same call in a later process goes on from the newest
+        checkpoint.
 
         Args:
             restore: Folder of a savepoint or checkpoint to begin with; default: the newest checkpoint, if there is one.
             claim: The pipeline owns that folder from now on, and deletes it once a newer checkpoint is there.
             why: Why the pipeline goes back on purpose; it is kept in the decision log. Without `restore` it begins
                 anew: no state, sources at their start.
+            import_from: Name of the pipeline that made the folder, if it was made under another decision log. That log
+                alone knows whether rows before it were committed.
             allow_non_restored_state: Drop state of operators that are not there any more.
 
         Raises:
-            ConfigurationError: The graph or a setting is wrong.
+            OncewardError: It failed for good. A mistake in the graph or in a setting is a ConfigurationError.
         """
         if self._job is not None and not self._job.wait(0):
             raise ConfigurationError(f"pipeline {self.name} is running")
@@ -228,13 +238,20 @@ class Pipeline:
             backend=self.backend,
             config=self.checkpoint,
             policy=policy,
-            world=self._world,
         )
-        asked = Restore(str(Path(restore).absolute()) if restore else None, claim, why, allow_non_restored_state)
+        path = locate(restore) if restore else None
+        asked = Restore(path, claim, why, import_from, allow_non_restored_state)
         job = Job(starter, self.checkpoint, self.restart, self._world, asked)
         self._job = job
         self._thread = threading.Thread(target=self._run, args=(job,), name=f"onceward-{self.name}", daemon=True)
         self._thread.start()
+        try:
+            job.begun.wait()
+        except BaseException:
+            job.stop()
+            raise
+        if job.error is not None:
+            raise job.error
         return job
 
     def wait(self, timeout: float | None = None) -> bool:

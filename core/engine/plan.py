@@ -141,7 +141,7 @@ class Planner:
     def _source(self, operator: Operator, task: TaskId) -> Logic:
         if isinstance(operator.what, Resettable):
             share = operator.what.share(task.subtask, operator.parallelism)
-            return ResettableLogic(share, self.positions[task], self.publish_failed)
+            return ResettableLogic(share, task.subtask, self.positions[task], self.publish_failed)
         return LiveLogic(operator.what, task.subtask, operator.parallelism)
 
     def _process(self, operator: Operator, task: TaskId, guarded: Guarded) -> Logic:

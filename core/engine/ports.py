@@ -98,6 +98,19 @@ class Live(Protocol):
 
 
 @runtime_checkable
+class Checkpointed(Protocol):
+    """A source that has these methods too is told of checkpoints, once by each of its subtasks."""
+
+    def snapshot(self, checkpoint: int, subtask: int) -> None:
+        """The checkpoint's barrier is next: what was given until now comes before it."""
+        ...
+
+    def on_checkpoint_complete(self, checkpoint: int, subtask: int) -> None:
+        """It is completed, and with it all before it. Not called for a savepoint that commits nothing."""
+        ...
+
+
+@runtime_checkable
 class Direct(Protocol):
     """A sink whose rows show as they are written; sinks.base.DirectSink says more."""
 

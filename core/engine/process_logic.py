@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, StateError
 from .functions import FunctionContext, ProcessFunction, states_of
 from .logic import Frozen, Guarded, Logic
 from .state.handles import ListHandle, SubtaskState
@@ -29,11 +28,6 @@ if TYPE_CHECKING:
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
-
-
-def _handle(state: OperatorState) -> ListHandle:
-    """The items as they are now: they may be changed in place before the handle is written out."""
-    return ListHandle(state.redistribute, [_pack(item) for item in state.items])
 
 
 class ProcessLogic(Logic):
@@ -122,9 +116,14 @@ class ProcessLogic(Logic):
         """See Logic."""
         return self._guarded.batch(self._listed("finish", lambda: self._function.finish(self._context)))
 
+    def before_barrier(self, barrier: Barrier) -> Sequence[pa.RecordBatch]:
+        """See Logic."""
+        at = f"snapshot {barrier.checkpoint}"
+        return self._guarded.batch(self._listed(at, lambda: self._function.snapshot(barrier.checkpoint, self._context)))
+
     def freeze(self, barrier: Barrier) -> Frozen:
         """See Logic."""
-        lists = {name: self._guarded.call(name, partial(_handle, state)) for name, state in self._lists.items()}
+        lists = {name: self._handle(name, state) for name, state in self._lists.items()}
         if self._table is None:
             return Frozen(lambda _storage, _folder: (SubtaskState(lists=lists), 0))
         freezing = self._table.freeze(barrier.checkpoint, full=barrier.kind.savepoint)
@@ -139,6 +138,8 @@ class ProcessLogic(Logic):
         """See Logic."""
         if self._table is not None:
             self._table.confirm(checkpoint)
+        at = f"on_checkpoint_complete {checkpoint}"
+        self._guarded.call(at, lambda: self._function.on_checkpoint_complete(checkpoint, self._context))
 
     def close(self) -> None:
         """See Logic."""
@@ -162,6 +163,13 @@ class ProcessLogic(Logic):
                     )
                 setattr(self._function, name, declared.bound(self._scope))
         return bound
+
+    def _handle(self, name: str, state: OperatorState) -> ListHandle:
+        """The items as they are now: they may be changed in place before the handle is written out."""
+        try:
+            return ListHandle(state.redistribute, [_pack(item) for item in state.items])
+        except Exception as error:
+            raise StateError(str(self._guarded.failed(name, error))) from error
 
     def _enter(self, key: Any, encoded: bytes) -> None:
         self._encoded = encoded

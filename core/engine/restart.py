@@ -9,9 +9,14 @@ import random
 from collections import deque
 from collections.abc import Callable  # noqa: TC003 - a dataclass field's type
 from dataclasses import dataclass, field
-from typing import Protocol
+from inspect import signature
+from typing import TYPE_CHECKING, Protocol
 
 from ..errors import ConfigurationError
+from .settings import refuse_unknown, settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Restarts(Protocol):
@@ -41,6 +46,34 @@ class RestartStrategy:
     def begin(self) -> Restarts:
         """A fresh memory of failures, for one run."""
         return self._begin()
+
+    @classmethod
+    def load(cls, path: str | Path | None = None) -> RestartStrategy | None:
+        """The strategy of a TOML file's table `restart` and of environment variables ONCEWARD_RESTART_….
+
+        Args:
+            path: The file; default: the environment alone.
+
+        Returns:
+            None if neither names one: Pipeline has its default then.
+
+        Raises:
+            ConfigurationError: A name is unknown, or a value makes no sense.
+        """
+        values = settings("restart", path)
+        makers = {maker.__name__.replace("_", "-"): maker for maker in _makers(cls)}
+        if not values:
+            return None
+        name = values.pop("strategy", None)
+        if name not in makers:
+            raise ConfigurationError(f"settings of restart: strategy={name!r}: give one of {', '.join(makers)}")
+        known = {p.name: p.default for p in signature(makers[name]).parameters.values() if p.kind is not p.KEYWORD_ONLY}
+        refuse_unknown(f"restart with strategy {name}", values, known)
+        try:
+            numbers = {what: type(known[what])(value) for what, value in values.items()}
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"settings of restart: {error}") from error
+        return makers[name](**numbers)
 
     @classmethod
     def none(cls) -> RestartStrategy:
@@ -93,6 +126,10 @@ class RestartStrategy:
             "exponential-delay",
             lambda: _Exponential(initial, most, factor, jitter=jitter, reset_after=reset_after, fraction=fraction),
         )
+
+
+def _makers(cls: type[RestartStrategy]) -> list[Callable[..., RestartStrategy]]:
+    return [cls.none, cls.fixed_delay, cls.failure_rate, cls.exponential_delay]
 
 
 def _at_least(what: str, value: float, least: float) -> None:

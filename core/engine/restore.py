@@ -1,6 +1,6 @@
 """Restoring: which subtask of the new run gets which state of the old one.
 
-State belongs to an operator by its uid. Keyed state is dealt out by key groups, positions by the source itself,
+State belongs to an operator by its uid. Keyed state is distributed by key groups, positions by the source itself,
 operator state item by item.
 """
 

@@ -1,96 +1,26 @@
-"""The completed checkpoints that are kept, what the decision says of the newest, and what is deleted when.
+"""The completed checkpoints that are kept, and what is deleted when.
 
-The decision log says which checkpoint counts; a checkpoint's folder without a decision that names it is a leaving. So
-the metadata are written first, then the decision that holds their checksum: it is what makes the checkpoint be.
+The decision log says which checkpoint counts; a checkpoint's folder that no decision names is a leftover. So the
+metadata are written first, then the decision that holds their checksum.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import logging
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from ..errors import OncewardError, StateDamagedError
-from .state.handles import Metadata, decode_metadata, encode_metadata
+from .reference import Reference, inline, is_proven, load
 from .state.registry import SharedFiles
-from .state.storage import METADATA, CheckpointStorage, folder_of
+from .state.storage import METADATA, PROOF, folder_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from .state.handles import SubtaskState
+    from .state.handles import Metadata, SubtaskState
+    from .state.storage import CheckpointStorage
 
 _log = logging.getLogger("onceward.engine")
-
-
-class Reference(msgspec.Struct, frozen=True, kw_only=True):
-    """What a decision says of its checkpoint. JSON-serialisable.
-
-    Attributes:
-        folder: Where its metadata are; None: here.
-        sha256: Of the metadata file.
-        inline: The metadata themselves, in base 64.
-        root: Folder that the files of inline metadata are in; None if there are none.
-        claimed: It was not made by this pipeline, which may delete it when newer ones are there.
-    """
-
-    folder: str | None = None
-    sha256: str = ""
-    inline: str = ""
-    root: str | None = None
-    claimed: bool = False
-
-    def as_state(self) -> dict[str, Any]:
-        """For the decision."""
-        return {"checkpoint": msgspec.to_builtins(self)}
-
-    @classmethod
-    def of(cls, state: dict[str, Any]) -> Reference | None:
-        """Out of a decision."""
-        found = state.get("checkpoint")
-        return msgspec.convert(found, cls) if found is not None else None
-
-
-def inline(metadata: Metadata, storage: CheckpointStorage | None = None) -> Reference:
-    """A reference that holds the metadata itself; their files, if any, are in the storage."""
-    root = str(storage.root) if storage is not None else None
-    return Reference(inline=base64.b64encode(encode_metadata(metadata)).decode(), root=root)
-
-
-def resolve(reference: Reference) -> tuple[Metadata, CheckpointStorage | None]:
-    """The metadata that a decision names, and the storage that its files are in.
-
-    Raises:
-        StateDamagedError: They are not what was decided.
-    """
-    if reference.folder is None:
-        storage = CheckpointStorage(reference.root) if reference.root is not None else None
-        return decode_metadata(base64.b64decode(reference.inline), "inside the decision"), storage
-    metadata, storage = load(reference.folder)
-    if _sha256(metadata) != reference.sha256:
-        raise StateDamagedError(f"the checkpoint's metadata in {reference.folder} are not those that were decided")
-    return metadata, storage
-
-
-def reference_to(folder: Path, *, claimed: bool) -> Reference:
-    """A reference to a folder's metadata as they are now."""
-    metadata, _ = load(folder)
-    return Reference(folder=str(folder), sha256=_sha256(metadata), claimed=claimed)
-
-
-def load(folder: str | Path) -> tuple[Metadata, CheckpointStorage]:
-    """A checkpoint's or savepoint's metadata by its folder, and the storage that its files are in."""
-    folder = Path(folder)
-    metadata = CheckpointStorage(folder).read_metadata("")
-    return metadata, CheckpointStorage(folder if metadata.savepoint else folder.parent)
-
-
-def _sha256(metadata: Metadata) -> str:
-    return hashlib.sha256(encode_metadata(metadata)).hexdigest()
 
 
 class Retained:
@@ -109,7 +39,7 @@ class Retained:
         self.folders: list[str] = []
         self._claimed: str | None = None
         self._dying: list[tuple[set[int], list[str]]] = []
-        """Shared files of dropped checkpoints, and those under way that may build on them."""
+        """Shared files of dropped checkpoints, and those in progress that may build on them."""
         self.shared = SharedFiles(storage.delete if storage is not None else _nothing)
 
     def write(self, metadata: Metadata) -> Reference:
@@ -127,14 +57,14 @@ class Retained:
         except BaseException:
             self.shared.delete(self.shared.release(folder))
             raise
-        return Reference(folder=str(self._storage.root / folder), sha256=ref.sha256)
+        return Reference(folder=self._storage.at(folder), sha256=ref.sha256)
 
     def keep(self, checkpoint: int, under_way: Collection[int] = ()) -> None:
         """It was decided: keep it, and drop the oldest beyond the number that is kept. Fails nothing any more.
 
         Args:
             checkpoint: Its id.
-            under_way: Others that are under way: they may build on files of those that are dropped.
+            under_way: Others that are in progress: they may build on files of those that are dropped.
         """
         self.folders.append(folder_of(checkpoint, self._writer))
         self._clean(self.folders[: -self._most], under_way)
@@ -144,7 +74,7 @@ class Retained:
         self._clean([], under_way)
 
     def delete_all(self) -> None:
-        """The run ended, and nobody wants to restore it."""
+        """Delete all of them: their state was dropped, or the run will not be restored."""
         self._clean(list(self.folders))
 
     def discard(self, state: SubtaskState) -> None:
@@ -168,7 +98,8 @@ class Retained:
             except StateDamagedError as error:
                 _log.warning("checkpoint %s is not kept: %s", folder, error)
                 continue
-            if metadata.checkpoint <= up_to:
+            path = self._storage.at(folder)
+            if metadata.checkpoint <= up_to and (path == reference.folder or is_proven(path, metadata)):
                 self.shared.register(folder, metadata.files())
                 self.folders.append(folder)
         if clean:  # only what older runs left: another one may have started since
@@ -197,7 +128,7 @@ class Retained:
             self._drop(folders, under_way)
             claimed, self._claimed = self._claimed, None
             if claimed is not None:
-                _delete_claimed(Path(claimed))
+                _delete_claimed(claimed)
         except (OSError, OncewardError) as error:
             _log.warning("files of older checkpoints are left: %s", error)
 
@@ -213,15 +144,16 @@ def writer_of_file(path: str) -> int:
     return int(number) if number.isdigit() else -1
 
 
-def _delete_claimed(folder: Path) -> None:
+def _delete_claimed(folder: str) -> None:
     """Delete a savepoint's files, or a checkpoint's own ones: those that it shares with others stay."""
     metadata, storage = load(folder)
     if metadata.savepoint:
         storage.delete(ref.path for refs in metadata.files().values() for ref in refs)
-        storage.delete([METADATA])
-        folder.rmdir()
+        storage.delete([METADATA, PROOF])
+        if storage.is_empty:
+            storage.delete_folder("")
     else:
-        storage.delete_folder(folder.name)
+        storage.delete_folder(folder.rpartition("/")[2])
 
 
 def _nothing(_paths: Iterable[str]) -> None:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from ..errors import OncewardError
 from .logic import Frozen, Logic
+from .ports import Checkpointed
 from .state.handles import SubtaskState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -25,6 +26,21 @@ class SourceLogic(Logic):
     """Base of what feeds a source's subtask."""
 
     kind = "source"
+
+    def __init__(self, source: object, subtask: int) -> None:
+        self._told = source if isinstance(source, Checkpointed) else None
+        self._subtask = subtask
+
+    def before_barrier(self, barrier: Barrier) -> Sequence[pa.RecordBatch]:
+        """See Logic."""
+        if self._told is not None:
+            self._told.snapshot(barrier.checkpoint, self._subtask)
+        return []
+
+    def confirm(self, checkpoint: int) -> None:
+        """See Logic."""
+        if self._told is not None:
+            self._told.on_checkpoint_complete(checkpoint, self._subtask)
 
     def poll(self) -> Any:
         """The next batch; None if there is none now; EXHAUSTED."""
@@ -41,13 +57,19 @@ class ResettableLogic(SourceLogic):
 
     Args:
         source: This subtask's share.
+        subtask: Its number.
         position: Where to begin.
         on_publish_failure: Told what publishing failed with; it fails nothing.
     """
 
     def __init__(
-        self, source: Resettable, position: Position, on_publish_failure: Callable[[OncewardError], None]
+        self,
+        source: Resettable,
+        subtask: int,
+        position: Position,
+        on_publish_failure: Callable[[OncewardError], None],
     ) -> None:
+        super().__init__(source, subtask)
         self._source = source
         self._position = position
         self._until: Position | None = None
@@ -96,6 +118,7 @@ class ResettableLogic(SourceLogic):
 
     def confirm(self, checkpoint: int) -> None:
         """Publish how far was read, now that it is committed."""
+        super().confirm(checkpoint)
         position = self._stored.get(checkpoint)
         self._stored = {later: kept for later, kept in self._stored.items() if later > checkpoint}
         if position is not None:
@@ -114,6 +137,7 @@ class LiveLogic(SourceLogic):
     """One subtask of a source that cannot be read again."""
 
     def __init__(self, source: Live, subtask: int, parallelism: int) -> None:
+        super().__init__(source, subtask)
         self._listen: Callable[[], Iterator[pa.RecordBatch | None]] = lambda: source.listen(subtask, parallelism)
         self._arriving: Iterator[pa.RecordBatch | None] | None = None
 

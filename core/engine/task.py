@@ -1,8 +1,9 @@
 """A task: one subtask of one operator, between its input gate and its outputs.
 
-It works in steps that never wait: threads and the simulator call `step` alike. What a barrier does, in this order
-(the textbook's): it is passed on first, then the state is frozen (synchronous part), then it is written out and
-acknowledged while rows go on (asynchronous part).
+It works in steps that never wait: threads and the simulator call `step` alike. What a barrier does, in this order: the
+state is frozen (synchronous part) and the barrier is passed on, in one step; then the state is written out and
+acknowledged while rows go on (asynchronous part). A task that cannot freeze its state sends a cancel marker instead of
+the barrier and goes on; a sink that cannot prepare fails the run, for its rows are behind the sources' positions.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from ..errors import OncewardError
+from ..errors import OncewardError, StateError
 from .elements import Barrier, Cancel, Element, End, TaskId
 from .gate import Aligned, Cancelled, Ended, Gate, Rows
 from .pending import TaskAck
@@ -81,6 +82,7 @@ class TaskWorld:
         now: Seconds since 1970, for timers.
         run_later: Runs the asynchronous part of a snapshot.
         storage: Where a checkpoint's files go: storage and folder in it.
+        most: Bytes that a checkpoint may keep of this task inside the decision log; None: any number.
     """
 
     report: Report
@@ -88,6 +90,7 @@ class TaskWorld:
     now: Callable[[], float]
     run_later: Callable[[Callable[[], None]], None]
     storage: Callable[[Barrier], tuple[CheckpointStorage | None, str]]
+    most: int | None = None
 
 
 class Task:
@@ -218,9 +221,15 @@ class Task:
             return
         if barrier.kind.drains:
             self._drain()
-        self._broadcast(barrier)
+        self._emit(self.logic.before_barrier(barrier))
         began = self._world.monotonic()
-        frozen = self.logic.freeze(barrier)
+        try:
+            frozen = self.logic.freeze(barrier)
+        except StateError as error:
+            self._broadcast(Cancel(barrier.checkpoint))
+            self._world.report.declined(self.id, barrier.checkpoint, str(error))
+            return
+        self._broadcast(barrier)
         sync = self._world.monotonic() - began
         if barrier.kind.terminal:
             self._suspended = barrier.checkpoint
@@ -231,6 +240,11 @@ class Task:
         try:
             storage, folder = self._world.storage(barrier)
             state, written = frozen.write(storage, folder)
+            if storage is None and self._world.most is not None and state.size > self._world.most:
+                raise StateError(
+                    f"the state of {self.id} has {state.size} bytes, and the decision log keeps {self._world.most} at "
+                    "most: use FileBackend or RocksDBBackend, or MemoryBackend(most=…)"
+                )
         except (OncewardError, OSError) as error:
             self._world.report.declined(self.id, barrier.checkpoint, str(error))
             return

@@ -1,4 +1,4 @@
-"""Processing-time timers of one subtask: kept in keyed state, so that they are checkpointed and dealt out with it."""
+"""Processing-time timers of one subtask: kept in keyed state, so that they are checkpointed and distributed with it."""
 
 from __future__ import annotations
 

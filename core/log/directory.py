@@ -1,21 +1,20 @@
 """A decision log in a local or shared directory.
 
-A value is written to a temporary file, synced, and given its name by a hard link, which fails if the name exists;
-then the directory is synced. Creating the file under its final name with O_EXCL would be enough for exclusion but
-exposes an empty entry after a crash. A reader syncs the directory before it acts on what it saw, or a power failure
-could take back an entry that it has already acted on.
+A value is put once and whole (core/folders.py). A reader syncs the directory before it acts on what it saw, or a power
+failure could take back an entry that it has already acted on.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import StoreError
-from ..folders import sync_folder
+from ..folders import make_folder, put_once, sync_folder
 
-_TEMPORARY = ".put-"
+if TYPE_CHECKING:
+    import os
 
 
 class DirectoryStore:
@@ -31,27 +30,19 @@ class DirectoryStore:
         self.path = Path(path)
         self._shared = shared
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            for parent in (self.path, *list(self.path.parents)[:3]):
-                sync_folder(parent)
+            make_folder(self.path)
+            for parent in list(self.path.parents)[:3]:  # Spark and mkdir make folders without syncing them
+                with suppress(PermissionError):  # it may be entered and not read, as homes often are
+                    sync_folder(parent)
         except OSError as error:
             raise StoreError(f"cannot make the decision log's directory {self.path}: {error}") from error
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """See LogStore."""
-        temporary = self.path / f"{_TEMPORARY}{secrets.token_hex(8)}"
         try:
-            _write(temporary, data)
-            try:
-                os.link(temporary, self.path / key)
-                won = True
-            except FileExistsError:
-                won = False
-            temporary.unlink()
-            sync_folder(self.path)
+            return put_once(self.path / key, data)
         except OSError as error:
             raise StoreError(f"cannot write entry {key} in {self.path}: {error}") from error
-        return won
 
     def get(self, key: str) -> bytes | None:
         """See LogStore."""
@@ -88,10 +79,3 @@ class DirectoryStore:
     def shared(self) -> bool:
         """See LogStore."""
         return self._shared
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

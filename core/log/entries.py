@@ -44,6 +44,16 @@ class EpochInput(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class Rewound(msgspec.Struct, frozen=True, kw_only=True):
+    """Which rewind: one that is asked for again in the same words has been done."""
+
+    query: str
+    """Identity of the query that went back."""
+    epoch: int
+    """First epoch after it; -1 for whichever the driver offered first."""
+    why: str
+
+
 class _Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry"):
     pipeline: str
     log: str
@@ -72,6 +82,8 @@ class Decide(_Entry, frozen=True, kw_only=True, tag="DECIDE"):
     """State handles of the embedded engine, by operator uid (JSON values)."""
     follows: int | None = None
     """Where numbers may have gaps, because checkpoints of the embedded engine were given up: the epoch before."""
+    rewind: Rewound | None = None
+    """The newest rewind before this decision: its own entry is pruned."""
 
 
 class Completed(_Entry, frozen=True, kw_only=True, tag="COMPLETED"):
@@ -82,10 +94,9 @@ class Completed(_Entry, frozen=True, kw_only=True, tag="COMPLETED"):
 
 
 class Rewind(_Entry, frozen=True, kw_only=True, tag="REWIND"):
-    """Somebody chose to go back: the next decision is for `epoch`; -1 for whichever the driver offers first."""
+    """Somebody chose to go back: the next decision is for `rewind.epoch`."""
 
-    epoch: int
-    why: str
+    rewind: Rewound
 
 
 class Void(_Entry, frozen=True, kw_only=True, tag="VOID"):

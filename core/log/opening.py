@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, NoDecisionLogError
 from .directory import DirectoryStore
 from .objects import CONDITIONAL_PUT, ObjectStore
 
 if TYPE_CHECKING:
     from .store import LogStore
 
-_SQL = ("sqlite", "postgresql", "mysql", "mariadb", "oracle", "mssql")
+_SQL = ("sqlite", "postgresql", "mariadb", "mysql")
 
 
 IN_CHECKPOINT = "onceward"
@@ -30,6 +30,7 @@ def open_store(url: str, *, pipeline: str = "default", existing: bool = False) -
         existing: Only look: nothing is made or probed, and what is not there is an error.
 
     Raises:
+        NoDecisionLogError: There is none, and `existing` is set.
         ConfigurationError: The URL names nothing that can hold a decision log.
         StoreError: The store did not answer.
     """
@@ -39,7 +40,7 @@ def open_store(url: str, *, pipeline: str = "default", existing: bool = False) -
         shared = parse_qs(parts.query).get("shared", ["false"])[-1].lower() == "true"
         path = unquote(parts.path) if scheme else url
         if existing and not Path(path).is_dir():
-            raise ConfigurationError(f"no such folder: {path}")
+            raise NoDecisionLogError(f"no such folder: {path}")
         return DirectoryStore(path, shared=shared)
     if scheme in _SQL:
         from .sql import SqlStore  # noqa: PLC0415 - SQLAlchemy is an extra

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..errors import EpochConflictError, LogDamagedError
-from .entries import Completed, Decide, Entry, EpochInput, Resolved, Rewind, Start, Void
+from ..transaction.ownership import NOTHING, Progress
+from .entries import Completed, Decide, Entry, EpochInput, Resolved, Rewind, Rewound, Start, Void
 from .permit import CommitPermit, _mint
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ class LogView:
         rewound: Whether a REWIND is newer than any decision.
         awaited: The only epoch that a REWIND or a VOID lets be decided next; NONE if none of them said so.
         before: What the next decision's input must go on from; None if that is not known.
+        rewind: The newest rewind that was done, whether decisions have followed it or not.
+        claimed: Sinks that have claimed their names for this log: each sink of a completed decision since the rewind.
+        finished: How far the completed decisions have come.
     """
 
     log: str = ""
@@ -54,7 +58,15 @@ class LogView:
     rewound: bool = False
     awaited: int = NONE
     before: EpochInput | None = None
+    rewind: Rewound | None = None
+    claimed: frozenset[str] = frozenset()
+    finished: Progress = NOTHING
     positions: tuple[tuple[int, Entry], ...] = ()
+
+    @property
+    def progress(self) -> Progress:
+        """Writer and epoch of the newest decision that stands."""
+        return _progress(self.undone) if self.undone is not None else self.finished
 
     def permit(self) -> CommitPermit | None:
         """Permit for the decision that waits to be finished."""
@@ -106,15 +118,17 @@ def _step(view: LogView, entry: Entry) -> LogView:
         case Completed():
             return _complete(view, entry)
         case Rewind():
-            before = max(entry.epoch - 1, NONE)
+            before = max(entry.rewind.epoch - 1, NONE)
             return replace(
                 view,
                 decided=before,
                 completed=before,
                 newest=None,
                 rewound=True,
-                awaited=entry.epoch,
+                awaited=entry.rewind.epoch,
                 before=None,
+                rewind=entry.rewind,
+                claimed=frozenset(),
             )
         case Void():
             return _void(view, entry)
@@ -128,7 +142,7 @@ def _decide(view: LogView, entry: Decide) -> LogView:
             f"entry {entry.position} decides epoch {entry.epoch} while epoch {view.undone.epoch} is not completed"
         )
     pruned = entry.follows is not None and view.decided == NONE  # the decision that it follows may be
-    if not (pruned or _may_follow(view, entry.epoch, entry.follows)):
+    if not (pruned or may_follow(view, entry.epoch, entry.follows)):
         raise LogDamagedError(f"entry {entry.position} decides epoch {entry.epoch} after epoch {view.decided}")
     return replace(
         view,
@@ -139,6 +153,7 @@ def _decide(view: LogView, entry: Decide) -> LogView:
         skipped=frozenset(),
         rewound=False,
         awaited=NONE,
+        rewind=entry.rewind,
     )
 
 
@@ -160,7 +175,15 @@ def _complete(view: LogView, entry: Completed) -> LogView:
         raise LogDamagedError(
             f"entry {entry.position} completes epoch {entry.epoch}, but epoch {view.undone.epoch} is the one decided"
         )
-    return replace(view, completed=entry.epoch, undone=None, floor=max(view.floor, entry.floor))
+    done, floor = view.undone, max(view.floor, entry.floor)
+    if done is None:
+        return replace(view, completed=entry.epoch, floor=floor)
+    claimed = view.claimed | set(done.sinks)
+    return replace(view, completed=entry.epoch, undone=None, floor=floor, claimed=claimed, finished=_progress(done))
+
+
+def _progress(decision: Decide) -> Progress:
+    return Progress(decision.start, decision.epoch)
 
 
 def _next_epoch(view: LogView) -> int | None:
@@ -170,7 +193,7 @@ def _next_epoch(view: LogView) -> int | None:
     return view.decided + 1 if view.decided != NONE else None
 
 
-def _may_follow(view: LogView, epoch: int, follows: int | None) -> bool:
+def may_follow(view: LogView, epoch: int, follows: int | None = None) -> bool:
     """Whether the epoch may be decided next; with gaps if it names the one that it follows."""
     if follows is not None and view.awaited == NONE:
         return follows == view.decided < epoch
@@ -195,7 +218,7 @@ def check_next(view: LogView, epoch: int, pipeline: str, follows: int | None = N
             pipeline=pipeline,
             epoch=epoch,
         )
-    if not _may_follow(view, epoch, follows):
+    if not may_follow(view, epoch, follows):
         expected = _next_epoch(view) if follows is None else f"a later one that follows {view.decided}"
         raise EpochConflictError(
             f"the newest decided epoch is {view.decided}, so only epoch {expected} can be decided next. "

@@ -19,7 +19,20 @@ import msgspec
 
 from ..errors import DecisionInDoubtError, EpochConflictError, FencedError, ProtocolError, StoreError
 from ..steps import Step, reach
-from .entries import Completed, Decide, Entry, EpochInput, Resolved, Rewind, Start, Void, encode, key_of, position_of
+from .entries import (
+    Completed,
+    Decide,
+    Entry,
+    EpochInput,
+    Resolved,
+    Rewind,
+    Rewound,
+    Start,
+    Void,
+    encode,
+    key_of,
+    position_of,
+)
 from .permit import CommitPermit, _mint
 from .reader import read
 from .records import record_key
@@ -121,6 +134,7 @@ class LogWriter:
             input=epoch_input,
             state=state or {},
             follows=follows,
+            rewind=self.view.rewind,
         )
         self._append(decision)
         reach(Step.DECIDE_AFTER)
@@ -141,9 +155,9 @@ class LogWriter:
         reach(Step.COMPLETE_AFTER)
         self._prune(floor)
 
-    def rewind(self, epoch: int, why: str) -> None:
-        """Record that the next decision is for `epoch` (NONE: for any), whatever was decided before."""
-        self._append(Rewind(**self._fields(), epoch=epoch, why=why))
+    def rewind(self, rewind: Rewound) -> None:
+        """Record that the next decision is for `rewind.epoch` (NONE: for any), whatever was decided before."""
+        self._append(Rewind(**self._fields(), rewind=rewind))
 
     def void(self, epoch: int, proofs: Sequence[str]) -> None:
         """Void the epoch's decision, of which the target proved that nothing was committed."""
@@ -182,11 +196,11 @@ class LogWriter:
         """Audit records outlive their entries."""
         try:
             for _, entry in self.view.positions:
-                if isinstance(entry, Resolved):
+                if isinstance(entry, Resolved | Void):
                     self._offer(record_key(entry.position), encode(entry))
         except StoreError as error:
             raise DecisionInDoubtError(
-                f"the audit record of a lost transaction could not be kept ({error}). The decision stands; a restart "
+                f"the audit record of lost transactions could not be kept ({error}). The decision stands; a restart "
                 "goes on",
                 **self._who(),
             ) from error

@@ -3,6 +3,7 @@
 from .committable import ANY_EPOCH, Acknowledgement, Committable
 from .context import WriteContext
 from .outcome import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, ExternalState
+from .ownership import Progress
 
 __all__ = [
     "ANY_EPOCH",
@@ -13,5 +14,6 @@ __all__ = [
     "CommitStatus",
     "Committable",
     "ExternalState",
+    "Progress",
     "WriteContext",
 ]

@@ -26,6 +26,11 @@ class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
 
     A name that this process used in that epoch or an older one, or under an older writer, may be used again.
     """
+    session: str = ""
+    """Which run of the driver, where each of its epochs has a START of its own; empty where a run has one START.
+
+    Between the STARTs of one session no subtask is at work, so names may go on from one to the next.
+    """
 
     @property
     def scope(self) -> Scope:

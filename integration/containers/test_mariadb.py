@@ -22,14 +22,15 @@ from onceward.core.names import parse_transaction_name
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, WriteContext
 from onceward.sinks.sqlalchemy import SqlAlchemySink
 from onceward.testing.conformance import SinkConformance, Subject
+from onceward.testing.containers import MariaDbContainer
 
 from ..postgres_kit import SCHEMA, SCOPE, Proxy, context, expected, in_child, words, write
+from ..simulator_kit import ledger_contract
 from ..sql_kit import MariaDatabase, maria_database
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onceward.testing.containers import MariaDbContainer
 
 pytestmark = pytest.mark.containers
 
@@ -484,6 +485,20 @@ def test_processes_that_start_together_all_find_the_ledger(database: MariaDataba
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(start, range(4)))
     assert database.run("SELECT pipeline, sink FROM onceward_pipelines") == [("orders", "words")]
+
+
+@pytest.mark.parametrize("how", ["prepared", "staging"])
+class TestLedgerOnMariaDb(ledger_contract.LedgerContract):
+    @pytest.fixture
+    def make(self, database: MariaDatabase, how: str) -> Callable[..., SqlAlchemySink]:
+        return lambda name: SqlAlchemySink(name, url=database.url, table="words", commit=how)
+
+    @pytest.fixture
+    def elsewhere(self, how: str) -> Iterator[SqlAlchemySink]:
+        with MariaDbContainer() as container, maria_database(container.url) as other:
+            other.run("CREATE TABLE words (id bigint PRIMARY KEY, word text)")
+            yield other.sink(how)
+            close_idle()
 
 
 def test_large_epochs_are_staged_in_pieces_that_the_server_takes(database: MariaDatabase) -> None:

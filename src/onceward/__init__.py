@@ -1,4 +1,122 @@
-"""onceward: exactly-once sinks and sources for PySpark, by two-phase commit."""
+"""onceward: exactly-once sinks and sources for PySpark, by two-phase commit.
+
+Everything that a user needs is here, and imported when it is asked for: `import onceward` loads neither pyspark nor
+any client of an external system.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from .connectors.spark.any_source import read_stream
+    from .connectors.spark.exactly_once import exactly_once
+    from .connectors.spark.formats import register
+    from .core import (
+        CheckpointConfig,
+        FileBackend,
+        MemoryBackend,
+        Pipeline,
+        RestartStrategy,
+        RocksDBBackend,
+        open_store,
+    )
+    from .core.engine import ListState, MapState, OperatorState, ProcessFunction, ReducingState, ValueState
+    from .core.transaction import (
+        AbortOutcome,
+        AbortStatus,
+        CommitOutcome,
+        CommitStatus,
+        Committable,
+        ExternalState,
+        Progress,
+        WriteContext,
+    )
+    from .sinks import (
+        DirectSink,
+        FileSink,
+        Guarantee,
+        HttpSink,
+        IdempotentSink,
+        KafkaSink,
+        PostgresSink,
+        RedisSink,
+        Scope,
+        SqlAlchemySink,
+        TwoPhaseCommitSink,
+        WriteAheadLogSink,
+    )
+    from .sources import FileSource, KafkaSource, LiveSource, ResettableSource, SequenceSource
 
 __version__ = "0.1.0"
-__all__ = ["__version__"]
+__all__ = [
+    "AbortOutcome",
+    "AbortStatus",
+    "CheckpointConfig",
+    "CommitOutcome",
+    "CommitStatus",
+    "Committable",
+    "DirectSink",
+    "ExternalState",
+    "FileBackend",
+    "FileSink",
+    "FileSource",
+    "Guarantee",
+    "HttpSink",
+    "IdempotentSink",
+    "KafkaSink",
+    "KafkaSource",
+    "ListState",
+    "LiveSource",
+    "MapState",
+    "MemoryBackend",
+    "OperatorState",
+    "Pipeline",
+    "PostgresSink",
+    "ProcessFunction",
+    "Progress",
+    "RedisSink",
+    "ReducingState",
+    "ResettableSource",
+    "RestartStrategy",
+    "RocksDBBackend",
+    "Scope",
+    "SequenceSource",
+    "SqlAlchemySink",
+    "TwoPhaseCommitSink",
+    "ValueState",
+    "WriteAheadLogSink",
+    "WriteContext",
+    "__version__",
+    "exactly_once",
+    "open_store",
+    "read_stream",
+    "register",
+]
+
+_MODULES: Final = {
+    ".connectors.spark.any_source": "read_stream",
+    ".connectors.spark.exactly_once": "exactly_once",
+    ".connectors.spark.formats": "register",
+    ".core": """
+        CheckpointConfig FileBackend ListState MapState MemoryBackend OperatorState Pipeline ProcessFunction
+        ReducingState RestartStrategy RocksDBBackend ValueState open_store""",
+    ".core.transaction": """
+        AbortOutcome AbortStatus CommitOutcome CommitStatus Committable ExternalState Progress WriteContext""",
+    ".sinks": """
+        DirectSink FileSink Guarantee HttpSink IdempotentSink KafkaSink PostgresSink RedisSink Scope SqlAlchemySink
+        TwoPhaseCommitSink WriteAheadLogSink""",
+    ".sources": "FileSource KafkaSource LiveSource ResettableSource SequenceSource",
+}
+_HOMES: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

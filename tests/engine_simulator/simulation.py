@@ -1,30 +1,40 @@
 """One run: a scheduler that picks by its seed what happens next, and crashes, delays and loses things meanwhile.
 
 Each crash drops the whole machine; what remains is the decision log, the state that was written out, and the target.
-A machine that was dropped may live on for a while as a zombie beside its successor. At the end one more start sweeps,
-and every record's effect must show exactly once.
+A machine that was dropped may live on for a while as a zombie beside its successor. The command line is repeated at
+each start, and changed now and then: it may name any savepoint or checkpoint that was ever seen, decided or not. At the
+end one more start sweeps, and the laws are checked:
+
+1. Nothing is missing, whatever was restored.
+2. Each record's effect shows once; once more, at most, for each reason that was given for going back.
+3. Nothing is left prepared.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from onceward.core import CheckpointConfig
-from onceward.core.checkpoint import Backoff, CommitPolicy
+import fsspec
+
+from onceward.core import CheckpointConfig, FileBackend, MemoryBackend
+from onceward.core.checkpoint import Backoff, CommitPolicy, OnLost
 from onceward.core.engine import EngineWorld, Mode
 from onceward.core.engine.elements import Barrier, Kind
 from onceward.core.engine.machine import Machine
-from onceward.core.engine.start import Restore, Starter
+from onceward.core.engine.origin import Restore
+from onceward.core.engine.pending import Status
+from onceward.core.engine.start import Starter
+from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import OncewardError, StateError
 from onceward.core.steps import Step, hooked
 
 from ..engine_kit import Target
 from .graphs import RandomGraph
+from .operator import Operator
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,7 +104,9 @@ class Simulation:
             retained=self.random.choice([1, 2]),
             mode=mode,
         ).checked()
-        self.graph = RandomGraph(self.random, self.target, checkpoint=self.config)
+        self.folder_name = f"memory://onceward-simulated-{seed}"
+        backend = self.random.choice([MemoryBackend, lambda: FileBackend(f"{self.folder_name}/state")])()
+        self.graph = RandomGraph(self.random, self.target, checkpoint=self.config, backend=backend)
         self.world = EngineWorld(
             monotonic=lambda: self.time,
             now=lambda: self.time,
@@ -103,12 +115,22 @@ class Simulation:
         )
         pause = Backoff(sleep=self.pass_time, fraction=self.random.random)
         self.policy = CommitPolicy(
-            commits=pause, puts=pause, monotonic=lambda: self.time, token=lambda: f"{self.random.getrandbits(64):016x}"
+            on_lost=OnLost.REPLAY,
+            commits=pause,
+            puts=pause,
+            monotonic=lambda: self.time,
+            token=lambda: f"{self.random.getrandbits(64):016x}",
         )
         self.crashes = self.random.choice([0, 1, 2, 4, 8])
         self.losses = self.random.choice([0, 0, 1, 3])
         self.likely = self.random.choice([0.0005, 0.003, 0.02])
-        self.savepoints = self.random.choice([0, 0, 1, 2])
+        self.savepoints = self.random.choice([0, 1, 2, 4])
+        self.suspends = self.random.choice([0, 1, 2])
+        self.suspended_into = ""
+        self.requested: list[str] = []
+        self.vanishing = self.random.choice([0, 0, 0, 1, 2])
+        self.operator = Operator(self.random, self.random.choice([0, 2, 4]) if mode is Mode.EXACTLY_ONCE else 0)
+        self.crashes += self.operator.changes  # a command line that is not repeated shows little
         self.zombie: Attempt | None = None
 
     def pass_time(self, seconds: float) -> None:
@@ -120,19 +142,28 @@ class Simulation:
         Raises:
             ViolationError: A promise was broken.
         """
-        with hooked(self.reach), TemporaryDirectory(prefix="onceward-simulated-") as self.folder_name:
-            attempts = 1
-            while not self.one_attempt():
-                attempts += 1
-                if attempts > MOST_ATTEMPTS:
-                    raise ViolationError(self.said("starts again and again"))
-            self.crashes = 0
-            self.starter().start(Restore())  # sweeps what a zombie prepared late
+        try:
+            with hooked(self.reach):
+                attempts = 1
+                while not self.one_attempt():
+                    attempts += 1
+                    if attempts > MOST_ATTEMPTS:
+                        raise ViolationError(self.said("starts again and again"))
+                self.crashes = self.vanishing = self.operator.changes = 0
+                while self.start() is None:  # sweeps what a zombie prepared late
+                    pass
+        finally:
+            with suppress(FileNotFoundError):
+                fsspec.filesystem("memory").rm(self.folder_name.removeprefix("memory:/"), recursive=True)
         self.check()
         return self
 
     def reach(self, step: Step) -> None:
-        if self.crashes and self.random.random() < self.likely * 3:
+        if step is Step.DECIDE_AFTER and self.vanishing and self.random.random() < 0.1:
+            self.vanishing -= 1
+            self.note(f"the target forgets {len(self.target.prepared)} prepared transactions")
+            self.target.prepared.clear()
+        if self.crashes and self.random.random() < self.likely * (30 if step is Step.DECIDE_BEFORE else 3):
             self.crash(f"at {step}")
 
     def crash(self, where: str) -> None:
@@ -145,16 +176,15 @@ class Simulation:
 
     def starter(self) -> Starter:
         p = self.graph.pipeline
-        return Starter(
-            p.name, p.graph, p.store, backend=p.backend, config=self.config, policy=self.policy, world=self.world
-        )
+        return Starter(p.name, p.graph, p.store, backend=p.backend, config=self.config, policy=self.policy)
 
     def one_attempt(self) -> bool:
         """Start and drive a machine until it ends (True), fails or crashes."""
         attempt = None
         try:
-            started = self.starter().start(Restore())
-            self.note(f"started, next is checkpoint {started.next_id}")
+            started = self.start()
+            if started is None:
+                return False
             attempt = self.machine(started)
             return self.drive(attempt)
         except Crash:
@@ -165,6 +195,23 @@ class Simulation:
         finally:
             if attempt is not None:
                 attempt.close()
+
+    def start(self) -> Started | None:
+        """Start with the operator's command line; None if it is refused."""
+        self.look_around()
+        command = self.operator.next()
+        try:
+            started = self.starter().start(command)
+        except Crash:
+            self.operator.accepted()
+            raise
+        except OncewardError as error:
+            self.note(f"{command} is refused: {error}")
+            self.operator.refused(error)
+            return None
+        self.operator.accepted()
+        self.note(f"started with {command} at {started.restored}, next is checkpoint {started.next_id}")
+        return started
 
     def machine(self, started: Started) -> Attempt:
         messages: deque[Callable[[], None]] = deque()
@@ -182,9 +229,14 @@ class Simulation:
     def drive(self, attempt: Attempt) -> bool:
         machine = attempt.machine
         for _ in range(MOST_STEPS):
+            if self.operator.changes and self.random.random() < 0.01:
+                self.look_around()
             if machine.all_finished:
-                self.note("finished")
-                return True
+                kind = next(r.kind for r in reversed(machine.checkpoints.history) if r.status == Status.COMPLETED)
+                self.note(f"finished with a {kind} checkpoint")
+                if kind == Kind.SUSPEND.name.lower():
+                    self.operator.change(Restore(path=self.suspended_into))
+                return kind == Kind.FINAL.name.lower()
             if machine.failure is not None:
                 self.note(f"failed: {machine.failure}")
                 return False
@@ -198,7 +250,11 @@ class Simulation:
     def one_step(self, attempt: Attempt) -> None:
         """Let one thing happen: a task's step, a message, an asynchronous part, or some time."""
         if self.savepoints and self.random.random() < 0.002:
-            self.savepoint(attempt)
+            self.savepoints -= 1
+            self.savepoint(attempt, Kind.SAVEPOINT)
+        if self.suspends and self.random.random() < 0.001:
+            self.suspends -= 1
+            self.savepoint(attempt, Kind.SUSPEND)
         what = self.random.random()
         if what < 0.70:
             task = self.random.choice(list(attempt.machine.tasks.values()))
@@ -226,12 +282,24 @@ class Simulation:
         self.losses -= 1
         return True
 
-    def savepoint(self, attempt: Attempt) -> None:
+    def savepoint(self, attempt: Attempt, kind: Kind) -> None:
         """Ask for one, somewhere new."""
-        self.savepoints -= 1
-        self.note("a savepoint is asked for")
-        folder = f"{self.folder_name}/{self.savepoints}-{len(self.trace)}"
-        attempt.machine.checkpoints.request(Kind.SAVEPOINT, self.time, folder)
+        folder = f"{self.folder_name}/save-{len(self.trace)}"
+        self.note(f"{kind.name} into {folder} is asked for")
+        self.requested.append(folder)
+        if kind is Kind.SUSPEND:
+            self.suspended_into = folder
+        attempt.machine.checkpoints.request(kind, self.time, folder)
+
+    def look_around(self) -> None:
+        """The operator sees what savepoints and checkpoints there are, decided or not."""
+        own = self.graph.pipeline.backend.storage
+        logs = own._files.names("") if own is not None else []
+        storages = [CheckpointStorage(own.at(log)) for log in logs] if own is not None else []
+        there = [storage.at(name) for storage in storages for name in storage.checkpoints()]
+        there += [folder for folder in self.requested if not CheckpointStorage(folder).is_empty]
+        self.operator.there = there
+        self.operator.folders += [folder for folder in there if folder not in self.operator.folders]
 
     def step_zombie(self, zombie: Attempt) -> None:
         """It does not know that it should be dead; the decision log stops it."""
@@ -249,19 +317,21 @@ class Simulation:
             self.zombie = None
 
     def check(self) -> None:
-        """Exactly once: as often as expected. At least once: not less often."""
+        """Exactly once: as often as expected, with each way back once more at most. At least once: not less often."""
+        most = 1 + len(self.operator.ways_back)
         for name, expected in self.graph.expected.items():
             seen = self.graph.seen(name)
             if self.config.mode is Mode.EXACTLY_ONCE:
-                if seen != expected:
-                    raise ViolationError(self.said(name, "missing", expected - seen, "doubled", seen - expected))
+                duplicated = seen - Counter({row: count * most for row, count in expected.items()})
+                if expected - seen or duplicated:
+                    raise ViolationError(self.said(name, "missing", expected - seen, "too often", duplicated))
             elif name == "plain" and expected - seen:
                 raise ViolationError(self.said(name, "missing", expected - seen))
         if self.target.prepared:
             raise ViolationError(self.said("target", "left prepared", list(self.target.prepared)))
 
     @property
-    def doubled(self) -> bool:
+    def duplicated(self) -> bool:
         """Whether some record's effect shows more than once."""
         return any(self.graph.seen(name) - expected for name, expected in self.graph.expected.items())
 

@@ -21,6 +21,8 @@ from .audit import Txn
 from .world import Violation
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .audit import Audit
     from .world import World
 
@@ -223,6 +225,12 @@ class Broker:
             self._mark(number, producer[0], commit=commit)
         return NONE
 
+    def holds(self, producer: Producer, numbers: Iterable[int]) -> bool:
+        """Whether one of these partitions, with a leader or without, has a transaction of this producer open."""
+        pid, epoch = producer
+        found = [self.partitions[number].open.get(pid) for number in numbers]
+        return any(data is not None and data.epoch == epoch for data in found)
+
     def leaderless(self, number: int) -> bool:
         """Whether the partition has no leader now."""
         return self._world.tick < self.partitions[number].leaderless_until
@@ -250,8 +258,14 @@ class Broker:
         self.ids[name] = TransactionalId(name, self._pid(), state=ONGOING, txn=txn)
 
     def lose_leader(self, number: int) -> None:
-        """A partition has no leader for a while."""
-        self.partitions[number % PARTITIONS].leaderless_until = self._world.tick + number % 97
+        """A partition has no leader for a while.
+
+        Not where an operator has ended a transaction behind the coordinator's back: nobody could see it any more, and
+        half of a timeout later it would be committed. See docs/simulator.md, what is left out.
+        """
+        behind = [k for k in self.ids.values() if k.state == ONGOING and k.txn is not None and k.txn.state == "aborted"]
+        if not behind:
+            self.partitions[number % PARTITIONS].leaderless_until = self._world.tick + number % 197
 
     def recover(self) -> None:
         """Every partition has a leader again."""

@@ -17,9 +17,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from onceward.core.errors import PostgresError
+from onceward.core.names import parse_transaction_name
+from onceward.core.transaction.ownership import NOTHING, Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from onceward.core.names import Scope
 
     from .audit import Audit, Txn
     from .world import Process, World
@@ -88,6 +92,11 @@ class Database:
         live = [s.txn for s in self.sessions if not s.broken and s.process.alive and s is not session]
         live += [held.txn for held in self.prepared.values()]
         return any(set(rows) & set(txn.rows) for txn in live if txn.sink == session.txn.sink)
+
+    def progress(self, scope: Scope) -> Progress:
+        """Generation and epoch of the newest commit of this log that the ledger knows."""
+        mine = (parse_transaction_name(gid) for gid, whose in self.ledger.items() if whose == scope)
+        return max((Progress(name.start, name.epoch) for name in mine if name is not None), default=NOTHING)
 
     def put_aside(self, session: Session, gid: str, where: dict[str, Held], what: str) -> None:
         """PREPARE TRANSACTION, or the COMMIT of staged rows.

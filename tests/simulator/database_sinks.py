@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onceward.core.errors import EpochConflictError
 from onceward.core.names import parse_transaction_name
 from onceward.core.transaction import (
     AbortOutcome,
@@ -15,6 +14,7 @@ from onceward.core.transaction import (
     ExternalState,
     WriteContext,
 )
+from onceward.core.transaction.ownership import other_log, outdated_log
 
 from .audit import Txn
 from .database import BUSY, DONE, Database, NoAnswerError, Session
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from onceward.core.names import Scope, TransactionName
+    from onceward.core.transaction import Progress
 
     from .audit import Audit
     from .world import World
@@ -127,12 +128,26 @@ class DatabaseSink:
         """Not used without a time-out."""
         return [ExternalState.UNKNOWN for _ in committables]
 
+    def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:  # noqa: ARG002
+        """Nobody renames a sink here."""
+        return ()
+
+    def check_claim(self, scope: Scope, newest: Progress) -> None:
+        """The owner, and how far it had come."""
+        self.world.point("check claim")
+        owner = self.database.owners.get(scope[:2])
+        if owner not in (None, scope.log):
+            raise other_log(scope, str(owner), "the database")
+        known = self.database.progress(scope)
+        if known > newest:
+            raise outdated_log(scope, known, newest, "the database")
+
     def claim(self, scope: Scope) -> None:
         """The first log to come owns the names."""
         self.world.point("claim")
         owner = self.database.owners.setdefault(scope[:2], scope.log)
         if owner != scope.log:
-            raise EpochConflictError(f"the names belong to log {owner}")
+            raise other_log(scope, owner, "the database")
 
     def release(self, scope: Scope) -> None:
         """Hand the names over."""

@@ -51,10 +51,10 @@ def inside(world: World, audit: Audit, broker: Broker) -> Iterator[None]:
 def _audited(audit: Audit, sweep: Callable[..., Swept]) -> Callable[..., Swept]:
     """A sweep that nobody disturbs leaves nothing behind."""
 
-    def audited(writer: LogWriter, sinks: Iterable[Participant]) -> Swept:
+    def audited(writer: LogWriter, sinks: Iterable[Participant], **how: bool) -> Swept:
         log, disturbed = audit.logs[writer.token.log], audit.world.disturbed
         lingering = audit.lingering(log)
-        swept = sweep(writer, sinks)
+        swept = sweep(writer, sinks, **how)
         newest = (log.start, log.writer) == (writer.token.start, writer.token.writer)
         if swept.left:
             return swept  # it said so, and is tried again

@@ -17,11 +17,12 @@ from onceward.connectors.kafka.answers import Description, Listing
 from onceward.connectors.kafka.codes import Code
 from onceward.connectors.kafka.handle import Handle
 from onceward.core.errors import KafkaError
-from onceward.core.transaction import AbortOutcome, AbortStatus, Committable
+from onceward.core.transaction import ANY_EPOCH, AbortOutcome, AbortStatus, Committable
 from onceward.sinks.kafka import KafkaSink, KafkaTransaction
 
 from .audit import Txn
-from .broker import CONCURRENT, NONE, NOT_FOUND, PARTITIONS
+from .broker import CONCURRENT, NONE, NOT_FOUND, ONGOING, PARTITIONS
+from .world import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -38,6 +39,8 @@ TOPIC = "topic"
 ROUNDS = 3
 """How often a call is repeated before it answers with the last code it got."""
 FOR_EVER = 1e9
+TIMEOUT = 120
+"""Ticks that the coordinator calls its transactions' timeout: silent partitions are not waited for after half of it."""
 
 
 class SimulatedClient:
@@ -77,7 +80,7 @@ class SimulatedClient:
         if code != NONE or known is None:
             return Description(code or NOT_FOUND)
         handle = Handle(name, known.pid, known.epoch, known.started)
-        return Description(NONE, known.state, handle, 0, frozenset((TOPIC, n) for n in known.partitions))
+        return Description(NONE, known.state, handle, TIMEOUT, frozenset((TOPIC, n) for n in known.partitions))
 
     def list_transactions(self, states: Collection[str] = (), *, prefix: str = "") -> list[Listing]:
         """All ids in these states."""
@@ -93,6 +96,17 @@ class SimulatedClient:
         if self._once("describe producers", lambda: NONE) != NONE:
             return dict.fromkeys(partitions)
         return {at: self._broker.open_producers(at[1]) for at in sorted(partitions)}
+
+    def running_longer(self, ids: Collection[str], milliseconds: int) -> set[str]:
+        """Whose transactions have been open for longer, in ticks."""
+        if self._once("list by age", lambda: NONE) != NONE:
+            return set()
+        found = [known for name in ids if (known := self._broker.look(name)) is not None]
+        return {k.name for k in found if k.state == ONGOING and self._world.tick - k.started > milliseconds}
+
+    def topic_ids(self, topics: Collection[str], *, everywhere: bool = False) -> dict[str, str | None]:
+        """The topic is there, and always was."""
+        return dict.fromkeys(topics, "its id")
 
     def partitions_of(self, topics: Collection[str]) -> list[Partition]:
         """Partitions that have a leader."""
@@ -152,6 +166,9 @@ class SimulatedProducer:
         fault = fault_at(world, f"init {str(name)[-6:]}")
         if fault == 0:
             raise KafkaError("no answer")
+        known = broker.ids.get(str(name))
+        if known is not None and known.txn is not None and known.txn.state != "committed":
+            raise Violation("ids", f"used again, though a sweeper may hold its handle: {known.txn}")
         self.key = broker.init(str(name)).key
         if fault is not None:
             raise KafkaError("no answer")
@@ -220,12 +237,23 @@ class KafkaLikeSink(KafkaSink):
         finally:
             self.broker.committing -= 1
 
+    def lingering(self, scope: Scope) -> list[Committable]:
+        """As the real one. A sweeper that is at work tells its own transactions by the START that a name tells."""
+        found = list(super().lingering(scope))
+        for committable in found:
+            txn = self.broker.ids[committable.transaction].txn
+            if txn is not None and committable.writer not in (ANY_EPOCH, txn.writer):
+                raise Violation("names", f"listed as of START {committable.writer}: {txn}")
+        return found
+
     def abort(self, committable: Committable) -> AbortOutcome:
-        """As the real one; what it says it has aborted must stay so."""
+        """As the real one; what it says it has aborted must be so in each of its partitions, and stay so."""
         outcome = super().abort(committable)
-        if outcome.status is AbortStatus.ABORTED:
-            handle = committable.handle
-            self.broker.swept.add((committable.transaction, handle["producer_id"], handle["producer_epoch"]))
+        if outcome.status is AbortStatus.ABORTED and committable.handle:
+            producer = committable.handle["producer_id"], committable.handle["producer_epoch"]
+            if self.broker.holds(producer, committable.handle["partitions"][TOPIC]):
+                raise Violation("sweep", f"said to be aborted, and open in a partition: {committable.transaction}")
+            self.broker.swept.add((committable.transaction, *producer))
         return outcome
 
     def _pool(self, scope: Scope) -> pool.ProducerPool:

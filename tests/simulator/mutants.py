@@ -13,13 +13,22 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from onceward.connectors.kafka import commits, pool
 from onceward.connectors.kafka.handle import Handle, Prepared, listed_committable
+from onceward.connectors.kafka.verdict import Observation, judge
 from onceward.core.checkpoint import Admission, Coordinator, commit, coordinator
 from onceward.core.errors import DecisionInDoubtError
 from onceward.core.log import LogView, LogWriter, WriterToken, reader, writer
 from onceward.core.log.entries import decode
 from onceward.core.names import Scope, parse_pooled_name
-from onceward.core.transaction import CommitOutcome, CommitStatus, Committable, WriteContext
+from onceward.core.transaction import (
+    AbortOutcome,
+    AbortStatus,
+    CommitOutcome,
+    CommitStatus,
+    Committable,
+    WriteContext,
+)
 from onceward.sinks.kafka import KafkaTransaction
 
 from .broker import FENCED
@@ -221,7 +230,7 @@ class AbandonsWithoutBar(Coordinator):
 class ClaimsNothing(Coordinator):
     """Does not ask the targets whether another log owns the names."""
 
-    def _claim(self, rewind: str | None) -> None:
+    def _own_names(self, *, release: bool) -> None:
         return
 
 
@@ -242,8 +251,11 @@ class AdmitsByNumber(Coordinator):
 
 def _finish_too_early(permit: CommitPermit, log: LogWriter, sinks: Any, policy: CommitPolicy) -> bool:
     log.complete(permit.decision.epoch)
-    for sink in sinks.values():
-        commit._commit_sink(permit, sink, policy, log)
+    for share in [commit._Share(permit, sink, log) for sink in sinks.values()]:
+        for attempt in range(policy.commits.attempts):
+            if share.waits:
+                share.ask()
+                policy.commits.pause(attempt)
     return True
 
 
@@ -315,6 +327,19 @@ class BelievesFenced(KafkaLikeSink):
         return CommitOutcome(CommitStatus.ALREADY_COMMITTED) if fenced and not outcome.settled else outcome
 
 
+def _serve_going_on(self: pool.ProducerPool, context: WriteContext) -> None:
+    self._writer, self._session = context.writer, context.session
+
+
+def _abort_believing(client: Any, transaction: Prepared) -> AbortOutcome:
+    outcome = _REAL_ABORT(client, transaction)
+    seen = judge(transaction.handle, client.describe([transaction.handle[0]])[transaction.handle[0]])
+    return AbortOutcome(AbortStatus.ABORTED) if seen in (Observation.ABORTED, Observation.OVERTHROWN) else outcome
+
+
+_REAL_ABORT = commits.abort
+
+
 class KafkaByPrefix(KafkaLikeSink):
     """Compares names by prefix."""
 
@@ -325,7 +350,7 @@ class KafkaByPrefix(KafkaLikeSink):
             name = parse_pooled_name(listing.transactional_id)
             if name is not None and name.scope.pipeline.startswith(scope.pipeline):
                 opened = self.client.describe([str(name)])[str(name)].open
-                committable = listed_committable(opened, name.scope) if opened is not None else None
+                committable = listed_committable(opened) if opened is not None else None
                 found += [committable] if committable is not None else []
         return found
 
@@ -470,6 +495,24 @@ MUTANTS: dict[str, Mutant] = {
         _laws("4", "8"),
         patches=((WriteContext, "may_reuse", lambda context, writer, _epoch: writer <= context.writer),),
         narrow=with_config(sinks=("kafka",)),
+    ),
+    "ids of aborted transactions are reused": Mutant(
+        "A transactional id is used again although its last transaction was not committed.",
+        _laws("ids", "1", "4", "8"),
+        patches=((pool.ProducerPool, "_committed", lambda *_: True),),
+        narrow=crowded(K.LOSE_LEADER, K.LOSE_EXECUTOR, K.SWITCH, within=250, sinks=("kafka",), speculate=(0, 1, 2, 3)),
+    ),
+    "names are kept across STARTs of different sessions": Mutant(
+        "A process goes on with its transactional ids under a START of another session, or of none.",
+        _laws("names"),
+        patches=((pool.ProducerPool, "_serve", _serve_going_on),),
+        narrow=with_kinds(K.CRASH, K.TWIN, sinks=("kafka",), same_app=True),
+    ),
+    "abort believes the coordinator": Mutant(
+        "An abort is believed although a partition still has the transaction open.",
+        _laws("sweep"),
+        patches=((commits, "abort", _abort_believing),),
+        narrow=crowded(K.LOSE_LEADER, K.TASK_FAILS, K.CRASH, within=200, sinks=("kafka",), speculate=(0, 1, 2, 3)),
     ),
     "two transactions on one instance": Mutant(
         "A producer instance is used again after another process has ended its transaction.",

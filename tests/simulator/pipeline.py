@@ -290,7 +290,8 @@ class Driver:
 
     def _try(self, batch: int, about: EpochInput, contexts: list[WriteContext], subtask: int, number: int) -> Attempt:
         rows = [row for row in range(about.start, about.end) if (row + self.number) % self.config.subtasks == subtask]
-        mine = [_with(context, subtask, number) for context in contexts]
+        session = f"run of {self.process.name}" if self.config.style == "format" else ""
+        mine = [_with(context, subtask, number, session) for context in contexts]
         task = self.cluster.run(self.app, lambda: self._write(mine, rows), f"epoch {batch} task {subtask}.{number}")
         attempt = Attempt(subtask, number, task)
         self.cluster.attempts.append(attempt)
@@ -320,6 +321,6 @@ class Driver:
         )
 
 
-def _with(context: WriteContext, subtask: int, attempt: int) -> WriteContext:
+def _with(context: WriteContext, subtask: int, attempt: int, session: str) -> WriteContext:
     values = {name: getattr(context, name) for name in context.__struct_fields__}
-    return WriteContext(**{**values, "subtask": subtask, "attempt": attempt})
+    return WriteContext(**{**values, "subtask": subtask, "attempt": attempt, "session": session})

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 STARTS = 8
 """Restarts of the driver in the disturbed part of a run."""
 MOST_DRIVERS = 3
+OTHER_LOG = "99999999"
 FIRST_LOG = "00000002"
 """What the first START calls its log. A pipeline made by copying a checkpoint folder has the same one."""
 LAST_STARTS = 8
@@ -331,7 +332,8 @@ class Simulation:
         """Transactions of pipelines and sinks whose names look like ours: nobody may touch them."""
         for pipeline, suffix in (("orders-eu", ""), ("order", ""), ("orders", "-2")):
             for kind in self.config.sinks:
-                scope = Scope(pipeline, f"{kind}-sink{suffix}", FIRST_LOG)
+                # Of the own log it would be what a renamed sink has left behind, and be swept.
+                scope = Scope(pipeline, f"{kind}-sink{suffix}", OTHER_LOG if suffix else FIRST_LOG)
                 txn = Txn(f"{pipeline}{suffix and '/'}{suffix}", scope.sink, state="prepared")
                 self._strangers.append(txn)
                 if kind == "kafka":

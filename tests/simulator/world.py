@@ -28,7 +28,7 @@ class Killed(BaseException):
     """The process of the running greenlet is dead."""
 
 
-class Violation(AssertionError):  # noqa: N818 - it is no fault of the code that raises it
+class Violation(BaseException):
     """A broken promise: the number of the invariant (or a word), and what was seen."""
 
     def __init__(self, law: str, what: str) -> None:

@@ -79,6 +79,12 @@ class SubtaskState(msgspec.Struct, frozen=True, kw_only=True):
         return self.keyed.files if self.keyed is not None else ()
 
     @property
+    def size(self) -> int:
+        """Bytes."""
+        lists = sum(len(item) for handle in self.lists.values() for item in handle.items)
+        return lists + (self.keyed.size if self.keyed is not None else 0)
+
+    @property
     def empty(self) -> bool:
         """Whether there is nothing in it that anybody would miss."""
         return self.position is None and self.keyed is None and not self.lists
@@ -99,20 +105,24 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         format: Layout of this record.
         pipeline: Name of the pipeline.
+        log: Identity of its decision log.
         checkpoint: Its id.
         savepoint: Whether it belongs to the user.
         commits: Whether what was written before it is committed with it.
         terminal: Whether the run ended with it.
+        dropped: Why there is no state in it, only positions; empty if there is.
         max_parallelism: Number of key groups.
         operators: By uid.
     """
 
     format: int = FORMAT
     pipeline: str
+    log: str = ""
     checkpoint: int
     savepoint: bool = False
     commits: bool = True
     terminal: bool = False
+    dropped: str = ""
     max_parallelism: int
     operators: dict[str, OperatorRecord]
 

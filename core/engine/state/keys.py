@@ -1,7 +1,8 @@
 """Keys, key groups, and which subtask owns which group.
 
-Keyed state is cut into a fixed number of key groups; a subtask owns a contiguous range of them. So state can be dealt
-to another number of subtasks without reading a single key (Carbone et al., "State Management in Apache Flink", 2017).
+Keyed state is cut into a fixed number of key groups; a subtask owns a contiguous range of them. So state can be
+distributed to another number of subtasks without reading a single key (Carbone et al., "State Management in Apache
+Flink", 2017).
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class KeyEncoder:
 
 
 def check_parallelism(what: str, parallelism: int, max_parallelism: int) -> None:
-    """Refuse a number of subtasks that the key groups cannot be dealt to.
+    """Refuse a number of subtasks that the key groups cannot be distributed to.
 
     Raises:
         ConfigurationError: It is.

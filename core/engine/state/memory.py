@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ...errors import ConfigurationError, StateError
+from ...errors import ConfigurationError
+from .files import locate
 from .handles import KeyedHandle
 from .keys import group_in
 from .rows import encode_cells, restored_cells
-from .storage import CheckpointStorage, inside
+from .storage import CheckpointStorage, folder_in, inside
 from .store import Freezing, KeyedTable, StateBackend
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from ..elements import TaskId
     from .store import Cell
@@ -26,14 +27,12 @@ class MemoryTable(KeyedTable):
 
     Args:
         groups: The key groups it owns.
-        most: Bytes of a snapshot at most, which is then kept inside the metadata; None: written to a file.
         task: Name of its files.
     """
 
-    def __init__(self, groups: range, task: str, most: int | None) -> None:
+    def __init__(self, groups: range, task: str) -> None:
         self._groups = groups
         self._task = task
-        self._most = most
         self._rows: dict[bytes, dict[bytes, bytes]] = {}
 
     def get(self, row: bytes, column: bytes = b"") -> bytes | None:
@@ -72,23 +71,17 @@ class MemoryTable(KeyedTable):
         for row, column, value in cells:
             self.put(row, value, column)
 
-    def freeze(self, checkpoint: int, *, full: bool = False) -> Freezing:
+    def freeze(self, checkpoint: int, *, full: bool = False) -> Freezing:  # noqa: ARG002 - it is always full
         """See KeyedTable."""
         frozen = [(row, list(columns.items())) for row, columns in self._rows.items()]
-        inline = self._most if not full else None
 
         def write(storage: CheckpointStorage | None, folder: str) -> tuple[KeyedHandle, int]:
             chunks = encode_cells((row, column, value) for row, columns in frozen for column, value in columns)
             first, end = self._groups.start, self._groups.stop
-            if storage is not None and inline is None:
+            if storage is not None:
                 ref = storage.write(inside(folder, f"{self._task}-{checkpoint}.rows"), chunks)
                 return KeyedHandle(files=(ref,), first=first, end=end), ref.size
             data = b"".join(chunks)
-            if inline is not None and len(data) > inline:
-                raise StateError(
-                    f"the state of {self._task} has {len(data)} bytes, and MemoryBackend keeps {inline} at most: use "
-                    "FileBackend or RocksDBBackend, or MemoryBackend(most=…)"
-                )
             return KeyedHandle(inline=data, first=first, end=end), len(data)
 
         return Freezing(write, frozen.clear)
@@ -102,20 +95,20 @@ class MemoryBackend:
     """Small state: lives in memory, and its snapshots inside the decision log. Nothing to set up.
 
     Args:
-        most: Bytes of one subtask's snapshot at most.
+        most: Bytes of one subtask's snapshot at most, keyed and operator state together.
     """
 
     def __init__(self, most: int = MOST_BYTES) -> None:
         if most < 1:
             raise ConfigurationError(f"MemoryBackend(most={most}): give 1 byte or more")
-        self.most = most
+        self.most: int | None = most
 
     @property
     def storage(self) -> CheckpointStorage | None:
         """None: the decision itself holds the state."""
         return None
 
-    def bind(self, pipeline: str) -> StateBackend:  # noqa: ARG002 - nothing to keep apart
+    def bind(self, name: str) -> StateBackend:  # noqa: ARG002 - nothing to keep apart
         """See StateBackend."""
         return self
 
@@ -128,23 +121,26 @@ class MemoryBackend:
         writer: int = 0,  # noqa: ARG002 - it shares no files
     ) -> KeyedTable:
         """See StateBackend."""
-        return _restored(MemoryTable(groups, str(task), self.most), groups, restored, storage)
+        return _restored(MemoryTable(groups, str(task)), groups, restored, storage)
 
 
 class FileBackend:
     """State that fits into memory; snapshots are files in a folder.
 
     Args:
-        path: Folder of checkpoints, on a disk that survives this machine as far as the job must.
+        path: Folder of checkpoints: a path, file:///…, or a URL that fsspec knows (s3://bucket/folder). It must outlive
+            this machine as far as the job must.
     """
 
+    most: int | None = None
+
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = locate(path)
         self.storage: CheckpointStorage | None = CheckpointStorage(path)
 
-    def bind(self, pipeline: str) -> StateBackend:
+    def bind(self, name: str) -> StateBackend:
         """See StateBackend."""
-        return FileBackend(self.path / pipeline)
+        return FileBackend(folder_in(self.path, name))
 
     def open(
         self,
@@ -155,7 +151,7 @@ class FileBackend:
         writer: int = 0,  # noqa: ARG002 - it shares no files
     ) -> KeyedTable:
         """See StateBackend."""
-        return _restored(MemoryTable(groups, str(task), None), groups, restored, storage)
+        return _restored(MemoryTable(groups, str(task)), groups, restored, storage)
 
 
 def _restored(

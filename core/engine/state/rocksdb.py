@@ -19,11 +19,12 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import ConfigurationError, StateDamagedError, StateError
+from .files import locate
 from .handles import FileRef, KeyedHandle
 from .keys import row_prefix
 from .memory import cells_of
 from .rows import encode_cells
-from .storage import SHARED, CheckpointStorage, inside
+from .storage import SHARED, CheckpointStorage, folder_in, inside
 from .store import Freezing, KeyedTable, StateBackend
 
 try:
@@ -159,20 +160,23 @@ class RocksDBBackend:
     """State larger than memory, in RocksDB; snapshots are files in a folder, by default only what is new.
 
     Args:
-        path: Folder of checkpoints, on a disk that survives this machine as far as the job must.
+        path: Folder of checkpoints: a path, file:///…, or a URL that fsspec knows (s3://bucket/folder). It must outlive
+            this machine as far as the job must.
         local: Folder for working copies, which may be lost at any time; default: a temporary one.
         incremental: Upload only files that the newest completed checkpoint does not hold.
     """
 
+    most: int | None = None
+
     def __init__(self, path: str | Path, *, local: str | Path | None = None, incremental: bool = True) -> None:
-        self.path = Path(path)
+        self.path = locate(path)
         self.local = Path(local) if local is not None else None
         self.incremental = incremental
         self.storage: CheckpointStorage | None = CheckpointStorage(path)
 
-    def bind(self, pipeline: str) -> StateBackend:
+    def bind(self, name: str) -> StateBackend:
         """See StateBackend."""
-        return RocksDBBackend(self.path / pipeline, local=self.local, incremental=self.incremental)
+        return RocksDBBackend(folder_in(self.path, name), local=self.local, incremental=self.incremental)
 
     def open(
         self,

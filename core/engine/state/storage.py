@@ -1,27 +1,25 @@
 """A folder of checkpoints: files that are there whole and proven, or not at all.
 
     <root>/chk-<id>-<start>/metadata    written last, right before the decision that names it
+    <root>/chk-<id>-<start>/decided     written after that decision
     <root>/chk-<id>-<start>/…           files of this checkpoint alone
     <root>/shared/…                     files that several checkpoints refer to
 
-The second number is the position of the writer's START: a fenced run writes and deletes nothing of its successor.
+The second number is the position of the writer's START: a fenced run writes and deletes nothing of its successor. The
+root carries the decision log's identity: a fresh log over an old folder leaves the old one's checkpoints alone.
 
-A file is written under another name, synced, renamed, and its folder synced. Each is read back against its size and
-SHA-256, so that a damaged file is an error that names it.
+Each file is read back against its size and SHA-256, so that a damaged file is an error that names it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import secrets
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ...errors import ConfigurationError, StateDamagedError, StateError
-from ...folders import make_folder, sync_folder
+from .files import below, locate, open_files
 from .handles import FileRef, Metadata, decode_metadata, encode_metadata
 
 if TYPE_CHECKING:
@@ -29,21 +27,30 @@ if TYPE_CHECKING:
 
 SHARED: Final = "shared"
 METADATA: Final = "metadata"
+PROOF: Final = "decided"
+"""Beside the metadata: they were decided. See engine.reference."""
 _CHUNK: Final = 1 << 20
+_GONE: Final = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 _FOLDER: Final = re.compile(r"chk-[0-9]+-[0-9]+")
 
 
 class CheckpointStorage:
-    """A folder of checkpoints on a local or mounted file system.
+    """A folder of checkpoints.
 
     Args:
-        root: The folder; it is made when something is written.
+        root: A path, file:///…, or a URL that fsspec knows (s3://bucket/folder).
+
+    Attributes:
+        root: Its location: an absolute path or a URL.
     """
 
     def __init__(self, root: str | Path) -> None:
-        if "://" in str(root):
-            raise ConfigurationError(f"{root}: checkpoints are kept in a folder of a local or mounted file system")
-        self.root = Path(root).absolute()
+        self.root = locate(root)
+        self._files = open_files(self.root)
+
+    def at(self, path: str) -> str:
+        """The location of a file or folder in it."""
+        return below(self.root, path)
 
     def write(self, path: str, chunks: Iterable[bytes], *, name: str = "", shared: bool = False) -> FileRef:
         """Write a file that must not be there yet.
@@ -51,26 +58,22 @@ class CheckpointStorage:
         Raises:
             StateError: It could not be written.
         """
-        target = self.root / path
-        if target.exists():
-            raise StateError(f"{target} is there already: nothing of a checkpoint is ever written over")
         digest, size = hashlib.sha256(), 0
-        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+
+        def counted() -> Iterator[bytes]:
+            nonlocal size
+            for chunk in chunks:
+                digest.update(chunk)
+                size += len(chunk)
+                yield chunk
+
         try:
-            make_folder(target.parent)
-            with partial.open("xb") as file:
-                for chunk in chunks:
-                    digest.update(chunk)
-                    size += len(chunk)
-                    file.write(chunk)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.rename(target)
-            sync_folder(target.parent)
+            if self._files.exists(path):
+                raise StateError(f"{self.at(path)} is there already: nothing of a checkpoint is ever written over")
+            self._files.put(path, counted())
         except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise StateError(f"cannot write {target}: {error}") from error
-        return FileRef(name or target.name, path, size, digest.hexdigest(), shared)
+            raise StateError(f"cannot write {self.at(path)}: {error}") from error
+        return FileRef(name or path.rpartition("/")[2], path, size, digest.hexdigest(), shared)
 
     def copy_in(self, source: Path, path: str, *, shared: bool) -> FileRef:
         """Write a copy of a local file under the source's name."""
@@ -86,31 +89,32 @@ class CheckpointStorage:
         Raises:
             StateDamagedError: It is missing, or not what was written.
         """
-        path = self.root / ref.path
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise StateDamagedError(f"the checkpoint's file {path} cannot be read: {error}") from error
-        if len(data) != ref.size or hashlib.sha256(data).hexdigest() != ref.sha256:
-            raise StateDamagedError(
-                f"the checkpoint's file {path} is damaged: it has {len(data)} bytes where {ref.size} were written, "
-                "or other ones"
-            )
-        return data
+        return b"".join(self._proven(ref))
 
     def copy_out(self, ref: FileRef, target: Path) -> None:
-        """Write a file's bytes into a local file, proven."""
+        """Write a file's bytes into a local file, proven.
+
+        Raises:
+            StateDamagedError: It is missing, or not what was written.
+        """
+        with target.open("xb") as copy:
+            copy.writelines(self._proven(ref))
+
+    def _proven(self, ref: FileRef) -> Iterator[bytes]:
+        """A file's bytes; an error behind them if they are not what was written."""
+        digest, size = hashlib.sha256(), 0
         try:
-            with (self.root / ref.path).open("rb") as source, target.open("xb") as copy:
-                digest, size = hashlib.sha256(), 0
-                while chunk := source.read(_CHUNK):
-                    digest.update(chunk)
-                    size += len(chunk)
-                    copy.write(chunk)
+            for chunk in self._files.chunks(ref.path):
+                digest.update(chunk)
+                size += len(chunk)
+                yield chunk
         except OSError as error:
-            raise StateDamagedError(f"the checkpoint's file {self.root / ref.path} cannot be read: {error}") from error
+            raise _unreadable(f"the checkpoint's file {self.at(ref.path)}", error) from error
         if size != ref.size or digest.hexdigest() != ref.sha256:
-            raise StateDamagedError(f"the checkpoint's file {self.root / ref.path} is damaged: its checksum is another")
+            raise StateDamagedError(
+                f"the checkpoint's file {self.at(ref.path)} is damaged: it has {size} bytes where {ref.size} were "
+                "written, or other ones"
+            )
 
     def write_metadata(self, metadata: Metadata, folder: str) -> FileRef:
         """The last file of a checkpoint."""
@@ -122,36 +126,66 @@ class CheckpointStorage:
         Raises:
             StateDamagedError: They are missing or damaged.
         """
-        path = self.root / folder / METADATA
+        path = inside(folder, METADATA)
         try:
-            data = path.read_bytes()
+            data = b"".join(self._files.chunks(path))
         except OSError as error:
-            raise StateDamagedError(f"the checkpoint's metadata {path} cannot be read: {error}") from error
-        return decode_metadata(data, str(path))
+            raise _unreadable(f"the checkpoint's metadata {self.at(path)}", error) from error
+        return decode_metadata(data, self.at(path))
+
+    def read_if_there(self, path: str) -> bytes:
+        """A small file's bytes; none if it is missing.
+
+        Raises:
+            StateError: It cannot be read.
+        """
+        try:
+            return b"".join(self._files.chunks(path))
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise StateError(f"{self.at(path)} cannot be read: {error}") from error
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is in it."""
+        return not self._files.names("")
 
     def checkpoints(self) -> list[str]:
         """Folders of checkpoints, oldest first."""
-        if not self.root.is_dir():
-            return []
-        names = [path.name for path in self.root.iterdir() if _FOLDER.fullmatch(path.name)]
+        names = [name for name in self._files.names("") if _FOLDER.fullmatch(name)]
         return sorted(names, key=lambda name: [int(number) for number in name.split("-")[1:]])
 
     def shared_files(self) -> Iterator[str]:
         """Paths of all shared files."""
-        folder = self.root / SHARED
-        if folder.is_dir():
-            yield from (f"{SHARED}/{path.name}" for path in folder.iterdir())
+        yield from (f"{SHARED}/{name}" for name in self._files.names(SHARED))
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete files; what is not there is not missed."""
         for path in paths:
-            (self.root / path).unlink(missing_ok=True)
+            self._files.delete(path)
 
     def delete_folder(self, name: str) -> None:
         """Delete a checkpoint's own files, its metadata first: without them nobody takes it for one."""
-        folder = self.root / name
-        (folder / METADATA).unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
+        self._files.delete(inside(name, METADATA))
+        self._files.delete_folder(name)
+
+
+def _unreadable(what: str, error: OSError) -> StateError:
+    """What is not there will not come by itself; a store that does not answer will."""
+    kind = StateDamagedError if isinstance(error, _GONE) else StateError
+    return kind(f"{what} cannot be read: {error}")
+
+
+def folder_in(root: str, name: str) -> str:
+    """The location of a folder right below another one.
+
+    Raises:
+        ConfigurationError: The name leads elsewhere.
+    """
+    if Path(name).name != name or name in {"", ".."}:
+        raise ConfigurationError(f"{name!r} cannot be the name of a folder: give a name without '/' that is not '..'")
+    return below(root, name)
 
 
 def folder_of(checkpoint: int, writer: int) -> str:

@@ -74,15 +74,21 @@ class Freezing(NamedTuple):
 
 
 class StateBackend(Protocol):
-    """Where keyed state lives while it is worked on, and how it is written out."""
+    """Where keyed state lives while it is worked on, and how it is written out.
+
+    Attributes:
+        most: Bytes of one subtask's snapshot at most; None: any number.
+    """
+
+    most: int | None
 
     @property
     def storage(self) -> CheckpointStorage | None:
         """Where checkpoints are; None if they are kept inside the decision log."""
         ...
 
-    def bind(self, pipeline: str) -> StateBackend:
-        """This backend for one pipeline: it gets a folder of its own."""
+    def bind(self, name: str) -> StateBackend:
+        """This backend in a folder of its own: bound to a pipeline's name, then to its decision log's identity."""
         ...
 
     def open(

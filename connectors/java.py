@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from ...core.errors import ConfigurationError
+from ..core.errors import ConfigurationError
 
 MINIMUM = 17
 

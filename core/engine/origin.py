@@ -1,0 +1,208 @@
+"""Which checkpoint an attempt begins with, before anything is changed.
+
+It is the newest decision's, unless somebody asks for another one. What was asked for takes effect once (rule C of the
+protocol): each decision carries the newest restore on, and a process that is started again with the same arguments goes
+on from its newest decision. A folder is restored only if this log decided it (rule D), or as an import by name.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigurationError, EpochConflictError, StateDamagedError
+from ..log import Decide, Void
+from ..log.view import NONE
+from .reference import Decided, Reference, Restored, digest, is_proven, load, resolve
+
+if TYPE_CHECKING:
+    from ..log import LogView
+    from .state.handles import Metadata
+    from .state.storage import CheckpointStorage
+
+_log = logging.getLogger("onceward.engine")
+
+
+@dataclass(frozen=True)
+class Restore:
+    """A restore that somebody asks for.
+
+    Attributes:
+        path: Folder of a savepoint or checkpoint.
+        claim: The pipeline owns it from now on, and deletes it when newer ones are there.
+        why: Why the pipeline goes back on purpose; needed if it has decided epochs since. Without a path it begins
+            anew, without any state.
+        import_from: Name of the pipeline that made it, if that was under another decision log.
+        allow_non_restored: State that no operator claims is dropped.
+    """
+
+    path: str | None = None
+    claim: bool = False
+    why: str | None = None
+    import_from: str | None = None
+    allow_non_restored: bool = False
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The checkpoint to begin with.
+
+    Attributes:
+        metadata: What it holds; None: the pipeline begins anew.
+        storage: Where its files are.
+        reference: To it.
+        decided: Newest decided epoch.
+        goes_on: It is the newest decision's.
+        restored: The newest restore, this one or an earlier one.
+    """
+
+    metadata: Metadata | None
+    storage: CheckpointStorage | None
+    reference: Reference | None
+    decided: int
+    goes_on: bool
+    restored: Restored | None
+
+    @property
+    def newest(self) -> int:
+        """The newest epoch that was ever decided or restored: numbers never go back."""
+        return max(self.decided, self.metadata.checkpoint if self.metadata is not None else NONE)
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether somebody chose to leave what was committed since."""
+        return not self.goes_on and self.restored is not None and self.restored.why is not None
+
+    @property
+    def identity(self) -> str:
+        """Of a way back: what was asked for, and when."""
+        return f"{self.restored.sha256 if self.restored is not None else ''} after {self.decided}"
+
+    def __str__(self) -> str:
+        if self.metadata is None:
+            return "no checkpoint"
+        folder = self.reference.folder if self.reference is not None else None
+        dropped = f", without state ({self.metadata.dropped})" if self.metadata.dropped else ""
+        return f"checkpoint {self.metadata.checkpoint} in {folder or 'the decision log'}{dropped}"
+
+
+def find_origin(view: LogView, restore: Restore, pipeline: str) -> Origin:
+    """The checkpoint to begin with.
+
+    Raises:
+        ConfigurationError: What is asked for is not there, or belongs to another pipeline.
+        StateDamagedError: The newest one is damaged; nothing else is restored in its place.
+        EpochConflictError: Another one than the newest is asked for, and nobody said why, or it was never decided.
+    """
+    newest = Decided.of(_standing(view))
+    if restore.path is None and restore.why is None:
+        return _newest(view, newest, pipeline)
+    if newest is not None and newest.restored is not None and _is_done(restore, newest.restored):
+        _log.warning(
+            "pipeline %s: restore=%r, why=%r has taken effect before, so it goes on from its newest checkpoint. Give "
+            "another reason to go back again",
+            pipeline,
+            restore.path,
+            restore.why,
+        )
+        return _newest(view, newest, pipeline)
+    if restore.path is None:
+        return Origin(None, None, None, view.decided, goes_on=False, restored=Restored(why=restore.why))
+    return _asked_for(view, newest, restore.path, restore, pipeline)
+
+
+def _is_done(restore: Restore, before: Restored) -> bool:
+    """A folder that is not there any more is known by its path: it may have been claimed and deleted."""
+    if before.why != restore.why or restore.path is None:
+        return (before.why, before.folder) == (restore.why, restore.path)
+    try:
+        return digest(load(restore.path)[0]) == before.sha256
+    except StateDamagedError:
+        return restore.path == before.folder
+
+
+def _standing(view: LogView) -> Decide | None:
+    """The newest decision; the one before, if that is void."""
+    if view.newest is not None or view.rewound:
+        return view.newest
+    decisions: list[Decide] = []
+    for _, entry in view.positions:
+        if isinstance(entry, Decide):
+            decisions.append(entry)
+        elif isinstance(entry, Void):
+            decisions.pop()
+    return decisions[-1] if decisions else None
+
+
+def _newest(view: LogView, newest: Decided | None, pipeline: str) -> Origin:
+    decision = _standing(view)
+    if decision is None and not view.rewound:
+        return Origin(None, None, None, view.decided, goes_on=True, restored=None)
+    if decision is None:
+        raise EpochConflictError(
+            "this pipeline was on its way back to an older state when it was interrupted. Say restore=… and why=… "
+            "again as before",
+            pipeline=pipeline,
+        )
+    if newest is None:
+        raise EpochConflictError(
+            "the newest epoch was not decided by the embedded engine: give this pipeline another name",
+            pipeline=pipeline,
+            epoch=view.decided,
+        )
+    try:
+        metadata, storage = resolve(newest.checkpoint)
+    except StateDamagedError as error:
+        raise StateDamagedError(
+            f"{error}. It is the newest checkpoint, so nothing was started. Bring it back, or say restore=<where it is "
+            "now>; or go back on purpose: restore=<an older checkpoint's folder> with why=…, or why=… alone to begin "
+            "anew, writes again what was committed since"
+        ) from error
+    return Origin(metadata, storage, newest.checkpoint, view.decided, goes_on=True, restored=newest.restored)
+
+
+def _asked_for(view: LogView, newest: Decided | None, path: str, restore: Restore, pipeline: str) -> Origin:
+    try:
+        metadata, storage = load(path)
+    except StateDamagedError as error:
+        raise ConfigurationError(f"restore={path!r}: {error}; nothing was started") from error
+    sha256 = digest(metadata)
+    goes_on = newest is not None and newest.checkpoint.sha256 == sha256
+    if not goes_on:
+        _check_made_here(metadata, path, view, restore, pipeline)
+        _check_going_back(metadata, path, view, restore, pipeline)
+    reference = Reference(folder=path, sha256=sha256, claimed=restore.claim)
+    restored = Restored(folder=path, sha256=sha256, why=restore.why)
+    return Origin(metadata, storage, reference, view.decided, goes_on=goes_on, restored=restored)
+
+
+def _check_made_here(metadata: Metadata, path: str, view: LogView, restore: Restore, pipeline: str) -> None:
+    """Refuse a checkpoint that this log did not decide: rows before it would be lost."""
+    if metadata.log != view.log:
+        if restore.import_from != metadata.pipeline:
+            raise ConfigurationError(
+                f"restore={path!r}: checkpoint {metadata.checkpoint} was made by pipeline {metadata.pipeline!r} "
+                f"under another decision log, which alone knows whether the rows before it are committed. Say "
+                f"import_from={metadata.pipeline!r} if it is meant; nothing was started"
+            )
+        if not is_proven(path, metadata):
+            _log.warning("pipeline %s imports %s, and nothing shows that it was decided", pipeline, path)
+    elif not is_proven(path, metadata):
+        raise EpochConflictError(
+            f"checkpoint {metadata.checkpoint} in {path} was written, but it was never decided: rows before it may not "
+            "be committed, and would be lost. Restore another one, or nothing to go on from the newest",
+            pipeline=pipeline,
+            epoch=view.decided,
+        )
+
+
+def _check_going_back(metadata: Metadata, path: str, view: LogView, restore: Restore, pipeline: str) -> None:
+    if view.decided != NONE and restore.why is None:
+        raise EpochConflictError(
+            f"checkpoint {metadata.checkpoint} in {path} is asked for, and this pipeline has decided epoch "
+            f"{view.decided}: what was committed since would be written again. Say why=… to go back on purpose, or "
+            "restore nothing to go on",
+            pipeline=pipeline,
+            epoch=view.decided,
+        )

@@ -1,0 +1,176 @@
+"""What a decision says of its checkpoint, and the proof beside a checkpoint's metadata that it was decided.
+
+Metadata prove nothing: they are written before the decision, which may never come. Restored from them, sources would
+begin behind rows that nobody committed. So a file `decided` is written beside them when the decision is completed, at
+the latest by the next start (a crash may come in between), and a restore by folder demands it. The decision log itself
+cannot be asked: it is pruned.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..errors import OncewardError, StateDamagedError
+from ..log import Completed, Decide, Void
+from .state.files import above
+from .state.handles import Metadata, decode_metadata, encode_metadata
+from .state.storage import PROOF, CheckpointStorage
+
+if TYPE_CHECKING:
+    from ..log import LogView
+
+_log = logging.getLogger("onceward.engine")
+
+
+class Reference(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a checkpoint's metadata are, and what they must be. JSON-serialisable.
+
+    Attributes:
+        folder: Where its metadata are; None: here.
+        sha256: Of the metadata file.
+        inline: The metadata themselves, in base 64.
+        root: Folder that the files of inline metadata are in; None if there are none.
+        claimed: It was not made by this pipeline, which may delete it when newer ones are there.
+    """
+
+    folder: str | None = None
+    sha256: str = ""
+    inline: str = ""
+    root: str | None = None
+    claimed: bool = False
+
+
+class Restored(msgspec.Struct, frozen=True, kw_only=True):
+    """A restore that was asked for and has taken effect (rule C of the protocol: it does so once).
+
+    Attributes:
+        folder: What was restored; None: the pipeline began anew.
+        sha256: Of its metadata.
+        why: The reason for going back; None if the pipeline did not.
+    """
+
+    folder: str | None = None
+    sha256: str = ""
+    why: str | None = None
+
+
+class Decided(msgspec.Struct, frozen=True, kw_only=True):
+    """What a decision holds besides transactions and positions. JSON-serialisable.
+
+    Attributes:
+        checkpoint: The checkpoint that it makes.
+        savepoints: Savepoints that commit nothing themselves and whose rows it commits.
+        restored: The newest restore before it.
+    """
+
+    checkpoint: Reference
+    savepoints: tuple[Reference, ...] = ()
+    restored: Restored | None = None
+
+    @classmethod
+    def of(cls, decision: Decide | None) -> Decided | None:
+        """Out of a decision; None if it was not made by the engine."""
+        if decision is None or "checkpoint" not in decision.state:
+            return None
+        return msgspec.convert(decision.state, cls)
+
+    def as_state(self) -> dict[str, Any]:
+        """For the decision."""
+        state: dict[str, Any] = msgspec.to_builtins(self)
+        return state
+
+
+class Proof(msgspec.Struct, frozen=True, kw_only=True):
+    """That a decision log decided a checkpoint, and with which epoch."""
+
+    log: str
+    epoch: int
+    sha256: str
+
+
+def inline(metadata: Metadata, storage: CheckpointStorage | None = None) -> Reference:
+    """A reference that holds the metadata itself; their files, if any, are in the storage."""
+    root = storage.root if storage is not None else None
+    return Reference(inline=base64.b64encode(encode_metadata(metadata)).decode(), root=root)
+
+
+def resolve(reference: Reference) -> tuple[Metadata, CheckpointStorage | None]:
+    """The metadata that a decision names, and the storage that its files are in.
+
+    Raises:
+        StateDamagedError: They are not what was decided.
+    """
+    if reference.folder is None:
+        storage = CheckpointStorage(reference.root) if reference.root is not None else None
+        return decode_metadata(base64.b64decode(reference.inline), "inside the decision"), storage
+    metadata, storage = load(reference.folder)
+    if digest(metadata) != reference.sha256:
+        raise StateDamagedError(f"the checkpoint's metadata in {reference.folder} are not those that were decided")
+    return metadata, storage
+
+
+def load(folder: str) -> tuple[Metadata, CheckpointStorage]:
+    """A checkpoint's or savepoint's metadata by its folder, and the storage that its files are in.
+
+    Raises:
+        StateDamagedError: They are missing or damaged.
+    """
+    metadata = CheckpointStorage(folder).read_metadata("")
+    return metadata, CheckpointStorage(folder if metadata.savepoint else above(folder))
+
+
+def older_checkpoints(folder: str, epoch: int) -> tuple[str, ...]:
+    """Checkpoints beside another one that a run can be restored from on purpose: older and decided."""
+    storage, found = CheckpointStorage(above(folder)), []
+    for name in storage.checkpoints():
+        try:
+            metadata, _ = load(storage.at(name))
+        except OncewardError:
+            continue  # it is not whole
+        if metadata.checkpoint < epoch and is_proven(storage.at(name), metadata):
+            found.append(storage.at(name))
+    return tuple(found)
+
+
+def digest(metadata: Metadata) -> str:
+    """SHA-256 of the metadata's file."""
+    return hashlib.sha256(encode_metadata(metadata)).hexdigest()
+
+
+def is_proven(folder: str, metadata: Metadata) -> bool:
+    """Whether the log that the metadata name has decided them."""
+    try:
+        proof = msgspec.json.decode(CheckpointStorage(folder).read_if_there(PROOF), type=Proof)
+    except msgspec.MsgspecError:  # missing or damaged
+        return False
+    return (proof.log, proof.sha256) == (metadata.log, digest(metadata))
+
+
+def prove(reference: Reference, log: str, epoch: int) -> None:
+    """Write the proof of a checkpoint whose decision is completed, unless it is there. Fails nothing."""
+    if reference.folder is None:
+        return
+    try:
+        metadata, _ = resolve(reference)
+        if metadata.log == log and not is_proven(reference.folder, metadata):
+            storage, proof = CheckpointStorage(reference.folder), Proof(log=log, epoch=epoch, sha256=reference.sha256)
+            storage.delete([PROOF])  # a damaged one
+            storage.write(PROOF, [msgspec.json.encode(proof)])
+    except (OSError, OncewardError) as error:
+        _log.warning("checkpoint %s is decided, and cannot be marked so: %s", reference.folder, error)
+
+
+def prove_newest(view: LogView) -> None:
+    """Write the proofs that a crash between a decision's end and them has left out."""
+    decision: Decide | None = None
+    for _, entry in view.positions:
+        if isinstance(entry, Decide | Void):
+            decision = entry if isinstance(entry, Decide) else None
+        elif isinstance(entry, Completed) and (decided := Decided.of(decision)) is not None:
+            for reference in (decided.checkpoint, *decided.savepoints):
+                prove(reference, view.log, entry.epoch)

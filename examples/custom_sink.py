@@ -1,0 +1,123 @@
+"""A custom sink: each epoch's rows of a subtask become one file of JSON lines, which appears whole and once."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import pyarrow as pa
+
+from onceward import (
+    AbortOutcome,
+    AbortStatus,
+    CommitOutcome,
+    CommitStatus,
+    Committable,
+    Progress,
+    Scope,
+    TwoPhaseCommitSink,
+    WriteContext,
+)
+from onceward.core.folders import make_folder, put_once, sync_folder
+from onceward.core.names import TransactionName, file_name, parse_file_name
+from onceward.core.transaction.ownership import NOTHING, other_log
+
+
+@dataclass
+class Transaction:
+    """What is being written."""
+
+    name: TransactionName
+    file: TextIO
+    rows: int = 0
+
+
+class JsonLinesSink(TwoPhaseCommitSink[Transaction]):
+    """JSON lines in a folder. Prepared: a whole file, _NAME.pending. Committed: it is renamed to NAME.jsonl."""
+
+    def __init__(self, name: str, folder: str | Path) -> None:
+        super().__init__(name)
+        self.folder = Path(folder)  # configuration only: the object is pickled into other processes
+
+    # On the executors
+
+    def begin(self, context: WriteContext) -> Transaction:
+        """At the first row of an epoch: open a transaction under a name that is never used again."""
+        make_folder(self.folder)
+        name = context.transaction_name()
+        return Transaction(name, self._file(str(name), "pending").open("x"))
+
+    def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
+        """Write rows inside it. Nothing may become visible."""
+        transaction.file.writelines(json.dumps(row, default=str) + "\n" for row in batch.to_pylist())
+        transaction.rows += batch.num_rows
+
+    def pre_commit(self, transaction: Transaction) -> Committable:
+        """Flush and prepare: from here on the rows survive this process and the target's restart."""
+        transaction.file.flush()
+        os.fsync(transaction.file.fileno())
+        transaction.file.close()
+        sync_folder(self.folder)
+        return Committable.named("json-lines", transaction.name, rows=transaction.rows)
+
+    def discard(self, transaction: Transaction) -> None:
+        """Roll back what was not prepared."""
+        transaction.file.close()
+        Path(transaction.file.name).unlink(missing_ok=True)
+
+    # On the driver, in any process, at any time, again and again
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        """Make the rows visible. Of a commit and an abort at once one wins, and both learn which."""
+        final, status = self._file(committable.transaction, "jsonl"), CommitStatus.COMMITTED
+        try:
+            self._file(committable.transaction, "pending").rename(final)
+        except FileNotFoundError:
+            status = CommitStatus.ALREADY_COMMITTED if final.exists() else CommitStatus.UNKNOWN
+        sync_folder(self.folder)  # a new name must survive a power failure before anybody hears of it
+        return CommitOutcome(status)
+
+    def abort(self, committable: Committable) -> AbortOutcome:
+        """End exactly this transaction without a trace, unless it is committed."""
+        try:
+            self._file(committable.transaction, "pending").unlink()
+        except FileNotFoundError:
+            final = self._file(committable.transaction, "jsonl")
+            return AbortOutcome(AbortStatus.COMMITTED if final.exists() else AbortStatus.UNKNOWN)
+        return AbortOutcome(AbortStatus.ABORTED)
+
+    def lingering(self, scope: Scope) -> Iterator[Committable]:
+        """List what is open or prepared under exactly these names: parse them, compare no prefix."""
+        for path in self.folder.glob("_*.pending"):
+            name = parse_file_name(path.stem[1:])
+            if name is not None and name.scope[:2] == scope[:2]:
+                yield Committable.named("json-lines", name)
+
+    # Whose the names are: a new decision log under an old name would write its input a second time
+
+    def check_claim(self, scope: Scope, newest: Progress) -> None:
+        """Refuse another decision log than the one that the folder knows."""
+        claim = self._claim(scope)
+        if claim.exists() and claim.read_text() != scope.log:
+            raise other_log(scope, claim.read_text(), str(self.folder))
+
+    def claim(self, scope: Scope) -> None:
+        """Remember the decision log; of two at once one wins."""
+        make_folder(self.folder)
+        if not put_once(self._claim(scope), scope.log.encode()):
+            self.check_claim(scope, NOTHING)
+
+    def release(self, scope: Scope) -> None:
+        """Forget another decision log, because somebody goes back on purpose."""
+        claim = self._claim(scope)
+        if claim.exists() and claim.read_text() != scope.log:
+            claim.unlink()
+
+    def _claim(self, scope: Scope) -> Path:
+        return self._file(f"{scope.pipeline}:{scope.sink}", "claim")
+
+    def _file(self, name: str, kind: str) -> Path:
+        hidden = "" if kind == "jsonl" else "_"  # Spark, Hive and pyarrow ignore names that begin with "_"
+        return self.folder / f"{hidden}{file_name(name)}.{kind}"

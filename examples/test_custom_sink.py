@@ -1,0 +1,25 @@
+"""The conformance suite for JsonLinesSink: run it with pytest, in this folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+from custom_sink import JsonLinesSink
+
+from onceward.testing.conformance import SinkConformance, Subject
+
+
+class TestJsonLinesSink(SinkConformance):
+    """Every case that a sink can be asked by itself."""
+
+    @pytest.fixture
+    def subject(self, tmp_path: Path) -> Subject:
+        folder = tmp_path / "out"
+
+        def read() -> list[int]:
+            """The numbers (column n) of all rows that a reader sees now."""
+            lines = [line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
+            return [json.loads(line)["n"] for line in lines]
+
+        # remembers=True asks that check_claim refuses a decision log that was restored from a backup, too.
+        return Subject(make=lambda: JsonLinesSink("mine", folder), read=read, kill=True, remembers=False)

@@ -1,0 +1,133 @@
+"""README.md as a new user follows it: the wheel in an empty environment, with what README installs and nothing else.
+
+Every `bash` block runs as it stands, in order, in one shell session; the `python` blocks are the files that it runs.
+Only two things are ours: versions are those of requirements.lock, and `.` is the wheel of this checkout. No `python3`
+on PATH is that of the environment, as for somebody who calls its `python` without activating it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .kafka_kit import read_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+class Shell:
+    """One shell session of a new user, with an environment of its own, in a folder that holds README's programs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._variables = folder / "variables"
+        self._bin = folder / "bin"
+        home = folder / "environment"
+        venv.create(home, with_pip=False)
+        self._bin.mkdir()
+        pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python")]
+        for name, command in {
+            "pip": pip,
+            "python": [home / "bin" / "python"],
+            "onceward": [home / "bin" / "onceward"],
+        }.items():
+            program = self._bin / name
+            program.write_text(f'#!/bin/sh\nexec {" ".join(map(str, command))} "$@"\n')
+            program.chmod(0o755)
+        self._environment = self._new_environment()
+
+    def run(self, commands: str) -> str:
+        """Run a block; what it exports is there for the next."""
+        script = f"test ! -e {self._variables} || . {self._variables}\n{commands}\nexport -p > {self._variables}"
+        done = subprocess.run(
+            ["bash", "-eu", "-c", script],
+            cwd=self.folder,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{commands}\n{done.stdout[-4000:]}"
+        return done.stdout
+
+    def variable(self, name: str) -> str:
+        return self.run(f'printf %s "${name}"')
+
+    def _new_environment(self) -> dict[str, str]:
+        ours = ("PYTHON", "SPARK_", "PYSPARK_", "ONCEWARD_", "VIRTUAL_ENV")
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
+        mine = Path(sys.executable).parent
+        rest = [path for path in inherited["PATH"].split(os.pathsep) if Path(path) != mine]
+        constraints = self.folder / "constraints.txt"
+        lines = (ROOT / "requirements.lock").read_text().splitlines()
+        constraints.write_text("\n".join(line.removesuffix(" \\") for line in lines if re.match(r"[a-z].*==", line)))
+        kept = {name: os.environ[name] for name in ("ONCEWARD_CACHE",) if name in os.environ}
+        return {
+            **inherited,
+            **kept,
+            "PATH": os.pathsep.join([str(self._bin), *rest]),
+            "PIP_CONSTRAINT": str(constraints),
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # a short run pays for no optimizing
+        }
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    for file, text in programs():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+    shell = Shell(tmp_path)
+    yield shell
+    if (tmp_path / ".run").exists():
+        shell.run("onceward dev down --delete")
+
+
+def programs() -> list[tuple[str, str]]:
+    """The python blocks, each with the file that is linked last before it."""
+    blocks = [block for block in BLOCK.finditer(README) if block[1] == "python"]
+    return [(re.findall(r"\]\((examples/\w+\.py)\)", README[: block.start()])[-1], block[2]) for block in blocks]
+
+
+def build_wheel(folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder, ROOT]
+    subprocess.run(command, check=True)
+    [wheel] = folder.glob("onceward-*.whl")
+    return wheel
+
+
+def test_a_new_user_follows_it_from_top_to_bottom(shell: Shell, tmp_path: Path) -> None:
+    wheel = build_wheel(tmp_path / "wheel")
+    blocks = [block[2].replace("'.[", f"'{wheel}[") for block in BLOCK.finditer(README) if block[1] == "bash"]
+    told = {block.splitlines()[0]: shell.run(block) for block in blocks}
+    install, services, quickstart, sink, engine = told.values()
+    assert "Successfully installed" in install
+    assert "failed" not in install.partition("ok       java")[2]
+    assert "bootstrap_servers" in services
+    assert quickstart.splitlines()[-1] == "(999, Decimal('499500'))"
+    assert " passed" in sink
+    assert "Traceback" not in engine
+    assert "Requirement already satisfied" in shell.run("pip install --no-index 'onceward[kafka]'")
+    shell.run("python examples/make_orders.py; python examples/quickstart.py")
+    servers = shell.variable("KAFKA_BOOTSTRAP_SERVERS")
+    assert len(read_all(servers, "paid")) == 2 * 999
+    assert len(read_all(servers, "totals")) == 1000
+    addresses = '--bootstrap-servers "$KAFKA_BOOTSTRAP_SERVERS" --dsn "$DATABASE_URL"'
+    doctor = shell.run(f"onceward doctor {addresses} --store checkpoints/paid --pipeline paid --topic paid")
+    assert "pipeline paid, newest decided epoch 1" in doctor
+    assert "no onceward" not in doctor

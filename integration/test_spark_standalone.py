@@ -1,0 +1,103 @@
+"""A real cluster (Spark's standalone master and a worker), where a decision log on a local disk is refused.
+
+A Python data source's driver-side processes are not told the master; its tasks are, in a stream and in a batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.dataset
+import pyspark
+import pytest
+
+from .spark_kit import Feed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+HOME = Path(pyspark.__file__).parent
+DRIVER = """
+import sys
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+master, folder = sys.argv[1:3]
+builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false").config("spark.cores.max", "1")
+builder = builder.config("spark.executor.memory", "512m").config("spark.task.maxFailures", "1")
+spark = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
+spark.sparkContext.setLogLevel("OFF")
+
+def stream(store):
+    frame = spark.readStream.schema("id long, word string").json(f"{folder}/feed").coalesce(1)
+    writer = frame.writeStream.option("checkpointLocation", f"{folder}/checkpoint").option("store", store)
+    writer = writer.format("onceward-files").option("path", f"{folder}/stream")
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+def batch(store):
+    writer = spark.range(20).coalesce(1).write.mode("append").option("pipeline", "days").option("runKey", "monday")
+    writer.format("onceward-files").option("path", f"{folder}/batch").option("store", store).save()
+
+for run in (stream, batch):
+    try:
+        run(f"{folder}/log")
+    except PySparkException as error:
+        print(run.__name__, "refused" if f"on a local disk, but the master is {master}" in str(error) else error)
+    run(f"file://{folder}/shared-{run.__name__}?shared=true")
+"""
+
+
+@contextlib.contextmanager
+def daemon(name: str, log: Path, environment: dict[str, str], *arguments: str) -> Iterator[None]:
+    command = [str(HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", *arguments]
+    with log.open("w") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def said(log: Path, pattern: str) -> str:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = re.search(pattern, log.read_text())
+        if found is not None:
+            return found.group(0)
+        time.sleep(0.2)
+    raise AssertionError(f"{pattern} did not come: {log.read_text()[-2000:]}")
+
+
+@pytest.fixture(scope="module")
+def cluster(driver_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("cluster")
+    environment = {**driver_environment, "SPARK_HOME": str(HOME), "SPARK_DAEMON_MEMORY": "256m"}
+    master, worker = folder / "master.log", folder / "worker.log"
+    with daemon("master.Master", master, environment, "--port", "0", "--webui-port", "0"):
+        url = said(master, r"spark://127.0.0.1:[1-9][0-9]*")
+        options = ("--cores", "1", "--memory", "512m", "--webui-port", "0", "--work-dir", str(folder / "work"))
+        with daemon("worker.Worker", worker, environment, *options, url):
+            said(worker, "Successfully registered with master")
+            yield url
+
+
+def test_a_log_on_a_local_disk_is_refused_on_a_cluster_and_a_shared_one_is_not(
+    cluster: str, tmp_path: Path, driver_environment: dict[str, str]
+) -> None:
+    feed = Feed(tmp_path)
+    feed.add()
+    command = [sys.executable, "-c", DRIVER, cluster, str(tmp_path)]
+    done = subprocess.run(command, env=driver_environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    assert done.stdout.splitlines()[-2:] == ["stream refused", "batch refused"]
+    for folder in ("stream", "batch"):
+        found = pyarrow.dataset.dataset(tmp_path / folder).to_table()["id"].to_pylist()
+        assert sorted(found) == list(range(feed.rows))

@@ -1,0 +1,179 @@
+"""What every sink with a ledger owes; tests/ runs it on SQLite, integration/ on the servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from onceward.core.errors import EpochConflictError
+from onceward.core.names import Scope
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, Progress, WriteContext
+from onceward.core.transaction.ownership import NOTHING
+from onceward.sinks.database import DatabaseSink
+
+SCOPE = Scope("orders", "words", "0123abcd")
+OTHER = SCOPE._replace(log="ffff0000")
+Make = Callable[..., DatabaseSink[Any]]
+
+
+def prepare(sink: DatabaseSink[Any], epoch: int = 0, *, scope: Scope = SCOPE, writer: int = 3) -> Committable:
+    """One row, which no other call writes, prepared or staged."""
+    where = WriteContext(**scope._asdict(), writer=writer, epoch=epoch, subtask=0)
+    transaction = sink.begin(where)
+    number = writer * 100_000 + epoch + (50_000 if scope.log == OTHER.log else 0)
+    sink.write(transaction, pa.RecordBatch.from_pydict({"id": [number], "word": ["x"]}))
+    return sink.pre_commit(transaction)
+
+
+def finish(sink: DatabaseSink[Any], epoch: int = 0, *, scope: Scope = SCOPE, writer: int = 3) -> Committable:
+    """As a coordinator does: decided, claimed, committed."""
+    committable = prepare(sink, epoch, scope=scope, writer=writer)
+    sink.claim(scope)
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    return committable
+
+
+class LedgerContract:
+    """Subclass it, and give the fixtures `make` (a sink of a given name) and `elsewhere` (in another database)."""
+
+    @pytest.fixture
+    def sink(self, make: Make) -> DatabaseSink[Any]:
+        return make("words")
+
+    # Whose the names are
+
+    def test_a_log_that_decided_nothing_leaves_the_names_free(self, sink: DatabaseSink[Any]):
+        left = prepare(sink)
+        sink.check_claim(OTHER, NOTHING)
+        finish(sink, scope=OTHER)
+        sink.check_claim(OTHER, Progress(3, 0))
+        with pytest.raises(EpochConflictError, match="from decision log ffff0000"):
+            sink.check_claim(SCOPE, NOTHING)
+        assert sink.abort(left).status is AbortStatus.ABORTED
+
+    def test_a_claimed_name_is_refused_to_every_other_log(self, sink: DatabaseSink[Any]):
+        sink.claim(SCOPE)
+        sink.claim(SCOPE)
+        for refused in (
+            lambda: sink.check_claim(OTHER, NOTHING),
+            lambda: sink.claim(OTHER),
+            lambda: prepare(sink, scope=OTHER),
+        ):
+            with pytest.raises(EpochConflictError, match=r'from decision log 0123abcd.*rewind="'):
+                refused()
+        sink.check_claim(SCOPE._replace(pipeline="orders-eu"), NOTHING)
+        sink.check_claim(OTHER._replace(sink="words-2"), NOTHING)
+
+    def test_checking_writes_nothing(self, sink: DatabaseSink[Any], make: Make):
+        sink.check_claim(SCOPE, NOTHING)
+        make("words").check_claim(OTHER, NOTHING)
+        finish(sink)
+
+    def test_of_two_logs_that_claim_at_once_one_wins(self, make: Make):
+        for n in range(10):
+            barrier = Barrier(2)
+
+            def claims(log: str, pipeline: str = f"p{n}", barrier: Barrier = barrier) -> bool:
+                sink = make("words")
+                sink.check_claim(Scope(pipeline, "words", log), NOTHING)
+                barrier.wait(30)
+                try:
+                    sink.claim(Scope(pipeline, "words", log))
+                except EpochConflictError:
+                    return False
+                return True
+
+            with ThreadPoolExecutor(2) as pool:
+                assert sorted(pool.map(claims, ["0123abcd", "ffff0000"])) == [False, True]
+
+    # How far the log had come
+
+    def test_a_log_that_has_not_come_so_far_is_refused(self, sink: DatabaseSink[Any]):
+        for epoch in range(3):
+            finish(sink, epoch)
+        finish(sink, 3, writer=9)
+        for newest in (NOTHING, Progress(3, 2), Progress(3, 7), Progress(9, 2)):
+            with pytest.raises(EpochConflictError, match=r"outdated copy.*holds epoch 3 \(generation 9\)"):
+                sink.check_claim(SCOPE, newest)
+        for newest in (Progress(9, 3), Progress(9, 4), Progress(11, 0)):
+            sink.check_claim(SCOPE, newest)
+
+    def test_a_pruned_ledger_answers_as_one_that_never_was(self, sink: DatabaseSink[Any]):
+        old, newest = finish(sink, 5), finish(sink, 6)
+        sink.completed(SCOPE, 100_000)
+        sink.completed(SCOPE, 200_000)
+        with pytest.raises(EpochConflictError, match=r"holds epoch 6 \(generation 3\)"):
+            sink.check_claim(SCOPE, Progress(3, 5))
+        sink.check_claim(SCOPE, Progress(3, 6))
+        assert sink.commit(newest).status is CommitStatus.ALREADY_COMMITTED
+        assert sink.commit(old).status is CommitStatus.UNKNOWN
+
+    def test_pruning_is_noted_without_a_claim_too(self, sink: DatabaseSink[Any]):
+        """A database that the pipeline has moved to: nobody claims there again."""
+        old, newest = (prepare(sink, epoch) for epoch in (5, 6))
+        assert [sink.commit(c).status for c in (old, newest)] == [CommitStatus.COMMITTED] * 2
+        sink.completed(SCOPE, 100_000)
+        assert [sink.commit(c).status for c in (old, newest)] == [CommitStatus.UNKNOWN, CommitStatus.ALREADY_COMMITTED]
+
+    def test_release_takes_the_names_and_sets_aside_what_was_known(self, sink: DatabaseSink[Any]):
+        theirs, later = finish(sink, 0), finish(sink, 1, writer=9)
+        for _ in range(2):
+            sink.release(SCOPE)
+            sink.check_claim(SCOPE, NOTHING)
+        assert sink.commit(later).status is CommitStatus.ALREADY_COMMITTED
+        finish(sink, 1, writer=5)  # of the outdated copy, whose positions come again
+        sink.check_claim(SCOPE, Progress(5, 1))
+        with pytest.raises(EpochConflictError, match=r"holds epoch 1 \(generation 5\)"):
+            sink.check_claim(SCOPE, Progress(3, 0))
+        for _ in range(2):
+            sink.release(OTHER)
+        sink.check_claim(OTHER, NOTHING)
+        with pytest.raises(EpochConflictError, match="from decision log ffff0000"):
+            sink.check_claim(SCOPE, Progress(5, 1))
+        finish(sink, 0, scope=OTHER)
+        assert sink.commit(theirs).status is CommitStatus.ALREADY_COMMITTED
+
+    # What an absent row proves
+
+    def test_before_the_first_claim_what_was_aborted_is_proven_lost(self, sink: DatabaseSink[Any]):
+        committable = prepare(sink)
+        assert sink.abort(committable).status is AbortStatus.ABORTED
+        assert sink.abort(committable).status is AbortStatus.ABORTED
+        assert list(sink.inspect_many([committable])) == [ExternalState.ABORTED]
+        sink.claim(SCOPE)
+        assert sink.commit(committable).status is CommitStatus.LOST
+
+    def test_a_claim_in_another_database_proves_nothing(self, sink: DatabaseSink[Any], elsewhere: DatabaseSink[Any]):
+        """A restart after the first decision, with a wrong address: it claims there, and finds nothing."""
+        committable = prepare(sink)
+        elsewhere.claim(SCOPE)
+        assert elsewhere.commit(committable).status is CommitStatus.UNKNOWN
+        assert list(elsewhere.inspect_many([committable])) == [ExternalState.UNKNOWN]
+        sink.claim(SCOPE)
+        assert sink.commit(committable).status is CommitStatus.COMMITTED
+
+    # What sinks of other names left behind
+
+    def test_leftovers_of_other_sinks_are_listed_by_pipeline_and_log_and_aborted(self, make: Make):
+        renamed = SCOPE._replace(sink="renamed")
+        ours = [prepare(make("words"), 1), prepare(make("renamed"), 2, scope=renamed)]
+        foreign = [
+            prepare(make("words"), 3, scope=SCOPE._replace(pipeline="orders-eu")),
+            prepare(make("words"), 4, scope=OTHER),
+        ]
+        sink = make("words")
+        found = list(sink.lingering_elsewhere(SCOPE.pipeline, SCOPE.log))
+        assert sorted(c.identity() for c in found) == sorted(c.identity() for c in ours)
+        assert {c.sink for c in found} == {"words", "renamed"}
+        for committable in found:
+            assert sink.abort(committable).status is AbortStatus.ABORTED
+        assert list(sink.lingering_elsewhere(SCOPE.pipeline, SCOPE.log)) == []
+        assert [sink.commit(c).status for c in foreign] == [CommitStatus.COMMITTED] * 2
+
+    def test_nothing_is_found_where_nothing_was_written(self, sink: DatabaseSink[Any]):
+        assert list(sink.lingering_elsewhere(SCOPE.pipeline, SCOPE.log)) == []

@@ -1,0 +1,133 @@
+"""`onceward doctor` works on a broken installation, changes nothing, and its advice can be copied."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from onceward.connectors.doctor.store import check_store
+from onceward.core.log import DirectoryStore, EpochInput, LogWriter, WriterClock, open_store, wall_clock_text
+
+SOURCE = Path(__file__).parent.parent / "src"
+EXTRAS = ("confluent_kafka", "kafka", "psutil", "psycopg", "pgpq", "sqlalchemy", "fsspec", "pyspark")
+NO_BROKER = "127.0.0.1:1"
+
+
+def doctor(*arguments: str, without: tuple[str, ...] = (), **environment: str) -> subprocess.CompletedProcess[str]:
+    main = "from onceward.connectors.cli import main; main()"
+    hidden = f"import sys; sys.modules.update(dict.fromkeys({without!r})); "
+    return subprocess.run(
+        [sys.executable, "-c", hidden + main, "doctor", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(SOURCE), **environment},
+    )
+
+
+def contents(folder: Path) -> dict[str, tuple[float, int]]:
+    return {str(path): (path.stat().st_mtime, path.stat().st_size) for path in [folder, *folder.rglob("*")]}
+
+
+def write_log(folder: Path) -> None:
+    clock = WriterClock(token=lambda: secrets.token_hex(8), now=wall_clock_text, pause=lambda _: False)
+    writer = LogWriter(DirectoryStore(folder), "orders", clock)
+    writer.start()
+    writer.decide(0, [], sinks=[], epoch_input=EpochInput())
+
+
+def test_it_works_without_any_extra() -> None:
+    told = doctor("--json", "--bootstrap-servers", NO_BROKER, "--dsn", "host=127.0.0.1", without=EXTRAS)
+    assert "Traceback" not in told.stderr
+    assert told.returncode == 1
+    advice = {finding["check"]: finding["advice"] for finding in json.loads(told.stdout)}
+    assert "onceward[kafka]" in advice["kafka client"]
+    assert "onceward[postgres]" in advice["postgres client"]
+
+
+def test_an_extra_that_nobody_asked_about_may_be_missing() -> None:
+    told = doctor("--json", without=("confluent_kafka", "psycopg"))
+    findings = {finding["check"]: finding for finding in json.loads(told.stdout)}
+    assert findings["kafka client"]["health"] == findings["postgres client"]["health"] == "skipped"
+    assert "onceward[kafka]" in findings["kafka client"]["found"]
+
+
+def test_a_python_that_the_program_may_still_set_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "python3").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "python3").chmod(0o700)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    for python, health in (("", "warning"), ("python3", "failed")):
+        told = doctor("--json", PATH=path, PYSPARK_PYTHON=python)
+        finding = next(one for one in json.loads(told.stdout) if one["check"] == "python of the executors")
+        assert finding["health"] == health
+
+
+def test_what_is_to_be_copied_is_on_one_line_however_narrow_the_terminal_is() -> None:
+    told = doctor(COLUMNS="40", PYSPARK_PYTHON="/nowhere/python")
+    assert "there is no /nowhere/python" in told.stdout
+    assert f"PYSPARK_PYTHON={sys.executable} before" in told.stdout
+
+
+@pytest.mark.parametrize("url", ["{}/nope/log", "file://{}/nope/log", "sqlite:///{}/nope.db"])
+def test_a_store_that_is_not_there_is_not_made(tmp_path: Path, url: str) -> None:
+    before = contents(tmp_path)
+    finding = check_store(url.format(tmp_path), "orders")
+    assert contents(tmp_path) == before
+    assert finding.health == "warning"
+    assert "no decision log yet" in finding.found
+
+
+def test_a_store_is_not_changed(tmp_path: Path) -> None:
+    write_log(tmp_path / "onceward")
+    before = contents(tmp_path)
+    for url in (tmp_path, tmp_path / "onceward"):
+        finding = check_store(str(url), None)
+        assert finding.health == "warning"
+        assert "pipeline orders, newest decided epoch 0" in finding.found
+        assert "this machine only" in finding.advice
+    assert contents(tmp_path) == before
+
+
+def test_a_store_in_a_database_is_not_changed(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/log.db"
+    open_store(url, pipeline="orders")
+    with sqlite3.connect(tmp_path / "log.db") as database:
+        before = list(database.iterdump())
+        finding = check_store(url, "orders")
+        assert list(database.iterdump()) == before
+    assert "no decision log yet" in finding.found
+
+
+@pytest.mark.parametrize("url", ["{}/file", "{}/file/log"])
+def test_a_store_that_can_never_be_made_is_told(tmp_path: Path, url: str) -> None:
+    (tmp_path / "file").write_text("")
+    finding = check_store(url.format(tmp_path), None)
+    assert finding.health == "failed"
+    assert str(tmp_path / "file") in finding.found
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        finding = check_store(str(tmp_path / "log"), None)
+    finally:
+        tmp_path.chmod(0o700)
+    assert finding.health == "failed"
+
+
+@pytest.mark.slow
+def test_a_broker_that_does_not_answer_is_told_in_a_few_lines() -> None:
+    told = doctor("--bootstrap-servers", NO_BROKER, "--topic", "orders", "--pipeline", "orders")
+    assert told.returncode == 1
+    broker = next(line for line in told.stdout.splitlines() if "kafka broker" in line)
+    assert NO_BROKER in broker
+    assert "Connection refused" in told.stderr
+    assert len(told.stderr.splitlines()) < 3, told.stderr

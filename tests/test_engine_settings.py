@@ -1,0 +1,128 @@
+"""Settings of the engine out of a TOML file and the environment."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onceward.core import CheckpointConfig, RestartStrategy
+from onceward.core.engine import Mode, Retention
+from onceward.core.errors import ConfigurationError
+
+PAGE = Path(__file__).parent.parent / "docs" / "engine-settings.md"
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("ONCEWARD_")]:
+        monkeypatch.delenv(name)
+
+
+def toml(folder: Path, text: str) -> Path:
+    path = folder / "onceward.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_says_when_checkpoints_are_made(tmp_path: Path):
+    text = '[checkpoint]\ninterval = 2\nmode = "at-least-once"\non_cancel = "delete"\nretained = 3\n'
+    expected = CheckpointConfig(interval=2.0, mode=Mode.AT_LEAST_ONCE, on_cancel=Retention.DELETE, retained=3)
+    assert CheckpointConfig.load(toml(tmp_path, text)) == expected
+
+
+def test_the_environment_has_the_last_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = toml(tmp_path, "[checkpoint]\ninterval = 2\ntimeout = 5\n")
+    monkeypatch.setenv("ONCEWARD_CHECKPOINT_INTERVAL", "0.5")
+    monkeypatch.setenv("ONCEWARD_CHECKPOINT_MAX_CONCURRENT", "2")
+    assert CheckpointConfig.load(path) == CheckpointConfig(interval=0.5, timeout=5, max_concurrent=2)
+    assert CheckpointConfig.load() == CheckpointConfig(interval=0.5, max_concurrent=2)
+
+
+def test_nothing_said_is_the_default(tmp_path: Path):
+    assert CheckpointConfig.load() == CheckpointConfig.load(toml(tmp_path, "")) == CheckpointConfig()
+    assert RestartStrategy.load() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("[checkpoint]\nintervall = 1\n", r"unknown settings in checkpoint: intervall\. There are interval, timeout"),
+        ("[checkpoints]\ninterval = 1\n", r"onceward.toml: checkpoints\. There are checkpoint, restart"),
+        ('[checkpoint]\ninterval = "often"\n', "interval"),
+        ("[checkpoint]\ninterval = -1\n", "interval=-1"),
+        ('[checkpoint]\nmode = "twice"\n', "mode"),
+        ("[checkpoint\n", "cannot be read"),
+        ("interval = 1\n", "cannot be read"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(tmp_path: Path, text: str, match: str):
+    with pytest.raises(ConfigurationError, match=match):
+        CheckpointConfig.load(toml(tmp_path, text))
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path):
+    with pytest.raises(ConfigurationError, match=r"mistyped.toml cannot be read"):
+        CheckpointConfig.load(tmp_path / "mistyped.toml")
+
+
+def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ONCEWARD_CHECKPOINT_INTERVALL", "1")
+    with pytest.raises(ConfigurationError, match="intervall"):
+        CheckpointConfig.load()
+
+
+def pauses(strategy: RestartStrategy | None, count: int) -> list[float | None]:
+    assert strategy is not None
+    restarts = strategy.begin()
+    return [restarts.after(float(n), 0.0) for n in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('strategy = "none"', [None]),
+        ('strategy = "fixed-delay"\nattempts = 2\ndelay = 1', [1.0, 1.0, None]),
+        ('strategy = "failure-rate"\nfailures = 1\ninterval = 0.5\ndelay = 3.0', [3.0, 3.0]),
+        ('strategy = "exponential-delay"\ninitial = 1\nmost = 3\nfactor = 2\njitter = 0', [1.0, 2.0, 3.0]),
+    ],
+)
+def test_a_file_says_what_happens_after_a_failure(tmp_path: Path, text: str, expected: list[float | None]):
+    assert pauses(RestartStrategy.load(toml(tmp_path, f"[restart]\n{text}\n")), len(expected)) == expected
+
+
+def test_the_environment_names_a_strategy(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ONCEWARD_RESTART_STRATEGY", "fixed-delay")
+    monkeypatch.setenv("ONCEWARD_RESTART_ATTEMPTS", "1")
+    monkeypatch.setenv("ONCEWARD_RESTART_DELAY", "2.5")
+    assert pauses(RestartStrategy.load(), 2) == [2.5, None]
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ('strategy = "hope"', "strategy='hope': give one of none, fixed-delay, failure-rate, exponential-delay"),
+        ("attempts = 2", "strategy=None"),
+        ('strategy = "none"\nattempts = 2', "unknown settings in restart with strategy none: attempts"),
+        ('strategy = "fixed-delay"\nattempts = "many"', "many"),
+        ('strategy = "fixed-delay"\nattempts = 0', "must be 1 or more"),
+        ('strategy = "exponential-delay"\nfraction = 1', "unknown settings"),
+    ],
+)
+def test_a_strategy_that_makes_no_sense_is_refused(tmp_path: Path, text: str, match: str):
+    with pytest.raises(ConfigurationError, match=match):
+        RestartStrategy.load(toml(tmp_path, f"[restart]\n{text}\n"))
+
+
+def test_the_page_names_every_setting_with_its_default_and_its_examples_load(tmp_path: Path):
+    text = PAGE.read_text()
+    for name, value in vars(CheckpointConfig()).items():
+        shown: Any = value.value if isinstance(value, Mode | Retention) else "none" if value is None else value
+        assert re.search(rf"\| `{name}` \| {re.escape(str(shown))} \|", text), name
+    for block in re.findall(r"```toml\n(.*?)```", text, re.DOTALL):
+        path = toml(tmp_path, block)
+        CheckpointConfig.load(path)
+        assert RestartStrategy.load(path) is not None

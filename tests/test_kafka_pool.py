@@ -1,0 +1,193 @@
+"""Which transactional ids the pool hands out: each proven free, kept within a session, and as few as can be."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from onceward.connectors.kafka import pool
+from onceward.connectors.kafka.answers import Description
+from onceward.connectors.kafka.codes import Code
+from onceward.connectors.kafka.handle import Handle, Prepared, listed_committable
+from onceward.connectors.kafka.settings import KafkaSettings
+from onceward.core.errors import FencedError
+from onceward.core.names import PooledName, Scope, parse_pooled_name
+from onceward.core.transaction import ANY_EPOCH, WriteContext
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SCOPE = Scope("orders", "out", "0a0b0c0d")
+COMMITTED, ABORTED = "CompleteCommit", "CompleteAbort"
+
+
+class Cluster:
+    """A coordinator that knows ids, and how the newest transaction of each has ended."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, tuple[int, str]] = {}
+        self.transactions = self
+        self.register_answers = 0
+
+    def limits(self) -> Any:
+        return SimpleNamespace(brokers=1)
+
+    def describe(self, names: Iterable[str]) -> dict[str, Description]:
+        return {name: self._describe(name) for name in names}
+
+    def _describe(self, name: str) -> Description:
+        epoch, state = self.states[name]
+        return Description(0, state, Handle(name, 7, epoch, 1000 + epoch))
+
+    def register(self, name: str) -> int:
+        """InitProducerId."""
+        epoch, _ = self.states[name]
+        self.states[name] = epoch + 1, "Empty"
+        return self.register_answers
+
+    def open(self, _settings: KafkaSettings, name: PooledName, **_: Any) -> Any:
+        """TransactionalProducer.open."""
+        epoch, _state = self.states.get(str(name), (-1, ""))
+        self.states[str(name)] = epoch + 1, "Empty"
+        return SimpleNamespace(name=name, begin=lambda: None)
+
+    def end(self, name: PooledName, state: str) -> Prepared:
+        epoch, _ = self.states[str(name)]
+        self.states[str(name)] = epoch, state
+        return Prepared(Handle(str(name), 7, epoch, 1000 + epoch), frozenset({("t", 0)}))
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    made = Cluster()
+    monkeypatch.setattr(pool, "cluster_of", lambda _: made)
+    monkeypatch.setattr(pool, "TransactionalProducer", made)
+    return made
+
+
+def a_pool() -> pool.ProducerPool:
+    return pool.ProducerPool(pool.PoolKey(KafkaSettings("b:1"), SCOPE, 60_000))
+
+
+def context(writer: int, epoch: int, session: str = "run", completed: int | None = None) -> WriteContext:
+    known = epoch - 1 if completed is None else completed
+    pipeline, sink, log = SCOPE
+    return WriteContext(
+        pipeline=pipeline,
+        sink=sink,
+        log=log,
+        writer=writer,
+        epoch=epoch,
+        subtask=0,
+        completed=known,
+        session=session,
+    )
+
+
+def run(ids: pool.ProducerPool, cluster: Cluster, about: WriteContext, end: str = COMMITTED) -> str:
+    """One subtask's epoch, as the sink runs it; the name that it got."""
+    name = ids.take(about).name
+    ids.keep(name, about, cluster.end(name, end))
+    ids.warm_up(about)
+    with ids._changed:
+        ids._changed.wait_for(lambda: not ids._warming, timeout=10)
+    return str(name)
+
+
+def test_a_thousand_starts_of_a_session_leave_no_more_ids_behind_than_two(cluster: Cluster):
+    ids = a_pool()
+    names = [run(ids, cluster, context(3 * epoch, epoch)) for epoch in range(1000)]
+    assert len(cluster.states) == 2
+    assert set(names) == set(cluster.states)
+
+
+def test_a_process_that_serves_one_epoch_makes_one_id(cluster: Cluster):
+    for epoch in range(5):
+        run(a_pool(), cluster, context(3 * epoch, epoch))
+    assert len(cluster.states) == 5
+
+
+def test_another_session_gets_other_names(cluster: Cluster):
+    ids = a_pool()
+    before = {run(ids, cluster, context(epoch, epoch, "one")) for epoch in range(4)} | set(cluster.states)
+    after = {run(ids, cluster, context(epoch, epoch, "two")) for epoch in range(4, 8)}
+    assert not before & after
+
+
+@pytest.mark.parametrize("session", ["", "run"])
+def test_without_a_session_each_start_gets_names_that_say_it(cluster: Cluster, session: str):
+    """A sweeper that works while its subtasks do tells by the name that a transaction is of an older START."""
+    ids = a_pool()
+    run(ids, cluster, context(4, 0, session))
+    for writer in (7, 11):
+        names = [run(ids, cluster, context(writer, epoch, "")) for epoch in (writer, writer + 1, writer + 2)]
+        assert len(set(names)) == 2
+        assert {found.start for found in map(parse_pooled_name, names) if found is not None} == {writer}
+
+
+def test_names_of_a_session_say_no_start(cluster: Cluster):
+    name = parse_pooled_name(run(a_pool(), cluster, context(7, 0)))
+    assert name is not None
+    assert name.start is None
+
+
+@pytest.mark.parametrize(("session", "writer"), [("", 7), ("run", ANY_EPOCH)])
+def test_a_listing_tells_the_start_that_the_name_tells(cluster: Cluster, session: str, writer: int):
+    name = a_pool().take(context(7, 0, session)).name
+    listed = listed_committable(cluster.end(name, "Ongoing"))
+    assert listed is not None
+    assert (listed.writer, listed.epoch) == (writer, ANY_EPOCH)
+
+
+@pytest.mark.parametrize("end", [ABORTED, "Ongoing", "PrepareAbort"])
+@pytest.mark.parametrize("session", ["", "run"])
+def test_an_id_whose_transaction_was_not_committed_is_never_used_again(cluster: Cluster, session: str, end: str):
+    """Neither by a later epoch, nor by a later START: a sweeper may still hold its handle."""
+    ids = a_pool()
+    lost = run(ids, cluster, context(1, 0, session), end)
+    later = [run(ids, cluster, context(1 + epoch // 3, epoch, session)) for epoch in range(1, 12)]
+    assert lost not in later
+
+
+def test_an_id_is_not_used_again_before_its_epoch_is_completed(cluster: Cluster):
+    ids = a_pool()
+    names = [run(ids, cluster, context(1, epoch, completed=-1)) for epoch in range(4)]
+    assert len(set(names)) == 4
+
+
+def test_from_its_second_transaction_on_an_id_is_beyond_producer_epoch_1(cluster: Cluster):
+    """So whoever sees an abort at epoch 1 knows that it was the id's first transaction (claims.never_committed)."""
+    ids = a_pool()
+    for epoch in range(6):
+        about = context(epoch, epoch)
+        name = ids.take(about).name
+        used, _ = cluster.states[str(name)]
+        assert used == 0 or used >= 2
+        ids.keep(name, about, cluster.end(name, COMMITTED))
+
+
+def test_an_id_that_cannot_be_brought_there_is_not_used_again(cluster: Cluster):
+    ids = a_pool()
+    first = run(ids, cluster, context(0, 0))
+    cluster.register_answers = Code.NO_ANSWER
+    assert run(ids, cluster, context(1, 1)) != first
+
+
+def test_a_process_that_served_a_newer_start_refuses_an_older_one(cluster: Cluster):
+    ids = a_pool()
+    run(ids, cluster, context(5, 0))
+    for late in (ids.take, ids.warm_up):
+        with pytest.raises(FencedError, match="START 5"):
+            late(context(4, 0))
+
+
+def test_subtasks_that_run_at_once_never_share_an_id(cluster: Cluster):
+    ids = a_pool()
+    for epoch in range(4):
+        about = context(epoch, epoch)
+        names = [ids.take(about).name for _ in range(3)]
+        assert len(set(names)) == 3
+        for name in names:
+            ids.keep(name, about, cluster.end(name, COMMITTED))

@@ -1,0 +1,34 @@
+"""`from onceward import …`: every name of the contract, and nothing loaded before it is asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import onceward
+
+HEAVY = ("pyspark", "pyarrow", "confluent_kafka", "kafka", "psycopg", "sqlalchemy", "fsspec", "msgspec", "typer")
+
+
+@pytest.mark.parametrize("name", sorted(set(onceward.__all__) - {"__version__"}))
+def test_each_name_is_there_and_says_where_it_lives(name: str):
+    value = getattr(onceward, name)
+    assert value.__module__.startswith("onceward.")
+    assert name in dir(onceward)
+
+
+def test_all_is_what_can_be_had():
+    assert set(onceward.__all__) == {*onceward._HOMES, "__version__"}
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'KafkaSnik'"):
+        _ = onceward.KafkaSnik
+
+
+def test_importing_onceward_loads_nothing_heavy():
+    code = f"import sys, onceward; print([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

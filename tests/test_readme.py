@@ -1,0 +1,74 @@
+"""README's programs are the files of examples/, and what the docs list is what there is; integration/ runs README."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from onceward import exactly_once
+from onceward.connectors.spark.options import COMMON
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+DOCS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#]+)(?:#([\w-]+))?\)")
+
+
+@pytest.mark.parametrize(
+    "block", list(BLOCK.finditer(README)), ids=lambda block: str(README[: block.start()].count("\n"))
+)
+def test_a_program_is_the_file_that_is_linked_before_it(block: re.Match[str]) -> None:
+    file = re.findall(r"\]\((examples/\w+\.py)\)", README[: block.start()])[-1]
+    assert block[1] == (ROOT / file).read_text()
+
+
+def test_the_custom_sink_has_as_many_lines_as_is_said() -> None:
+    lines = [line for line in (ROOT / "examples" / "custom_sink.py").read_text().splitlines() if line.strip()]
+    assert re.findall(r"(\d+) lines", README) == [str(len(lines))] * 2
+
+
+def test_every_extra_is_listed_and_no_other() -> None:
+    rows = re.search(r"\| extra \| for \|\n\|---\|---\|\n((?:\|.*\n)+)", README)
+    assert rows is not None
+    named = [name for row in rows[1].splitlines() for name in re.findall(r"`([\w-]+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(PROJECT["optional-dependencies"])
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    for target, anchor in LINK.findall(path.read_text()):
+        if "://" in target:
+            continue
+        file = (path.parent / target).resolve()
+        assert file.exists(), f"{path.name} links {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+            slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in slugs, f"{path.name} links {target}#{anchor}"
+
+
+def test_every_logger_is_documented() -> None:
+    code = [
+        path.read_text()
+        for folder in ("connectors", "core", "sinks", "sources")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    used = {name for text in code for name in re.findall(r'getLogger\("(onceward\.[\w.]+)"\)', text)}
+    rows = re.findall(r"^\| (`onceward\.[^|]*)\|", (ROOT / "docs" / "logging.md").read_text(), re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`([\w.]+)`", row)} == used
+
+
+def test_every_parameter_and_common_option_is_documented() -> None:
+    table = re.search(r"## Parameters\n\n((?:\|.*\n)+)", (ROOT / "docs" / "exactly-once.md").read_text())
+    assert table is not None
+    columns = [row.split("|")[1:3] for row in table[1].splitlines()[2:]]
+    parameters = {name for first, _ in columns for name in re.findall(r"`(\w+)`", first)}
+    assert parameters == set(inspect.signature(exactly_once).parameters)
+    options = {name.lower() for _, second in columns for name in re.findall(r"`(\w+)`", second)}
+    assert options == COMMON - {"queryname", "path"}
