@@ -7,9 +7,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onceward.core import CheckpointConfig, Pipeline, ProcessFunction, RocksDBBackend, ValueState, open_store
-from onceward.sinks import KafkaSink
-from onceward.sources import KafkaSource
+from onceward import KafkaSink, KafkaSource
+from onceward.core import (
+    CheckpointConfig,
+    Pipeline,
+    ProcessFunction,
+    RocksDBBackend,
+    ValueState,
+    open_store,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,7 +27,7 @@ import psutil
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from onceward.connectors.dev import dev_services
+from onceward.testing.services import dev_services
 
 HERE = Path(__file__).parent
 PARTITIONS = 1

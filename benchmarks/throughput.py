@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from common import Bench, Run, bench, compare, machine, median, show, timed
 
+from onceward import KafkaSink, PostgresSink
 from onceward.connectors.spark import exactly_once
-from onceward.sinks import KafkaSink, PostgresSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable

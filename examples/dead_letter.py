@@ -12,8 +12,8 @@ import sys
 
 from pyspark.sql import SparkSession
 
+from onceward import KafkaSink, PostgresSink
 from onceward.connectors.spark import exactly_once
-from onceward.sinks import KafkaSink, PostgresSink
 
 WHY = "array(struct('reason' AS key, cast('value is not a number' AS binary) AS value)) AS headers"
 

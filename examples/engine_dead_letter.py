@@ -12,9 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from onceward import FileSink, FileSource
 from onceward.core import Pipeline, open_store
-from onceward.sinks import FileSink
-from onceward.sources import FileSource
 
 ROWS = pa.schema({"user": pa.string(), "cents": pa.string()})
 JUDGED = pa.schema({**dict(zip(ROWS.names, ROWS.types, strict=True)), "error": pa.string()})

@@ -7,8 +7,8 @@ Run it again with the same folder: what is delivered is not sent again.
 
 import sys
 
+from onceward.connectors.http.sink import HttpSink
 from onceward.core import FileBackend, Pipeline, open_store
-from onceward.sinks.http import HttpSink
 from onceward.sources import SequenceSource
 
 

@@ -7,8 +7,8 @@ Run it again with the same folder: what is written is not written again.
 
 import sys
 
+from onceward.connectors.redis.sink import RedisSink
 from onceward.core import FileBackend, Pipeline, open_store
-from onceward.sinks.redis import RedisSink
 from onceward.sources import SequenceSource
 
 

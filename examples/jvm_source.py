@@ -9,8 +9,8 @@ import sys
 
 from pyspark.sql import SparkSession
 
+from onceward import PostgresSink
 from onceward.connectors.spark import exactly_once
-from onceward.sinks import PostgresSink
 
 
 def main(servers: str, dsn: str, checkpoint: str, jars: str) -> None:

@@ -9,8 +9,8 @@ PostgreSQL or MariaDB.
 import sys
 from pathlib import Path
 
+from onceward import SqlAlchemySink
 from onceward.core import FileBackend, Pipeline, open_store
-from onceward.sinks import SqlAlchemySink
 from onceward.sources import SequenceSource
 
 

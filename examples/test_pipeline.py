@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from onceward import PostgresSink, exactly_once
-from onceward.connectors.dev import PostgresServer, dev_services
 from onceward.testing.faults import Faults, die_after
+from onceward.testing.services import PostgresServer, dev_services
 from onceward.testing.wrappers import FaultySink
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 from pyspark.sql import SparkSession
 
+from onceward import PostgresSink
 from onceward.connectors.spark import exactly_once
-from onceward.sinks import PostgresSink
 
 SLOW_SECONDS = 60
 IDLE_SECONDS = 65

@@ -15,14 +15,14 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from onceward.connectors.dev import KafkaServer, PostgresServer
+from onceward.testing.services import KafkaServer, PostgresServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
-    from onceward.connectors.dev import Service
+    from onceward.testing.services import Service
 
 STARTED: pytest.StashKey[list[Service]] = pytest.StashKey()
 SOURCE = Path(__file__).parent.parent / "src"

@@ -16,9 +16,9 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from onceward.connectors.kafka.cluster import cluster_of
 from onceward.connectors.kafka.handle import Handle, Prepared
+from onceward.connectors.kafka.sink import KafkaSink
 from onceward.core.names import Scope
 from onceward.core.transaction import Committable, WriteContext
-from onceward.sinks.kafka import KafkaSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -132,7 +132,7 @@ def handle_of(committable: Committable) -> Handle:
 CHILD = """
 import json, sys
 import pyarrow as pa
-from onceward.sinks.kafka import KafkaSink
+from onceward.connectors.kafka.sink import KafkaSink
 from onceward.core.transaction import WriteContext
 import msgspec
 given = json.loads(sys.argv[1])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
 
-from onceward.sources import KafkaSource
+from onceward import KafkaSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -19,11 +19,11 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from onceward.connectors.dev import PostgresServer
-from onceward.connectors.postgres.connections import close_idle
+from onceward.connectors.database.postgres.connections import close_idle
+from onceward.connectors.database.postgres.sink import PostgresSink
 from onceward.core.names import Scope
 from onceward.core.transaction import Committable, WriteContext
-from onceward.sinks.postgres import PostgresSink
+from onceward.testing.services import PostgresServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

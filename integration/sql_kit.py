@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pymysql
 from sqlalchemy import make_url
 
-from onceward.connectors.sql.engines import close_idle
-from onceward.sinks.sqlalchemy import SqlAlchemySink
+from onceward.connectors.database.sql.engines import close_idle
+from onceward.connectors.database.sql.sink import SqlAlchemySink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,13 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from onceward.sinks import KafkaSink, PostgresSink
-from onceward.testing.conformance import SinkConformance, SourceConformance, SourceSubject, Subject
+from onceward import KafkaSink, PostgresSink
+from onceward.testing.conformance import (
+    SinkConformance,
+    SourceConformance,
+    SourceSubject,
+    Subject,
+)
 
 from .kafka_kit import read_all
 from .kafka_source_kit import Writer
@@ -19,7 +24,7 @@ from .kafka_source_kit import Writer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onceward.connectors.dev import KafkaServer, PostgresServer
+    from onceward.testing.services import KafkaServer, PostgresServer
 
 
 def messages(numbers: list[int]) -> pa.RecordBatch:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from onceward.connectors.dev import KafkaServer, PostgresServer
+    from onceward.testing.services import KafkaServer, PostgresServer
 
 
 def produce(kafka: KafkaServer, topic: str, value: bytes) -> None:

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from onceward.connectors.dev import KafkaServer
     from onceward.connectors.kafka.answers import Description
-    from onceward.sinks.kafka import KafkaTransaction
+    from onceward.connectors.kafka.sink import KafkaTransaction
+    from onceward.testing.services import KafkaServer
 
 pytestmark = pytest.mark.kafka
 

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
-from onceward.connectors.postgres.connections import close_idle
+from onceward.connectors.database.postgres.connections import close_idle
+from onceward.connectors.database.postgres.sink import PostgresSink
 from onceward.core.names import Scope
 from onceward.core.transaction import CommitStatus, WriteContext
-from onceward.sinks.postgres import PostgresSink
 
 from .differential_kit import Player, compared, play_simulated, script
 from .simulator_kit import simulator

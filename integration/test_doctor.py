@@ -8,12 +8,12 @@ import confluent_kafka
 import psycopg
 import pytest
 
-from onceward.connectors.doctor import Finding, Health, examine
+from onceward.cli.doctor import Finding, Health, examine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onceward.connectors.dev import KafkaServer
+    from onceward.testing.services import KafkaServer
 
 
 def by_check(findings: list[Finding]) -> dict[str, Finding]:

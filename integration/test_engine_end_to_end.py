@@ -24,7 +24,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onceward.connectors.dev import KafkaServer
+    from onceward.testing.services import KafkaServer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(0)]
 DRIVER = Path(__file__).with_name("engine_driver.py")

@@ -11,10 +11,10 @@ import psycopg
 import pytest
 from tests.engine_kit import Slowly, reach
 
+from onceward import PostgresSink
 from onceward.core import CheckpointConfig, Pipeline, RestartStrategy
 from onceward.core.checkpoint import CommitPolicy
 from onceward.core.errors import FencedError
-from onceward.sinks import PostgresSink
 from onceward.sources import SequenceSource
 
 if TYPE_CHECKING:

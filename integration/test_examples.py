@@ -14,15 +14,15 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from onceward.connectors.demo.pipeline import PEER_JARS
-from onceward.connectors.dev.jars import ensure_jars
+from onceward.cli.demo.pipeline import PEER_JARS
+from onceward.testing.services.jars import ensure_jars
 
 from .kafka_kit import read_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onceward.connectors.dev import KafkaServer
+    from onceward.testing.services import KafkaServer
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 CUSTOM_SINK = """

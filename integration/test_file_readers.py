@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.dataset
 import pytest
 
+from onceward import FileSink
 from onceward.connectors.spark import exactly_once
 from onceward.core.names import Scope
 from onceward.core.transaction import WriteContext
-from onceward.sinks import FileSink
 
 from .spark_kit import Feed
 

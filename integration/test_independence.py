@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from onceward import KafkaSink, PostgresSink
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import CommitPendingError, EpochConflictError, RetryableSinkError
@@ -16,14 +17,13 @@ from onceward.core.log import EpochInput
 from onceward.core.log.memory import MemoryStore
 from onceward.core.steps import Step
 from onceward.core.transaction import Acknowledgement
-from onceward.sinks import KafkaSink, PostgresSink
 
 from .spark_kit import Crash, crash_at, ids_in_table, ids_in_topic, make_table, once, prepared_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onceward.connectors.dev import KafkaServer, PostgresServer
+    from onceward.testing.services import KafkaServer, PostgresServer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 TIMEOUT = 20.0

@@ -7,12 +7,12 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from onceward.connectors.dev import KafkaServer
 from onceward.connectors.kafka.cluster import cluster_of
 from onceward.connectors.kafka.coordinator import TransactionCoordinatorClient
 from onceward.connectors.kafka.wire import Wire
 from onceward.core.errors import KafkaError
 from onceward.core.transaction import AbortStatus, CommitStatus, ExternalState
+from onceward.testing.services import KafkaServer
 
 from .kafka_kit import Bench, eventually, handle_of, numbered, rows, writer_process
 

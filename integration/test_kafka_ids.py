@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from onceward import KafkaSink
 from onceward.connectors.kafka.cluster import cluster_of
 from onceward.connectors.kafka.settings import KafkaSettings
 from onceward.connectors.spark import exactly_once, register
-from onceward.sinks import KafkaSink
 
 from .spark_kit import Feed, ids_in_topic, once
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from onceward.connectors.dev import KafkaServer
+    from onceward.testing.services import KafkaServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
 BATCHES, PARTITIONS = 10, 2

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from onceward import KafkaSink
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import CommitPendingError
@@ -18,7 +19,6 @@ from onceward.core.log import EpochInput
 from onceward.core.log.memory import MemoryStore
 from onceward.core.steps import Step
 from onceward.core.transaction import AbortStatus, Acknowledgement, CommitStatus
-from onceward.sinks import KafkaSink
 
 from .kafka_kit import Bench, eventually, prepared_of, read_all, rows
 from .spark_kit import Crash, crash_at
@@ -27,7 +27,7 @@ from .test_kafka_faults import bring_back, lose_leader, pair  # noqa: F401 - pai
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onceward.connectors.dev import KafkaServer
+    from onceward.testing.services import KafkaServer
 
 pytestmark = pytest.mark.kafka
 TIMEOUT = 20.0

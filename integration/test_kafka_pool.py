@@ -25,7 +25,7 @@ FORKING = """
 import os, signal, sys
 import pyarrow as pa
 from onceward.core.transaction import WriteContext
-from onceward.sinks.kafka import KafkaSink
+from onceward.connectors.kafka.sink import KafkaSink
 servers, topic, pipeline = sys.argv[1:]
 sink = KafkaSink("out", bootstrap_servers=servers, topic=topic)
 def write():

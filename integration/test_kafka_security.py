@@ -17,13 +17,13 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from onceward.connectors.dev import KafkaServer
-from onceward.connectors.dev.ports import free_port
-from onceward.connectors.doctor.kafka import check_kafka
+from onceward.cli.doctor.kafka import check_kafka
+from onceward.connectors.kafka.sink import KafkaSink
 from onceward.core.errors import KafkaError, OncewardError
 from onceward.core.transaction import CommitStatus
 from onceward.core.transaction.ownership import NOTHING
-from onceward.sinks.kafka import KafkaSink
+from onceward.testing.services import KafkaServer
+from onceward.testing.services.ports import free_port
 
 from .kafka_kit import Bench, eventually, read_all, rows
 

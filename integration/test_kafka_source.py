@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from onceward.connectors.dev import KafkaServer
-from onceward.connectors.dev.ports import accepts_connections
+from onceward import KafkaSource
+from onceward.connectors.kafka.bounds import AtTime
 from onceward.core.errors import ConfigurationError, KafkaError, SourceError
-from onceward.sources import KafkaSource
-from onceward.sources.bounds import AtTime
+from onceward.testing.services import KafkaServer
+from onceward.testing.services.ports import accepts_connections
 
 from .kafka_source_kit import Writer, rows, values, wait_until
 

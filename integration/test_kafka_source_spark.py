@@ -11,13 +11,13 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from pyspark.errors import PySparkException, StreamingQueryException
 
+from onceward import KafkaSink
 from onceward.connectors.spark import exactly_once, register
 from onceward.connectors.spark.kafka_source_options import stream_source
 from onceward.connectors.spark.read_limits import LIMITS
 from onceward.connectors.spark.source_reader import BeforeLimits
 from onceward.core.errors import SourceError
 from onceward.core.steps import Step
-from onceward.sinks import KafkaSink
 from onceward.sources import Split
 
 from .kafka_source_kit import Writer, values, wait_until
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from onceward.connectors.dev import KafkaServer
+    from onceward.testing.services import KafkaServer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 limits = pytest.mark.skipif(not LIMITS, reason="before pyspark 4.2 availableNow reads one micro-batch")

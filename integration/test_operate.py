@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
+from onceward import KafkaSink, PostgresSink
 from onceward.core.steps import Step
-from onceward.sinks import KafkaSink, PostgresSink
 
 from .kafka_kit import read_all, rows
 from .postgres_kit import expected, in_child, words
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from onceward.connectors.dev import KafkaServer
+    from onceward.testing.services import KafkaServer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -91,7 +91,7 @@ class Job:
         return [m.value() for m in read_all(self.servers, self.topic)], tables[0], tables[1]
 
 
-MAIN = "from onceward.connectors.cli import main; main()"
+MAIN = "from onceward.cli.main import main; main()"
 NOTHING: Any = ([], [], [])
 ALL = ([b"a", b"b"], expected(1), expected(1))
 

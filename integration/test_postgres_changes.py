@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from onceward import PostgresSink
 from onceward.core.errors import ConfigurationError, OncewardError, SchemaError
 from onceward.core.transaction import CommitStatus
-from onceward.sinks import PostgresSink
 
 from .postgres_kit import SCHEMA, context, fresh_database, in_child, make_sink, words_table, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onceward.connectors.dev import PostgresServer
+    from onceward.testing.services import PostgresServer
 
     from .postgres_kit import Database
 

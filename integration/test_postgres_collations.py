@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from onceward.connectors.database.postgres.sink import PostgresSink
 from onceward.core.errors import PostgresError
 from onceward.core.transaction import CommitStatus
-from onceward.sinks.postgres import PostgresSink
 
 from .postgres_kit import Database, context, fresh_database, running_server, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onceward.connectors.dev import PostgresServer
+    from onceward.testing.services import PostgresServer
 
 pytestmark = pytest.mark.postgres
 

@@ -10,9 +10,14 @@ import psycopg
 import pytest
 
 from onceward.connectors.database import patience
-from onceward.connectors.postgres.prepared import PreparedWriting
+from onceward.connectors.database.postgres.prepared import PreparedWriting
 from onceward.core.errors import ConfigurationError, PostgresError, RetryableSinkError
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState
+from onceward.core.transaction import (
+    AbortStatus,
+    CommitStatus,
+    Committable,
+    ExternalState,
+)
 
 from .postgres_kit import (
     SCHEMA,
@@ -33,8 +38,8 @@ from .postgres_kit import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onceward.connectors.dev import PostgresServer
-    from onceward.sinks.postgres import PostgresSink
+    from onceward.connectors.database.postgres.sink import PostgresSink
+    from onceward.testing.services import PostgresServer
 
 pytestmark = pytest.mark.postgres
 

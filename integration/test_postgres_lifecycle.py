@@ -6,11 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from onceward.connectors.database.postgres.sink import PostgresSink
 from onceward.core.errors import EpochConflictError
 from onceward.core.names import Scope
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState
+from onceward.core.transaction import (
+    AbortStatus,
+    CommitStatus,
+    Committable,
+    ExternalState,
+)
 from onceward.core.transaction.ownership import NOTHING
-from onceward.sinks.postgres import PostgresSink
 
 from .postgres_kit import (
     SCHEMA,
@@ -31,7 +36,7 @@ from .simulator_kit import ledger_contract
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onceward.connectors.dev import PostgresServer
+    from onceward.testing.services import PostgresServer
 
 pytestmark = pytest.mark.postgres
 

@@ -26,8 +26,8 @@ from .postgres_kit import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onceward.connectors.dev import PostgresServer
-    from onceward.sinks.postgres import PostgresSink
+    from onceward.connectors.database.postgres.sink import PostgresSink
+    from onceward.testing.services import PostgresServer
 
 pytestmark = pytest.mark.postgres
 

@@ -18,7 +18,7 @@ from .postgres_kit import Database, context, fresh_database, make_sink, running_
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onceward.connectors.dev import PostgresServer
+    from onceward.testing.services import PostgresServer
 
 pytestmark = pytest.mark.postgres
 

@@ -16,11 +16,12 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
 
+from onceward import FileSink, FileSource
 from onceward.connectors.spark import any_source, exactly_once, read_stream
 from onceward.core.errors import ConfigurationError
 from onceward.core.steps import Step
-from onceward.sinks import FileSink, IdempotentSink
-from onceward.sources import FileSource, ResettableSource, SequenceSource
+from onceward.sinks import IdempotentSink
+from onceward.sources import ResettableSource, SequenceSource
 
 from .spark_kit import Crash, crash_at, once
 

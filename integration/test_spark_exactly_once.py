@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from onceward import KafkaSink, PostgresSink
 from onceward.connectors.spark import exactly_once
 from onceward.core.checkpoint import CommitPolicy
 from onceward.core.errors import ConfigurationError, EpochConflictError, SchemaError
 from onceward.core.log import LogWriter, open_store, read
 from onceward.core.steps import Step
-from onceward.sinks import KafkaSink, PostgresSink
 
 from .spark_kit import Feed, crash_at, ids_in_table, ids_in_topic, make_table, once, prepared_in
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from onceward.connectors.dev import KafkaServer
+    from onceward.testing.services import KafkaServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres]
 JSON = ["to_json(struct(*)) AS value"]

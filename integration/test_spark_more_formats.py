@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from onceward.sinks import FileSink
+from onceward import FileSink
 
 from .redis_kit import running_valkey
 from .spark_kit import Feed, once

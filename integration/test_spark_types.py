@@ -10,8 +10,8 @@ import psycopg
 import pyarrow.parquet
 import pytest
 
+from onceward import FileSink, PostgresSink
 from onceward.connectors.spark import exactly_once
-from onceward.sinks import FileSink, PostgresSink
 
 from .spark_kit import Feed
 

@@ -8,11 +8,11 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from onceward.sinks.sqlalchemy import SqlAlchemySink
+from onceward.connectors.database.sql.sink import SqlAlchemySink
 from onceward.testing.conformance import SinkConformance, Subject
 
 if TYPE_CHECKING:
-    from onceward.connectors.dev import PostgresServer
+    from onceward.testing.services import PostgresServer
 
 pytestmark = pytest.mark.postgres
 

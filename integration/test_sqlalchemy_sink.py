@@ -17,10 +17,21 @@ import pyarrow as pa
 import pytest
 
 from onceward.connectors.database import patience
-from onceward.connectors.sql.engines import close_idle
-from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SqlError
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, WriteContext
-from onceward.sinks.sqlalchemy import SqlAlchemySink
+from onceward.connectors.database.sql.engines import close_idle
+from onceward.connectors.database.sql.sink import SqlAlchemySink
+from onceward.core.errors import (
+    ConfigurationError,
+    RetryableSinkError,
+    SchemaError,
+    SqlError,
+)
+from onceward.core.transaction import (
+    AbortStatus,
+    CommitStatus,
+    Committable,
+    ExternalState,
+    WriteContext,
+)
 
 from .postgres_kit import (
     SCHEMA,
@@ -41,7 +52,7 @@ from .simulator_kit import ledger_contract
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onceward.connectors.dev import PostgresServer
+    from onceward.testing.services import PostgresServer
 
 pytestmark = pytest.mark.postgres
 

@@ -20,8 +20,8 @@ from .simulator_kit import store_contract
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onceward.connectors.dev import PostgresServer
     from onceward.core.log import LogStore
+    from onceward.testing.services import PostgresServer
 
 pytestmark = pytest.mark.postgres
 

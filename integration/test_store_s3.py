@@ -15,8 +15,8 @@ import pytest
 import s3fs
 from botocore.exceptions import BotoCoreError
 
-from onceward.connectors.dev.ports import free_port
 from onceward.core.log import open_store
+from onceward.testing.services.ports import free_port
 
 from .simulator_kit import store_contract
 

@@ -27,8 +27,8 @@ if ! named && ! have_official; then
     apt-get update -qq
     DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends mmdebstrap >/dev/null
   fi
-  jars=$("${VENV:-.venv}/bin/python" -c 'from onceward.connectors.dev.jars import ensure_jars
-from onceward.connectors.dev.kafka import KAFKA_LOCK
+  jars=$("${VENV:-.venv}/bin/python" -c 'from onceward.testing.services.jars import ensure_jars
+from onceward.testing.services.kafka import KAFKA_LOCK
 print(ensure_jars(KAFKA_LOCK))')
   images=$(integration/containers/images/build.sh "$jars")
   export ${images?}

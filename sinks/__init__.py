@@ -1,14 +1,7 @@
-"""Sinks: the classes to subclass, and the ready ones.
+"""Sinks: the classes to subclass. The ready ones are in `onceward` and, by system, in `onceward.connectors`."""
 
-The ready sinks need extras (`onceward[kafka]`, `onceward[postgres]`), so they are imported when they are asked for.
-"""
-
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from ..core.errors import ConfigurationError
-from ..core.names import Scope
-from ..core.transaction import (
+from onceward.core.names import Scope
+from onceward.core.transaction import (
     AbortOutcome,
     AbortStatus,
     CommitOutcome,
@@ -17,16 +10,15 @@ from ..core.transaction import (
     ExternalState,
     WriteContext,
 )
-from .base import DirectSink, Guarantee, IdempotentSink, Sink, TwoPhaseCommitSink
-from .files import FileSink
-from .write_ahead import WriteAheadLogSink
 
-if TYPE_CHECKING:
-    from .http import HttpSink
-    from .kafka import KafkaSink
-    from .postgres import PostgresSink
-    from .redis import RedisSink
-    from .sqlalchemy import SqlAlchemySink
+from .base import (
+    DirectSink,
+    Guarantee,
+    IdempotentSink,
+    Sink,
+    TwoPhaseCommitSink,
+)
+from .write_ahead import WriteAheadLogSink
 
 __all__ = [
     "AbortOutcome",
@@ -36,38 +28,11 @@ __all__ = [
     "Committable",
     "DirectSink",
     "ExternalState",
-    "FileSink",
     "Guarantee",
-    "HttpSink",
     "IdempotentSink",
-    "KafkaSink",
-    "PostgresSink",
-    "RedisSink",
     "Scope",
     "Sink",
-    "SqlAlchemySink",
     "TwoPhaseCommitSink",
     "WriteAheadLogSink",
     "WriteContext",
 ]
-
-_READY = {
-    "HttpSink": ("http", "http"),
-    "KafkaSink": ("kafka", "kafka"),
-    "PostgresSink": ("postgres", "postgres"),
-    "RedisSink": ("redis", "redis"),
-    "SqlAlchemySink": ("sqlalchemy", "sql"),
-}
-"""Module and extra of each."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _READY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, extra = _READY[name]
-    try:
-        return getattr(import_module(f".{module}", __name__), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("onceward"):
-            raise
-        raise ConfigurationError(f"{name} needs {error.name}: pip install 'onceward[{extra}]'") from error

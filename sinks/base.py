@@ -18,8 +18,8 @@ from abc import ABC, abstractmethod
 from enum import StrEnum
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ..core.names import Scope, check_sink_name
-from ..core.transaction import (
+from onceward.core.names import Scope, check_sink_name
+from onceward.core.transaction import (
     AbortOutcome,
     CommitOutcome,
     Committable,

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ..core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, ExternalState
+from onceward.core.transaction import (
+    AbortOutcome,
+    AbortStatus,
+    CommitOutcome,
+    CommitStatus,
+    Committable,
+    ExternalState,
+)
+
 from .base import DirectSink, TwoPhaseCommitSink
 
 if TYPE_CHECKING:
@@ -16,8 +24,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ..core.names import Scope
-    from ..core.transaction import WriteContext
+    from onceward.core.names import Scope
+    from onceward.core.transaction import WriteContext
+
     from .base import Guarantee
 
 KIND: Final = "direct"

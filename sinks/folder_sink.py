@@ -11,10 +11,11 @@ from abc import abstractmethod
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar
 
-from ..core.folders import sync_folder
-from ..core.names import Scope, file_name, parse_file_name
-from ..core.transaction import Committable, Progress
-from ..core.transaction.ownership import NOTHING, outdated_log
+from onceward.core.folders import sync_folder
+from onceward.core.names import Scope, file_name, parse_file_name
+from onceward.core.transaction import Committable, Progress
+from onceward.core.transaction.ownership import NOTHING, outdated_log
+
 from .base import TwoPhaseCommitSink, Txn
 from .folders import FolderClaims, file_errors
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from ..core.names import TransactionName
+    from onceward.core.names import TransactionName
 
 RELEASED: Final = ".released"
 """Marks the proof of a commit from before a rewind."""

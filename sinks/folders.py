@@ -14,17 +14,17 @@ import secrets
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from ..core.errors import ConfigurationError, RetryableSinkError, SinkError
-from ..core.folders import make_folder, put_once
-from ..core.names import file_name
-from ..core.transaction.ownership import other_log
+from onceward.core.errors import ConfigurationError, RetryableSinkError, SinkError
+from onceward.core.folders import make_folder, put_once
+from onceward.core.names import file_name
+from onceward.core.transaction.ownership import other_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ..core.names import Scope
-    from ..core.transaction import Committable
+    from onceward.core.names import Scope
+    from onceward.core.transaction import Committable
 
 IDENTITY: Final = ".identity"
 """File with the identity of a folder."""

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from ..core.errors import DataLossError
-from ..core.folders import make_folder, sync_folder
-from ..core.names import file_name
+from onceward.core.errors import DataLossError
+from onceward.core.folders import make_folder, sync_folder
+from onceward.core.names import file_name
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,11 +17,11 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ..core.errors import ConfigurationError, DataLossError, RetryableSinkError
-from ..core.folders import sync_folder
-from ..core.names import file_name, parse_file_name
-from ..core.steps import Step, reach
-from ..core.transaction import (
+from onceward.core.errors import ConfigurationError, DataLossError, RetryableSinkError
+from onceward.core.folders import sync_folder
+from onceward.core.names import file_name, parse_file_name
+from onceward.core.steps import Step, reach
+from onceward.core.transaction import (
     AbortOutcome,
     AbortStatus,
     CommitOutcome,
@@ -30,17 +30,32 @@ from ..core.transaction import (
     ExternalState,
     WriteContext,
 )
+
 from .base import Guarantee
 from .folder_sink import FolderSink, with_file_errors
-from .folders import check_folder, elsewhere, file_errors, identity_of, sole
-from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, SegmentWriter, read_segment
+from .folders import (
+    check_folder,
+    elsewhere,
+    file_errors,
+    identity_of,
+    sole,
+)
+from .segments import (
+    DONE,
+    MARKS,
+    PARTIAL,
+    SEGMENT,
+    Marks,
+    SegmentWriter,
+    read_segment,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
 
-    from ..core.names import TransactionName
+    from onceward.core.names import TransactionName
 
 ROWS_PER_SEND: Final = 500
 

@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import pyarrow as pa
 
-from ..core.errors import ConfigurationError, SourceError
-from .base import Piece, Position, ResettableSource, Split
+from onceward.core.errors import ConfigurationError, SourceError
+
+from .base import (
+    Piece,
+    Position,
+    ResettableSource,
+    Split,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

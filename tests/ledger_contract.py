@@ -10,11 +10,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from onceward.connectors.database.sink import DatabaseSink
 from onceward.core.errors import EpochConflictError
 from onceward.core.names import Scope
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, Progress, WriteContext
+from onceward.core.transaction import (
+    AbortStatus,
+    CommitStatus,
+    Committable,
+    ExternalState,
+    Progress,
+    WriteContext,
+)
 from onceward.core.transaction.ownership import NOTHING
-from onceward.sinks.database import DatabaseSink
 
 SCOPE = Scope("orders", "words", "0123abcd")
 OTHER = SCOPE._replace(log="ffff0000")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from onceward.connectors.demo.chaos import Victim, plan
-from onceward.connectors.demo.checker import judge
-from onceward.connectors.demo.orders import expected, generate
+from onceward.cli.demo.chaos import Victim, plan
+from onceward.cli.demo.checker import judge
+from onceward.cli.demo.orders import expected, generate
 
 TOTALS = expected(seed=7, count=200, users=5)
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from onceward.connectors.cli import RepeatsFiltered
+from onceward.cli.main import RepeatsFiltered
 
 SOURCE = Path(__file__).parent.parent / "src"
-MAIN = "from onceward.connectors.cli import main; main()"
+MAIN = "from onceward.cli.main import main; main()"
 
 
 def onceward(*arguments: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import onceward.connectors.dev
-from onceward.connectors.dev import jars
-from onceward.connectors.dev.errors import DevServiceError
+import onceward.testing.services
+from onceward.testing.services import jars
+from onceward.testing.services.errors import DevServiceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from onceward.connectors.dev.resolvers import Coordinates, Resolver
+    from onceward.testing.services.resolvers import Coordinates, Resolver
 
 CONTENT = b"a jar"
-LOCKS = sorted(Path(onceward.connectors.dev.__file__).parent.glob("*.lock"))
+LOCKS = sorted(Path(onceward.testing.services.__file__).parent.glob("*.lock"))
 
 
 class Resolvers:

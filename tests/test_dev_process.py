@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from onceward.connectors.dev.postgres import _drop_stale_lock
-from onceward.connectors.dev.process import BackgroundProcess
-from onceward.connectors.dev.service import Service
+from onceward.testing.services.postgres import _drop_stale_lock
+from onceward.testing.services.process import BackgroundProcess
+from onceward.testing.services.service import Service
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, ClassVar
 
-from onceward.connectors.dev.errors import DevServiceError
-from onceward.connectors.dev.ports import accepts_connections, free_port
+from onceward.testing.services.errors import DevServiceError
+from onceward.testing.services.ports import accepts_connections, free_port
 
 SOURCE = Path(__file__).parent.parent / "src"
 PARENT = "import subprocess, sys; subprocess.Popen(['sleep', '60'], start_new_session=True); print('up', flush=True); "
@@ -32,7 +32,7 @@ import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
 import sys, time
 from pathlib import Path
-from onceward.connectors.dev.process import BackgroundProcess
+from onceward.testing.services.process import BackgroundProcess
 process = BackgroundProcess(Path(sys.argv[1]) / "process.json", detached=sys.argv[2] == "detached")
 process.launch(["sleep", "60"], log=Path(sys.argv[1]) / "log")
 print(process.find().pid, flush=True)

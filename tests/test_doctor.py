@@ -12,8 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from onceward.connectors.doctor.store import check_store
-from onceward.core.log import DirectoryStore, EpochInput, LogWriter, WriterClock, open_store, wall_clock_text
+from onceward.cli.doctor.store import check_store
+from onceward.core.log import (
+    DirectoryStore,
+    EpochInput,
+    LogWriter,
+    WriterClock,
+    open_store,
+    wall_clock_text,
+)
 
 SOURCE = Path(__file__).parent.parent / "src"
 EXTRAS = ("confluent_kafka", "kafka", "psutil", "psycopg", "pgpq", "sqlalchemy", "fsspec", "pyspark")
@@ -21,7 +28,7 @@ NO_BROKER = "127.0.0.1:1"
 
 
 def doctor(*arguments: str, without: tuple[str, ...] = (), **environment: str) -> subprocess.CompletedProcess[str]:
-    main = "from onceward.connectors.cli import main; main()"
+    main = "from onceward.cli.main import main; main()"
     hidden = f"import sys; sys.modules.update(dict.fromkeys({without!r})); "
     return subprocess.run(
         [sys.executable, "-c", hidden + main, "doctor", *arguments],

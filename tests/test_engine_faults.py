@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
+from onceward import KafkaSource
 from onceward.core import (
     CheckpointConfig,
     FileBackend,
@@ -34,7 +35,7 @@ from onceward.core.errors import (
     StateError,
 )
 from onceward.core.log.memory import MemoryStore
-from onceward.sources import KafkaSource, SequenceSource
+from onceward.sources import SequenceSource
 
 from .engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, reach, sums
 from .test_engine_gate import drain, feed, gate

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.connect.dataframe import DataFrame as ConnectFrame
 
 from onceward import FileSink, exactly_once
-from onceward.connectors.executors import obstacle, obstacle_once, warn_of_python
+from onceward.connectors.spark.executors import obstacle, obstacle_once, warn_of_python
 from onceward.core.errors import ConfigurationError
 
 

@@ -19,9 +19,15 @@ import pyarrow.dataset
 import pyarrow.parquet
 import pytest
 
+from onceward import FileSink
 from onceward.core import CheckpointConfig, RestartStrategy
 from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost
-from onceward.core.errors import ConfigurationError, EpochConflictError, SchemaError, SinkError
+from onceward.core.errors import (
+    ConfigurationError,
+    EpochConflictError,
+    SchemaError,
+    SinkError,
+)
 from onceward.core.log import EpochInput
 from onceward.core.log.memory import MemoryStore
 from onceward.core.names import Scope, file_name
@@ -36,7 +42,6 @@ from onceward.core.transaction import (
     WriteContext,
 )
 from onceward.core.transaction.ownership import NOTHING
-from onceward.sinks import FileSink
 from onceward.sinks.folders import IDENTITY
 from onceward.sources import SequenceSource
 

@@ -13,11 +13,10 @@ import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
+from onceward import FileSink, FileSource
 from onceward.core import CheckpointConfig
 from onceward.core.errors import ConfigurationError, SourceError
 from onceward.core.log.memory import MemoryStore
-from onceward.sinks import FileSink
-from onceward.sources import FileSource
 
 from .engine_kit import Target, TargetSink, pipeline
 

@@ -22,12 +22,17 @@ import pyarrow as pa
 import pytest
 
 from onceward.connectors.http.answers import Verdict, judge, seconds_to_wait
-from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SinkError
+from onceward.connectors.http.sink import HttpSink
+from onceward.core.errors import (
+    ConfigurationError,
+    RetryableSinkError,
+    SchemaError,
+    SinkError,
+)
 from onceward.core.names import file_name
 from onceward.core.steps import Step
 from onceward.core.transaction import CommitStatus, Committable, WriteContext
 from onceward.sinks import Guarantee
-from onceward.sinks.http import HttpSink
 from onceward.testing.conformance import SinkConformance, Subject
 
 from .http_kit import DROP, LOSE_ANSWER, TAKE, Inbox, Plan

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError
 
+from onceward.connectors.kafka.consumer import _Range
+from onceward.connectors.kafka.positions import Partition
 from onceward.core.errors import SourceError
-from onceward.sources.kafka_consumer import _Range
-from onceward.sources.offsets import Partition
 
 MINE, OTHER = Partition("orders", 0), Partition("orders", 1)
 NOWHERE = Partition("", -1)

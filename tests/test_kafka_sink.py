@@ -6,9 +6,14 @@ import sys
 
 import pytest
 
+from onceward.connectors.kafka.sink import KafkaSink
 from onceward.core.errors import ConfigurationError, KafkaError
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState
-from onceward.sinks.kafka import KafkaSink
+from onceward.core.transaction import (
+    AbortStatus,
+    CommitStatus,
+    Committable,
+    ExternalState,
+)
 
 SASL = {
     "security.protocol": "SASL_SSL",
@@ -88,7 +93,7 @@ def test_a_sink_is_made_and_pickled_without_the_client_libraries():
     code = (
         "import sys; sys.modules['kafka'] = sys.modules['confluent_kafka'] = None\n"
         "import pickle\n"
-        "from onceward.sinks.kafka import KafkaSink\n"
+        "from onceward.connectors.kafka.sink import KafkaSink\n"
         "from onceward.core.errors import ConfigurationError\n"
         "sink = pickle.loads(pickle.dumps(KafkaSink('out', bootstrap_servers='b:1', topic='t')))\n"
         "try: sink.transaction_timeout\n"

@@ -47,7 +47,7 @@ def test_the_wheel_takes_every_folder_and_every_file_of_the_top_of_src() -> None
     files = {f"src/{path.relative_to(ROOT / 'src')}" for path in (ROOT / "src").rglob("*.py") if not _linked(path)}
     assert set(BUILD["only-include"]) == {*FOLDERS, *files, "src/onceward/py.typed"}
     assert BUILD["sources"] == {"src": "", **{name: f"onceward/{name}" for name in FOLDERS}}
-    assert BUILD["force-include"] == {"connectors/testing": "onceward/testing"}
+    assert BUILD["force-include"] == {"testing": "onceward/testing"}
 
 
 def _linked(path: Path) -> bool:
@@ -58,7 +58,7 @@ def _linked(path: Path) -> bool:
 def test_nothing_is_imported_under_a_name_that_is_not_installed(path: Path) -> None:
     for line, module in imports(path):
         assert module.split(".")[0] not in FOLDERS, f"{path}:{line} imports {module}"
-        assert not module.startswith("onceward.connectors.testing"), f"{path}:{line}: its name is onceward.testing"
+        assert not module.startswith("onceward.testing"), f"{path}:{line}: its name is onceward.testing"
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from onceward.connectors.new_sink import write_skeleton
+from onceward.cli.new_sink import write_skeleton
 from onceward.core.errors import ConfigurationError
 
 ROOT = Path(__file__).parent.parent
@@ -23,7 +23,7 @@ NOT_APPLICABLE = {
     "the target cannot tell how far a decision log had come",
     "the target never ends a transaction by itself (transaction_timeout is None)",
 }
-MAIN = "from onceward.connectors.cli import main; main()"
+MAIN = "from onceward.cli.main import main; main()"
 
 
 def test_the_skeleton_passes_the_conformance_suite(tmp_path: Path) -> None:

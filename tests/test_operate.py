@@ -16,16 +16,29 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from onceward.connectors.cli import app, main
-from onceward.connectors.operate import show
-from onceward.connectors.operate.advice import advice
-from onceward.connectors.operate.epochs import epochs_of, history
-from onceward.connectors.operate.logs import Log, open_log
-from onceward.connectors.operate.places import SinksPlace
-from onceward.connectors.operate.settle import Committed, abort_orphaned, abort_undecided, chosen, commit_decided
-from onceward.connectors.operate.survey import Found, survey
+from onceward import FileSink
+from onceward.cli.main import app, main
+from onceward.cli.operate import show
+from onceward.cli.operate.advice import advice
+from onceward.cli.operate.epochs import epochs_of, history
+from onceward.cli.operate.logs import Log, open_log
+from onceward.cli.operate.places import SinksPlace
+from onceward.cli.operate.settle import (
+    Committed,
+    abort_orphaned,
+    abort_undecided,
+    chosen,
+    commit_decided,
+)
+from onceward.cli.operate.survey import Found, survey
 from onceward.core import CheckpointConfig, FileBackend
-from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator, OnLost, Swept
+from onceward.core.checkpoint import (
+    Backoff,
+    CommitPolicy,
+    Coordinator,
+    OnLost,
+    Swept,
+)
 from onceward.core.checkpoint.standing import Standing, standing_of
 from onceward.core.errors import (
     CommitPendingError,
@@ -34,12 +47,17 @@ from onceward.core.errors import (
     EpochConflictError,
     FencedError,
 )
-from onceward.core.log import Decide, DirectoryStore, LogView, LogWriter, Resolved
+from onceward.core.log import (
+    Decide,
+    DirectoryStore,
+    LogView,
+    LogWriter,
+    Resolved,
+)
 from onceward.core.log.records import audit_records
 from onceward.core.log.view import NONE
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import ANY_EPOCH, Committable, ExternalState
-from onceward.sinks import FileSink
 from onceward.sources import SequenceSource
 from onceward.testing.exam import Exam, Subject, numbered
 

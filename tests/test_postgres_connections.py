@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from onceward.connectors.postgres import connections
+from onceward.connectors.database.postgres import connections
 
 
 def test_a_forked_child_starts_with_no_connections_and_keeps_its_parents_alive() -> None:

@@ -8,10 +8,10 @@ import uuid
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.postgres.catalog import Column, PgType, Table
-from onceward.connectors.postgres.ddl import column_type
-from onceward.connectors.postgres.images import array_images, uuid_images
-from onceward.connectors.postgres.plan import plan_copy
+from onceward.connectors.database.postgres.catalog import Column, PgType, Table
+from onceward.connectors.database.postgres.ddl import column_type
+from onceward.connectors.database.postgres.images import array_images, uuid_images
+from onceward.connectors.database.postgres.plan import plan_copy
 from onceward.core.errors import SchemaError
 
 INT8 = PgType(20, "int8")
@@ -65,7 +65,7 @@ def test_no_uuids_become_no_bytes() -> None:
 
 
 def test_an_array_is_marked_with_its_element_type_and_tells_of_nulls() -> None:
-    from onceward.connectors.postgres.conversions import conversion
+    from onceward.connectors.database.postgres.conversions import conversion
 
     inner = conversion(pa.string(), PgType(1043, "varchar"))
     images = array_images(inner.convert, inner.builder, 1043, pa.array([["a", None], [], None])).to_pylist()

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from onceward.connectors.database.modes import CommitPath
+from onceward.connectors.database.postgres.checks import choose_path
+from onceward.connectors.database.postgres.dsn import Dsn
+from onceward.connectors.database.postgres.sink import PostgresSink
+from onceward.connectors.database.postgres.tables import TableName
+from onceward.connectors.database.postgres.target import own_name
 from onceward.connectors.database.verdict import Facts, Verdict
-from onceward.connectors.postgres.checks import choose_path
-from onceward.connectors.postgres.dsn import Dsn
-from onceward.connectors.postgres.tables import TableName
-from onceward.connectors.postgres.target import own_name
 from onceward.core.errors import ConfigurationError, RetryableSinkError
 from onceward.core.transaction import Committable, WriteContext
-from onceward.sinks.postgres import PostgresSink
 
 PASSWORD = "ge heim&%"
 DSN = f"host=127.0.0.1 port=1 user=writer dbname=shop password='{PASSWORD}' connect_timeout=1"

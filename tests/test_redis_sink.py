@@ -11,14 +11,19 @@ import pyarrow as pa
 import pytest
 
 from onceward.connectors.redis.client import connect
-from onceward.connectors.redis.forms import KeyTemplate, Written, check_form, written
+from onceward.connectors.redis.forms import (
+    KeyTemplate,
+    Written,
+    check_form,
+    written,
+)
 from onceward.connectors.redis.server import Facts, check_facts
+from onceward.connectors.redis.sink import RedisSink
 from onceward.core.errors import ConfigurationError, SchemaError, SinkError
 from onceward.core.names import Scope
 from onceward.core.transaction import WriteContext
 from onceward.sinks import Guarantee
 from onceward.sinks.folders import FolderClaims
-from onceward.sinks.redis import RedisSink
 
 if TYPE_CHECKING:
     from pathlib import Path

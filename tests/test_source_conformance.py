@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from onceward.sources import FileSource, ResettableSource, SequenceSource
+from onceward import FileSource
+from onceward.sources import ResettableSource, SequenceSource
 from onceward.testing.conformance import SourceConformance, SourceSubject
 
 if TYPE_CHECKING:

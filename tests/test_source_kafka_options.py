@@ -9,12 +9,19 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
+from onceward import KafkaSource
+from onceward.connectors.kafka.bounds import (
+    EARLIEST,
+    LATEST,
+    AtOffsets,
+    AtTime,
+    bound,
+    spread,
+)
+from onceward.connectors.kafka.messages import to_batch
+from onceward.connectors.kafka.positions import Partition
 from onceward.connectors.spark.kafka_source_options import batch_source, stream_source
 from onceward.core.errors import ConfigurationError
-from onceward.sources import KafkaSource
-from onceward.sources.bounds import EARLIEST, LATEST, AtOffsets, AtTime, bound, spread
-from onceward.sources.kafka_rows import to_batch
-from onceward.sources.offsets import Partition
 
 SERVERS = {"kafka.bootstrap.servers": "broker:9092"}
 ORDERS = {**SERVERS, "subscribe": "orders"}

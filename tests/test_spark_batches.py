@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.dataset
 import pytest
 
+from onceward import FileSink
 from onceward.connectors.spark.options import FormatOptions
 from onceward.connectors.spark.writer import BatchWriter
 from onceward.core.errors import CommitPendingError, EpochConflictError
 from onceward.core.steps import Step, hooked
-from onceward.sinks import FileSink
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyspark
 import pytest
 
+from onceward import FileSink
 from onceward.connectors.spark.options import FormatOptions
 from onceward.connectors.spark.writer import BatchWriter
 from onceward.core.errors import ConfigurationError
-from onceward.sinks import FileSink
 
 if TYPE_CHECKING:
     from pathlib import Path

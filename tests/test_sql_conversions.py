@@ -11,9 +11,9 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql
 
-from onceward.connectors.sql.conversions import Unfit, conversion
-from onceward.connectors.sql.ddl import column_type
-from onceward.connectors.sql.plan import make_plan
+from onceward.connectors.database.sql.conversions import Unfit, conversion
+from onceward.connectors.database.sql.ddl import column_type
+from onceward.connectors.database.sql.plan import make_plan
 from onceward.core.errors import SchemaError
 
 DAY = dt.date(2024, 2, 29)

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 
 from onceward.connectors.database import patience
-from onceward.connectors.sql.engines import close_idle
-from onceward.connectors.sql.watch import guard, limited
+from onceward.connectors.database.sql.engines import close_idle
+from onceward.connectors.database.sql.sink import SqlAlchemySink
+from onceward.connectors.database.sql.watch import guard, limited
 from onceward.core.errors import RetryableSinkError
 from onceward.core.transaction import WriteContext
-from onceward.sinks.sqlalchemy import SqlAlchemySink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,15 +8,21 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from onceward.connectors.database.sql.mariadb import MariaDb
+from onceward.connectors.database.sql.sink import SqlAlchemySink
+from onceward.connectors.database.sql.tables import TableName
+from onceward.connectors.database.sql.url import Url
+from onceward.connectors.database.sql.xids import Xid, gtrid_of, read_xid
 from onceward.connectors.database.verdict import Facts
-from onceward.connectors.sql.mariadb import MariaDb
-from onceward.connectors.sql.tables import TableName
-from onceward.connectors.sql.url import Url
-from onceward.connectors.sql.xids import Xid, gtrid_of, read_xid
 from onceward.core.errors import ConfigurationError, RetryableSinkError
 from onceward.core.names import Scope, TransactionName
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, WriteContext
-from onceward.sinks.sqlalchemy import SqlAlchemySink
+from onceward.core.transaction import (
+    AbortStatus,
+    CommitStatus,
+    Committable,
+    ExternalState,
+    WriteContext,
+)
 
 POSTGRES = "postgresql+psycopg://writer:ge%20heim%26%25@127.0.0.1:1/shop?connect_timeout=1"
 MARIADB = "mariadb+pymysql://writer:ge%20heim%26%25@127.0.0.1:1/shop"

@@ -17,12 +17,24 @@ import pyarrow as pa
 import pytest
 
 from onceward.connectors.database import patience
-from onceward.connectors.sql import staging
-from onceward.core.errors import ConfigurationError, EpochConflictError, RetryableSinkError, SchemaError, SqlError
+from onceward.connectors.database.sql import staging
+from onceward.connectors.database.sql.sink import SqlAlchemySink
+from onceward.core.errors import (
+    ConfigurationError,
+    EpochConflictError,
+    RetryableSinkError,
+    SchemaError,
+    SqlError,
+)
 from onceward.core.names import Scope
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, WriteContext
+from onceward.core.transaction import (
+    AbortStatus,
+    CommitStatus,
+    Committable,
+    ExternalState,
+    WriteContext,
+)
 from onceward.core.transaction.ownership import NOTHING
-from onceward.sinks.sqlalchemy import SqlAlchemySink
 
 from .ledger_contract import LedgerContract
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from ...core.transaction import CommitOutcome, CommitStatus
+from onceward.core.transaction import CommitOutcome, CommitStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ...core.transaction import Committable
+    from onceward.core.transaction import Committable
 
 
 def epoch_by_epoch(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from ...core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tenacity import RetryCallState, Retrying, retry_if_result, stop_after_delay, wait_random_exponential
 
-from ...core.errors import RetryableSinkError
+from onceward.core.errors import RetryableSinkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,12 +6,18 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from ...core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, ExternalState
+from onceward.core.transaction import (
+    AbortOutcome,
+    AbortStatus,
+    CommitOutcome,
+    CommitStatus,
+    ExternalState,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ...core.transaction import Committable
+    from onceward.core.transaction import Committable
 
 
 class Verdict(Enum):

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 import httpx
 
-from ...core.errors import ConfigurationError, RetryableSinkError, SinkError
-from ..processwide import PerProcess
+from onceward.core.errors import ConfigurationError, RetryableSinkError, SinkError
+from onceward.core.kit.processwide import PerProcess
+
 from .answers import Answer, seconds_to_wait
 from .settings import HttpSettings, shown
 

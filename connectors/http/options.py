@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ..options import Option, flag, read_options
+from onceward.core.kit.options import Option, flag, read_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

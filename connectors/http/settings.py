@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import httpx
 
-from ...core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

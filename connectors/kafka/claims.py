@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from ...core.names import FORMAT, parse_pooled_name
-from ...core.transaction.ownership import other_log
+from onceward.core.names import FORMAT, parse_pooled_name
+from onceward.core.transaction.ownership import other_log
+
 from .codes import Code
 from .errors import kafka_error
 from .handle import Prepared, listed_committable
@@ -19,8 +20,9 @@ from .handle import Prepared, listed_committable
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from ...core.names import Scope
-    from ...core.transaction import Committable
+    from onceward.core.names import Scope
+    from onceward.core.transaction import Committable
+
     from .answers import Description
     from .coordinator import TransactionCoordinatorClient
 

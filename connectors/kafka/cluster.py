@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ...core.errors import ConfigurationError, KafkaError
-from ..processwide import PerProcess
+from onceward.core.errors import ConfigurationError, KafkaError
+from onceward.core.kit.processwide import PerProcess
+
 from .codes import FORBIDDEN, Code
-from .errors import INSTALL, client_error, confluent, kafka_error
+from .errors import (
+    INSTALL,
+    client_error,
+    confluent,
+    kafka_error,
+)
 from .reach import admin_of
 from .rounds import Rounds
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...core.errors import ConfigurationError, KafkaError
+from onceward.core.errors import ConfigurationError, KafkaError
+
 from .codes import FORBIDDEN, PASSING, code_name
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ...core.errors import LogDamagedError
-from ...core.names import parse_pooled_name
-from ...core.transaction import ANY_EPOCH, Committable
+from onceward.core.errors import LogDamagedError
+from onceward.core.names import parse_pooled_name
+from onceward.core.transaction import ANY_EPOCH, Committable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -15,7 +15,8 @@ import urllib.request
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ...core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError
+
 from .tls import https_context
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ...core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError
+
 from .codes import Code
 from .errors import client_error, confluent
 from .reach import admin_of

@@ -44,17 +44,19 @@ import secrets
 import threading
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ...core.errors import FencedError, OncewardError
-from ...core.names import PooledName
-from ..processwide import PerProcess
+from onceward.core.errors import FencedError, OncewardError
+from onceward.core.kit.processwide import PerProcess
+from onceward.core.names import PooledName
+
 from .cluster import cluster_of
 from .codes import Code
 from .producer import TransactionalProducer
 from .verdict import Observation, judge
 
 if TYPE_CHECKING:
-    from ...core.names import Scope
-    from ...core.transaction import WriteContext
+    from onceward.core.names import Scope
+    from onceward.core.transaction import WriteContext
+
     from .handle import Prepared
     from .settings import KafkaSettings
 

@@ -12,14 +12,16 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from ...core.errors import KafkaError
+from onceward.core.errors import KafkaError
+
 from .errors import client_error, confluent, made
 from .rows import QueueFull
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...core.names import PooledName
+    from onceward.core.names import PooledName
+
     from .rows import Rows
     from .settings import KafkaSettings
 

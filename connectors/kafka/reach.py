@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from ..processwide import PerProcess
+from onceward.core.kit.processwide import PerProcess
+
 from .codes import Code
 from .errors import confluent, kafka_error, made
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...core.errors import KafkaError, SchemaError
+from onceward.core.errors import KafkaError, SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -8,9 +8,18 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from ...core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError
+
 from .oauth import TokenSource
-from .settings_table import ALIASES, CONNECTION, SECURITY_PREFIXES, TABLE, Goes, goes_to, is_secret
+from .settings_table import (
+    ALIASES,
+    CONNECTION,
+    SECURITY_PREFIXES,
+    TABLE,
+    Goes,
+    goes_to,
+    is_secret,
+)
 from .tls import tls_context
 
 if TYPE_CHECKING:

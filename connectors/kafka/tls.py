@@ -8,7 +8,7 @@ import tempfile
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from ...core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,13 +11,14 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from ...core.transaction import (
+from onceward.core.transaction import (
     AbortOutcome,
     AbortStatus,
     CommitOutcome,
     CommitStatus,
     ExternalState,
 )
+
 from .codes import Code, code_name
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from redis.backoff import NoBackoff
 from redis.connection import parse_url
 from redis.retry import Retry
 
-from ...core.errors import ConfigurationError, RetryableSinkError, SinkError
-from ..processwide import PerProcess
+from onceward.core.errors import ConfigurationError, RetryableSinkError, SinkError
+from onceward.core.kit.processwide import PerProcess
+
 from .settings import RedisSettings, check_seconds
 
 if TYPE_CHECKING:

@@ -7,13 +7,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from ...core.errors import DataLossError, EpochConflictError, RetryableSinkError, SinkError
+from onceward.core.errors import (
+    DataLossError,
+    EpochConflictError,
+    RetryableSinkError,
+    SinkError,
+)
+
 from .client import clients, explained, translated
 from .forms import FORMS
 from .script import WRITE, marker_key
 
 if TYPE_CHECKING:
-    from ...core.names import TransactionName
+    from onceward.core.names import TransactionName
+
     from .forms import Written
     from .settings import RedisSettings
 

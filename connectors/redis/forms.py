@@ -1,6 +1,6 @@
 """What a row becomes: an entry of a stream, a hash, an element of a list; and under which key.
 
-Values are text as in JSON (connectors/rows.py), but text and bytes are as they are, without quotes; structs and lists
+Values are text as in JSON (core/kit/rows.py), but text and bytes are as they are, without quotes; structs and lists
 are JSON. A null has no field: it is left out of an entry, and deleted from a hash.
 """
 
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from ...core.errors import ConfigurationError, SchemaError, SinkError
-from ..rows import check_columns, plain, to_json
+from onceward.core.errors import ConfigurationError, SchemaError, SinkError
+from onceward.core.kit.rows import check_columns, plain, to_json
+
 from .script import RESERVED
 
 if TYPE_CHECKING:

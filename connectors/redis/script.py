@@ -38,7 +38,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from ...core.names import Scope
+    from onceward.core.names import Scope
 
 RESERVED: Final = b"onceward:1:"
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import redis
 
-from ...core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError
+
 from .client import clients, translated
 
 if TYPE_CHECKING:

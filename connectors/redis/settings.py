@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from ...core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError
 
 _SCHEMES: Final = ("redis", "rediss", "unix")
 _SECRET: Final = "password"  # noqa: S105 - the word, not one

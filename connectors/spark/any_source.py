@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.sql.datasource import DataSource
 
-from ...core.errors import ConfigurationError
-from ...sources.base import ResettableSource
+from onceward.core.errors import ConfigurationError
+from onceward.sources.base import ResettableSource
+
 from .source_reader import SourceBatchReader, SourceStreamReader, reader_of
 
 if TYPE_CHECKING:

@@ -11,20 +11,37 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from ...core.checkpoint import Admission, CommitPolicy, Coordinator, OnLost
-from ...core.errors import ConfigurationError, OncewardError
-from ...core.log import LogStore, open_store
-from ...core.names import check_pipeline_name
-from ...core.transaction import Acknowledgement
-from ...sinks.base import DirectSink, Guarantee, TwoPhaseCommitSink
-from ...sinks.direct import DirectlyWritten
-from ..executors import warn_of_python
+from onceward.core.checkpoint import (
+    Admission,
+    CommitPolicy,
+    Coordinator,
+    OnLost,
+)
+from onceward.core.errors import ConfigurationError, OncewardError
+from onceward.core.log import LogStore, open_store
+from onceward.core.names import check_pipeline_name
+from onceward.core.transaction import Acknowledgement
+from onceward.sinks.base import DirectSink, Guarantee, TwoPhaseCommitSink
+from onceward.sinks.direct import DirectlyWritten
+
+from .executors import warn_of_python
 from .options import check_on_lost
 from .projection import Projection, schema_for
 from .publication import with_publication
-from .query import QueryRun, any_stage_failed, current_run, epoch_input, hadoop_reader
+from .query import (
+    QueryRun,
+    any_stage_failed,
+    current_run,
+    epoch_input,
+    hadoop_reader,
+)
 from .store import check_store, default_store, local_store
-from .task import ACK_COLUMN, ACK_SCHEMA, STAGE_COLUMN, EpochTask
+from .task import (
+    ACK_COLUMN,
+    ACK_SCHEMA,
+    STAGE_COLUMN,
+    EpochTask,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,7 +49,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from ...core.log import EpochInput
+    from onceward.core.log import EpochInput
 
 _log = logging.getLogger("onceward.spark")
 AnySink = TwoPhaseCommitSink[Any] | DirectSink[Any]

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import DataSource
 
-from ...core.errors import ConfigurationError
-from ..executors import warn_of_python
+from onceward.core.errors import ConfigurationError
+
 from .arrow import arrow_schema
+from .executors import warn_of_python
 from .options import COMMON, FormatOptions
 from .publication import is_ours, publisher_from_options
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
     from pyspark.sql.types import StructType
 
-    from ...sinks.base import TwoPhaseCommitSink
+    from onceward.sinks.base import TwoPhaseCommitSink
+
     from .writer import BatchWriter, StreamWriter
 
 _validated: set[str] = set()
@@ -35,7 +37,7 @@ class SinkFormat(DataSource):
 
     Attributes:
         format_name: Name of the format.
-        sink_class: Name of the sink's class in onceward.sinks; it has `from_options`.
+        sink_class: Name of the sink's class in onceward; it has `from_options`.
         own_too: Options that every format has, and that the sink gets as well.
     """
 
@@ -54,9 +56,9 @@ class SinkFormat(DataSource):
         Raises:
             ConfigurationError: An option is wrong, or the sink's extra is not installed.
         """
-        from ... import sinks  # noqa: PLC0415 - an extra
+        import onceward  # noqa: PLC0415 - the sinks come with extras
 
-        sink: TwoPhaseCommitSink[Any] = getattr(sinks, self.sink_class).from_options(options)
+        sink: TwoPhaseCommitSink[Any] = getattr(onceward, self.sink_class).from_options(options)
         return sink
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name

@@ -22,7 +22,8 @@ from .source_reader import BeforeLimits, SourceBatchReader, SourceStreamReader
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ...sources.kafka import KafkaSource
+    from onceward.connectors.kafka.source import KafkaSource
+
     from .source_reader import Offsets
 
 

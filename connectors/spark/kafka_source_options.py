@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from ...core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError
+
 from .options import flag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ...sources.bounds import Bound
-    from ...sources.kafka import KafkaSource
+    from onceward.connectors.kafka.bounds import Bound
+    from onceward.connectors.kafka.source import KafkaSource
 
 TOLERATED: Final = frozenset({"path", "checkpointlocation", "pipeline", "name", "useprivatejson"})
 """Options that Spark adds by itself or that belong to the query."""
@@ -120,7 +121,7 @@ def check_options(given: Mapping[str, str]) -> bool:
 
 
 def _source(options: Options, starting: str, **more: Any) -> KafkaSource:
-    from ...sources.kafka import KafkaSource  # noqa: PLC0415 - an extra
+    from onceward.connectors.kafka.source import KafkaSource  # noqa: PLC0415 - an extra
 
     timeout = options.number("kafkaConsumer.pollTimeoutMs")
     if timeout is not None:
@@ -138,7 +139,7 @@ def _source(options: Options, starting: str, **more: Any) -> KafkaSource:
 
 
 def _settings(options: Options) -> dict[str, str]:
-    from ...connectors.kafka.settings import split_options  # noqa: PLC0415 - needs an extra
+    from onceward.connectors.kafka.settings import split_options  # noqa: PLC0415 - needs an extra
 
     settings, _ = split_options(options._given)  # noqa: SLF001 - the same module
     return settings
@@ -158,7 +159,7 @@ def _selection(options: Options) -> dict[str, Any]:
             raise ConfigurationError("option subscribe names no topic")
         return {"topics": topics}
     if name == "assign":
-        from ...sources.offsets import assignment_from_json  # noqa: PLC0415 - loaded with the source
+        from onceward.connectors.kafka.positions import assignment_from_json  # noqa: PLC0415 - loaded with the source
 
         partitions = assignment_from_json(text)
         return {"assign": {topic: [p.number for p in partitions if p.topic == topic] for topic, _ in partitions}}
@@ -171,7 +172,12 @@ def _selection(options: Options) -> dict[str, Any]:
 
 def _bound(options: Options, which: str, default: str) -> Bound:
     """Spark's order: one time for all, then times of partitions, then offsets."""
-    from ...sources.bounds import AtTime, bound, milliseconds, times  # noqa: PLC0415 - loaded with the source
+    from onceward.connectors.kafka.bounds import (  # noqa: PLC0415 - loaded with the source
+        AtTime,
+        bound,
+        milliseconds,
+        times,
+    )
 
     strategy = (options.get(STRATEGY) or "error").lower()
     if strategy not in {"error", "latest"}:

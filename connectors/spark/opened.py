@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...core.checkpoint import Coordinator
-from ...core.errors import EpochConflictError, ProtocolError
-from ...core.log import WriterToken
-from ...core.log.view import NONE
-from ...core.transaction import WriteContext
+from onceward.core.checkpoint import Coordinator
+from onceward.core.errors import EpochConflictError, ProtocolError
+from onceward.core.log import WriterToken
+from onceward.core.log.view import NONE
+from onceward.core.transaction import WriteContext
+
 from .store import local_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...core.checkpoint import CommitPolicy
-    from ...core.log import EpochInput, LogStore
-    from ...sinks.base import TwoPhaseCommitSink
+    from onceward.core.checkpoint import CommitPolicy
+    from onceward.core.log import EpochInput, LogStore
+    from onceward.sinks.base import TwoPhaseCommitSink
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,10 +9,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from ...core.checkpoint import CommitPolicy, OnLost
-from ...core.errors import ConfigurationError
-from ...core.log import LogStore, open_store
-from ...core.names import check_pipeline_name
+from onceward.core.checkpoint import CommitPolicy, OnLost
+from onceward.core.errors import ConfigurationError
+from onceward.core.log import LogStore, open_store
+from onceward.core.names import check_pipeline_name
+
 from .store import default_store
 
 if TYPE_CHECKING:

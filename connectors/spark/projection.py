@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
-    from ...sinks.base import Sink
+    from onceward.sinks.base import Sink
 
 
 class Projection:

@@ -11,16 +11,16 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from ...core.errors import ConfigurationError, OncewardError
-from ...sources.offsets import Offsets, from_json, to_json
+from onceward.connectors.kafka.positions import Offsets, from_json, to_json
+from onceward.core.errors import ConfigurationError, OncewardError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
-    from ...core.log import EpochInput
-    from ..kafka.settings import KafkaSettings
+    from onceward.connectors.kafka.settings import KafkaSettings
+    from onceward.core.log import EpochInput
 
     OnComplete = Callable[[int, EpochInput], None]
 
@@ -71,7 +71,7 @@ def publisher_from_options(options: Mapping[str, str]) -> OptionsPublisher | Non
     given = {name.lower()[len(OPTIONS) :]: value for name, value in options.items() if is_ours(name)}
     if not given:
         return None
-    from ..kafka.settings import PREFIX, KafkaSettings, split_options  # noqa: PLC0415 - an extra
+    from onceward.connectors.kafka.settings import PREFIX, KafkaSettings, split_options  # noqa: PLC0415 - an extra
 
     kafka, rest = split_options(given)
     group = kafka.get(GROUP.removeprefix(PREFIX))
@@ -117,7 +117,7 @@ class Publisher:
 
     def __call__(self, epoch: int, about: EpochInput) -> None:
         """Publish; `about.end` holds one JSON text for each source."""
-        from ..kafka.offsets import publish_offsets  # noqa: PLC0415 - an extra
+        from onceward.connectors.kafka.offsets import publish_offsets  # noqa: PLC0415 - an extra
 
         ends = list(about.end or [])
         if len(ends) != len(self._groups):
@@ -178,7 +178,7 @@ def _group_of(leaf: Any) -> tuple[KafkaSettings, str] | None:
     group = options.get(GROUP)
     if not group:
         return None
-    from ..kafka.settings import KafkaSettings, split_options  # noqa: PLC0415 - an extra
+    from onceward.connectors.kafka.settings import KafkaSettings, split_options  # noqa: PLC0415 - an extra
 
     settings, _ = split_options(options)
     return KafkaSettings(config=settings), group

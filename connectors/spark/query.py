@@ -10,8 +10,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...core.errors import ConfigurationError
-from ...core.log import EpochInput
+from onceward.core.errors import ConfigurationError
+from onceward.core.log import EpochInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -13,10 +13,15 @@ import shutil
 import tempfile
 from typing import TYPE_CHECKING, Final
 
-from ...core.errors import ConfigurationError
-from ...core.log import EpochInput, LogStore, open_store, read
-from ...core.log.directory import DirectoryStore
-from ...core.names import PIPELINE_LENGTH
+from onceward.core.errors import ConfigurationError
+from onceward.core.log import (
+    EpochInput,
+    LogStore,
+    open_store,
+    read,
+)
+from onceward.core.log.directory import DirectoryStore
+from onceward.core.names import PIPELINE_LENGTH
 
 if TYPE_CHECKING:
     from .options import FormatOptions

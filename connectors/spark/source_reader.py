@@ -11,15 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from ...core.errors import OncewardError
-from .read_limits import LIMITS, ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from onceward.core.errors import OncewardError
+
+from .read_limits import (
+    LIMITS,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
 
-    from ...sources.base import ResettableSource, Split
+    from onceward.sources.base import ResettableSource, Split
 
 _log = logging.getLogger("onceward.spark")
 

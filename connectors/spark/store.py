@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from ...core.errors import ConfigurationError
-from ...core.log import LogStore, open_store
-from ...core.log.objects import CONDITIONAL_PUT
-from ...core.log.opening import IN_CHECKPOINT
+from onceward.core.errors import ConfigurationError
+from onceward.core.log import LogStore, open_store
+from onceward.core.log.objects import CONDITIONAL_PUT
+from onceward.core.log.opening import IN_CHECKPOINT
 
 
 def default_store(checkpoint: str, pipeline: str) -> LogStore:

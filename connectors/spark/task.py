@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from ...core.checkpoint.subtask import SubtaskEpoch
-from ...core.transaction import Acknowledgement, WriteContext
+from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.transaction import Acknowledgement, WriteContext
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ...sinks.base import TwoPhaseCommitSink
+    from onceward.sinks.base import TwoPhaseCommitSink
+
     from .projection import Projection
 
 ACK_COLUMN, STAGE_COLUMN = "acknowledgement", "stage"

@@ -8,13 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from ...core.checkpoint import Admission, Coordinator
-from ...core.errors import ConfigurationError, FencedError, OncewardError, ProtocolError
+from onceward.core.checkpoint import Admission, Coordinator
+from onceward.core.errors import (
+    ConfigurationError,
+    FencedError,
+    OncewardError,
+    ProtocolError,
+)
+
 from .opened import Opened, one_token, open_writer
 from .options import FormatOptions, newest_batch, read_text
 from .projection import Projection
 from .query import epoch_input
-from .runs import batch_epoch, batch_pipeline, batch_store, delete_temporary_log, temporary_log
+from .runs import (
+    batch_epoch,
+    batch_pipeline,
+    batch_store,
+    delete_temporary_log,
+    temporary_log,
+)
 from .store import check_store, master_of_task
 from .task import where_am_i, write_partition
 
@@ -23,9 +35,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ...core.log import EpochInput, LogStore
-    from ...core.transaction import Acknowledgement
-    from ...sinks.base import TwoPhaseCommitSink
+    from onceward.core.log import EpochInput, LogStore
+    from onceward.core.transaction import Acknowledgement
+    from onceward.sinks.base import TwoPhaseCommitSink
+
     from .publication import OnComplete
 
 _BATCH, _RUN = "streaming.sql.batchId", "spark.jobGroup.id"

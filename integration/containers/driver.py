@@ -6,8 +6,8 @@ import sys
 
 from pyspark.sql import SparkSession
 
+from onceward import KafkaSink, PostgresSink
 from onceward.connectors.spark import exactly_once, register
-from onceward.sinks import KafkaSink, PostgresSink
 
 
 def main(servers: str, dsn: str, source: str, target: str, checkpoint: str) -> None:

@@ -8,6 +8,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from .connectors.database.postgres.sink import PostgresSink
+    from .connectors.database.sql.sink import SqlAlchemySink
+    from .connectors.files.sink import FileSink
+    from .connectors.files.source import FileSource
+    from .connectors.http.sink import HttpSink
+    from .connectors.kafka.sink import KafkaSink
+    from .connectors.kafka.source import KafkaSource
+    from .connectors.redis.sink import RedisSink
     from .connectors.spark.any_source import read_stream
     from .connectors.spark.exactly_once import exactly_once
     from .connectors.spark.formats import register
@@ -31,21 +39,8 @@ if TYPE_CHECKING:
         Progress,
         WriteContext,
     )
-    from .sinks import (
-        DirectSink,
-        FileSink,
-        Guarantee,
-        HttpSink,
-        IdempotentSink,
-        KafkaSink,
-        PostgresSink,
-        RedisSink,
-        Scope,
-        SqlAlchemySink,
-        TwoPhaseCommitSink,
-        WriteAheadLogSink,
-    )
-    from .sources import FileSource, KafkaSource, LiveSource, ResettableSource, SequenceSource
+    from .sinks import DirectSink, Guarantee, IdempotentSink, Scope, TwoPhaseCommitSink, WriteAheadLogSink
+    from .sources import LiveSource, ResettableSource, SequenceSource
 
 __version__ = "0.1.0"
 __all__ = [
@@ -94,6 +89,14 @@ __all__ = [
 ]
 
 _MODULES: Final = {
+    ".connectors.database.postgres.sink": "PostgresSink",
+    ".connectors.database.sql.sink": "SqlAlchemySink",
+    ".connectors.files.sink": "FileSink",
+    ".connectors.files.source": "FileSource",
+    ".connectors.http.sink": "HttpSink",
+    ".connectors.kafka.sink": "KafkaSink",
+    ".connectors.kafka.source": "KafkaSource",
+    ".connectors.redis.sink": "RedisSink",
     ".connectors.spark.any_source": "read_stream",
     ".connectors.spark.exactly_once": "exactly_once",
     ".connectors.spark.formats": "register",
@@ -102,18 +105,33 @@ _MODULES: Final = {
         ReducingState RestartStrategy RocksDBBackend ValueState open_store""",
     ".core.transaction": """
         AbortOutcome AbortStatus CommitOutcome CommitStatus Committable ExternalState Progress WriteContext""",
-    ".sinks": """
-        DirectSink FileSink Guarantee HttpSink IdempotentSink KafkaSink PostgresSink RedisSink Scope SqlAlchemySink
-        TwoPhaseCommitSink WriteAheadLogSink""",
-    ".sources": "FileSource KafkaSource LiveSource ResettableSource SequenceSource",
+    ".sinks": "DirectSink Guarantee IdempotentSink Scope TwoPhaseCommitSink WriteAheadLogSink",
+    ".sources": "LiveSource ResettableSource SequenceSource",
 }
 _HOMES: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+
+_EXTRAS: Final = {
+    "HttpSink": "http",
+    "KafkaSink": "kafka",
+    "KafkaSource": "kafka",
+    "PostgresSink": "postgres",
+    "RedisSink": "redis",
+    "SqlAlchemySink": "sql",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name], __name__), name)
+    try:
+        value = getattr(import_module(_HOMES[name], __name__), name)
+    except ModuleNotFoundError as error:
+        if name not in _EXTRAS or (error.name or "").startswith("onceward"):
+            raise
+        from .core.errors import ConfigurationError  # noqa: PLC0415 - `import onceward` loads nothing else
+
+        raise ConfigurationError(f"{name} needs {error.name}: pip install 'onceward[{_EXTRAS[name]}]'") from error
     globals()[name] = value
     return value
 

@@ -1,4 +1,4 @@
-"""Two sinks on the simulated database; they follow sinks/postgres.py and connectors/postgres step by step."""
+"""Two sinks on the simulated database; they follow the PostgreSQL sink and its two ways to commit step by step."""
 
 from __future__ import annotations
 

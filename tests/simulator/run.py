@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from onceward.connectors.operate.logs import Log
-from onceward.connectors.operate.places import Names
-from onceward.connectors.operate.settle import abort_undecided, chosen, commit_decided
-from onceward.connectors.operate.survey import survey
+from onceward.cli.operate.logs import Log
+from onceward.cli.operate.places import Names
+from onceward.cli.operate.settle import abort_undecided, chosen, commit_decided
+from onceward.cli.operate.survey import survey
 from onceward.core.checkpoint import Coordinator, OnLost
 from onceward.core.errors import DataLossError, OncewardError
 from onceward.core.names import PooledName, Scope, TransactionName

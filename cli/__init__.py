@@ -1,0 +1,1 @@
+"""The command line: `onceward …`, thin over what it shows."""

@@ -1,0 +1,151 @@
+"""`onceward`: the command line.
+
+What a command needs is imported when it runs, so that each works with its own extra installed and no other.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from onceward.core.errors import ConfigurationError, OncewardError
+
+from .dev import app as dev_app
+from .operate.commands import app as txn_app
+from .operate.commands import checkpoints
+from .pairs import pairs
+
+EXIT_FAILED, EXIT_MISUSED, EXIT_INTERRUPTED = 1, 2, 130
+
+app = typer.Typer(
+    name="onceward",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.add_typer(txn_app, name="txn")
+app.add_typer(dev_app, name="dev")
+app.command()(checkpoints)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"onceward {metadata.version('onceward')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Exactly-once sinks and sources for PySpark, by two-phase commit."""
+
+
+@app.command()
+def demo(
+    *,
+    orders: Annotated[int, typer.Option(min=1, help="How many orders to produce.")] = 200_000,
+    users: Annotated[int, typer.Option(min=1, help="How many users they belong to.")] = 200,
+    kills: Annotated[int, typer.Option(min=0, help="How often the driver is killed.")] = 5,
+    seed: Annotated[int, typer.Option(help="Of the orders and of the moments of the kills.")] = 1,
+    home: Annotated[Path, typer.Option(help="Folder for services, checkpoints and logs; emptied first.")] = Path(
+        ".run/demo"
+    ),
+    picture: Annotated[Path, typer.Option(help="Where the picture goes (PNG or SVG).")] = Path(".run/demo.png"),
+) -> None:
+    """Kafka → Spark → Kafka and PostgreSQL while everything is killed at random: no row missing, none duplicated."""
+    try:
+        from .demo.command import demo as run_demo  # noqa: PLC0415 - needs the extra `demo`
+    except ImportError as error:
+        raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[demo]'") from error
+    raise typer.Exit(
+        run_demo(orders=orders, users=users, kills=kills, seed=seed, home=home.absolute(), picture=picture)
+    )
+
+
+@app.command()
+def doctor(
+    *,
+    bootstrap_servers: Annotated[str | None, typer.Option(help="Kafka's address.")] = None,
+    kafka: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting of the connection to Kafka; repeatable.")
+    ] = None,
+    topic: Annotated[
+        list[str] | None, typer.Option(help="A topic of a sink or source: is it there, is it permitted; repeatable.")
+    ] = None,
+    pipeline: Annotated[str | None, typer.Option(help="Whose transactional ids and decision log to check.")] = None,
+    dsn: Annotated[str | None, typer.Option(help="PostgreSQL's connection string.")] = None,
+    store: Annotated[str | None, typer.Option(help="The decision log's store, or the checkpoint folder.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check Java, Python, Kafka, PostgreSQL and the decision log: what is wrong, and what to do. Changes nothing."""
+    from .doctor import examine  # noqa: PLC0415 - looks at extras
+    from .doctor.commands import exit_code, show  # noqa: PLC0415
+
+    settings = pairs("--kafka", kafka)
+    if bootstrap_servers is None and (kafka or topic):
+        raise ConfigurationError("--kafka and --topic need --bootstrap-servers")
+    if not all(topic or []):
+        raise ConfigurationError("--topic needs a name")
+    findings = examine(
+        bootstrap_servers=bootstrap_servers,
+        kafka_config=settings,
+        topics=topic or [],
+        pipeline=pipeline,
+        dsn=dsn,
+        store=store,
+    )
+    show(findings, as_json=json)
+    raise typer.Exit(exit_code(findings))
+
+
+@app.command()
+def new_sink(
+    name: Annotated[str, typer.Argument(help="Name of the module, for example billing_sink.")],
+    folder: Annotated[Path, typer.Option(help="Where to write it.")] = Path(),
+) -> None:
+    """Write a custom sink that works, to be changed into yours, and its conformance test."""
+    from .new_sink import write_skeleton  # noqa: PLC0415 - one command of many
+
+    sink, test = write_skeleton(name, folder)
+    typer.echo(f"wrote {sink} and {test}; now: pip install 'onceward[testing]' and python -m pytest {test}")
+
+
+class RepeatsFiltered(logging.Filter):
+    """Drops what was logged before, apart from numbers: clients repeat a failed connection twice a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record says something new."""
+        text = re.sub(r"\d+", "#", record.getMessage())
+        new = text not in self._said
+        self._said.add(text)
+        return new
+
+
+def main() -> None:
+    """Runs the command line; faults end it with one message, without a traceback."""
+    warnings = logging.StreamHandler()
+    warnings.addFilter(RepeatsFiltered())
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", handlers=[warnings])
+    try:
+        app()
+    except OncewardError as error:
+        console = Console(stderr=True, emoji=False, markup=False, highlight=False, soft_wrap=True)
+        console.print(f"error: {error}", style="red")
+        sys.exit(EXIT_MISUSED if isinstance(error, ConfigurationError) else EXIT_FAILED)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)

@@ -1,0 +1,39 @@
+"""What happens with a transaction, or what an operator can do, from the log's word and the target's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from onceward.core.checkpoint.standing import Standing
+from onceward.core.transaction.recovery import Action, LogState, action
+
+if TYPE_CHECKING:
+    from onceward.core.transaction import ExternalState
+
+_IN_THE_LOG: Final = {
+    Standing.DECIDED: LogState.DECIDED,
+    Standing.COMPLETED: LogState.COMPLETED,
+    Standing.LINGERING: LogState.STARTED,
+}
+_REPORT: Final = {
+    Standing.COMPLETED: "its decision is completed, and yet the target has it open: ask the target's operators",
+    Standing.IN_DOUBT: "its writer may be at work. If it is not: the pipeline's next start ends it, or now `txn abort`",
+    Standing.LINGERING: "committed, though no decision names it: somebody did it by hand, and its rows may be doubled",
+    Standing.FOREIGN: "made under another decision log: find that one and give it as --store. Only if it is gone for "
+    "good: `txn abort --orphaned`",
+    Standing.AHEAD: "this log is an old copy: the living one knows more. Give that as --store, and use this no more",
+    Standing.UNKNOWN: "give its decision log as --store, to see whether it is decided",
+}
+_ADVICE: Final = {
+    Action.COMMIT: "the pipeline's next start commits it, or now `txn commit`",
+    Action.ABORT: "no decision names it: the pipeline's next start aborts it, or now `txn abort`",
+    Action.NOTHING: "nothing",
+    Action.LOST: "decided, and the target ended it otherwise: its rows are lost there. on_lost='replay' writes the "
+    "epoch again where that is sound; `txn commit --skip-lost WHY` goes on without it",
+}
+
+
+def advice(standing: Standing, state: ExternalState) -> str:
+    """What happens with it, or what an operator can do."""
+    what = action(_IN_THE_LOG.get(standing, LogState.NO_START), state)
+    return _REPORT[standing] if what is Action.REPORT else _ADVICE[what]

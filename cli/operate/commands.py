@@ -1,0 +1,212 @@
+"""`onceward txn list | inspect | commit | abort` and `onceward checkpoints`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onceward.core.checkpoint.standing import Standing
+from onceward.core.errors import ConfigurationError
+
+from ..pairs import pairs
+from . import show
+from .logs import Log, open_log
+from .settle import (
+    abort_orphaned,
+    abort_undecided,
+    chosen,
+    commit_decided,
+)
+from .survey import survey
+
+if TYPE_CHECKING:
+    from .places import Place
+
+app = typer.Typer(no_args_is_help=True, help="Transactions that are in doubt: list them, look at one, end them.")
+
+Store = Annotated[
+    list[str] | None,
+    typer.Option(help="A decision log: its store's URL, or the checkpoint folder; repeatable where it makes sense."),
+]
+Pipeline = Annotated[str | None, typer.Option(help="Its name; a folder tells it by itself.")]
+Servers = Annotated[str | None, typer.Option(help="Look into Kafka, at this address.")]
+KafkaSetting = Annotated[
+    list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting of the connection to Kafka; repeatable.")
+]
+DsnOption = Annotated[str | None, typer.Option(help="Look into PostgreSQL, with this connection string.")]
+Schema = Annotated[str | None, typer.Option(help="Schema of onceward's own tables in PostgreSQL.")]
+Sinks = Annotated[
+    str | None, typer.Option(metavar="MODULE:NAME", help="The pipeline's own sinks, of any class, to be imported.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without it, only what would be done is shown.")]
+
+
+@app.command("list")
+def list_(
+    *,
+    store: Store = None,
+    pipeline: Pipeline = None,
+    bootstrap_servers: Servers = None,
+    kafka: KafkaSetting = None,
+    dsn: DsnOption = None,
+    ledger_schema: Schema = None,
+    sinks: Sinks = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what is open, prepared or waiting for its commit under onceward's names, and what comes next for each."""
+    places = _places(bootstrap_servers, kafka, dsn, ledger_schema, sinks)
+    show.table(survey(_logs(store, pipeline), places, pipeline), as_json=as_json)
+
+
+@app.command()
+def inspect(
+    transaction: Annotated[str, typer.Argument(help="Its name, as `list` shows it.")],
+    *,
+    store: Store = None,
+    pipeline: Pipeline = None,
+    bootstrap_servers: Servers = None,
+    kafka: KafkaSetting = None,
+    dsn: DsnOption = None,
+    ledger_schema: Schema = None,
+    sinks: Sinks = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show all that is known of one transaction."""
+    places = _places(bootstrap_servers, kafka, dsn, ledger_schema, sinks)
+    found = [one for one in survey(_logs(store, pipeline), places, pipeline) if one.name == transaction]
+    if not found:
+        raise ConfigurationError(f"{transaction} is neither held by any of the targets given nor waiting for a commit")
+    show.details(found, as_json=as_json)
+
+
+@app.command()
+def commit(
+    *,
+    store: Store = None,
+    pipeline: Pipeline = None,
+    bootstrap_servers: Servers = None,
+    kafka: KafkaSetting = None,
+    dsn: DsnOption = None,
+    ledger_schema: Schema = None,
+    sinks: Sinks = None,
+    skip_lost: Annotated[
+        str | None, typer.Option(metavar="WHY", help="Go on without what can no longer be committed; goes on record.")
+    ] = None,
+    yes: Yes = False,
+) -> None:
+    """Commit what is decided, whole, and note it as completed: what the pipeline's next start would do.
+
+    A run of the pipeline that is still alive is fenced by it and stops.
+    """
+    if skip_lost is not None and not skip_lost.strip():
+        raise ConfigurationError("--skip-lost needs a reason: it goes on record")
+    log = _one_log(store, pipeline, writing=yes)
+    places = _places(bootstrap_servers, kafka, dsn, ledger_schema, sinks)
+    decision = log.view.undone
+    if decision is None:
+        typer.echo(f"nothing to commit: no decision of pipeline {log.pipeline} waits")
+        return
+    found = survey([log], places, log.pipeline)
+    show.age(log)
+    if not yes:
+        show.table([one for one in found if one.standing is Standing.DECIDED])
+        typer.echo(f"would commit epoch {decision.epoch} of {log.pipeline}; {show.FENCES}. Say --yes to do it")
+        return
+    typer.echo(f"committing epoch {decision.epoch} of {log.pipeline}, as its newest writer …", err=True)
+    done = commit_decided(log, decision, found, skip_lost=skip_lost)
+    if done is None:
+        typer.echo(f"nothing was left to commit: somebody else has ended epoch {decision.epoch} (`checkpoints`)")
+        return
+    given_up = f", {done.given_up} are given up, on record" if done.given_up else ""
+    typer.echo(
+        f"epoch {done.epoch} of {log.pipeline} is completed: {done.committed} transactions are committed{given_up}"
+    )
+
+
+@app.command()
+def abort(
+    transactions: Annotated[list[str] | None, typer.Argument(help="Their names; default: all in doubt.")] = None,
+    *,
+    store: Store = None,
+    pipeline: Pipeline = None,
+    bootstrap_servers: Servers = None,
+    kafka: KafkaSetting = None,
+    dsn: DsnOption = None,
+    ledger_schema: Schema = None,
+    sinks: Sinks = None,
+    orphaned: Annotated[
+        bool, typer.Option("--orphaned", help="Their decision log is gone for good; they must be named.")
+    ] = False,
+    yes: Yes = False,
+) -> None:
+    """Abort what no decision names; what is decided is refused.
+
+    A new writer is put into the decision log first, so that none of it can be decided any more: a run of the pipeline
+    that is still alive is fenced by it and stops.
+    """
+    log = None if orphaned and not store else _one_log(store, pipeline, writing=yes)
+    places = _places(bootstrap_servers, kafka, dsn, ledger_schema, sinks)
+    mine = log.pipeline if log is not None else pipeline
+    meant = chosen(survey([log] if log is not None else [], places, mine), transactions or [], orphaned=orphaned)
+    if not meant:
+        typer.echo("nothing to abort")
+        return
+    if log is not None:
+        show.age(log)
+    if not yes:
+        show.table(meant)
+        typer.echo(f"would abort {len(meant)}; {show.ORPHANS if orphaned else show.FENCES}. Say --yes to do it")
+        return
+    if orphaned or log is None:
+        outcomes = zip(meant, abort_orphaned(meant), strict=True)
+        left = [f"{one.name}: {outcome.status}, {outcome.detail}" for one, outcome in outcomes if not outcome.done]
+    else:
+        aborted = {c.identity() for c in abort_undecided(log, meant).aborted}
+        left = [one.name for one in meant if one.committable.identity() not in aborted]
+    typer.echo(f"aborted {len(meant) - len(left)} of {len(meant)}")
+    for words in left:
+        typer.echo(f"not aborted: {words}", err=True)
+    raise typer.Exit(int(bool(left)))
+
+
+def checkpoints(*, store: Store = None, pipeline: Pipeline = None, as_json: AsJson = False) -> None:
+    """List the epochs that a decision log still holds, the engine's checkpoints, and what data was ever given up."""
+    from .epochs import history  # noqa: PLC0415 - the embedded engine
+
+    show.history(history(_one_log(store, pipeline)), as_json=as_json)
+
+
+def _logs(stores: list[str] | None, pipeline: str | None, *, writing: bool = False) -> list[Log]:
+    return [open_log(url, pipeline, writing=writing) for url in stores or []]
+
+
+def _one_log(stores: list[str] | None, pipeline: str | None, *, writing: bool = False) -> Log:
+    if len(stores or []) != 1:
+        raise ConfigurationError("give the decision log's store, or the checkpoint folder, as --store, once")
+    return _logs(stores, pipeline, writing=writing)[0]
+
+
+def _places(
+    servers: str | None, kafka: list[str] | None, dsn: str | None, schema: str | None, sinks: str | None
+) -> list[Place]:
+    from .places import KafkaPlace, PostgresPlace, SinksPlace  # noqa: PLC0415 - Arrow, and extras
+
+    settings = pairs("--kafka", kafka)
+    if (settings and servers is None) or (schema is not None and dsn is None):
+        raise ConfigurationError("--kafka needs --bootstrap-servers, and --ledger-schema needs --dsn")
+    places: list[Place] = [] if sinks is None else [SinksPlace.load(sinks)]
+    try:
+        if servers is not None:
+            places.append(KafkaPlace(servers, settings))
+        if dsn is not None:
+            places.append(PostgresPlace(dsn, schema))
+    except ModuleNotFoundError as error:
+        extra = "kafka" if servers is not None and "kafka" in str(error.name) else "postgres"
+        raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[{extra}]'") from error
+    if not places:
+        raise ConfigurationError(
+            "say where to look: --bootstrap-servers, --dsn, or the pipeline's own --sinks module:name"
+        )
+    return places

@@ -1,0 +1,208 @@
+"""End transactions on an operator's word: what is decided is committed, what is not is aborted, never otherwise."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from onceward.core.checkpoint import (
+    Backoff,
+    CommitPolicy,
+    OnLost,
+    finish,
+    sweep,
+)
+from onceward.core.checkpoint.standing import Standing
+from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError
+from onceward.core.log import LogWriter
+from onceward.core.transaction import ExternalState
+from onceward.core.transaction.recovery import PROVEN_NOT_COMMITTED
+from onceward.sinks.base import TwoPhaseCommitSink
+
+from .survey import participants
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from onceward.core.checkpoint import Participant, Swept
+    from onceward.core.log import Decide
+    from onceward.core.transaction import AbortOutcome
+
+    from .logs import Log
+    from .survey import Found
+
+_WHY_NOT = {
+    Standing.DECIDED: "a decision names it: it is committed, never aborted (`txn commit`)",
+    Standing.COMPLETED: "a completed decision names it: it is committed, never aborted",
+    Standing.FOREIGN: "another decision log made it. If that log is gone for good, say --orphaned",
+    Standing.UNKNOWN: "its decision log is not known: give it as --store. If it is gone for good, say --orphaned",
+}
+_PATIENCE = Backoff(attempts=8)
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What became of a decision.
+
+    Attributes:
+        epoch: Which.
+        committed: Transactions that show.
+        given_up: Transactions that were given up, now or before.
+    """
+
+    epoch: int
+    committed: int
+    given_up: int
+
+
+def commit_decided(
+    log: Log,
+    decision: Decide,
+    found: Sequence[Found],
+    *,
+    skip_lost: str | None = None,
+    policy: CommitPolicy | None = None,
+) -> Committed | None:
+    """Become the newest writer and finish a decision; None if somebody else has ended it.
+
+    Args:
+        log: The pipeline's decision log.
+        decision: The one that waits.
+        found: What the survey found since.
+        skip_lost: Why the pipeline shall go on without what is proven not to be committed, now and for ever; None:
+            that is an error.
+        policy: Clock and pauses.
+
+    Raises:
+        ConfigurationError: A transaction is in none of the targets given, or not known there, or the log is an old
+            copy; nothing was done.
+        EpochConflictError: Another decision waits now; it was not touched.
+        CommitPendingError: A target did not answer in time; the decision stands.
+        DataLossError: A transaction can no longer be committed; the others are.
+        FencedError: Another writer has started at the same time.
+        StoreError: The store did not answer.
+    """
+    check_alive(found)
+    decided = [one for one in found if one.standing is Standing.DECIDED]
+    sinks = participants(decided)
+    _check_known(decided, sinks)
+    _check_same(log, decision, log.view.undone)
+    if log.view.undone is None:
+        return None
+    policy = policy or CommitPolicy(commits=_PATIENCE)
+    if skip_lost is not None:
+        policy = replace(
+            policy, on_lost=OnLost.SKIP, skips=PROVEN_NOT_COMMITTED, skipped_by=_who(), skipped_why=skip_lost
+        )
+    writer = LogWriter(log.store, log.pipeline, policy.writer_clock())
+    permit = writer.start().permit()
+    _check_same(log, decision, permit.decision if permit is not None else None)
+    if permit is None:
+        return None
+    finish(permit, writer, sinks, policy)
+    given_up = sum(c.transaction in writer.view.skipped for c in decision.committables)
+    return Committed(decision.epoch, len(decision.committables) - given_up, given_up)
+
+
+def check_alive(found: Sequence[Found]) -> None:
+    """Refuse a log that is an old copy, if the targets prove it.
+
+    Raises:
+        ConfigurationError: They do; nothing was done.
+    """
+    for one in found:
+        if one.standing is Standing.AHEAD:
+            raise ConfigurationError(
+                f"the decision log given is an old copy: {one.name} was made under it later than its newest entry. "
+                "Give the living one. Nothing was done",
+                pipeline=one.committable.pipeline,
+            )
+
+
+def _check_same(log: Log, decision: Decide, waiting: Decide | None) -> None:
+    """What the operator has not seen is not decided upon."""
+    if waiting is not None and waiting.position != decision.position:
+        raise EpochConflictError(
+            f"epoch {decision.epoch} was ended by somebody else, and epoch {waiting.epoch} waits now: look again",
+            pipeline=log.pipeline,
+            epoch=waiting.epoch,
+        )
+
+
+def _check_known(decided: Sequence[Found], sinks: Mapping[str, Participant]) -> None:
+    """Who gives the wrong target is told before a run is fenced.
+
+    Raises:
+        ConfigurationError: A target that can tell knows nothing of all that a sink has decided.
+    """
+    for name, sink in sinks.items():
+        mine = [one for one in decided if one.committable.sink == name]
+        can_tell = type(sink).inspect_many is not TwoPhaseCommitSink.inspect_many
+        if can_tell and all(not one.listed and one.state is ExternalState.UNKNOWN for one in mine):
+            raise ConfigurationError(
+                f"the target given for sink {name} does not know {mine[0].name}, which is decided, or cannot tell now: "
+                "is it the right one? If it is, start the pipeline, which asks again. Nothing was done"
+            )
+
+
+def abort_undecided(log: Log, found: Sequence[Found], *, policy: CommitPolicy | None = None) -> Swept:
+    """Become the newest writer, so that none of these can be decided any more, and abort exactly these.
+
+    What was decided, or ended, since they were found is left alone.
+
+    Raises:
+        FencedError: Another writer has started at the same time; nothing was aborted.
+        StoreError: The store did not answer; nothing was aborted.
+    """
+    sinks = {(one.place.title, one.committable.sink): one.place for one in found if one.place is not None}
+    writer = LogWriter(log.store, log.pipeline, (policy or CommitPolicy()).writer_clock())
+    writer.start()
+    meant = {one.committable.identity() for one in found}
+    swept = sweep(writer, [place.sink(sink) for (_, sink), place in sinks.items()], only=meant)
+    if not swept.aborted and not writer.still_newest():
+        raise FencedError("another writer has started meanwhile; nothing was aborted", pipeline=log.pipeline)
+    return swept
+
+
+def abort_orphaned(found: Sequence[Found]) -> list[AbortOutcome]:
+    """Abort exactly these, whose decision log is gone for good: nobody can decide or commit them any more."""
+    return [one.place.sink(one.committable.sink).abort(one.committable) for one in found if one.place is not None]
+
+
+def chosen(found: Sequence[Found], names: Sequence[str], *, orphaned: bool) -> list[Found]:
+    """Which of what was found is to be aborted.
+
+    Args:
+        found: Everything.
+        names: Transactions that are meant; empty for all that no decision can name.
+        orphaned: Those whose log is another one, or not given, are meant.
+
+    Raises:
+        ConfigurationError: A name is not there, or must not be aborted.
+    """
+    check_alive(found)
+    may = {Standing.FOREIGN, Standing.UNKNOWN} if orphaned else {Standing.IN_DOUBT, Standing.LINGERING}
+    if not names:
+        if orphaned:
+            raise ConfigurationError("--orphaned needs the names of the transactions: nobody else can vouch for them")
+        return [one for one in found if one.held and one.standing in may]
+    by_name = {one.name: one for one in found if one.held}
+    for name in names:
+        if name not in by_name:
+            raise ConfigurationError(f"{name} is not open or prepared in any of the targets given: see `txn list`")
+        standing = by_name[name].standing
+        if standing not in may:
+            why = "its decision log is here and can settle it: leave out --orphaned" if orphaned else ""
+            raise ConfigurationError(f"{name} is not aborted: {_WHY_NOT.get(standing, why)}")
+    return [by_name[name] for name in dict.fromkeys(names)]
+
+
+def _who() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"

@@ -1,0 +1,102 @@
+"""How an operator sees it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from onceward.core.checkpoint.standing import Standing
+from onceward.core.transaction import ANY_EPOCH
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .epochs import History
+    from .logs import Log
+    from .survey import Found
+
+FENCES = "a run of this pipeline that is still alive would be fenced and stop"
+COPY = "if this is only a copy of the log that the pipeline uses, stop here: decided rows would be lost"
+ORPHANS = "if their decision log does exist somewhere and has decided them, their rows are lost"
+
+_STYLE = {
+    Standing.DECIDED: "green",
+    Standing.COMPLETED: "red",
+    Standing.IN_DOUBT: "yellow",
+    Standing.LINGERING: "cyan",
+    Standing.FOREIGN: "magenta",
+    Standing.AHEAD: "red",
+    Standing.UNKNOWN: "magenta",
+}
+
+
+def table(found: Sequence[Found], *, as_json: bool = False) -> None:
+    """Transactions: a line each with its name, which is not cut, and what is known of it below."""
+    if as_json:
+        _json([one.as_json() for one in found])
+        return
+    console = _console()
+    for one in found:
+        c = one.committable
+        known = [f"sink {c.sink} of {c.pipeline}"]
+        known += [f"epoch {c.epoch}, subtask {c.subtask}"] if c.epoch != ANY_EPOCH else []
+        known += [f"{c.rows} rows"] if c.rows else []
+        where = f"{one.state} in {one.place.title}" if one.place is not None else "in none of the targets given"
+        console.print(c.transaction, style="bold")
+        console.print(f"  {one.standing}", style=_STYLE[one.standing], end="")
+        console.print(f"; {where}; {', '.join(known)}")
+        console.print(f"  → {one.next}")
+    console.print(f"{len(found)} transactions" if found else "nothing is open, prepared or waiting")
+
+
+def details(found: Sequence[Found], *, as_json: bool) -> None:
+    """All that is known, the handle too."""
+    told = [msgspec.to_builtins(one.as_json()) for one in found]
+    if as_json:
+        _json(told)
+        return
+    console = _console()
+    for one in told:
+        for name, value in one.items():
+            shown = msgspec.json.encode(value).decode() if isinstance(value, dict) else value
+            console.print(f"{name:12} {'' if shown is None else shown}")
+
+
+def age(log: Log) -> None:
+    """Of the log, by which an operator can tell a copy from what is alive."""
+    position, entry = log.view.positions[-1]
+    typer.echo(f"{log.store.describe()}: entry {position} of {entry.at} is the newest; {COPY}", err=True)
+
+
+def history(told: History, *, as_json: bool) -> None:
+    """Epochs, a row each; below, where the embedded engine's checkpoints are, and what was given up."""
+    if as_json:
+        _json(told)
+        return
+    listed = told.epochs
+    rows = Table("epoch", "decided", "completed", "sinks", "transactions", "rows")
+    for one in listed:
+        waits = "waits for its commit"
+        numbers = str(one.transactions), str(one.rows)
+        rows.add_row(str(one.epoch), one.decided, one.completed or waits, ", ".join(one.sinks), *numbers)
+    console = _console()
+    console.print(rows if listed else "the log holds no decided epoch")
+    for one in listed:
+        for folder in [*one.retained, *([one.checkpoint] if one.checkpoint else [])]:
+            console.print(f"checkpoint {folder}")
+    for given in told.given_up:
+        console.print(f"{given.action} {given.transaction} of epoch {given.epoch}, {given.at}")
+        console.print(f"  by {given.who}: {given.why}")
+
+
+def _console() -> Console:
+    """Prints what it is given: in a name, `:key:` is no emoji and `[red]` no colour."""
+    return Console(soft_wrap=True, highlight=False, emoji=False, markup=False)
+
+
+def _json(what: Any) -> None:
+    typer.echo(msgspec.json.format(msgspec.json.encode(what)).decode())

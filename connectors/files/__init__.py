@@ -1,0 +1,1 @@
+"""Files in folders: the sink, the source, formats and partitions."""

@@ -1,0 +1,208 @@
+"""HttpSink: an epoch's rows to an HTTP server, in order, each delivery under an idempotency key.
+
+The key is the delivery's identity, the same in every try and every process; so is the body. A server that honours keys
+takes a delivery once, and answers a repeated one as it answered the first: then it is exactly once, else at least once.
+See "The Idempotency-Key HTTP Header Field" (draft-ietf-httpapi-idempotency-key-header-07).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from onceward.core.errors import ConfigurationError, RetryableSinkError, SinkError
+from onceward.core.kit.rows import check_columns, json_rows
+from onceward.sinks.write_ahead import ROWS_PER_SEND, Segment, WriteAheadLogSink
+
+from .answers import Answer, Verdict, judge
+from .client import clients
+from .options import read_http_options
+from .settings import HttpSettings, with_authentication
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from onceward.sinks.write_ahead import Attempt, Identity
+
+KEY_HEADER: Final = "Idempotency-Key"
+_BODIES: Final[dict[str, tuple[str, Callable[[list[str]], str]]]] = {
+    "json": ("application/json", lambda rows: f"[{','.join(rows)}]"),
+    "jsonl": ("application/x-ndjson", lambda rows: "".join(f"{row}\n" for row in rows)),
+}
+_KEYS: Final[dict[str, Callable[[str], str]]] = {
+    "quoted": lambda identity: f'"{identity}"',
+    "plain": lambda identity: identity,
+    "uuid": lambda identity: str(uuid.uuid5(uuid.NAMESPACE_URL, identity)),
+}
+_PROBES: Final = ("OPTIONS", "HEAD", "GET", "none")
+_NAME: Final = re.compile(r"[A-Za-z0-9-]+")
+
+_log = logging.getLogger("onceward.http")
+
+
+class HttpSink(WriteAheadLogSink):
+    """POSTs rows to a URL.
+
+    Args:
+        name: See Sink.
+        directory: See WriteAheadLogSink.
+        url: `http://` or `https://`. Put secrets into headers instead: many programs log URLs.
+        body: What a request holds: "json", an array of objects, or "jsonl", an object a line.
+        rows_per_send: Rows of one request at most.
+        server_honours_keys: Whether the server takes a key once, however often it comes, and remembers it for longer
+            than any outage that is to be survived. Only then it is exactly once.
+        key_header: Name of the header with the key.
+        key_format: "quoted", a string of RFC 9651 as the draft has it; "plain", without the quotes; "uuid", a UUID
+            (version 5) of it. Keys have at most 230 characters.
+        headers: Of each request; taken for secret.
+        username: Of Basic authentication.
+        password: Of Basic authentication.
+        token: A bearer token.
+        timeout: Seconds to wait for each piece of an answer.
+        connect_timeout: Seconds to wait for a connection.
+        longest_wait: Seconds to wait at most before a request because a server said Retry-After.
+        retry_statuses: Statuses beyond 408, 409, 425, 429 and 5xx at which to try again, for example 404.
+        ca_file: PEM file of the authorities to trust, instead of the usual ones.
+        client_cert: PEM file of the own certificate.
+        client_key: PEM file of its key, if it is not in client_cert.
+        probe: Method by which `validate` asks whether there is a server: "OPTIONS", "HEAD", "GET" or "none".
+        select: See Sink.
+        where: See Sink.
+
+    Raises:
+        ConfigurationError: A setting is wrong.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        directory: str | Path,
+        *,
+        url: str,
+        body: str = "json",
+        rows_per_send: int = ROWS_PER_SEND,
+        server_honours_keys: bool = False,
+        key_header: str = KEY_HEADER,
+        key_format: str = "quoted",
+        headers: Mapping[str, str] | None = None,
+        username: str | None = None,
+        password: str | None = None,
+        token: str | None = None,
+        timeout: float = 30.0,
+        connect_timeout: float = 10.0,
+        longest_wait: float = 60.0,
+        retry_statuses: Collection[int] = (),
+        ca_file: str | None = None,
+        client_cert: str | None = None,
+        client_key: str | None = None,
+        probe: str = "OPTIONS",
+        select: Sequence[str] | None = None,
+        where: str | None = None,
+    ) -> None:
+        super().__init__(name, directory, rows_per_send=rows_per_send, select=select, where=where)
+        self.settings = HttpSettings(
+            url,
+            with_authentication(headers or {}, username, password, token),
+            timeout,
+            connect_timeout,
+            ca_file,
+            client_cert,
+            client_key,
+        )
+        self.remembers = server_honours_keys
+        self.body = _one_of("body", body, _BODIES)
+        self.key_format = _one_of("key_format", key_format, _KEYS)
+        self.key_header = key_header
+        self.probe = _one_of("probe", probe, _PROBES)
+        self.longest_wait = longest_wait
+        self.retry_statuses = frozenset(retry_statuses)
+        self._check()
+
+    def _check(self) -> None:
+        names = {header.lower() for header, _ in self.settings.headers}
+        if not _NAME.fullmatch(self.key_header) or self.key_header.lower() in names:
+            raise ConfigurationError(f"key_header {self.key_header!r} is no name of a header, or given in headers too")
+        if self.longest_wait < 0:
+            raise ConfigurationError(f"longest_wait must be 0 seconds or more, not {self.longest_wait}")
+        wrong = sorted(status for status in self.retry_statuses if status not in range(300, 500))
+        if wrong:
+            raise ConfigurationError(f"retry_statuses {wrong}: give statuses from 300 to 499")
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> Self:
+        """From Spark's options: the arguments above by name, in any case; `header.X-Name` for each header.
+
+        Raises:
+            ConfigurationError: An option is unknown, missing or not readable.
+        """
+        return cls(**read_http_options(options))
+
+    def __repr__(self) -> str:
+        names = [name for name, _ in self.settings.headers]
+        return f"HttpSink({self.name!r}, {self.directory!r}, url={self.settings.shown!r}, headers={names})"
+
+    def validate(self, schema: pa.Schema) -> None:
+        """Check the columns, the TLS files, and that a server answers; any answer will do.
+
+        Raises:
+            ConfigurationError: A TLS file cannot be read.
+            SchemaError: JSON cannot hold a column.
+            RetryableSinkError: No server answers.
+        """
+        check_columns(self.name, schema)
+        if self.settings.url.startswith("http://") and self.settings.headers:
+            _log.warning("sink %s sends its headers unencrypted to %s", self.name, self.settings.shown)
+        client = clients.get(self.settings)
+        if self.probe != "none":
+            client.request(self.probe, {})
+
+    def write(self, transaction: Segment, batch: pa.RecordBatch) -> None:
+        """Append a batch, if it can be sent: after the decision it would be too late to refuse it."""
+        check_columns(self.name, batch.schema)
+        json_rows(self.name, batch)
+        super().write(transaction, batch)
+
+    def pinned(self) -> dict[str, Any]:
+        """What makes the key and the body: a server knows a delivery by them."""
+        return {"body": self.body, "key_header": self.key_header, "key_format": self.key_format}
+
+    def send(self, rows: pa.RecordBatch, identity: Identity) -> None:
+        """POST rows; see WriteAheadLogSink."""
+        self._post(rows, identity, self.pinned())
+
+    def deliver(self, rows: pa.RecordBatch, attempt: Attempt) -> None:
+        """POST rows as they would have been posted when they were written."""
+        self._post(rows, attempt.identity, {**self.pinned(), **attempt.pinned})
+
+    def _post(self, rows: pa.RecordBatch, identity: Identity, pinned: Mapping[str, Any]) -> None:
+        kind, join = _BODIES[pinned["body"]]
+        key = _KEYS[pinned["key_format"]](str(identity))
+        content = join(json_rows(self.name, rows)).encode()
+        client = clients.get(self.settings)
+        client.wait(self.longest_wait)
+        answer = client.request("POST", {pinned["key_header"]: key, "Content-Type": kind}, content)
+        verdict = judge(answer.status, self.retry_statuses)
+        if verdict is Verdict.TAKEN:
+            return
+        error = RetryableSinkError if verdict is Verdict.LATER else SinkError
+        raise error(self._says(answer, verdict), sink=self.name, transaction=str(identity))
+
+    def _says(self, answer: Answer, verdict: Verdict) -> str:
+        said = f"{self.settings.shown} answers {answer.status} to a delivery"
+        said += f" ({answer.text})" if answer.text else ""
+        if answer.retry_after is not None:
+            said += f", and wants to be asked again in {answer.retry_after:g} s"
+        if verdict is Verdict.LATER:
+            return said
+        return f"{said}. Nothing behind it was sent; it is sent again at the next start, under the same key"
+
+
+def _one_of(argument: str, value: str, choices: Collection[Any]) -> str:
+    if value not in choices:
+        raise ConfigurationError(f"{argument} {value!r} is unknown: give one of {', '.join(choices)}")
+    return value

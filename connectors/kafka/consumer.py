@@ -1,0 +1,269 @@
+"""Reading a range of offsets of one partition, to its end, whatever lies at its end.
+
+A range may end in records that a reader never gets: control records, aborted data, compacted offsets. So it ends when a
+record at or behind the end arrives, or when librdkafka says that the partition's readable part ends at or behind it
+(partition EOF; measured: for read_committed it comes at the last stable offset, with that offset). Neither is needed if
+the last offset itself arrived.
+
+Consumers are kept for the process's next ranges: a new one costs connections and metadata. They are assigned partitions
+by hand and never join a group.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from onceward.core.errors import SourceError
+from onceward.core.kit.processwide import PerProcess
+
+from .errors import confluent, made
+from .lookup import passes
+from .positions import Partition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .settings import KafkaSettings
+
+ROWS: Final = 10_000
+"""Rows of one batch: Spark's default of spark.sql.execution.arrow.maxRecordsPerBatch."""
+POLL_SECONDS: Final = 1.0
+ASK_AFTER_SECONDS: Final = 5.0
+"""Of silence: then the brokers are asked whether the partition is still there."""
+UNASSIGNED: Final = -1
+"""The partition of an event that is about a whole topic."""
+KEPT: Final = 8
+"""Idle consumers that a process keeps for one cluster."""
+FIXED: Final = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+}
+DEFAULTS: Final = {
+    # librdkafka wants a name; nothing is read from the group or committed to it here.
+    "group.id": "onceward-source",
+    # What a range that ends in a gap waits for the broker's answer.
+    "fetch.wait.max.ms": 5,
+    # With its default of 1000 ms one partition gives 160,000 rows/s at most (measured); with 1 ms 600,000.
+    "fetch.queue.backoff.ms": 1,
+    # What is fetched beyond a range is thrown away: little is enough to keep one fetch ahead.
+    "queued.min.messages": 2000,
+    "log_level": 0,
+}
+
+
+class Gone(Exception):  # noqa: N818 - the caller decides whether it is a fault
+    """The offset that should be read next is not there."""
+
+
+class RangeConsumer:
+    """A consumer that reads one range after another. For one thread at a time.
+
+    Args:
+        settings: Consumer settings, `isolation.level` included.
+
+    Raises:
+        ConfigurationError: librdkafka refuses a setting.
+    """
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        library = confluent()
+        self._consumer: Any = made(library.Consumer, {**DEFAULTS, **settings.for_consumer(), **FIXED})
+        self._topic_partition = library.TopicPartition
+        self._servers = settings["bootstrap.servers"]
+
+    def read(
+        self, partition: Partition, start: int, end: int, *, patience: float, is_there: Callable[[], bool]
+    ) -> Iterator[list[Any]]:
+        """Messages of offsets `start` to `end` - 1, in order, in lists of up to ROWS.
+
+        Args:
+            partition: What to read.
+            start: First offset.
+            end: Offset behind the last one.
+            patience: Seconds for which nothing may come.
+            is_there: Asked while nothing comes: whether the partition is still there. librdkafka does not say so.
+
+        Raises:
+            Gone: The next offset is not there: deleted, or behind the partition's end.
+            SourceError: Nothing came for `patience` seconds, or the brokers refuse.
+        """
+        self._consumer.assign([self._topic_partition(partition.topic, partition.number, start)])
+        reading = _Range(partition, start, end)
+        ready: list[Any] = []
+        watch = _Silence(patience, is_there)
+        while reading.at < end:
+            before = reading.at
+            ready += reading.take(self._what_came(min(ROWS - len(ready), end - before)))
+            if len(ready) >= ROWS or (ready and reading.gone):
+                yield ready
+                ready = []
+                watch.news()
+            if reading.at > before:
+                watch.news()
+            if reading.gone or watch.is_gone():
+                raise Gone(reading.gone or "the partition is not there")
+            if watch.is_too_long():
+                raise self._too_late(reading, patience)
+        if ready:
+            yield ready
+
+    def _what_came(self, count: int) -> list[Any]:
+        """Messages and events that are there; waits for the first only."""
+        first = self._consumer.poll(POLL_SECONDS)
+        if first is None:
+            return []
+        return [first, *self._consumer.consume(count - 1, 0)] if count > 1 else [first]
+
+    def _too_late(self, reading: _Range, patience: float) -> SourceError:
+        why = f" The last fault: {reading.fault}." if reading.fault else ""
+        return SourceError(
+            f"nothing came from {reading.partition} at {self._servers} for {patience:g} s: offsets {reading.at} to "
+            f"{reading.end - 1} are missing.{why} Check that the brokers are up and hold the partition; "
+            "kafkaConsumer.pollTimeoutMs (timeout) says how long to wait"
+        )
+
+    def release(self) -> None:
+        """Stop fetching."""
+        self._consumer.unassign()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._consumer.close()
+
+
+class _Range:
+    """How far a range was read."""
+
+    def __init__(self, partition: Partition, start: int, end: int) -> None:
+        self.partition = partition
+        self.at = start
+        self.end = end
+        self.fault = ""
+        """What the client last complained of."""
+        self.gone = ""
+        """Why the next offset is not there."""
+
+    def take(self, came: list[Any]) -> list[Any]:
+        """The range's records among what came; moves on past them, and past gaps that are known to be empty."""
+        if came and any(map(type(came[0]).error, came)):
+            records = [message for message in came if message.error() is None]
+            self._move(records)
+            for message in came:
+                if message.error() is not None:
+                    self._event(message, message.error())
+        else:
+            records = came
+            self._move(records)
+        if records and records[-1].offset() >= self.end:
+            return [message for message in records if message.offset() < self.end]
+        return records
+
+    def _move(self, records: list[Any]) -> None:
+        if not records:
+            return
+        first, last = records[0], records[-1]
+        if first.offset() < self.at or Partition(last.topic(), last.partition()) != self.partition:
+            raise SourceError(
+                f"asked for {self.partition} from offset {self.at} on, the client delivered {first.topic()}-"
+                f"{first.partition()} at offset {first.offset()}: please report this"
+            )
+        self.at = last.offset() + 1
+
+    def _event(self, message: Any, error: Any) -> None:
+        if not self._is_about_this(message):
+            return  # a consumer that is used again may still deliver events of the range before
+        kinds, code = type(error), error.code()
+        if code == kinds._PARTITION_EOF:  # noqa: SLF001 - confluent's name of a local event
+            self.at = max(self.at, message.offset())
+            return
+        self.fault = error.str()
+        unknown = (kinds.UNKNOWN_TOPIC_OR_PART, kinds._UNKNOWN_PARTITION, kinds._UNKNOWN_TOPIC)  # noqa: SLF001
+        if code in (kinds._AUTO_OFFSET_RESET, kinds._LOG_TRUNCATION):  # noqa: SLF001
+            self.gone = self.fault
+        # A group is named because librdkafka wants one; whether it may be used makes no difference to reading.
+        elif not (passes(error) or code in (*unknown, kinds.GROUP_AUTHORIZATION_FAILED)):
+            raise SourceError(f"cannot read {self.partition} from Kafka: {self.fault}")
+
+    def _is_about_this(self, message: Any) -> bool:
+        """Whether an event is about this partition, its topic as a whole, or the client."""
+        if message.topic() is None:
+            return True
+        return message.topic() == self.partition.topic and message.partition() in (self.partition.number, UNASSIGNED)
+
+
+class _Silence:
+    """For how long nothing came."""
+
+    def __init__(self, patience: float, is_there: Callable[[], bool]) -> None:
+        self._patience = patience
+        self._is_there = is_there
+        self.news()
+
+    def news(self) -> None:
+        """Something came."""
+        self._since = time.monotonic()
+        self._ask_at = self._since + ASK_AFTER_SECONDS
+
+    def is_gone(self) -> bool:
+        """Whether what should come is known to be gone; asked now and then only."""
+        if time.monotonic() < self._ask_at:
+            return False
+        self._ask_at = time.monotonic() + ASK_AFTER_SECONDS
+        return not self._is_there()
+
+    def is_too_long(self) -> bool:
+        """Whether patience is at its end."""
+        return time.monotonic() - self._since > self._patience
+
+
+class _Idle:
+    """Consumers that nobody uses. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._consumers: list[RangeConsumer] = []
+
+    def take(self) -> RangeConsumer | None:
+        with self._lock:
+            return self._consumers.pop() if self._consumers else None
+
+    def give(self, consumer: RangeConsumer) -> bool:
+        with self._lock:
+            fits = len(self._consumers) < KEPT
+            if fits:
+                self._consumers.append(consumer)
+            return fits
+
+
+def _idle(_settings: Any) -> _Idle:
+    return _Idle()
+
+
+_idle_of: Final[PerProcess[KafkaSettings, _Idle]] = PerProcess(_idle)
+
+
+@contextmanager
+def borrowed(settings: KafkaSettings) -> Iterator[RangeConsumer]:
+    """A consumer for one range: an idle one of this process, or a new one. After a fault it is not used again."""
+    idle = _idle_of.get(settings)
+    consumer = idle.take() or RangeConsumer(settings)
+    try:
+        yield consumer
+    except GeneratorExit:
+        _put_back(idle, consumer)
+        raise
+    except BaseException:
+        consumer.close()
+        raise
+    _put_back(idle, consumer)
+
+
+def _put_back(idle: _Idle, consumer: RangeConsumer) -> None:
+    consumer.release()
+    if not idle.give(consumer):
+        consumer.close()

@@ -1,0 +1,317 @@
+"""KafkaSink: exactly once into Kafka topics, by transactions that any process can commit.
+
+Each subtask writes an epoch in one Kafka transaction and flushes it (pre-commit). Once the decision is durable, the
+driver ends the transaction by handle: transactional id, producer id and producer epoch. After the flush the data
+survive the producer's process and the broker's restart; what can end them early is only the transaction's timeout.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+from onceward.core.errors import ConfigurationError, KafkaError
+from onceward.core.kit.options import Option, flag, read_options
+from onceward.core.transaction import (
+    AbortOutcome,
+    AbortStatus,
+    CommitOutcome,
+    CommitStatus,
+    Committable,
+)
+from onceward.core.transaction.ownership import NOTHING
+from onceward.sinks.base import TwoPhaseCommitSink
+
+from . import claims, commits
+from .cluster import cluster_of
+from .codes import Code
+from .errors import kafka_error
+from .handle import KIND, VERSION, Prepared
+from .pool import PoolKey, pool_of
+from .producer import check_settings
+from .reach import check_reachable
+from .rows import Rows, check_columns
+from .settings import KafkaSettings, split_options
+from .verdict import STATE, Observation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from onceward.core.names import Scope
+    from onceward.core.transaction import ExternalState, Progress, WriteContext
+
+    from .cluster import Cluster
+    from .coordinator import TransactionCoordinatorClient
+    from .pool import ProducerPool
+    from .producer import TransactionalProducer
+
+NOTHING_WRITTEN = "nothing was written"
+FLUSH_SHARE = 0.5
+"""Share of the transaction's timeout that a flush may take."""
+
+
+def _create_topic(text: str) -> bool | int:
+    return int(text) if text.strip().isdecimal() else flag(text)
+
+
+OPTIONS = (
+    Option("name", "name"),
+    Option("topic", "topic"),
+    Option("createTopic", "create_topic", _create_topic),
+    Option("transactionTimeout", "transaction_timeout", float),
+)
+
+
+class KafkaTransaction:
+    """One subtask's open transaction."""
+
+    def __init__(self, context: WriteContext, pool: ProducerPool, producer: TransactionalProducer) -> None:
+        self.context = context
+        self.pool = pool
+        self.producer = producer
+
+
+class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
+    """Writes rows as messages; each epoch becomes visible to read_committed consumers at its commit, once.
+
+    Columns are those of Spark's own Kafka sink: `value` (binary or string; null is a tombstone), and, where wanted,
+    `key` (binary or string), `headers` (array<struct<key: string, value: binary>>), `topic` (string) and `partition`
+    (int; null leaves it to the partitioner). Other columns are ignored.
+
+    Args:
+        name: See Sink.
+        bootstrap_servers: Comma-separated `host:port`, or a list of them.
+        topic: Topic of all rows; the column `topic` is ignored then. None: each row's own.
+        config: Further settings under librdkafka's names; docs/kafka-settings.md says which go where.
+        create_topic: Create the topic at start if it does not exist: with this many partitions, or with as many as the
+            brokers give a new topic (True). By default a topic that does not exist is an error, also where the brokers
+            would create it on their own.
+        transaction_timeout: Seconds after which the broker aborts a transaction that nobody ends. Default: as long as
+            the broker allows (transaction.max.timeout.ms). An outage that lasts longer loses decided data, loudly.
+        select: See Sink.
+        where: See Sink.
+
+    Raises:
+        ConfigurationError: A setting is refused.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        bootstrap_servers: str | list[str] | None = None,
+        topic: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        create_topic: bool | int = False,
+        transaction_timeout: float | None = None,
+        select: Sequence[str] | None = None,
+        where: str | None = None,
+    ) -> None:
+        super().__init__(name, select=select, where=where)
+        settings = KafkaSettings(bootstrap_servers, config)
+        if transaction_timeout is None and (given := settings.get("transaction.timeout.ms")) is not None:
+            transaction_timeout = _seconds(given)
+        if transaction_timeout is not None and transaction_timeout < 1:
+            raise ConfigurationError(
+                f"transaction_timeout must be at least 1 s, not {transaction_timeout} s", sink=name
+            )
+        if create_topic and topic is None:
+            raise ConfigurationError("create_topic needs topic: which ones the rows name is not known", sink=name)
+        if create_topic is not False and create_topic < 1:
+            raise ConfigurationError(
+                f"create_topic (createTopic) must be true or a number of partitions, not {create_topic}", sink=name
+            )
+        self.settings = settings.without("transaction.timeout.ms")
+        self.topic = topic
+        self.create_topic = create_topic
+        self._timeout = transaction_timeout
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> Self:
+        """A sink out of the options of a Spark format: `kafka.*`, `topic`, `createTopic`, `name` (default: kafka).
+
+        Raises:
+            ConfigurationError: An option is unknown or refused.
+        """
+        config, rest = split_options(options)
+        return cls(**{"name": "kafka", "config": config, **read_options("a Kafka sink", rest, OPTIONS)})
+
+    def __repr__(self) -> str:
+        return f"KafkaSink({self.name!r}, topic={self.topic!r}, {self.settings})"
+
+    @property
+    def transaction_timeout(self) -> float:
+        """Seconds after which the broker aborts an open transaction; asks the broker once if none was given."""
+        if self._timeout is not None:
+            return self._timeout
+        return cluster_of(self.settings).limits().longest_timeout_ms / 1000
+
+    def validate(self, schema: pa.Schema) -> None:
+        """Check columns, settings, topic and timeout; create the topic if that was asked for. See Sink.
+
+        Raises:
+            SchemaError: A column is missing or has a type that does not fit.
+            ConfigurationError: The topic does not exist, the timeout is longer than the broker allows, or librdkafka
+                refuses a setting.
+            KafkaError: No broker answers, or it refuses this client.
+        """
+        check_columns(schema, self.topic, self.name)
+        check_reachable(self.settings)
+        cluster = cluster_of(self.settings)
+        limits = cluster.limits()
+        if self._timeout is not None and self._timeout * 1000 > limits.longest_timeout_ms and limits.known:
+            raise ConfigurationError(
+                f"transaction_timeout is {self._timeout:g} s ({self._timeout * 1000:.0f} ms), but the broker allows "
+                f"transaction.max.timeout.ms={limits.longest_timeout_ms} ms: make it shorter, or raise the broker's",
+                sink=self.name,
+            )
+        check_settings(self.settings, timeout_ms=self._timeout_ms)
+        if self.topic is not None:
+            self._validate_topic(self.topic, cluster)
+
+    def _validate_topic(self, topic: str, cluster: Cluster) -> None:
+        if not cluster.partitions_of(topic):
+            if self.create_topic is False:
+                raise ConfigurationError(
+                    f"topic {topic} does not exist: create it, or let the sink do so with create_topic=True or with a "
+                    "number of partitions (option createTopic)",
+                    sink=self.name,
+                )
+            cluster.create_topic(topic, None if self.create_topic is True else self.create_topic)
+        if cluster.transactions.may_look(topic) == Code.TOPIC_AUTHORIZATION_FAILED:
+            raise ConfigurationError(
+                f"this client has no permission to Read topic {topic}: the sink needs it besides Write and Describe, "
+                "to ask the topic's partitions whether they have a transaction open",
+                sink=self.name,
+            )
+
+    def begin(self, context: WriteContext) -> KafkaTransaction:
+        """Take a producer that is ready."""
+        pool = self._pool(context.scope)
+        return KafkaTransaction(context, pool, pool.take(context))
+
+    def write(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> None:
+        """Hand the rows to the producer; it sends them in the background.
+
+        Raises:
+            KafkaError: A message was refused, of this batch or of an earlier one, or a row's topic does not exist.
+        """
+        rows = Rows(batch, self.topic)
+        if self.topic is None:
+            cluster_of(self.settings).check_topics(rows.topics)
+        transaction.producer.write(rows)
+
+    def pre_commit(self, transaction: KafkaTransaction) -> Committable:
+        """Wait for the brokers' acknowledgements, ask for the handle, and let the producer go.
+
+        Raises:
+            KafkaError: A message was refused, or the transaction is not open any more.
+        """
+        producer, context = transaction.producer, transaction.context
+        producer.flush(time.monotonic() + self.transaction_timeout * FLUSH_SHARE)
+        prepared = self._prepared(str(producer.name)) if producer.rows else None
+        committable = Committable(
+            kind=KIND,
+            version=VERSION,
+            pipeline=context.pipeline,
+            sink=context.sink,
+            log=context.log,
+            writer=context.writer,
+            epoch=context.epoch,
+            subtask=context.subtask,
+            attempt=context.attempt,
+            transaction=str(producer.name),
+            handle=prepared.to_json() if prepared is not None else {},
+            rows=producer.rows,
+        )
+        transaction.pool.keep(producer.name, context, prepared)
+        producer.drop()
+        return committable
+
+    def discard(self, transaction: KafkaTransaction) -> None:
+        """Abort a transaction that was not pre-committed; its id is not used again."""
+        transaction.producer.rollback()
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        """Commit by handle; see TwoPhaseCommitSink."""
+        return self.commit_many([committable])[0]
+
+    def commit_many(self, committables: Sequence[Committable]) -> list[CommitOutcome]:
+        """Commit by handle, with one round trip for all; see TwoPhaseCommitSink."""
+        transactions = [Prepared.of(committable) for committable in committables]
+        outcomes = iter(commits.commit(self._client, [t for t in transactions if t is not None]))
+        nothing = CommitOutcome(CommitStatus.COMMITTED, NOTHING_WRITTEN)
+        return [nothing if transaction is None else next(outcomes) for transaction in transactions]
+
+    def abort(self, committable: Committable) -> AbortOutcome:
+        """Fence the producer of exactly this transaction; see TwoPhaseCommitSink."""
+        transaction = Prepared.of(committable)
+        if transaction is None:
+            return AbortOutcome(AbortStatus.ABORTED, NOTHING_WRITTEN)
+        return commits.abort(self._client, transaction)
+
+    def inspect_many(self, committables: Sequence[Committable]) -> list[ExternalState]:
+        """Ask coordinators and partitions; see TwoPhaseCommitSink."""
+        transactions = [Prepared.of(committable) for committable in committables]
+        seen = iter(commits.look_at(self._client, [t for t in transactions if t is not None]))
+        return [STATE[Observation.OPEN if transaction is None else next(seen)] for transaction in transactions]
+
+    def lingering(self, scope: Scope) -> Iterable[Committable]:
+        """Open transactions under exactly this name; see TwoPhaseCommitSink."""
+        return claims.lingering(self._client, scope, [self.topic] if self.topic is not None else [])
+
+    def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
+        """Open transactions of this pipeline and log in this cluster; see TwoPhaseCommitSink."""
+        return claims.lingering_elsewhere(self._client, pipeline, log)
+
+    def check_claim(self, scope: Scope, newest: Progress) -> None:
+        """Refuse a name that another log may have committed under; see TwoPhaseCommitSink.
+
+        How far this log had come Kafka does not know, and it can keep no claim: whoever has committed under the name
+        is what it remembers. So a log looks until it has decided something itself.
+        """
+        if newest == NOTHING:
+            claims.check(self._client, scope)
+
+    def release(self, scope: Scope) -> None:
+        """Accept what other logs have committed under this name, for good; see TwoPhaseCommitSink."""
+        claims.accept(self._client, scope)
+
+    def warm_up(self, context: WriteContext) -> None:
+        """Make the next epoch's producer ready in the background."""
+        self._pool(context.scope).warm_up(context)
+
+    def _prepared(self, name: str) -> Prepared:
+        """The open transaction; the coordinator is asked, so that it is known to be open."""
+        description = self._client.describe([name])[name]
+        if description.handle is None:
+            raise kafka_error("the transaction's producer epoch cannot be read", description.code, transaction=name)
+        if description.open is None:
+            raise KafkaError(
+                f"the transaction ended before it could be prepared: the coordinator says {description.state}. If "
+                f"writing took longer than its timeout ({self.transaction_timeout:g} s), make epochs shorter",
+                transaction=name,
+            )
+        return description.open.with_ids(self._client.topic_ids(description.open.topics))
+
+    def _pool(self, scope: Scope) -> ProducerPool:
+        return pool_of(PoolKey(self.settings, scope, self._timeout_ms))
+
+    @property
+    def _timeout_ms(self) -> int:
+        return round(self.transaction_timeout * 1000)
+
+    @property
+    def _client(self) -> TransactionCoordinatorClient:
+        return cluster_of(self.settings).transactions
+
+
+def _seconds(milliseconds: str) -> float:
+    try:
+        return float(milliseconds) / 1000
+    except ValueError:
+        raise ConfigurationError(
+            f"Kafka setting transaction.timeout.ms must be a number of milliseconds, not {milliseconds!r}"
+        ) from None

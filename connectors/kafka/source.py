@@ -1,0 +1,293 @@
+"""KafkaSource: topics as a resettable source, read_committed and bounded by the last stable offset.
+
+Planning (planning.py) is pure; what the brokers hold comes from kafka_lookup.py; ranges are read by kafka_consumer.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from onceward.core.errors import ConfigurationError, SourceError
+from onceward.sources.base import (
+    Piece,
+    Position,
+    ResettableSource,
+    Split,
+)
+
+from . import planning
+from .bounds import (
+    FROM_LATEST,
+    Bound,
+    bound,
+    check_end,
+)
+from .consumer import Gone, RangeConsumer, borrowed
+from .lookup import Lookup
+from .messages import schema, to_batch
+from .positions import (
+    Offsets,
+    Partition,
+    from_json,
+    in_share,
+    to_json,
+)
+from .resolving import end_offsets, start_offsets
+from .settings import KafkaSettings
+from .topics import Found, Selection, find
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+
+_log = logging.getLogger("onceward.sources")
+
+COMMITTED: Final = "read_committed"
+ISOLATION: Final = "isolation.level"
+PATIENCE: Final = 120.0
+
+
+class KafkaSource(ResettableSource):
+    """Reads Kafka topics; columns key, value, topic, partition, offset, timestamp, timestampType[, headers].
+
+    One of `topics`, `pattern` and `assign` says what is read. New partitions, and with `pattern` new topics, are picked
+    up and read from their beginning.
+
+    Args:
+        bootstrap_servers: Comma-separated `host:port`, or a list of them.
+        topics: Names of topics.
+        pattern: Regular expression that a topic's whole name matches.
+        assign: Partitions: `{"topic": [0, 1]}`.
+        starting: Where a pipeline without a stored position begins: "earliest", "latest",
+            `{"topic": {"0": 123}}` (-2 earliest, -1 latest; every partition must be named), a datetime with zone, or a
+            Bound.
+        ending: Where it ends, likewise; None: never.
+        config: Further settings under librdkafka's names; docs/kafka-settings.md says which go where.
+        include_headers: Add the column headers.
+        isolation: "read_committed" or "read_uncommitted", which also delivers what is aborted later: then a replay is
+            not identical, and nothing downstream is exactly once.
+        fail_on_data_loss: Whether records that are gone stop the reading; otherwise they are logged and left out.
+        min_partitions: Cut ranges so that there are at least so many.
+        max_offsets_per_trigger: How many offsets an epoch may take, about.
+        max_records_per_partition: Cut ranges that are longer.
+        group: Consumer group to which offsets are published after their epoch is completed. Default:
+            `group.id` in `config`.
+        timeout: Seconds for which the brokers may deliver nothing of what they hold, or not answer at all. The first
+            answer must come within 10 s.
+
+    Raises:
+        ConfigurationError: A setting is wrong.
+    """
+
+    def __init__(
+        self,
+        *,
+        bootstrap_servers: str | list[str] | None = None,
+        topics: Sequence[str] | None = None,
+        pattern: str | None = None,
+        assign: Mapping[str, Sequence[int]] | None = None,
+        starting: Any = "earliest",
+        ending: Any = None,
+        config: Mapping[str, Any] | None = None,
+        include_headers: bool = False,
+        isolation: str | None = None,
+        fail_on_data_loss: bool = True,
+        min_partitions: int | None = None,
+        max_offsets_per_trigger: int | None = None,
+        max_records_per_partition: int | None = None,
+        group: str | None = None,
+        timeout: float = PATIENCE,
+    ) -> None:
+        self.selection = Selection.of(topics, pattern, assign)
+        self.starting: Bound = bound(starting, "starting")
+        self.ending: Bound | None = check_end(bound(ending, "ending")) if ending is not None else None
+        settings = {"isolation.level": isolation or COMMITTED, **(config or {})}
+        self.settings = KafkaSettings(bootstrap_servers, settings)
+        self.include_headers = include_headers
+        self.fail_on_data_loss = fail_on_data_loss
+        self.min_partitions = min_partitions
+        self.max_offsets_per_trigger = max_offsets_per_trigger
+        self.max_records_per_partition = max_records_per_partition
+        self.group = group or self.settings.get("group.id")
+        self.timeout = timeout
+        self._share: tuple[int, int] | None = None
+        self._ids: dict[str, str] = {}
+        """Topics' ids as this object last saw them."""
+        self.newest: Position | None = None
+        """Where the partitions ended when `latest` last looked."""
+        _check_numbers(self)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of every batch."""
+        return schema(include_headers=self.include_headers)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether `ending` was given."""
+        return self.ending is not None
+
+    @property
+    def weakness(self) -> str:
+        """See ResettableSource."""
+        if str(self.settings[ISOLATION]).lower() != COMMITTED:
+            return "delivers what is aborted later (isolation.level read_uncommitted), so a replay is another one"
+        return ""
+
+    def validate(self) -> None:
+        """Check the settings, and that the topics are there.
+
+        Raises:
+            ConfigurationError: librdkafka refuses a setting.
+            SourceError: A topic is missing, or no broker answers within 10 s; the message says why.
+        """
+        RangeConsumer(self.settings).close()
+        self._find().complete(self.servers)
+
+    def start(self) -> Position:
+        """Where a pipeline without a stored position begins, resolved to offsets."""
+        found = self._find().complete(self.servers)
+        self._ids |= found.ids
+        return self._own(start_offsets(self.starting, found.partitions, self._lookup()))
+
+    def end(self) -> Position:
+        """`ending`, or the end as of now, resolved to offsets."""
+        return self._own(end_offsets(self.ending or FROM_LATEST, self._find().partitions, self._lookup()))
+
+    def latest(self, position: Position, limit: int | None = None, until: Position | None = None) -> Position:
+        """How far can be read now; see ResettableSource."""
+        before = from_json(position)
+        found = self._find()
+        held = self._lookup().held([p for p in found.partitions if self._is_own(p)], before)
+        anew = {topic for topic, id_ in found.ids.items() if self._ids.get(topic, id_) != id_}
+        self._report([str(loss) for loss in planning.losses(before, held, anew)])
+        self._ids |= found.ids
+        self.newest = to_json({partition: there.stable for partition, there in held.items()})
+        end = planning.reach(before, held, limit=limit, until=None if until is None else from_json(until))
+        return to_json(end)
+
+    def range(self) -> tuple[Position, Position]:
+        """Start and end of a bounded reading, both resolved now.
+
+        Raises:
+            ConfigurationError: It ends before it starts.
+        """
+        start, end = self.start(), self.end()
+        ends = from_json(end)
+        wrong = [f"{p}: {o} to {ends[p]}" for p, o in from_json(start).items() if p in ends and o > ends[p]]
+        if wrong:
+            raise ConfigurationError(f"reading would end before it starts: {', '.join(wrong)}")
+        return start, end
+
+    def splits(self, start: Position, end: Position, parallelism: int = 1) -> Sequence[Split]:
+        """The ranges between two positions; see ResettableSource."""
+        found = planning.ranges(from_json(start), from_json(end))
+        whole = [Split(str(partition), begins, stop) for partition, begins, stop in found]
+        parts = max(parallelism, self.min_partitions or 1)
+        return planning.cut(whole, parts, self.max_records_per_partition)
+
+    def read(self, split: Split) -> Iterator[Piece]:
+        """Read a range to its end; see ResettableSource."""
+        topic, _, number = split.unit.rpartition("-")
+        partition, at = Partition(topic, int(number)), split.start
+        while at < split.end:
+            why = None
+            with borrowed(self.settings) as consumer:
+                try:
+                    for messages in consumer.read(
+                        partition, at, split.end, patience=self.timeout, is_there=lambda: self._is_there(partition)
+                    ):
+                        at = messages[-1].offset() + 1
+                        yield Piece(to_batch(partition, messages, include_headers=self.include_headers), at)
+                except Gone as gone:
+                    why = str(gone)
+            at = split.end if why is None else self._past_loss(partition, at, split.end, why)
+
+    def advance(self, position: Position, split: Split, to: int) -> Position:
+        """The position after `split` was read up to `to`."""
+        topic, _, number = split.unit.rpartition("-")
+        return to_json({**from_json(position), Partition(topic, int(number)): to})
+
+    def share(self, subtask: int, parallelism: int) -> Self:
+        """This source, less what other subtasks read."""
+        part = copy.copy(self)
+        part._share, part._ids = (subtask, parallelism), {}  # noqa: SLF001 - its own copy
+        return part
+
+    def merge(self, positions: Sequence[Position]) -> Position:
+        """One position out of several, less what is not in this share."""
+        merged = {partition: offset for position in positions for partition, offset in from_json(position).items()}
+        return self._own(merged)
+
+    def publish(self, position: Position) -> None:
+        """Commit offsets to the consumer group, if there is one.
+
+        Raises:
+            KafkaError: The brokers refuse.
+        """
+        if self.group is not None:
+            from .offsets import publish_offsets  # noqa: PLC0415 - few sources have a group
+
+            publish_offsets(self.settings, self.group, position)
+
+    @property
+    def servers(self) -> str:
+        """The bootstrap servers."""
+        return str(self.settings["bootstrap.servers"])
+
+    def _is_own(self, partition: Partition) -> bool:
+        return self._share is None or in_share(partition, *self._share)
+
+    def _own(self, offsets: Offsets) -> Position:
+        return to_json({partition: offset for partition, offset in offsets.items() if self._is_own(partition)})
+
+    def _find(self) -> Found:
+        return find(self.selection, self._lookup())
+
+    def _lookup(self, patience: float | None = None) -> Lookup:
+        committed = str(self.settings[ISOLATION]).lower() == COMMITTED
+        patience = self.timeout if patience is None else patience
+        return Lookup(self.settings.connection(), committed=committed, patience=patience)
+
+    def _is_there(self, partition: Partition) -> bool:
+        """Whether the brokers know the partition; as far as they answer at all."""
+        try:
+            _, count = self._lookup(patience=0).partitions_of([partition.topic]).get(partition.topic, ("", 0))
+        except SourceError:
+            return True
+        return partition.number < count
+
+    def _past_loss(self, partition: Partition, at: int, end: int, why: str) -> int:
+        """Where to go on where offsets are gone.
+
+        Raises:
+            SourceError: They may not be left out.
+        """
+        here = self._lookup().held([partition], {partition: at})[partition] if self._is_there(partition) else None
+        loss = planning.Loss(partition, at, here)
+        if here is not None and here.earliest <= at <= here.end:
+            raise SourceError(f"cannot read {partition} at offset {at}, though {here} is there: {why}")
+        self._report([f"{loss}; wanted were offsets {at} to {end - 1}"])
+        return min(here.earliest, end) if here is not None and at < here.earliest else end
+
+    def _report(self, losses: list[str]) -> None:
+        if losses and self.fail_on_data_loss:
+            raise SourceError(
+                f"records are lost before they were read: {'; '.join(losses)}. Nothing was skipped. Bring them back, "
+                "or let the query leave them out by failOnDataLoss=false (fail_on_data_loss=False); a longer retention "
+                "(retention.ms, retention.bytes) keeps it from happening again"
+            )
+        for loss in losses:
+            _log.warning("records are lost and left out, as failOnDataLoss=false allows: %s", loss)
+
+
+def _check_numbers(source: KafkaSource) -> None:
+    for name in ("min_partitions", "max_offsets_per_trigger", "max_records_per_partition"):
+        value = getattr(source, name)
+        if value is not None and value < 1:
+            raise ConfigurationError(f"{name} must be 1 or more, not {value}")
+    if source.timeout <= 0:
+        raise ConfigurationError(f"timeout must be more than 0 s, not {source.timeout}")

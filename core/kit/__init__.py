@@ -1,0 +1,1 @@
+"""What a process needs in several places: options, caches of a process, rows as JSON."""

@@ -1,0 +1,92 @@
+"""Arrow rows as JSON, for targets that take text.
+
+Dates and times are in ISO 8601, decimals are text with every digit, bytes are in Base64 (as Spark's to_json has them),
+maps are arrays of [key, value]. NaN and the infinities do not exist in JSON (RFC 8259, section 6) and are refused. The
+same rows always give the same bytes: servers compare them with those that they have taken under the same key.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from ..errors import SchemaError, SinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_SIMPLE: Final[tuple[Callable[[pa.DataType], bool], ...]] = (
+    pa.types.is_null,
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_float32,
+    pa.types.is_float64,
+    pa.types.is_decimal,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+    pa.types.is_date,
+    pa.types.is_time32,
+)
+
+
+def check_columns(sink: str, schema: pa.Schema) -> None:
+    """Check that rows of this schema can be written as text.
+
+    Raises:
+        SchemaError: They cannot; the message names the column.
+    """
+    if not schema.names:
+        raise SchemaError(f"sink {sink}: there are no columns")
+    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if twice:
+        raise SchemaError(f"sink {sink}: columns {twice} are there more than once")
+    for field in schema:
+        if not _fits(field.type):
+            fine = " (nanoseconds: cast it to microseconds)" if getattr(field.type, "unit", "") == "ns" else ""
+            raise SchemaError(f"sink {sink}: column {field.name!r} of type {field.type} is not supported{fine}")
+
+
+def _fits(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return _fits(kind.value_type)
+    if pa.types.is_nested(kind):
+        return not pa.types.is_union(kind) and all(_fits(kind.field(n).type) for n in range(kind.num_fields))
+    if pa.types.is_timestamp(kind) or pa.types.is_time64(kind):
+        return bool(kind.unit != "ns")
+    return any(simple(kind) for simple in _SIMPLE)
+
+
+def json_rows(sink: str, rows: pa.RecordBatch) -> list[str]:
+    """Each row as a JSON object.
+
+    Raises:
+        SinkError: A value cannot be written as JSON, for example NaN.
+    """
+    try:
+        return [to_json(row) for row in rows.to_pylist()]
+    except (ValueError, TypeError, OverflowError) as error:  # dates after the year 9999, text that is not UTF-8
+        raise SinkError(f"a row cannot be written as JSON: {error}", sink=sink) from error
+
+
+def to_json(value: Any) -> str:
+    """A value as JSON.
+
+    Raises:
+        ValueError: It holds NaN or an infinity.
+    """
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain)
+
+
+def plain(value: Any) -> str:
+    """The text of a value that JSON has no form for."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return str(value.isoformat()) if hasattr(value, "isoformat") else str(value)

@@ -1,0 +1,260 @@
+"""Faults to order: what goes wrong, at which call, how often. For any sink, source and store, with or without pytest.
+
+    from onceward.testing.faults import Faults, die, fail, lose_answer
+    from onceward.testing.wrappers import FaultySink
+
+    faults = Faults(fail("commit", nth=2, times=3), lose_answer("pre_commit"), die("commit", nth=5))
+    sink = FaultySink(KafkaSink(...), faults)
+
+Calls are counted in each process: copies of an order that reach the same one (tasks of a Spark worker) count together,
+and a process that is started anew begins at one. What happened in another process is not known here. `Faults.at_random`
+strikes at random, by a seed. After Jepsen's nemesis, one call at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from onceward.core.errors import (
+    ConfigurationError,
+    OncewardError,
+    RetryableSinkError,
+    SourceError,
+    StoreError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+T = TypeVar("T")
+
+
+class Kind(StrEnum):
+    """What goes wrong with a call."""
+
+    FAIL = "fail"
+    """It is never made; the caller gets an error that may pass."""
+    DELAY = "delay"
+    """It is made late."""
+    LOSE_ANSWER = "lose the answer"
+    """It is made; the caller gets an error that may pass."""
+    DUPLICATE = "duplicate"
+    """It is made twice, as by a network that repeats; the caller gets the second answer."""
+    DIE = "die"
+    """The process ends by SIGKILL before it is made."""
+    DIE_AFTER = "die after"
+    """The process ends by SIGKILL after it was made."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        kind: What goes wrong.
+        call: Name of the method, as in the wrapped class; "*" for any.
+        nth: At its nth call in this process, counted from 1.
+        times: At so many calls in a row.
+        seconds: How late, for DELAY.
+
+    Raises:
+        ConfigurationError: A number is out of range.
+    """
+
+    kind: Kind
+    call: str
+    nth: int = 1
+    times: int = 1
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.nth < 1 or self.times < 1 or self.seconds < 0:
+            raise ConfigurationError(f"a fault's nth and times are 1 or more, its seconds 0 or more: {self}")
+
+
+def fail(call: str, *, nth: int = 1, times: int = 1) -> Fault:
+    """The call is not made, and raises or answers "retry later"."""
+    return Fault(Kind.FAIL, call, nth, times)
+
+
+def delay(call: str, seconds: float, *, nth: int = 1, times: int = 1) -> Fault:
+    """The call is made so many seconds late."""
+    return Fault(Kind.DELAY, call, nth, times, seconds)
+
+
+def lose_answer(call: str, *, nth: int = 1, times: int = 1) -> Fault:
+    """The call is made, and raises or answers "retry later"."""
+    return Fault(Kind.LOSE_ANSWER, call, nth, times)
+
+
+def duplicate(call: str, *, nth: int = 1, times: int = 1) -> Fault:
+    """The call is made twice."""
+    return Fault(Kind.DUPLICATE, call, nth, times)
+
+
+def die(call: str, *, nth: int = 1) -> Fault:
+    """SIGKILL before the call."""
+    return Fault(Kind.DIE, call, nth)
+
+
+def die_after(call: str, *, nth: int = 1) -> Fault:
+    """SIGKILL after the call."""
+    return Fault(Kind.DIE_AFTER, call, nth)
+
+
+class InjectedSinkError(RetryableSinkError):
+    """A fault to order, at a sink."""
+
+
+class InjectedSourceError(SourceError):
+    """A fault to order, at a source."""
+
+
+class InjectedStoreError(StoreError):
+    """A fault to order, at a store: the put is in doubt."""
+
+
+class _Seen:
+    """What has happened in this process to one order of faults, in all its copies."""
+
+    def __init__(self, seed: int) -> None:
+        self.lock = threading.Lock()
+        self.counts: dict[str, int] = {}
+        self.calls: list[str] = []
+        self.struck: list[Fault] = []
+        self.dice = random.Random(seed)  # noqa: S311 - no secret
+
+
+_seen: dict[str, _Seen] = {}
+
+
+class Faults:
+    """Which calls go wrong. Thread-safe; picklable, and counts once in each process.
+
+    Args:
+        faults: What is to go wrong. If several meet at a call, the first counts.
+    """
+
+    def __init__(self, *faults: Fault) -> None:
+        self._faults = faults
+        self._random: tuple[int, float, tuple[Kind, ...], tuple[str, ...]] | None = None
+        self._id = uuid.uuid4().hex
+        self._seen = _Seen(0)
+        _seen[self._id] = self._seen
+
+    @classmethod
+    def at_random(
+        cls,
+        seed: int,
+        rate: float,
+        *,
+        kinds: Sequence[Kind] = (Kind.FAIL, Kind.LOSE_ANSWER, Kind.DUPLICATE),
+        calls: Sequence[str] = (),
+    ) -> Faults:
+        """Each call goes wrong with this probability.
+
+        Args:
+            seed: The same seed gives the same faults for the same order of calls.
+            rate: Probability, 0 to 1.
+            kinds: Of these; a DELAY takes up to 0.2 s.
+            calls: Only at these; default: at all.
+
+        Raises:
+            ConfigurationError: The rate is no probability, or there are no kinds.
+        """
+        if not 0 <= rate <= 1 or not kinds:
+            raise ConfigurationError(f"rate is a probability from 0 to 1, and kinds are at least one: {rate}, {kinds}")
+        faults = cls()
+        faults._random = (seed, rate, tuple(kinds), tuple(calls))
+        faults._seen.dice.seed(seed)
+        return faults
+
+    @property
+    def calls(self) -> list[str]:
+        """Names of all calls in this process so far, in order, as they began."""
+        return self._seen.calls
+
+    @property
+    def struck(self) -> list[Fault]:
+        """The faults that have happened in this process, in order."""
+        return self._seen.struck
+
+    def around(self, call: str, make: Callable[[], T], lost: Callable[[str], T], *, again: bool = True) -> T:
+        """Make a call with what is to go wrong.
+
+        Args:
+            call: Its name.
+            make: Makes it.
+            lost: What the caller gets instead of an answer, from words: raises, or says "retry later".
+            again: Whether a network could repeat it; if not, DUPLICATE makes it once.
+        """
+        fault = self._next(call)
+        if fault is None:
+            return make()
+        words = f"a fault to order: {fault.kind}, at {call}"
+        if fault.kind is Kind.FAIL:
+            return lost(words)
+        if fault.kind is Kind.DIE:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault.kind is Kind.DELAY:
+            time.sleep(fault.seconds)
+        if fault.kind is Kind.DUPLICATE and again:
+            make()
+        answer = make()
+        if fault.kind is Kind.DIE_AFTER:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return lost(words) if fault.kind is Kind.LOSE_ANSWER else answer
+
+    def left(self) -> list[Fault]:
+        """Ordered faults that have not happened in this process: a test that expected them has shown nothing."""
+        return [fault for fault in self._faults if fault not in self.struck]
+
+    def _next(self, call: str) -> Fault | None:
+        counts = self._seen.counts
+        with self._seen.lock:
+            self.calls.append(call)
+            for name in (call, "*"):
+                counts[name] = counts.get(name, 0) + 1
+            fault = self._ordered(call) or self._thrown(call)
+            if fault is not None:
+                self.struck.append(fault)
+            return fault
+
+    def _ordered(self, call: str) -> Fault | None:
+        for fault in self._faults:
+            if fault.call in (call, "*") and 0 <= self._seen.counts[fault.call] - fault.nth < fault.times:
+                return fault
+        return None
+
+    def _thrown(self, call: str) -> Fault | None:
+        if self._random is None:
+            return None
+        _, rate, kinds, calls = self._random
+        dice = self._seen.dice
+        if (calls and call not in calls) or dice.random() >= rate:
+            return None
+        return Fault(dice.choice(kinds), call, seconds=dice.random() / 5)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_faults": self._faults, "_random": self._random, "_id": self._id}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._seen = _seen.setdefault(self._id, _Seen(self._random[0] if self._random else 0))
+
+
+def raising(kind: type[OncewardError]) -> Callable[[str], Any]:
+    """A `lost` that raises."""
+
+    def lost(words: str) -> Any:
+        raise kind(words)
+
+    return lost

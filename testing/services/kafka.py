@@ -1,0 +1,132 @@
+"""A real Apache Kafka broker: one node in KRaft mode, on this machine, without Docker."""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from pathlib import Path
+from signal import SIGTERM
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .errors import DevServiceError
+from .jars import ensure_jars
+from .java import find_java
+from .ports import LOOPBACK, accepts_connections, free_port
+from .probe import broker_answers
+from .process import run_program
+from .service import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from signal import Signals
+
+KAFKA_LOCK = Path(__file__).with_name("kafka-4.3.1.lock")
+
+FAST_ONE_NODE: Mapping[str, str] = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "controller.listener.names": "CONTROLLER",
+    "num.partitions": "1",
+    "offsets.topic.replication.factor": "1",
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "4",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "share.coordinator.state.topic.num.partitions": "1",
+    "group.initial.rebalance.delay.ms": "0",
+    # After SIGKILL a broker answers again in 4 s with these two, in 12 s with the defaults.
+    "broker.session.timeout.ms": "2000",
+    "broker.heartbeat.interval.ms": "500",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+    # Generated data carries generated timestamps, which retention by time would take for old.
+    "log.retention.ms": "-1",
+    "num.network.threads": "2",
+    "num.io.threads": "4",
+}
+
+LOGGING = """\
+status = warn
+appender.console.type = Console
+appender.console.name = console
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = [%d] %p %m (%c)%n
+rootLogger.level = info
+rootLogger.appenderRef.0.ref = console
+"""
+
+
+class KafkaServer(Service):
+    """A Kafka broker in the background. Needs Java 17; its jars are fetched once and verified.
+
+    Args:
+        folder: Folder of the broker's state.
+        config: Broker settings beside or instead of the fast ones for one node.
+        heap: Size of the JVM's heap.
+        detached: True: it outlives this program.
+    """
+
+    title: ClassVar[str] = "Kafka"
+    address_name: ClassVar[str] = "bootstrap_servers"
+    stop_signals: ClassVar[Sequence[tuple[Signals, float]]] = ((SIGTERM, 15.0),)
+
+    def __init__(
+        self, folder: Path, *, config: Mapping[str, str] | None = None, heap: str = "512m", detached: bool = False
+    ) -> None:
+        super().__init__(folder, detached=detached)
+        self.config = dict(config or {})
+        self.heap = heap
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Address for clients, `host:port`."""
+        return f"{LOOPBACK}:{self.settings['port']}"
+
+    @property
+    def address(self) -> str:
+        """The bootstrap servers."""
+        return self.bootstrap_servers
+
+    def answers(self) -> bool:
+        """Whether the broker is registered and serves metadata."""
+        return accepts_connections(self.settings["port"]) and broker_answers(self.bootstrap_servers)
+
+    def _new_settings(self) -> dict[str, Any]:
+        port = free_port()
+        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes)[:22].decode()
+        # The formatting tool would take a leading dash for an option.
+        return {"port": port, "controller_port": free_port({port}), "cluster_id": cluster.replace("-", "_")}
+
+    def _prepare(self) -> list[str | Path]:
+        java = find_java()
+        classpath = f"{ensure_jars(KAFKA_LOCK)}/*"
+        properties = self.folder / "server.properties"
+        logging = self.folder / "log4j2.properties"
+        logging.write_text(LOGGING)
+        properties.write_text("".join(f"{key}={value}\n" for key, value in self._broker_config().items()))
+        options = [f"-Dlog4j2.configurationFile={logging}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        base: list[str | Path] = [java, *options, "-cp", classpath]
+        if not (self._data / "meta.properties").exists():
+            self._format(base, properties)
+        return [java, f"-Xmx{self.heap}", *options, "-cp", classpath, "kafka.Kafka", properties]
+
+    def _format(self, java: list[str | Path], properties: Path) -> None:
+        tool = [*java, "kafka.tools.StorageTool", "format", "--ignore-formatted"]
+        done = run_program([*tool, "-t", self.settings["cluster_id"], "-c", properties])
+        if done.returncode != 0:
+            raise DevServiceError(f"Kafka's storage tool failed: {done.stdout}")
+
+    @property
+    def _data(self) -> Path:
+        return self.folder / "data"
+
+    def _broker_config(self) -> dict[str, str]:
+        port, controller = self.settings["port"], self.settings["controller_port"]
+        addresses = {
+            "listeners": f"PLAINTEXT://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{controller}",
+            "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{port}",
+            "controller.quorum.voters": f"1@{LOOPBACK}:{controller}",
+            "log.dirs": str(self._data),
+        }
+        return {**FAST_ONE_NODE, **addresses, **self.config}
