@@ -23,14 +23,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pyarrow as pa
 
-from onceward.core import (
-    CheckpointConfig,
-    Pipeline,
-    ProcessFunction,
-    RocksDBBackend,
-    ValueState,
-    open_store,
-)
+from onceward.core import CheckpointConfig, Pipeline, ProcessFunction, RocksDBBackend, ValueState, open_store
 from onceward.sinks import DirectSink
 from onceward.sources import LiveSource, SequenceSource
 

@@ -8,14 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onceward import KafkaSink, KafkaSource
-from onceward.core import (
-    CheckpointConfig,
-    Pipeline,
-    ProcessFunction,
-    RocksDBBackend,
-    ValueState,
-    open_store,
-)
+from onceward.core import CheckpointConfig, Pipeline, ProcessFunction, RocksDBBackend, ValueState, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

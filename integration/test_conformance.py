@@ -11,12 +11,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from onceward import KafkaSink, PostgresSink
-from onceward.testing.conformance import (
-    SinkConformance,
-    SourceConformance,
-    SourceSubject,
-    Subject,
-)
+from onceward.testing.conformance import SinkConformance, SourceConformance, SourceSubject, Subject
 
 from .kafka_kit import read_all
 from .kafka_source_kit import Writer

@@ -10,12 +10,7 @@ import fsspec
 import pytest
 from tests.engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, reach, sums
 
-from onceward.core import (
-    CheckpointConfig,
-    FileBackend,
-    RestartStrategy,
-    RocksDBBackend,
-)
+from onceward.core import CheckpointConfig, FileBackend, RestartStrategy, RocksDBBackend
 from onceward.core.engine import CheckpointFailedError
 from onceward.core.errors import ConfigurationError, StateDamagedError
 from onceward.sources import SequenceSource

@@ -13,20 +13,9 @@ from onceward.connectors.kafka.cluster import cluster_of
 from onceward.connectors.kafka.sink import KafkaSink
 from onceward.connectors.kafka.verdict import Observation
 from onceward.core.checkpoint.subtask import SubtaskEpoch
-from onceward.core.errors import (
-    ConfigurationError,
-    EpochConflictError,
-    FencedError,
-    KafkaError,
-    SchemaError,
-)
+from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, KafkaError, SchemaError
 from onceward.core.names import Scope
-from onceward.core.transaction import (
-    AbortStatus,
-    CommitStatus,
-    ExternalState,
-    Progress,
-)
+from onceward.core.transaction import AbortStatus, CommitStatus, ExternalState, Progress
 from onceward.core.transaction.ownership import NOTHING
 
 from .kafka_kit import Bench, eventually, handle_of, numbered, prepared_of, rows, writer_process

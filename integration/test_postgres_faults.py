@@ -12,12 +12,7 @@ import pytest
 from onceward.connectors.database import patience
 from onceward.connectors.database.postgres.prepared import PreparedWriting
 from onceward.core.errors import ConfigurationError, PostgresError, RetryableSinkError
-from onceward.core.transaction import (
-    AbortStatus,
-    CommitStatus,
-    Committable,
-    ExternalState,
-)
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState
 
 from .postgres_kit import (
     SCHEMA,

@@ -9,12 +9,7 @@ import pytest
 from onceward.connectors.database.postgres.sink import PostgresSink
 from onceward.core.errors import EpochConflictError
 from onceward.core.names import Scope
-from onceward.core.transaction import (
-    AbortStatus,
-    CommitStatus,
-    Committable,
-    ExternalState,
-)
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState
 from onceward.core.transaction.ownership import NOTHING
 
 from .postgres_kit import (

@@ -19,19 +19,8 @@ import pytest
 from onceward.connectors.database import patience
 from onceward.connectors.database.sql.engines import close_idle
 from onceward.connectors.database.sql.sink import SqlAlchemySink
-from onceward.core.errors import (
-    ConfigurationError,
-    RetryableSinkError,
-    SchemaError,
-    SqlError,
-)
-from onceward.core.transaction import (
-    AbortStatus,
-    CommitStatus,
-    Committable,
-    ExternalState,
-    WriteContext,
-)
+from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SqlError
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, WriteContext
 
 from .postgres_kit import (
     SCHEMA,

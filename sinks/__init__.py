@@ -11,13 +11,7 @@ from onceward.core.transaction import (
     WriteContext,
 )
 
-from .base import (
-    DirectSink,
-    Guarantee,
-    IdempotentSink,
-    Sink,
-    TwoPhaseCommitSink,
-)
+from .base import DirectSink, Guarantee, IdempotentSink, Sink, TwoPhaseCommitSink
 from .write_ahead import WriteAheadLogSink
 
 __all__ = [

@@ -19,14 +19,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from onceward.core.names import Scope, check_sink_name
-from onceward.core.transaction import (
-    AbortOutcome,
-    CommitOutcome,
-    Committable,
-    ExternalState,
-    Progress,
-    WriteContext,
-)
+from onceward.core.transaction import AbortOutcome, CommitOutcome, Committable, ExternalState, Progress, WriteContext
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -8,14 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from onceward.core.transaction import (
-    AbortOutcome,
-    AbortStatus,
-    CommitOutcome,
-    CommitStatus,
-    Committable,
-    ExternalState,
-)
+from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, ExternalState
 
 from .base import DirectSink, TwoPhaseCommitSink
 

@@ -33,22 +33,8 @@ from onceward.core.transaction import (
 
 from .base import Guarantee
 from .folder_sink import FolderSink, with_file_errors
-from .folders import (
-    check_folder,
-    elsewhere,
-    file_errors,
-    identity_of,
-    sole,
-)
-from .segments import (
-    DONE,
-    MARKS,
-    PARTIAL,
-    SEGMENT,
-    Marks,
-    SegmentWriter,
-    read_segment,
-)
+from .folders import check_folder, elsewhere, file_errors, identity_of, sole
+from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, SegmentWriter, read_segment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,13 +1,6 @@
 """Sources: resettable, so that an epoch can be read again exactly as it was. The ready ones are in `onceward`."""
 
-from .base import (
-    LiveSource,
-    Piece,
-    Position,
-    ResettableSource,
-    Source,
-    Split,
-)
+from .base import LiveSource, Piece, Position, ResettableSource, Source, Split
 from .sequence import SequenceSource
 
 __all__ = [

@@ -9,12 +9,7 @@ import pyarrow as pa
 
 from onceward.core.errors import ConfigurationError, SourceError
 
-from .base import (
-    Piece,
-    Position,
-    ResettableSource,
-    Split,
-)
+from .base import Piece, Position, ResettableSource, Split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -18,12 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from onceward.core import (
-    CheckpointConfig,
-    Pipeline,
-    RestartStrategy,
-    open_store,
-)
+from onceward.core import CheckpointConfig, Pipeline, RestartStrategy, open_store
 from onceward.core.steps import Step, hooked, kill_at
 from onceward.sources import SequenceSource
 

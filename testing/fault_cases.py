@@ -14,18 +14,8 @@ from onceward.core.log.memory import MemoryStore
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import ExternalState
 
-from .exam import (
-    GOOD,
-    Exam,
-    not_applicable,
-    run,
-)
-from .faults import (
-    Faults,
-    duplicate,
-    fail,
-    lose_answer,
-)
+from .exam import GOOD, Exam, not_applicable, run
+from .faults import Faults, duplicate, fail, lose_answer
 from .killing import kill_everywhere
 from .wrappers import FaultySink, FaultyStore
 

@@ -23,13 +23,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from onceward.core.errors import (
-    ConfigurationError,
-    OncewardError,
-    RetryableSinkError,
-    SourceError,
-    StoreError,
-)
+from onceward.core.errors import ConfigurationError, OncewardError, RetryableSinkError, SourceError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,12 +13,7 @@ import msgspec
 
 from onceward.core.errors import ConfigurationError
 
-from .child import (
-    REPORT,
-    TASK,
-    Report,
-    Task,
-)
+from .child import REPORT, TASK, Report, Task
 
 if TYPE_CHECKING:
     import pyarrow as pa

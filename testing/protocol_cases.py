@@ -16,12 +16,7 @@ from onceward.core.steps import Step, hooked
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable
 from onceward.sinks import TwoPhaseCommitSink
 
-from .exam import (
-    GOOD,
-    Exam,
-    not_applicable,
-    run,
-)
+from .exam import GOOD, Exam, not_applicable, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,13 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from onceward.core.transaction import (
-    AbortOutcome,
-    AbortStatus,
-    CommitOutcome,
-    CommitStatus,
-    ExternalState,
-)
+from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, ExternalState
 from onceward.sinks.base import DirectSink, TwoPhaseCommitSink
 
 from .faults import InjectedSinkError, InjectedStoreError, raising

@@ -13,14 +13,7 @@ import pytest
 from onceward.connectors.database.sink import DatabaseSink
 from onceward.core.errors import EpochConflictError
 from onceward.core.names import Scope
-from onceward.core.transaction import (
-    AbortStatus,
-    CommitStatus,
-    Committable,
-    ExternalState,
-    Progress,
-    WriteContext,
-)
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, Progress, WriteContext
 from onceward.core.transaction.ownership import NOTHING
 
 SCOPE = Scope("orders", "words", "0123abcd")

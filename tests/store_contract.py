@@ -14,13 +14,7 @@ from typing import Any
 import pytest
 
 from onceward.core.errors import FencedError, StoreError
-from onceward.core.log import (
-    EpochInput,
-    LogStore,
-    LogWriter,
-    WriterClock,
-    read,
-)
+from onceward.core.log import EpochInput, LogStore, LogWriter, WriterClock, read
 from onceward.core.log.entries import key_of
 from onceward.core.transaction import Committable
 

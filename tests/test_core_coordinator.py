@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from onceward.core.checkpoint import (
-    Admission,
-    Backoff,
-    Coordinator,
-    OnLost,
-    sweep,
-)
+from onceward.core.checkpoint import Admission, Backoff, Coordinator, OnLost, sweep
 from onceward.core.errors import (
     CommitPendingError,
     ConfigurationError,
@@ -27,13 +21,7 @@ from onceward.core.errors import (
     StoreError,
 )
 from onceward.core.log import EpochInput, Rewind, read
-from onceward.core.transaction import (
-    ANY_EPOCH,
-    AbortStatus,
-    CommitStatus,
-    Committable,
-    ExternalState,
-)
+from onceward.core.transaction import ANY_EPOCH, AbortStatus, CommitStatus, Committable, ExternalState
 
 from .core_fakes import FakeSink, MemoryStore, acknowledgement, answer_lost, not_written, policy, prepared
 

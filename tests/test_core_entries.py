@@ -6,23 +6,8 @@ import msgspec
 import pytest
 
 from onceward.core.errors import LogDamagedError
-from onceward.core.log import (
-    Completed,
-    Decide,
-    Entry,
-    EpochInput,
-    Resolved,
-    Rewind,
-    Rewound,
-    Start,
-    Void,
-)
-from onceward.core.log.entries import (
-    decode,
-    encode,
-    key_of,
-    position_of,
-)
+from onceward.core.log import Completed, Decide, Entry, EpochInput, Resolved, Rewind, Rewound, Start, Void
+from onceward.core.log.entries import decode, encode, key_of, position_of
 from onceward.core.transaction import Committable
 
 BASE = {"pipeline": "p", "log": "0a0b0c0d", "position": 7, "writer": "00112233", "start": 3, "at": "2024-05-01T00:00Z"}

@@ -11,13 +11,7 @@ import pytest
 from onceward.core import errors
 from onceward.core.errors import LogDamagedError, OncewardError, StoreError
 from onceward.core.log import WriterToken
-from onceward.core.transaction import (
-    Acknowledgement,
-    CommitOutcome,
-    CommitStatus,
-    Committable,
-    WriteContext,
-)
+from onceward.core.transaction import Acknowledgement, CommitOutcome, CommitStatus, Committable, WriteContext
 
 from .test_core_entries import COMMITTABLE
 

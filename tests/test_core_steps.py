@@ -9,13 +9,7 @@ from pathlib import Path
 import pytest
 
 from onceward.core import steps
-from onceward.core.steps import (
-    CRASH_VARIABLE,
-    Step,
-    hooked,
-    kill_at,
-    reach,
-)
+from onceward.core.steps import CRASH_VARIABLE, Step, hooked, kill_at, reach
 
 ROOT = Path(__file__).parents[1]
 

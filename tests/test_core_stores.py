@@ -17,13 +17,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from onceward.core.errors import ConfigurationError, LogDamagedError, StoreError
-from onceward.core.log import (
-    DirectoryStore,
-    EpochInput,
-    LogWriter,
-    open_store,
-    read,
-)
+from onceward.core.log import DirectoryStore, EpochInput, LogWriter, open_store, read
 from onceward.core.log.entries import key_of
 from onceward.core.log.memory import MemoryStore
 from onceward.core.log.objects import ObjectStore

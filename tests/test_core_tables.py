@@ -8,12 +8,7 @@ import pytest
 
 from onceward.core.errors import LifecycleError
 from onceward.core.log import CommitPermit, Decide
-from onceward.core.transaction import (
-    AbortStatus,
-    CommitOutcome,
-    CommitStatus,
-    ExternalState,
-)
+from onceward.core.transaction import AbortStatus, CommitOutcome, CommitStatus, ExternalState
 from onceward.core.transaction.lifecycle import PREDECESSORS, Lifecycle, TransactionState
 from onceward.core.transaction.recovery import (
     AFTER_COMMIT,

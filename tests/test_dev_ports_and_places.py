@@ -9,14 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onceward.core.errors import ConfigurationError
-from onceward.testing.services.java import MINIMUM, find_java, java_version
+from onceward.testing.java import MINIMUM, find_java, java_version
 from onceward.testing.services.places import cache_home, state_home
-from onceward.testing.services.ports import (
-    LAST,
-    LOOPBACK,
-    accepts_connections,
-    free_port,
-)
+from onceward.testing.services.ports import LAST, LOOPBACK, accepts_connections, free_port
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,14 +13,7 @@ from pathlib import Path
 import pytest
 
 from onceward.cli.doctor.store import check_store
-from onceward.core.log import (
-    DirectoryStore,
-    EpochInput,
-    LogWriter,
-    WriterClock,
-    open_store,
-    wall_clock_text,
-)
+from onceward.core.log import DirectoryStore, EpochInput, LogWriter, WriterClock, open_store, wall_clock_text
 
 SOURCE = Path(__file__).parent.parent / "src"
 EXTRAS = ("confluent_kafka", "kafka", "psutil", "psycopg", "pgpq", "sqlalchemy", "fsspec", "pyspark")

@@ -7,12 +7,7 @@ from typing import Any
 import pytest
 
 from onceward.core import CheckpointConfig
-from onceward.core.engine.checkpoints import (
-    CheckpointCoordinator,
-    Declined,
-    InDoubtError,
-    Roles,
-)
+from onceward.core.engine.checkpoints import CheckpointCoordinator, Declined, InDoubtError, Roles
 from onceward.core.engine.elements import Barrier, Kind, TaskId
 from onceward.core.engine.pending import CheckpointFailedError, Pending, TaskAck
 from onceward.core.engine.state.handles import KeyedHandle, ListHandle, SubtaskState

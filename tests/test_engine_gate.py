@@ -6,14 +6,7 @@ import pyarrow as pa
 
 from onceward.core.engine.channels import Channel
 from onceward.core.engine.elements import Barrier, Cancel, End
-from onceward.core.engine.gate import (
-    Aligned,
-    Cancelled,
-    Ended,
-    Event,
-    Gate,
-    Rows,
-)
+from onceward.core.engine.gate import Aligned, Cancelled, Ended, Event, Gate, Rows
 
 
 def batch(number: int) -> pa.RecordBatch:

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from onceward.core import (
-    CheckpointConfig,
-    MapState,
-    OperatorState,
-    ProcessFunction,
-    RestartStrategy,
-)
+from onceward.core import CheckpointConfig, MapState, OperatorState, ProcessFunction, RestartStrategy
 from onceward.core.engine import CheckpointFailedError
 from onceward.core.errors import ConfigurationError, OperatorError
 from onceward.core.log.memory import MemoryStore

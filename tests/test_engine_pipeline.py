@@ -29,13 +29,7 @@ from onceward.core import (
     RocksDBBackend,
 )
 from onceward.core.engine import CheckpointFailedError, JobState
-from onceward.core.errors import (
-    ConfigurationError,
-    EpochConflictError,
-    FencedError,
-    OperatorError,
-    StateDamagedError,
-)
+from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, OperatorError, StateDamagedError
 from onceward.core.log.memory import MemoryStore
 from onceward.sources import SequenceSource
 

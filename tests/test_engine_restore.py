@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onceward.core import (
-    CheckpointConfig,
-    FileBackend,
-    RestartStrategy,
-    RocksDBBackend,
-)
+from onceward.core import CheckpointConfig, FileBackend, RestartStrategy, RocksDBBackend
 from onceward.core.checkpoint import Backoff, CommitPolicy
 from onceward.core.engine import CheckpointFailedError, JobState
 from onceward.core.errors import (

@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onceward.core.engine import (
-    Mode,
-    checkpoints,
-    completion,
-    gate,
-    origin,
-    sink_logic,
-    source_logic,
-    start,
-    task,
-)
+from onceward.core.engine import Mode, checkpoints, completion, gate, origin, sink_logic, source_logic, start, task
 from onceward.core.engine.logic import Frozen, nothing_to_write
 from onceward.core.errors import OncewardError
 

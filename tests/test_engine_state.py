@@ -9,13 +9,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from onceward.core import (
-    FileBackend,
-    MemoryBackend,
-    OperatorState,
-    ProcessFunction,
-    RocksDBBackend,
-)
+from onceward.core import FileBackend, MemoryBackend, OperatorState, ProcessFunction, RocksDBBackend
 from onceward.core.engine.elements import TaskId
 from onceward.core.engine.graph import Graph
 from onceward.core.engine.restore import assign, check_fits

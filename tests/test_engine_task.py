@@ -7,22 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from onceward.core.engine.channels import Channel, Forward, Output
-from onceward.core.engine.elements import (
-    Barrier,
-    Cancel,
-    End,
-    Kind,
-    TaskId,
-)
+from onceward.core.engine.elements import Barrier, Cancel, End, Kind, TaskId
 from onceward.core.engine.gate import Gate
 from onceward.core.engine.logic import Frozen, Logic
 from onceward.core.engine.state.handles import SubtaskState
-from onceward.core.engine.task import (
-    Confirm,
-    GiveUp,
-    Task,
-    TaskWorld,
-)
+from onceward.core.engine.task import Confirm, GiveUp, Task, TaskWorld
 from onceward.core.errors import StateError
 
 if TYPE_CHECKING:

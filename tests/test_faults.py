@@ -15,33 +15,13 @@ import pyarrow as pa
 import pytest
 
 from onceward.core import RestartStrategy
-from onceward.core.errors import (
-    ConfigurationError,
-    RetryableSinkError,
-    SourceError,
-    StoreError,
-)
+from onceward.core.errors import ConfigurationError, RetryableSinkError, SourceError, StoreError
 from onceward.core.log.memory import MemoryStore
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable
 from onceward.sinks import DirectSink
 from onceward.sources import LiveSource, SequenceSource
-from onceward.testing.faults import (
-    Fault,
-    Faults,
-    Kind,
-    delay,
-    die_after,
-    duplicate,
-    fail,
-    lose_answer,
-)
-from onceward.testing.wrappers import (
-    FaultyDirectSink,
-    FaultyLiveSource,
-    FaultySink,
-    FaultySource,
-    FaultyStore,
-)
+from onceward.testing.faults import Fault, Faults, Kind, delay, die_after, duplicate, fail, lose_answer
+from onceward.testing.wrappers import FaultyDirectSink, FaultyLiveSource, FaultySink, FaultySource, FaultyStore
 
 from .engine_kit import Target, TargetSink, numbers, pipeline
 

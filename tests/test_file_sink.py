@@ -22,12 +22,7 @@ import pytest
 from onceward import FileSink
 from onceward.core import CheckpointConfig, RestartStrategy
 from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost
-from onceward.core.errors import (
-    ConfigurationError,
-    EpochConflictError,
-    SchemaError,
-    SinkError,
-)
+from onceward.core.errors import ConfigurationError, EpochConflictError, SchemaError, SinkError
 from onceward.core.log import EpochInput
 from onceward.core.log.memory import MemoryStore
 from onceward.core.names import Scope, file_name

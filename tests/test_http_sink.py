@@ -23,12 +23,7 @@ import pytest
 
 from onceward.connectors.http.answers import Verdict, judge, seconds_to_wait
 from onceward.connectors.http.sink import HttpSink
-from onceward.core.errors import (
-    ConfigurationError,
-    RetryableSinkError,
-    SchemaError,
-    SinkError,
-)
+from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SinkError
 from onceward.core.names import file_name
 from onceward.core.steps import Step
 from onceward.core.transaction import CommitStatus, Committable, WriteContext

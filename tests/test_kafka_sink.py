@@ -8,12 +8,7 @@ import pytest
 
 from onceward.connectors.kafka.sink import KafkaSink
 from onceward.core.errors import ConfigurationError, KafkaError
-from onceward.core.transaction import (
-    AbortStatus,
-    CommitStatus,
-    Committable,
-    ExternalState,
-)
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState
 
 SASL = {
     "security.protocol": "SASL_SSL",

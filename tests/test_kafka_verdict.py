@@ -8,23 +8,10 @@ from onceward.connectors.kafka.claims import never_committed
 from onceward.connectors.kafka.codes import PASSING, Code, code_name
 from onceward.connectors.kafka.coordinator import Description
 from onceward.connectors.kafka.handle import Handle, Prepared, listed_committable
-from onceward.connectors.kafka.verdict import (
-    ABORT,
-    COMMIT,
-    STATE,
-    Inside,
-    Observation,
-    judge,
-    judge_partitions,
-)
+from onceward.connectors.kafka.verdict import ABORT, COMMIT, STATE, Inside, Observation, judge, judge_partitions
 from onceward.core.errors import LogDamagedError
 from onceward.core.names import PooledName, Scope
-from onceward.core.transaction import (
-    AbortStatus,
-    CommitStatus,
-    Committable,
-    ExternalState,
-)
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState
 
 MINE = Handle("id", 7, 3, 1000)
 PREPARED = Prepared(MINE, frozenset({("t", 0), ("t", 1)}))

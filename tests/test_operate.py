@@ -23,37 +23,13 @@ from onceward.cli.operate.advice import advice
 from onceward.cli.operate.epochs import epochs_of, history
 from onceward.cli.operate.logs import Log, open_log
 from onceward.cli.operate.places import SinksPlace
-from onceward.cli.operate.settle import (
-    Committed,
-    abort_orphaned,
-    abort_undecided,
-    chosen,
-    commit_decided,
-)
+from onceward.cli.operate.settle import Committed, abort_orphaned, abort_undecided, chosen, commit_decided
 from onceward.cli.operate.survey import Found, survey
 from onceward.core import CheckpointConfig, FileBackend
-from onceward.core.checkpoint import (
-    Backoff,
-    CommitPolicy,
-    Coordinator,
-    OnLost,
-    Swept,
-)
+from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator, OnLost, Swept
 from onceward.core.checkpoint.standing import Standing, standing_of
-from onceward.core.errors import (
-    CommitPendingError,
-    ConfigurationError,
-    DataLossError,
-    EpochConflictError,
-    FencedError,
-)
-from onceward.core.log import (
-    Decide,
-    DirectoryStore,
-    LogView,
-    LogWriter,
-    Resolved,
-)
+from onceward.core.errors import CommitPendingError, ConfigurationError, DataLossError, EpochConflictError, FencedError
+from onceward.core.log import Decide, DirectoryStore, LogView, LogWriter, Resolved
 from onceward.core.log.records import audit_records
 from onceward.core.log.view import NONE
 from onceward.core.steps import Step, hooked
@@ -68,7 +44,7 @@ if TYPE_CHECKING:
 
     from typer.testing import Result
 
-JOBS = "from onceward.sinks import FileSink\nSINKS = [FileSink('files', {target!r}, format='jsonl')]\n"
+JOBS = "from onceward import FileSink\nSINKS = [FileSink('files', {target!r}, format='jsonl')]\n"
 
 
 class DiedError(Exception):

@@ -10,14 +10,7 @@ import pyarrow as pa
 import pytest
 
 from onceward import KafkaSource
-from onceward.connectors.kafka.bounds import (
-    EARLIEST,
-    LATEST,
-    AtOffsets,
-    AtTime,
-    bound,
-    spread,
-)
+from onceward.connectors.kafka.bounds import EARLIEST, LATEST, AtOffsets, AtTime, bound, spread
 from onceward.connectors.kafka.messages import to_batch
 from onceward.connectors.kafka.positions import Partition
 from onceward.connectors.spark.kafka_source_options import batch_source, stream_source

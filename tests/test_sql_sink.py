@@ -16,13 +16,7 @@ from onceward.connectors.database.sql.xids import Xid, gtrid_of, read_xid
 from onceward.connectors.database.verdict import Facts
 from onceward.core.errors import ConfigurationError, RetryableSinkError
 from onceward.core.names import Scope, TransactionName
-from onceward.core.transaction import (
-    AbortStatus,
-    CommitStatus,
-    Committable,
-    ExternalState,
-    WriteContext,
-)
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, WriteContext
 
 POSTGRES = "postgresql+psycopg://writer:ge%20heim%26%25@127.0.0.1:1/shop?connect_timeout=1"
 MARIADB = "mariadb+pymysql://writer:ge%20heim%26%25@127.0.0.1:1/shop"

@@ -19,21 +19,9 @@ import pytest
 from onceward.connectors.database import patience
 from onceward.connectors.database.sql import staging
 from onceward.connectors.database.sql.sink import SqlAlchemySink
-from onceward.core.errors import (
-    ConfigurationError,
-    EpochConflictError,
-    RetryableSinkError,
-    SchemaError,
-    SqlError,
-)
+from onceward.core.errors import ConfigurationError, EpochConflictError, RetryableSinkError, SchemaError, SqlError
 from onceward.core.names import Scope
-from onceward.core.transaction import (
-    AbortStatus,
-    CommitStatus,
-    Committable,
-    ExternalState,
-    WriteContext,
-)
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, WriteContext
 from onceward.core.transaction.ownership import NOTHING
 
 from .ledger_contract import LedgerContract

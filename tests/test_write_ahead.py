@@ -17,14 +17,7 @@ from onceward.core.errors import EpochConflictError, RetryableSinkError, SinkErr
 from onceward.core.log.memory import MemoryStore
 from onceward.core.names import Scope, file_name, parse_file_name
 from onceward.core.steps import Step, hooked
-from onceward.core.transaction import (
-    AbortStatus,
-    CommitStatus,
-    Committable,
-    ExternalState,
-    Progress,
-    WriteContext,
-)
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, Progress, WriteContext
 from onceward.core.transaction.ownership import NOTHING
 from onceward.sinks import Guarantee, WriteAheadLogSink
 from onceward.sinks.folders import IDENTITY

@@ -15,13 +15,7 @@ from onceward.connectors.kafka.settings import KafkaSettings
 from onceward.core.errors import KafkaError
 from onceward.core.names import FORMAT
 
-from .finding import (
-    Finding,
-    failed,
-    ok,
-    skipped,
-    warning,
-)
+from .finding import Finding, failed, ok, skipped, warning
 from .permissions import check_permissions
 
 if TYPE_CHECKING:

@@ -5,16 +5,10 @@ from __future__ import annotations
 import os
 from importlib import metadata
 
-from onceward.connectors.spark import executors
 from onceward.core.errors import ConfigurationError
-from onceward.testing.services.java import find_java, java_version
+from onceward.testing.java import find_java, java_version
 
-from .finding import (
-    Finding,
-    failed,
-    ok,
-    warning,
-)
+from .finding import Finding, failed, ok, skipped, warning
 
 _OLDEST = {"pyspark": (4, 0), "pandas": (2, 2)}
 
@@ -47,6 +41,10 @@ def _package(name: str, oldest: tuple[int, int]) -> Finding:
 def check_python() -> Finding:
     """The executors' Python, if they run on this machine, has the driver's version and packages."""
     check = "python of the executors"
+    try:
+        from onceward.connectors.spark import executors  # noqa: PLC0415 - doctor also looks at what is not installed
+    except ImportError:
+        return skipped(check, "pyspark is not installed")
     chosen = os.environ.get("PYSPARK_PYTHON")
     found = executors.obstacle(chosen or executors.DEFAULT)
     if not found:

@@ -11,12 +11,7 @@ from onceward.connectors.kafka.cluster import cluster_of
 from onceward.connectors.kafka.codes import Code, code_name
 from onceward.core.names import check_pipeline_name
 
-from .finding import (
-    Finding,
-    failed,
-    ok,
-    warning,
-)
+from .finding import Finding, failed, ok, warning
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -8,13 +8,7 @@ from onceward.connectors.database.postgres.checks import read_server
 from onceward.connectors.database.postgres.dsn import Dsn
 from onceward.connectors.database.postgres.explain import HOW_TO_ENABLE
 
-from .finding import (
-    Finding,
-    failed,
-    ok,
-    skipped,
-    warning,
-)
+from .finding import Finding, failed, ok, skipped, warning
 
 _CREATE = """
 SELECT has_database_privilege(current_database(), 'CREATE'), current_user::text, current_database()::text,

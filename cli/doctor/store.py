@@ -10,13 +10,7 @@ from urllib.parse import unquote, urlsplit
 from onceward.core.errors import NoDecisionLogError, OncewardError
 
 from ..operate.logs import open_log
-from .finding import (
-    Finding,
-    failed,
-    ok,
-    skipped,
-    warning,
-)
+from .finding import Finding, failed, ok, skipped, warning
 
 if TYPE_CHECKING:
     from onceward.core.log import LogView

@@ -12,12 +12,7 @@ from onceward.core.errors import ConfigurationError
 from ..pairs import pairs
 from . import show
 from .logs import Log, open_log
-from .settle import (
-    abort_orphaned,
-    abort_undecided,
-    chosen,
-    commit_decided,
-)
+from .settle import abort_orphaned, abort_undecided, chosen, commit_decided
 from .survey import survey
 
 if TYPE_CHECKING:

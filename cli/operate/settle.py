@@ -8,13 +8,7 @@ import socket
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from onceward.core.checkpoint import (
-    Backoff,
-    CommitPolicy,
-    OnLost,
-    finish,
-    sweep,
-)
+from onceward.core.checkpoint import Backoff, CommitPolicy, OnLost, finish, sweep
 from onceward.core.checkpoint.standing import Standing
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError
 from onceward.core.log import LogWriter

@@ -30,12 +30,7 @@ from onceward.core.transaction import (
 from onceward.sinks.folder_sink import FolderSink, with_file_errors
 from onceward.sinks.folders import check_folder, elsewhere, identity_of
 
-from .area import (
-    ABORT,
-    COMMIT,
-    FileArea,
-    hidden,
-)
+from .area import ABORT, COMMIT, FileArea, hidden
 from .formats import FORMATS, OpenFile
 from .partitions import check_partitions, parts
 

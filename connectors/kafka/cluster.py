@@ -8,12 +8,7 @@ from onceward.core.errors import ConfigurationError, KafkaError
 from onceward.core.kit.processwide import PerProcess
 
 from .codes import FORBIDDEN, Code
-from .errors import (
-    INSTALL,
-    client_error,
-    confluent,
-    kafka_error,
-)
+from .errors import INSTALL, client_error, confluent, kafka_error
 from .reach import admin_of
 from .rounds import Rounds
 

@@ -37,22 +37,12 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from onceward.core.transaction import (
-    AbortOutcome,
-    AbortStatus,
-    CommitOutcome,
-    CommitStatus,
-)
+from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 
 from .codes import FORBIDDEN, Code, code_name
 from .inspector import Inspector
 from .rounds import Rounds
-from .verdict import (
-    Inside,
-    Observation,
-    abort_outcome,
-    commit_outcome,
-)
+from .verdict import Inside, Observation, abort_outcome, commit_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

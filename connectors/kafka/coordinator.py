@@ -14,13 +14,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from . import requests, wire
-from .answers import (
-    Description,
-    Listing,
-    OpenProducers,
-    description,
-    open_producers,
-)
+from .answers import Description, Listing, OpenProducers, description, open_producers
 from .codes import PASSING, Code
 from .errors import kafka_error
 from .handle import Handle, Partition, by_topic

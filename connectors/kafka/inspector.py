@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from .codes import Code
-from .verdict import (
-    Inside,
-    Observation,
-    judge,
-    judge_partitions,
-)
+from .verdict import Inside, Observation, judge, judge_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,12 +6,7 @@ from typing import TYPE_CHECKING
 
 from onceward.core.errors import SourceError
 
-from .bounds import (
-    LATEST,
-    AtTime,
-    Bound,
-    spread,
-)
+from .bounds import LATEST, AtTime, Bound, spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from onceward.core.errors import ConfigurationError
 
 from .oauth import TokenSource
-from .settings_table import (
-    ALIASES,
-    CONNECTION,
-    SECURITY_PREFIXES,
-    TABLE,
-    Goes,
-    goes_to,
-    is_secret,
-)
+from .settings_table import ALIASES, CONNECTION, SECURITY_PREFIXES, TABLE, Goes, goes_to, is_secret
 from .tls import tls_context
 
 if TYPE_CHECKING:

@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from onceward.core.errors import ConfigurationError, KafkaError
 from onceward.core.kit.options import Option, flag, read_options
-from onceward.core.transaction import (
-    AbortOutcome,
-    AbortStatus,
-    CommitOutcome,
-    CommitStatus,
-    Committable,
-)
+from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable
 from onceward.core.transaction.ownership import NOTHING
 from onceward.sinks.base import TwoPhaseCommitSink
 

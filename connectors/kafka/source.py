@@ -10,30 +10,14 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from onceward.core.errors import ConfigurationError, SourceError
-from onceward.sources.base import (
-    Piece,
-    Position,
-    ResettableSource,
-    Split,
-)
+from onceward.sources.base import Piece, Position, ResettableSource, Split
 
 from . import planning
-from .bounds import (
-    FROM_LATEST,
-    Bound,
-    bound,
-    check_end,
-)
+from .bounds import FROM_LATEST, Bound, bound, check_end
 from .consumer import Gone, RangeConsumer, borrowed
 from .lookup import Lookup
 from .messages import schema, to_batch
-from .positions import (
-    Offsets,
-    Partition,
-    from_json,
-    in_share,
-    to_json,
-)
+from .positions import Offsets, Partition, from_json, in_share, to_json
 from .resolving import end_offsets, start_offsets
 from .settings import KafkaSettings
 from .topics import Found, Selection, find

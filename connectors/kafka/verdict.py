@@ -11,13 +11,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from onceward.core.transaction import (
-    AbortOutcome,
-    AbortStatus,
-    CommitOutcome,
-    CommitStatus,
-    ExternalState,
-)
+from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, ExternalState
 
 from .codes import Code, code_name
 

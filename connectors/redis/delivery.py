@@ -7,12 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from onceward.core.errors import (
-    DataLossError,
-    EpochConflictError,
-    RetryableSinkError,
-    SinkError,
-)
+from onceward.core.errors import DataLossError, EpochConflictError, RetryableSinkError, SinkError
 
 from .client import clients, explained, translated
 from .forms import FORMS

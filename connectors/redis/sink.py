@@ -18,33 +18,13 @@ from onceward.core.transaction.ownership import NOTHING, other_log, outdated_log
 from onceward.sinks.base import Guarantee
 from onceward.sinks.folder_sink import newest_of
 from onceward.sinks.folders import FolderClaims
-from onceward.sinks.write_ahead import (
-    ROWS_PER_SEND,
-    Attempt,
-    Segment,
-    WriteAheadLogSink,
-)
+from onceward.sinks.write_ahead import ROWS_PER_SEND, Attempt, Segment, WriteAheadLogSink
 
 from .client import clients, evaluate, translated
-from .delivery import (
-    GO_ON,
-    Delivery,
-    Loss,
-    deliver,
-)
-from .forms import (
-    FORMS,
-    KeyTemplate,
-    check_form,
-    written,
-)
+from .delivery import GO_ON, Delivery, Loss, deliver
+from .forms import FORMS, KeyTemplate, check_form, written
 from .options import read_redis_options
-from .script import (
-    CLAIM,
-    PRUNE,
-    RELEASE,
-    marker_key,
-)
+from .script import CLAIM, PRUNE, RELEASE, marker_key
 from .server import check_facts, read_facts
 from .settings import RedisSettings
 

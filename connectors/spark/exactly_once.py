@@ -11,12 +11,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from onceward.core.checkpoint import (
-    Admission,
-    CommitPolicy,
-    Coordinator,
-    OnLost,
-)
+from onceward.core.checkpoint import Admission, CommitPolicy, Coordinator, OnLost
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.log import LogStore, open_store
 from onceward.core.names import check_pipeline_name
@@ -28,20 +23,9 @@ from .executors import warn_of_python
 from .options import check_on_lost
 from .projection import Projection, schema_for
 from .publication import with_publication
-from .query import (
-    QueryRun,
-    any_stage_failed,
-    current_run,
-    epoch_input,
-    hadoop_reader,
-)
+from .query import QueryRun, any_stage_failed, current_run, epoch_input, hadoop_reader
 from .store import check_store, default_store, local_store
-from .task import (
-    ACK_COLUMN,
-    ACK_SCHEMA,
-    STAGE_COLUMN,
-    EpochTask,
-)
+from .task import ACK_COLUMN, ACK_SCHEMA, STAGE_COLUMN, EpochTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

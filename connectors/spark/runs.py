@@ -14,12 +14,7 @@ import tempfile
 from typing import TYPE_CHECKING, Final
 
 from onceward.core.errors import ConfigurationError
-from onceward.core.log import (
-    EpochInput,
-    LogStore,
-    open_store,
-    read,
-)
+from onceward.core.log import EpochInput, LogStore, open_store, read
 from onceward.core.log.directory import DirectoryStore
 from onceward.core.names import PIPELINE_LENGTH
 

@@ -13,13 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 
 from onceward.core.errors import OncewardError
 
-from .read_limits import (
-    LIMITS,
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from .read_limits import LIMITS, ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

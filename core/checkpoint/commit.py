@@ -13,13 +13,7 @@ import logging
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from ..errors import (
-    CommitPendingError,
-    DataLossError,
-    EpochConflictError,
-    ExternalError,
-    FencedError,
-)
+from ..errors import CommitPendingError, DataLossError, EpochConflictError, ExternalError, FencedError
 from ..names import Scope
 from ..steps import Step, reach
 from ..transaction.recovery import AFTER_COMMIT, PROVEN_NOT_COMMITTED, AfterCommit

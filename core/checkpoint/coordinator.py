@@ -16,20 +16,8 @@ import logging
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from ..errors import (
-    ConfigurationError,
-    EpochConflictError,
-    ExternalError,
-    StoreError,
-)
-from ..log import (
-    EpochInput,
-    LogStore,
-    LogView,
-    LogWriter,
-    Rewound,
-    WriterToken,
-)
+from ..errors import ConfigurationError, EpochConflictError, ExternalError, StoreError
+from ..log import EpochInput, LogStore, LogView, LogWriter, Rewound, WriterToken
 from ..log.view import NONE, check_next, may_follow
 from ..names import Scope, check_pipeline_name
 from ..steps import Step, reach

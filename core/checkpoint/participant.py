@@ -11,13 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ..names import Scope
-    from ..transaction import (
-        AbortOutcome,
-        CommitOutcome,
-        Committable,
-        ExternalState,
-        Progress,
-    )
+    from ..transaction import AbortOutcome, CommitOutcome, Committable, ExternalState, Progress
 
 
 class Participant(Protocol):

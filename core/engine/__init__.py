@@ -10,13 +10,7 @@ from .machine import EngineWorld
 from .pending import CheckpointFailedError, CheckpointRecord
 from .pipeline import Pipeline, Stream
 from .restart import RestartStrategy
-from .state.keyed import (
-    ListState,
-    MapState,
-    OperatorState,
-    ReducingState,
-    ValueState,
-)
+from .state.keyed import ListState, MapState, OperatorState, ReducingState, ValueState
 from .state.memory import FileBackend, MemoryBackend
 
 __all__ = [

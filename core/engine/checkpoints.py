@@ -25,14 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..errors import OncewardError
 from .elements import Barrier, Kind, TaskId
-from .pending import (
-    CheckpointFailedError,
-    CheckpointRecord,
-    Pending,
-    Request,
-    Status,
-    TaskAck,
-)
+from .pending import CheckpointFailedError, CheckpointRecord, Pending, Request, Status, TaskAck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -18,14 +18,7 @@ from ..transaction import Acknowledgement
 from .checkpoints import InDoubtError
 from .functions import states_of
 from .pending import CheckpointFailedError
-from .reference import (
-    Decided,
-    Reference,
-    Restored,
-    inline,
-    prove,
-    resolve,
-)
+from .reference import Decided, Reference, Restored, inline, prove, resolve
 from .state.handles import Metadata, OperatorRecord, SubtaskState
 from .state.storage import CheckpointStorage
 

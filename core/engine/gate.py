@@ -16,12 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from .elements import (
-    Barrier,
-    Cancel,
-    Element,
-    End,
-)
+from .elements import Barrier, Cancel, Element, End
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

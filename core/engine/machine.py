@@ -13,13 +13,7 @@ from .elements import Barrier, Kind, TaskId
 from .pending import CheckpointFailedError
 from .plan import Planner
 from .state.storage import CheckpointStorage, folder_of
-from .task import (
-    Confirm,
-    GiveUp,
-    Task,
-    TaskWorld,
-    Trigger,
-)
+from .task import Confirm, GiveUp, Task, TaskWorld, Trigger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,15 +14,7 @@ from typing import TYPE_CHECKING
 from ..errors import ConfigurationError, EpochConflictError, StateDamagedError
 from ..log import Decide, Void
 from ..log.view import NONE
-from .reference import (
-    Decided,
-    Reference,
-    Restored,
-    digest,
-    is_proven,
-    load,
-    resolve,
-)
+from .reference import Decided, Reference, Restored, digest, is_proven, load, resolve
 
 if TYPE_CHECKING:
     from ..log import LogView

@@ -7,23 +7,10 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from .channels import (
-    ByKey,
-    Channel,
-    Forward,
-    Output,
-    Partitioner,
-    Rebalance,
-)
+from .channels import ByKey, Channel, Forward, Output, Partitioner, Rebalance
 from .config import Mode
 from .gate import Gate
-from .logic import (
-    BatchLogic,
-    Guarded,
-    Logic,
-    RecordLogic,
-    UnionLogic,
-)
+from .logic import BatchLogic, Guarded, Logic, RecordLogic, UnionLogic
 from .ports import Resettable
 from .process_logic import ProcessLogic
 from .sink_logic import DirectLogic, TwoPhaseLogic

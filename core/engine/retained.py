@@ -10,12 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..errors import OncewardError, StateDamagedError
-from .reference import (
-    Reference,
-    inline,
-    is_proven,
-    load,
-)
+from .reference import Reference, inline, is_proven, load
 from .state.registry import SharedFiles
 from .state.storage import METADATA, PROOF, folder_of
 

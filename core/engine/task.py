@@ -13,20 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ..errors import OncewardError, StateError
-from .elements import (
-    Barrier,
-    Cancel,
-    Element,
-    End,
-    TaskId,
-)
-from .gate import (
-    Aligned,
-    Cancelled,
-    Ended,
-    Gate,
-    Rows,
-)
+from .elements import Barrier, Cancel, Element, End, TaskId
+from .gate import Aligned, Cancelled, Ended, Gate, Rows
 from .pending import TaskAck
 from .source_logic import EXHAUSTED, SourceLogic
 

@@ -2,17 +2,7 @@
 
 from .clock import WriterClock, wall_clock_text
 from .directory import DirectoryStore
-from .entries import (
-    Completed,
-    Decide,
-    Entry,
-    EpochInput,
-    Resolved,
-    Rewind,
-    Rewound,
-    Start,
-    Void,
-)
+from .entries import Completed, Decide, Entry, EpochInput, Resolved, Rewind, Rewound, Start, Void
 from .opening import open_store
 from .permit import CommitPermit
 from .reader import read

@@ -12,13 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import LogDamagedError
-from .entries import (
-    Completed,
-    Entry,
-    decode,
-    key_of,
-    position_of,
-)
+from .entries import Completed, Entry, decode, key_of, position_of
 from .view import LogView, fold
 
 if TYPE_CHECKING:

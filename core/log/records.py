@@ -10,12 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from .entries import (
-    Resolved,
-    Void,
-    decode,
-    key_of,
-)
+from .entries import Resolved, Void, decode, key_of
 
 if TYPE_CHECKING:
     from .store import LogStore

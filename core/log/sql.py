@@ -19,13 +19,7 @@ try:
 except ImportError as error:  # pragma: no cover - the extra is installed where the tests run
     raise ConfigurationError("a decision log in SQL needs SQLAlchemy: pip install 'onceward[sql]'") from error
 
-from .sql_servers import (
-    data_type,
-    make_durable,
-    name_type,
-    unfit,
-    warn_of_fsync,
-)
+from .sql_servers import data_type, make_durable, name_type, unfit, warn_of_fsync
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

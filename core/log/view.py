@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import EpochConflictError, LogDamagedError
 from ..transaction.ownership import NOTHING, Progress
-from .entries import (
-    Completed,
-    Decide,
-    Entry,
-    EpochInput,
-    Resolved,
-    Rewind,
-    Rewound,
-    Start,
-    Void,
-)
+from .entries import Completed, Decide, Entry, EpochInput, Resolved, Rewind, Rewound, Start, Void
 from .permit import CommitPermit, _mint
 
 if TYPE_CHECKING:

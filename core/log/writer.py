@@ -17,13 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import (
-    DecisionInDoubtError,
-    EpochConflictError,
-    FencedError,
-    ProtocolError,
-    StoreError,
-)
+from ..errors import DecisionInDoubtError, EpochConflictError, FencedError, ProtocolError, StoreError
 from ..steps import Step, reach
 from .entries import (
     Completed,

@@ -2,13 +2,7 @@
 
 from .committable import ANY_EPOCH, Acknowledgement, Committable
 from .context import WriteContext
-from .outcome import (
-    AbortOutcome,
-    AbortStatus,
-    CommitOutcome,
-    CommitStatus,
-    ExternalState,
-)
+from .outcome import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, ExternalState
 from .ownership import Progress
 
 __all__ = [

@@ -18,20 +18,9 @@ from onceward.connectors.database import patience
 from onceward.connectors.database.sql.engines import close_idle, reading
 from onceward.connectors.database.sql.sink import SqlAlchemySink
 from onceward.connectors.database.sql.xids import Xid
-from onceward.core.errors import (
-    ConfigurationError,
-    RetryableSinkError,
-    SchemaError,
-    SqlError,
-)
+from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SqlError
 from onceward.core.names import parse_transaction_name
-from onceward.core.transaction import (
-    AbortStatus,
-    CommitStatus,
-    Committable,
-    ExternalState,
-    WriteContext,
-)
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, WriteContext
 from onceward.testing.conformance import SinkConformance, Subject
 from onceward.testing.containers import MariaDbContainer
 

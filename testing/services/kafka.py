@@ -8,9 +8,9 @@ from pathlib import Path
 from signal import SIGTERM
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..java import find_java
 from .errors import DevServiceError
 from .jars import ensure_jars
-from .java import find_java
 from .ports import LOOPBACK, accepts_connections, free_port
 from .probe import broker_answers
 from .process import run_program

@@ -12,13 +12,7 @@ import psutil
 
 from .errors import DevServiceError
 from .ports import LOOPBACK, accepts_connections, free_port
-from .postgres_programs import (
-    data_folder,
-    delete_outside_data,
-    private_copy,
-    programs_for,
-    unprivileged_user,
-)
+from .postgres_programs import data_folder, delete_outside_data, private_copy, programs_for, unprivileged_user
 from .process import run_program
 from .service import Service
 

@@ -16,7 +16,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from onceward.core.errors import ConfigurationError
 
-from .java import find_java
+from ..java import find_java
 from .process import run_program
 
 Coordinates: TypeAlias = tuple[str, str, str]

@@ -11,14 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from onceward.core.log import (
-    Completed,
-    Decide,
-    Resolved,
-    Rewind,
-    Start,
-    Void,
-)
+from onceward.core.log import Completed, Decide, Resolved, Rewind, Start, Void
 from onceward.core.log.entries import decode
 
 from .world import Violation

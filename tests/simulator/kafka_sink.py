@@ -18,12 +18,7 @@ from onceward.connectors.kafka.codes import Code
 from onceward.connectors.kafka.handle import Handle
 from onceward.connectors.kafka.sink import KafkaSink, KafkaTransaction
 from onceward.core.errors import KafkaError
-from onceward.core.transaction import (
-    ANY_EPOCH,
-    AbortOutcome,
-    AbortStatus,
-    Committable,
-)
+from onceward.core.transaction import ANY_EPOCH, AbortOutcome, AbortStatus, Committable
 
 from .audit import Txn
 from .broker import CONCURRENT, NONE, NOT_FOUND, ONGOING, PARTITIONS

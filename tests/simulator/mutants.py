@@ -17,30 +17,12 @@ from onceward.connectors.kafka import commits, pool
 from onceward.connectors.kafka.handle import Handle, Prepared, listed_committable
 from onceward.connectors.kafka.sink import KafkaTransaction
 from onceward.connectors.kafka.verdict import Observation, judge
-from onceward.core.checkpoint import (
-    Admission,
-    Coordinator,
-    commit,
-    coordinator,
-)
+from onceward.core.checkpoint import Admission, Coordinator, commit, coordinator
 from onceward.core.errors import DecisionInDoubtError
-from onceward.core.log import (
-    LogView,
-    LogWriter,
-    WriterToken,
-    reader,
-    writer,
-)
+from onceward.core.log import LogView, LogWriter, WriterToken, reader, writer
 from onceward.core.log.entries import decode
 from onceward.core.names import Scope, parse_pooled_name
-from onceward.core.transaction import (
-    AbortOutcome,
-    AbortStatus,
-    CommitOutcome,
-    CommitStatus,
-    Committable,
-    WriteContext,
-)
+from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, WriteContext
 
 from .broker import FENCED
 from .database_sinks import PreparedSink, StagedSink

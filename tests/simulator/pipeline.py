@@ -11,13 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from onceward.core.checkpoint import (
-    Admission,
-    Backoff,
-    CommitPolicy,
-    Coordinator,
-    OnLost,
-)
+from onceward.core.checkpoint import Admission, Backoff, CommitPolicy, Coordinator, OnLost
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import FencedError, OncewardError, SinkError
 from onceward.core.log import EpochInput

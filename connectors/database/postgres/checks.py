@@ -9,23 +9,12 @@ from typing import TYPE_CHECKING, Final
 from onceward.core.errors import ConfigurationError, SchemaError
 
 from ..modes import CommitPath
-from .catalog import (
-    ORDINARY,
-    PARTITIONED,
-    read_checks,
-    read_table,
-    read_unique_key,
-)
+from .catalog import ORDINARY, PARTITIONED, read_checks, read_table, read_unique_key
 from .changes import without_change
 from .ddl import create_table
 from .explain import HOW_TO_ENABLE
 from .plan import plan_copy
-from .staging import (
-    TURNS,
-    check_key,
-    create_stage,
-    stage_name,
-)
+from .staging import TURNS, check_key, create_stage, stage_name
 
 if TYPE_CHECKING:
     import pyarrow as pa

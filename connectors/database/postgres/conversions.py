@@ -17,12 +17,7 @@ import pyarrow as pa
 from pgpq import encoders
 from pgpq import schema as pgpq_schema
 
-from .images import (
-    array_images,
-    null_images,
-    uuid_images,
-    uuid_storage_images,
-)
+from .images import array_images, null_images, uuid_images, uuid_storage_images
 
 if TYPE_CHECKING:
     from collections.abc import Callable

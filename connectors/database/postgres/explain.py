@@ -5,21 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from onceward.core.errors import (
-    ConfigurationError,
-    OncewardError,
-    RetryableSinkError,
-    SinkError,
-)
+from onceward.core.errors import ConfigurationError, OncewardError, RetryableSinkError, SinkError
 
 from .connections import borrowed
-from .failures import (
-    LOCK_TIMEOUT,
-    NOT_READY,
-    OUT_OF_PREPARED,
-    server_words,
-    translate,
-)
+from .failures import LOCK_TIMEOUT, NOT_READY, OUT_OF_PREPARED, server_words, translate
 from .listing import prepared_names
 
 if TYPE_CHECKING:

@@ -22,12 +22,7 @@ import psycopg
 from psycopg import sql
 
 from onceward.core.errors import ConfigurationError
-from onceward.core.transaction.ownership import (
-    NOTHING,
-    Progress,
-    other_log,
-    outdated_log,
-)
+from onceward.core.transaction.ownership import NOTHING, Progress, other_log, outdated_log
 
 from ..verdict import Facts
 from .failures import NO_SCHEMA, NO_TABLE, server_words

@@ -8,22 +8,12 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 
 from onceward.core.errors import PostgresError
-from onceward.core.transaction import (
-    AbortOutcome,
-    AbortStatus,
-    CommitOutcome,
-    CommitStatus,
-)
+from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 
 from ..epochs import epoch_by_epoch
 from ..patience import settle
 from .connections import borrowed
-from .failures import (
-    NO_SCHEMA,
-    NO_TABLE,
-    may_pass,
-    server_words,
-)
+from .failures import NO_SCHEMA, NO_TABLE, may_pass, server_words
 from .moving import Staged, move_rows, remove_rows
 from .staging import DURABLE
 

@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import Option, flag, read_options
 
-from ..modes import (
-    MODES,
-    CommitPath,
-    columns_in,
-    commit_path,
-)
+from ..modes import MODES, CommitPath, columns_in, commit_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,22 +17,12 @@ import psycopg
 from psycopg import sql
 
 from onceward.core.errors import PostgresError
-from onceward.core.transaction import (
-    AbortOutcome,
-    AbortStatus,
-    CommitOutcome,
-    CommitStatus,
-)
+from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 
 from ..patience import settle
 from .connections import borrowed
 from .copy_writer import CopyWriter
-from .failures import (
-    NOT_READY,
-    OTHER_DATABASE,
-    UNDEFINED_OBJECT,
-    server_words,
-)
+from .failures import NOT_READY, OTHER_DATABASE, UNDEFINED_OBJECT, server_words
 from .listing import PREPARED
 from .plan import plan_copy
 from .target import make_committable

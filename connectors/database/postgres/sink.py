@@ -6,35 +6,15 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from ..modes import (
-    CommitPath,
-    key_columns,
-    positive,
-    write_mode,
-)
+from ..modes import CommitPath, key_columns, positive, write_mode
 from ..sink import DatabaseSink, Way
-from .checks import (
-    check_server,
-    check_table,
-    choose_path,
-    read_server,
-)
+from .checks import check_server, check_table, choose_path, read_server
 from .connections import borrowed
 from .dsn import Dsn
 from .ledger import DEFAULT_SCHEMA, Ledger, prune_due
-from .listing import (
-    PREPARED,
-    STAGED,
-    list_lingering,
-    list_of_log,
-)
+from .listing import PREPARED, STAGED, list_lingering, list_of_log
 from .merging import abort_staged, commit_staged
-from .options import (
-    ALL_MODES,
-    checked_change_column,
-    commit_mode,
-    read_postgres_options,
-)
+from .options import ALL_MODES, checked_change_column, commit_mode, read_postgres_options
 from .prepared import PreparedWriting, abort_prepared, commit_prepared
 from .staging import StagedWriting
 from .states import inspect
@@ -49,12 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from onceward.core.names import Scope
-    from onceward.core.transaction import (
-        Committable,
-        ExternalState,
-        Progress,
-        WriteContext,
-    )
+    from onceward.core.transaction import Committable, ExternalState, Progress, WriteContext
 
     from .connections import Connection
 

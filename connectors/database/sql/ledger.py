@@ -21,22 +21,12 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from onceward.core.errors import SinkError
-from onceward.core.transaction.ownership import (
-    NOTHING,
-    Progress,
-    other_log,
-    outdated_log,
-)
+from onceward.core.transaction.ownership import NOTHING, Progress, other_log, outdated_log
 
 from ..verdict import Facts
 from .engines import dialect_for, reading, transaction
 from .failures import may_pass
-from .own_tables import (
-    ensure,
-    exists,
-    parts,
-    tables_of,
-)
+from .own_tables import ensure, exists, parts, tables_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,12 +9,7 @@ from onceward.core.transaction import ExternalState
 from . import ledger, own_tables
 from .engines import dialect_for, reading
 from .staging import staged_names
-from .target import (
-    PREPARED,
-    STAGED,
-    make_committable,
-    own_name,
-)
+from .target import PREPARED, STAGED, make_committable, own_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,14 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.dialects.mysql import insert
 
-from .dialect import (
-    HOW_TO_STAGE,
-    Answer,
-    ServerFacts,
-    Trial,
-    TwoPhase,
-    no_unique_key,
-)
+from .dialect import HOW_TO_STAGE, Answer, ServerFacts, Trial, TwoPhase, no_unique_key
 from .failures import code, may_pass, words
 from .tables import TableName
 from .xids import Xid, read_xid

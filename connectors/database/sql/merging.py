@@ -8,18 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
-from onceward.core.errors import (
-    OncewardError,
-    RetryableSinkError,
-    SchemaError,
-    SqlError,
-)
-from onceward.core.transaction import (
-    AbortOutcome,
-    AbortStatus,
-    CommitOutcome,
-    CommitStatus,
-)
+from onceward.core.errors import OncewardError, RetryableSinkError, SchemaError, SqlError
+from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 
 from ..epochs import epoch_by_epoch
 from ..patience import settle

@@ -12,14 +12,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from onceward.core.errors import SqlError
 
-from .dialect import (
-    HOW_TO_STAGE,
-    Answer,
-    ServerFacts,
-    Trial,
-    TwoPhase,
-    no_unique_key,
-)
+from .dialect import HOW_TO_STAGE, Answer, ServerFacts, Trial, TwoPhase, no_unique_key
 from .failures import code, words
 from .tables import TableName
 from .target import own_name

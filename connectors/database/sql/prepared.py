@@ -18,22 +18,12 @@ import sqlalchemy as sa
 
 from onceward.core.errors import ConfigurationError, OncewardError, RetryableSinkError
 from onceward.core.names import parse_transaction_name
-from onceward.core.transaction import (
-    AbortOutcome,
-    AbortStatus,
-    CommitOutcome,
-    CommitStatus,
-)
+from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 
 from ..patience import settle
 from . import ledger, own_tables
 from .dialect import Answer, TwoPhase
-from .engines import (
-    autocommit_options,
-    dialect_for,
-    engine_of,
-    reading,
-)
+from .engines import autocommit_options, dialect_for, engine_of, reading
 from .failures import code
 from .postgresql import HOW_TO_ENABLE
 from .target import PREPARED, make_committable

@@ -6,22 +6,10 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from ..modes import (
-    CommitPath,
-    commit_path,
-    key_columns,
-    positive,
-    write_mode,
-)
+from ..modes import CommitPath, commit_path, key_columns, positive, write_mode
 from ..sink import DatabaseSink, Way
 from . import ledger
-from .checks import (
-    check_server,
-    check_table,
-    choose_path,
-    path_without_server,
-    read_server,
-)
+from .checks import check_server, check_table, choose_path, path_without_server, read_server
 from .listing import inspect, list_lingering, list_of_log
 from .merging import abort_staged, commit_staged
 from .options import read_sql_options
@@ -40,12 +28,7 @@ if TYPE_CHECKING:
     from sqlalchemy import URL
 
     from onceward.core.names import Scope
-    from onceward.core.transaction import (
-        Committable,
-        ExternalState,
-        Progress,
-        WriteContext,
-    )
+    from onceward.core.transaction import Committable, ExternalState, Progress, WriteContext
 
 _log = logging.getLogger("onceward.sql")
 

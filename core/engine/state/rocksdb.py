@@ -24,12 +24,7 @@ from .handles import FileRef, KeyedHandle
 from .keys import row_prefix
 from .memory import cells_of
 from .rows import encode_cells
-from .storage import (
-    SHARED,
-    CheckpointStorage,
-    folder_in,
-    inside,
-)
+from .storage import SHARED, CheckpointStorage, folder_in, inside
 from .store import Freezing, KeyedTable, StateBackend
 
 try:

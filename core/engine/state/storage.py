@@ -20,12 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...errors import ConfigurationError, StateDamagedError, StateError
 from .files import below, locate, open_files
-from .handles import (
-    FileRef,
-    Metadata,
-    decode_metadata,
-    encode_metadata,
-)
+from .handles import FileRef, Metadata, decode_metadata, encode_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
