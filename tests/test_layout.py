@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 ROOT = Path(__file__).parent.parent
 PUBLIC = ROOT / "src" / "onceward"
@@ -105,6 +110,30 @@ def test_rooms_import_only_what_lies_below_them_and_by_full_names() -> None:
                 elif target not in MAY_IMPORT[home] and (where, target) not in GRANTED:
                     found.append(f"{where}:{line} imports {module}: {home} may not")
     assert not found, "\n".join(found)
+
+
+def test_no_file_imports_itself_by_a_detour() -> None:
+    """Imports for types alone count, and those inside of functions."""
+    files = {_dotted(path): path for path in python_files(*FOLDERS)}
+    graph = {module: _imported(module, path, files.keys()) for module, path in files.items()}
+    list(graphlib.TopologicalSorter(graph).static_order())  # or a CycleError, which tells the way
+
+
+def _dotted(path: Path) -> str:
+    return str(path.relative_to(ROOT)).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _imported(module: str, path: Path, known: Collection[str]) -> set[str]:
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            base = (node.module or "").removeprefix("onceward.")
+            if node.level:
+                base = ".".join([*package.split(".")[: package.count(".") + 2 - node.level], *filter(None, [base])])
+            submodules = {f"{base}.{alias.name}" for alias in node.names} & set(known)
+            found |= submodules or {base} & set(known)
+    return found
 
 
 @pytest.mark.slow

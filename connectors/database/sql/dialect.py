@@ -130,24 +130,11 @@ class Dialect(Protocol):
         """Why an upsert by this key of a table with these unique keys is not sound; empty if it is."""
 
 
+READ_ONLY: Final = "onceward_read_only"
+"""Execution option of a transaction that only reads."""
 HOW_TO_STAGE: Final = "or use commit='staging'"
 
 
 def no_unique_key(key: Sequence[str]) -> str:
     """The refusal of an upsert without a unique key."""
     return f"it has no primary key or unique index over exactly {list(key)}, which an upsert needs"
-
-
-def dialect_of(backend: str) -> Dialect:
-    """The dialect of a URL's backend name (see url.DRIVERS)."""
-    from .mariadb import MariaDb  # noqa: PLC0415 - they import this module
-    from .postgresql import PostgreSql  # noqa: PLC0415
-    from .sqlite import Sqlite  # noqa: PLC0415
-
-    kinds: dict[str, type[Dialect]] = {
-        "postgresql": PostgreSql,
-        "mariadb": MariaDb,
-        "mysql": MariaDb,
-        "sqlite": Sqlite,
-    }
-    return kinds[backend]()

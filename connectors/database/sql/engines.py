@@ -17,8 +17,11 @@ from sqlalchemy import exc
 
 from onceward.core.errors import ConfigurationError
 
-from .dialect import Dialect, dialect_of
+from .dialect import READ_ONLY, Dialect
 from .failures import translated
+from .mariadb import MariaDb
+from .postgresql import PostgreSql
+from .sqlite import Sqlite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,8 +32,6 @@ _KEPT: Final = 4
 """Idle connections kept for each engine."""
 _IDLE_SECONDS: Final = 300
 """Firewalls drop connections that were silent for longer than this."""
-READ_ONLY: Final = "onceward_read_only"
-"""Execution option of a transaction that only reads."""
 _EXTRAS: Final = {"psycopg": "postgres", "pymysql": "mariadb"}
 
 
@@ -78,7 +79,7 @@ atexit.register(close_idle)
 
 
 def _create(target: Target) -> sa.Engine:
-    dialect = dialect_of(target.url.backend)
+    dialect = _dialect_of(target.url.backend)
     try:
         engine = sa.create_engine(
             target.url.parsed,
@@ -101,7 +102,7 @@ def _create(target: Target) -> sa.Engine:
 
 def dialect_for(target: Target) -> Dialect:
     """How the target's database is spoken to."""
-    return dialect_of(target.url.backend)
+    return _dialect_of(target.url.backend)
 
 
 @contextmanager
@@ -145,3 +146,14 @@ def autocommitting(target: Target) -> Iterator[sa.Connection]:
 def autocommit_options(target: Target) -> dict[str, Any]:
     """Execution options of such a connection. SQLite's are those of one transaction that only reads."""
     return {READ_ONLY: True} if target.url.backend == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
+
+
+def _dialect_of(backend: str) -> Dialect:
+    """The dialect of a URL's backend name (see url.DRIVERS)."""
+    kinds: dict[str, type[Dialect]] = {
+        "postgresql": PostgreSql,
+        "mariadb": MariaDb,
+        "mysql": MariaDb,
+        "sqlite": Sqlite,
+    }
+    return kinds[backend]()

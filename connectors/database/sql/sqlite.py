@@ -14,8 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects.sqlite import insert
 
-from .dialect import ServerFacts, Trial, TwoPhase, no_unique_key
-from .engines import READ_ONLY
+from .dialect import READ_ONLY, ServerFacts, Trial, TwoPhase, no_unique_key
 from .tables import TableName
 
 if TYPE_CHECKING:

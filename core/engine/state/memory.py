@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 from ...errors import ConfigurationError
 from .files import locate
 from .handles import KeyedHandle
-from .keys import group_in
 from .rows import encode_cells, restored_cells
 from .storage import CheckpointStorage, folder_in, inside
 from .store import Freezing, KeyedTable, StateBackend
@@ -169,4 +168,4 @@ def cells_of(handle: KeyedHandle, storage: CheckpointStorage | None, groups: ran
         return
     from .rocksdb import cells_of_rocksdb  # noqa: PLC0415 - an extra
 
-    yield from (cell for cell in cells_of_rocksdb(handle, storage) if group_in(cell[0]) in groups)
+    yield from cells_of_rocksdb(handle, storage, groups)

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 from ...errors import ConfigurationError, StateDamagedError, StateError
 from .files import locate
 from .handles import FileRef, KeyedHandle
-from .keys import row_prefix
-from .memory import cells_of
-from .rows import encode_cells
+from .keys import group_in, row_prefix
+from .rows import encode_cells, restored_cells
 from .storage import SHARED, CheckpointStorage, folder_in, inside
 from .store import Freezing, KeyedTable, StateBackend
 
@@ -216,12 +215,13 @@ class RocksDBBackend:
                 table.built_on(whole.files)
             return table
         for handle in restored:
-            table.load(cells_of(handle, storage, groups))
+            cells = restored_cells if handle.form == "rows" else cells_of_rocksdb
+            table.load(cells(handle, storage, groups))
         return table
 
 
-def cells_of_rocksdb(handle: KeyedHandle, storage: CheckpointStorage | None) -> Iterator[Cell]:
-    """All cells of a handle in RocksDB's form."""
+def cells_of_rocksdb(handle: KeyedHandle, storage: CheckpointStorage | None, groups: range) -> Iterator[Cell]:
+    """The cells of a handle in RocksDB's form that belong to these groups."""
     if storage is None:
         raise StateDamagedError("a checkpoint with RocksDB's files needs the folder they are in")
     folder = Path(tempfile.mkdtemp(prefix="onceward-state-"))
@@ -229,7 +229,7 @@ def cells_of_rocksdb(handle: KeyedHandle, storage: CheckpointStorage | None) -> 
         _copy_out(handle, storage, folder / "db")
         with _reading(folder / "db") as db:
             for group in range(handle.first, handle.end):
-                yield from _cells(db, row_prefix(group, "")[:2])
+                yield from (cell for cell in _cells(db, row_prefix(group, "")[:2]) if group_in(cell[0]) in groups)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
