@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the virtual environment with exactly the packages of requirements.lock, and this checkout in it.
-# Does nothing if that was done for this lock already. Takes uv if there is one, else pip; pip decides in the end,
+# Does nothing if that was done for this lock and pyproject.toml already. Takes uv if there is one, else pip; pip decides in the end,
 # because uv does not read pip's configuration.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,11 +9,11 @@ venv=${VENV:-.venv}
 python=${PYTHON:-python3}
 stamp=$venv/installed.lock
 
-if cmp --silent requirements.lock "$stamp" && [[ -x $venv/bin/onceward ]]; then
+if cat requirements.lock pyproject.toml | cmp --silent - "$stamp" && [[ -x $venv/bin/onceward ]]; then
   exit 0
 fi
 
-echo "setting up $venv (once for each requirements.lock; pyspark alone is some 400 MB)"
+echo "setting up $venv (once for each requirements.lock and pyproject.toml; pyspark alone is some 400 MB)"
 "$python" -m venv "$venv"
 installed=no
 if command -v uv >/dev/null; then
@@ -23,5 +23,5 @@ if [[ $installed == no ]]; then
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 fi
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-cp requirements.lock "$stamp"
+cat requirements.lock pyproject.toml >"$stamp"
 echo "done: $venv/bin/onceward"
