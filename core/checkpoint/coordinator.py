@@ -16,7 +16,14 @@ import logging
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigurationError, EpochConflictError, ExternalError, StoreError
+from ..errors import (
+    ConfigurationError,
+    DataLossError,
+    EpochConflictError,
+    ExternalError,
+    FencedError,
+    StoreError,
+)
 from ..log import EpochInput, LogStore, LogView, LogWriter, Rewound, WriterToken
 from ..log.view import NONE, check_next, may_follow
 from ..names import Scope, check_pipeline_name
@@ -122,7 +129,7 @@ class Coordinator:
         reach(Step.START_AFTER)
         goes_back = self._goes_back(self.view, wanted, epoch_input)
         unowned = self._own_names(release=goes_back or self.view.rewound)
-        unswept = self._sweep_now(abandoned=self._sinks_changed())
+        unswept = self._sweep_now(abandoned=True)
         self._finish_decided()
         if goes_back and wanted is not None:
             _log.warning("going back on purpose: the next epoch is %s (%s)", first_epoch, rewind)
@@ -241,7 +248,7 @@ class Coordinator:
         earliest = self.view.decided + 1 if self.gaps else epoch
         of = Written(self.pipeline, self.writer.token, epoch, earliest)
         committables = gather(of, self.sinks, acknowledgements)
-        check_age(of, self.sinks, committables, age=self.policy.monotonic() - self._began if age is None else age)
+        self._check_age(of, committables, self.policy.monotonic() - self._began if age is None else age)
         reach(Step.ACKNOWLEDGED)
         permit = self.writer.decide(
             epoch, committables, sinks=list(self.sinks), epoch_input=epoch_input, state=state, follows=self._follows()
@@ -267,6 +274,14 @@ class Coordinator:
             self.sinks[committable.sink].abort(committable)
             reach(Step.ABORT_AFTER)
         return True
+
+    def _check_age(self, of: Written, committables: Sequence[Committable], age: float) -> None:
+        try:
+            check_age(of, self.sinks, committables, age=age)
+        except DataLossError as error:
+            if not self.writer.still_newest():  # a newer writer has swept them
+                raise FencedError("a newer writer of this pipeline has started", pipeline=self.pipeline) from error
+            raise
 
     def _follows(self) -> int | None:
         return self.view.decided if self.gaps else None
@@ -325,10 +340,6 @@ class Coordinator:
             except ExternalError as error:
                 unanswered = error
         return unanswered
-
-    def _sinks_changed(self) -> bool:
-        """Whether another sink than these may have left something behind; a decision names all that there were."""
-        return self.view.newest is None or set(self.view.newest.sinks) != self.sinks.keys()
 
     def _sweep_now(self, *, busy: bool = False, abandoned: bool = False) -> Exception | None:
         """Sweep; what a sink raised, if one did.

@@ -16,6 +16,8 @@ from unittest.mock import patch
 from onceward.connectors.kafka import commits, pool
 from onceward.connectors.kafka.handle import Handle, Prepared, listed_committable
 from onceward.connectors.kafka.verdict import Observation, judge
+from onceward.connectors.spark.exactly_once import EpochHandler
+from onceward.connectors.spark.query import epoch_input
 from onceward.core.checkpoint import Admission, Coordinator, commit, coordinator
 from onceward.core.errors import DecisionInDoubtError
 from onceward.core.log import LogView, LogWriter, WriterToken, reader, writer
@@ -24,6 +26,7 @@ from onceward.core.names import Scope, parse_pooled_name
 from onceward.core.transaction import (
     AbortOutcome,
     AbortStatus,
+    Acknowledgement,
     CommitOutcome,
     CommitStatus,
     Committable,
@@ -33,8 +36,7 @@ from onceward.sinks.kafka import KafkaTransaction
 
 from .broker import FENCED
 from .database_sinks import PreparedSink, StagedSink
-from .kafka_sink import KafkaLikeSink
-from .pipeline import Driver
+from .kafka_sink import KafkaLikeSink, SimulatedClient
 from .plan import Event, Kind, Plan
 from .run import Parts
 
@@ -44,7 +46,6 @@ if TYPE_CHECKING:
     from onceward.core.checkpoint import CommitPolicy
     from onceward.core.log import CommitPermit, EpochInput
     from onceward.core.names import TransactionName
-    from onceward.core.transaction import Acknowledgement
 
 
 @dataclass(frozen=True)
@@ -264,17 +265,21 @@ def _resolve_voiding_parts(permit: CommitPermit, failures: Any, log: LogWriter, 
     return False
 
 
-class DecidesAgain(Driver):
+class DecidesAgain(EpochHandler):
     """After a put in doubt it writes the epoch again, and offers the new decision for the same slot."""
 
-    def _for_each_batch(self, batch: int, about: EpochInput) -> None:
+    def __call__(self, frame: Any, batch: int) -> None:
+        """Once more, with other transactions."""
         try:
-            super()._for_each_batch(batch, about)
+            super().__call__(frame, batch)
         except DecisionInDoubtError:
-            again = self.coordinators[0]
+            again, run = self._coordinator, self._run
+            if again is None or run is None:
+                raise
             again.writer._pending = None
-            contexts = [again.context(sink.name, batch, subtask=-1) for sink in self.sinks]
-            again.commit(batch, self._stage(batch, about, contexts), about)
+            about = epoch_input(self._read_text, run.checkpoint, run.query, batch)
+            acks = [Acknowledgement.from_json(row["acknowledgement"]) for row in self._write(frame, again, batch)]
+            again.commit(batch, acks, about)
 
 
 # The sinks
@@ -303,14 +308,18 @@ class ReusesInstances(KafkaLikeSink):
         """There is nothing to make ready."""
 
 
+class EndsInsteadOfFencing(SimulatedClient):
+    """Its fence is EndTxn(abort) alone."""
+
+    def fence(self, transactional_id: str, producer_id: int, producer_epoch: int) -> int:
+        """Nothing is fenced."""
+        return self.end_one(Handle(transactional_id, producer_id, producer_epoch, -1), commit=False)
+
+
 class AbortsWithoutFence(KafkaLikeSink):
     """Sweeps by EndTxn(abort) alone, also what a living producer writes."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.client.fence = lambda name, pid, epoch: self.client.end_one(  # type: ignore[method-assign]
-            Handle(name, pid, epoch, -1), commit=False
-        )
+    client_class = EndsInsteadOfFencing
 
 
 class BelievesFenced(KafkaLikeSink):
@@ -486,7 +495,7 @@ MUTANTS: dict[str, Mutant] = {
     "an errored put tried again with other content": Mutant(
         "After a put in doubt another decision is offered for its slot, and the answer is judged by the writer's id.",
         _laws("1", "2", "4"),
-        Parts(driver=DecidesAgain),
+        Parts(handler=DecidesAgain),
         patches=((LogWriter, "_put", _put_judged_by_writer),),
         narrow=with_kinds(K.STORE_FAULT, style="batch", tries=0),
     ),
