@@ -154,10 +154,10 @@ class Coordinator:
             return True
         if wanted.epoch == NONE or may_follow(view, wanted.epoch):
             return False
-        if wanted == done:
+        if wanted.epoch >= done.epoch:  # what a restart with the same command line offers
             raise self._conflict(
                 wanted.epoch,
-                f"the rewind to epoch {wanted.epoch} ({wanted.why!r}) was done before, and epochs up to {view.decided} "
+                f"the rewind to epoch {done.epoch} ({wanted.why!r}) was done before, and epochs up to {view.decided} "
                 "were decided since. To go back once more, give another reason",
             )
         return True

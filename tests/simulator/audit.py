@@ -215,8 +215,8 @@ class LogAudit:
         self.skipped: list[Txn] = []
         self.known_at: dict[int, int] = {}
         """For each START, the newest epoch that was decided before."""
-        self.rewinds: dict[tuple[str, str], str] = {}
-        """Query and reason of each rewind, and the folder that it was done for."""
+        self.rewinds: dict[tuple[str, str], int] = {}
+        """Query and reason of each rewind, and the first epoch after it."""
 
     def may_decide(self, txn: Txn) -> bool:
         """Whether a decision that names the transaction can still come into being."""
@@ -327,12 +327,11 @@ class LogAudit:
         back = entry.rewind
         if self.undone is not None:
             raise Violation("rewind", f"{back} while epoch {self.undone.epoch} is not completed")
-        folder = by.folder if by is not None else None
-        if folder is not None and self.rewinds.get((back.query, back.why)) == folder.root:
+        if back.epoch >= self.rewinds.get((back.query, back.why), back.epoch + 1):
             raise Violation("rewind", f"{back} is done a second time")
-        if folder is not None:
-            self.rewinds[back.query, back.why] = folder.root
-            self.end = folder.end_of(back.epoch - 1)
+        self.rewinds[back.query, back.why] = back.epoch
+        if by is not None:
+            self.end = by.folder.end_of(back.epoch - 1)
         self.decided = back.epoch - 1 if back.epoch > 0 else None
         self.known_at[self.start] = back.epoch - 1
         self.newest = None

@@ -307,6 +307,7 @@ class Broker:
     def go_away(self, ticks: int) -> None:
         """No broker answers for a while."""
         self._away_until = self._world.trouble(ticks)
+        self._world.excuses += 1
 
     def recover(self) -> None:
         """Every partition has a leader again."""

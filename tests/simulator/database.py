@@ -272,7 +272,10 @@ class Database:
         if self.world.tick < self.away_until:
             return 0
         task = self.world.current
-        return task.target_faults.pop() % 3 if task is not None and task.target_faults else None
+        if task is None or not task.target_faults:
+            return None
+        self.world.disturbed += 1
+        return task.target_faults.pop() % 3
 
     def _ask(self, what: str, call: Callable[[], str]) -> str:
         fault = self._fault()

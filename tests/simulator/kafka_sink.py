@@ -155,6 +155,7 @@ def fault_at(world: World, broker: Broker, what: str) -> int | None:
         return None
     fault = task.target_faults.pop() % 3
     world.excuses += 1
+    world.disturbed += 1
     world.note(f"{what} gets no answer ({('not done', 'answer lost', 'arrives late')[fault]})")
     return fault
 

@@ -117,7 +117,10 @@ class FakeStore:
 
     def _fault(self) -> int | None:
         task = self._world.current
-        return task.store_faults.pop() % 3 if task is not None and task.store_faults else None
+        if task is None or not task.store_faults:
+            return None
+        self._world.disturbed += 1
+        return task.store_faults.pop() % 3
 
     def _read_fault(self) -> None:
         if self._fault() is not None:
