@@ -6,7 +6,6 @@ laws carry the numbers of the invariants; where they are words, the text says wh
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from onceward.core.log import Entry
 
     from .pipeline import Driver
+    from .spark import Folder
     from .world import World
 
 PIPELINE = "orders"
@@ -184,11 +184,6 @@ def at(offsets: list[str] | None) -> int:
     return int(offsets[0]) if offsets is not None else 0
 
 
-def digest_of(offsets: str) -> str:
-    """The digest of an offsets file, as it should be."""
-    return hashlib.sha256(offsets.encode()).hexdigest()
-
-
 class LogAudit:
     """One decision log, as it truly is, and the rules of its entries.
 
@@ -209,6 +204,8 @@ class LogAudit:
         self.writer = ""
         self.undone: Decide | None = None
         self.newest: Decide | None = None
+        self.folder: Folder | None = None
+        """The checkpoint of which the newest decision is."""
         self.decided: int | None = None
         self.end = 0
         self.done: dict[int, list[Decide]] = {}
@@ -292,6 +289,7 @@ class LogAudit:
                 raise Violation("2", f"epoch {entry.epoch} names rows {sorted(found)} in {sink}, input {entry.input}")
         self.undone = self.newest = entry
         self.decided, self.end = entry.epoch, end
+        self.folder = by.folder if by is not None else self.folder
         self._promise(entry, 1)
 
     def _complete(self, entry: Completed) -> None:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 PAUSE = 10
 """Ticks between two rounds of commits."""
+SWEEP_EVERY = 2000.0
+"""Ticks after which a coordinator sweeps without a reason."""
 
 
 def policy_of(world: World) -> Callable[..., CommitPolicy]:
@@ -44,6 +46,7 @@ def policy_of(world: World) -> Callable[..., CommitPolicy]:
         CommitPolicy,
         commits=backoff(6, PAUSE),
         puts=backoff(world.plan.config.tries, 1),
+        sweep_every=SWEEP_EVERY,
         monotonic=lambda: float(world.tick),
         token=world.token,
         now=lambda: str(world.tick),

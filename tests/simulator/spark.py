@@ -113,9 +113,12 @@ def read_file(world: World, url: str) -> str | None:
 # What Spark pickles
 
 
+_OUTSIDE = {kind: kind.__name__ for kind in (World, Audit, Broker, Database)}
+
+
 class _Pickler(pickle.Pickler):
     def persistent_id(self, thing: object) -> str | None:
-        return type(thing).__name__ if isinstance(thing, World | Audit | Broker | Database) else None
+        return _OUTSIDE.get(type(thing))
 
 
 class _Unpickler(pickle.Unpickler):
