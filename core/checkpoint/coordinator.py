@@ -16,6 +16,8 @@ import logging
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ..errors import (
     ConfigurationError,
     DataLossError,
@@ -122,8 +124,8 @@ class Coordinator:
         if rewind is not None:
             wanted = Rewound(query=query or "", epoch=NONE if first_epoch is None else first_epoch, why=rewind)
         before = self.writer.look() if query is not None or wanted is not None else None
-        if before is not None and not self._goes_back(before, wanted, epoch_input) and before.before is not None:
-            self._check_query(before.before, query)
+        if before is not None and not self._goes_back(before, wanted, epoch_input):
+            self._check_query(before, query)
         reach(Step.START_BEFORE)
         self.writer.start()
         reach(Step.START_AFTER)
@@ -133,7 +135,7 @@ class Coordinator:
         self._finish_decided()
         if goes_back and wanted is not None:
             _log.warning("going back on purpose: the next epoch is %s (%s)", first_epoch, rewind)
-            self.writer.rewind(wanted)
+            self.writer.rewind(_after(wanted, self.view.rewind))
         for error in (unowned, unswept):
             if error is not None:
                 raise error
@@ -150,15 +152,15 @@ class Coordinator:
         if epoch_input is not None and _is_replay(view, wanted.epoch, epoch_input):
             return False  # the newest decision's own epoch: the driver died before it logged it
         done = view.rewind
-        if done is None or (done.query, done.why) != (wanted.query, wanted.why):
+        if done is None or done.query != wanted.query or wanted.why not in (done.why, *done.earlier):
             return True
         if wanted.epoch == NONE or may_follow(view, wanted.epoch):
             return False
-        if wanted.epoch >= done.epoch:  # what a restart with the same command line offers
+        if wanted.why != done.why or wanted.epoch >= done.epoch:  # what a restart with the same command line offers
             raise self._conflict(
                 wanted.epoch,
-                f"the rewind to epoch {done.epoch} ({wanted.why!r}) was done before, and epochs up to {view.decided} "
-                "were decided since. To go back once more, give another reason",
+                f"a rewind with this reason ({wanted.why!r}) was done before, and epochs up to {view.decided} were "
+                "decided since. To go back once more, give another reason",
             )
         return True
 
@@ -288,11 +290,9 @@ class Coordinator:
 
     def _check_continues(self, view: LogView, epoch: int, epoch_input: EpochInput) -> None:
         """The right number is not enough (invariant 5): the input must go on where the newest decided one ended."""
+        self._check_query(view, epoch_input.query)
         before = view.before
-        if before is None:
-            return
-        self._check_query(before, epoch_input.query)
-        if not epoch_input.follows(before):
+        if before is not None and not epoch_input.follows(before):
             raise self._conflict(
                 epoch,
                 f"its input does not begin where the epoch before ended ({epoch_input.start}, not {before.end}): rows "
@@ -300,12 +300,15 @@ class Coordinator:
                 "purpose with an explicit rewind",
             )
 
-    def _check_query(self, before: EpochInput, query: str | None) -> None:
-        if query is not None and query != before.query:
+    def _check_query(self, view: LogView, query: str | None) -> None:
+        owner = view.before.query if view.before is not None else None
+        if view.rewound and view.rewind is not None and not self.gaps:
+            owner = view.rewind.query or None
+        if None not in (query, owner) and query != owner:
             raise EpochConflictError(
-                f"the newest epoch was decided by another query ({before.query}, not {query}). Use the checkpoint that "
-                "belongs to this pipeline, give the pipeline another name, or go back on purpose with an explicit "
-                "rewind",
+                f"the newest epoch was decided, or gone back to, by another query ({owner}, not {query}). Use the "
+                "checkpoint that belongs to this pipeline, give the pipeline another name, or go back on purpose with "
+                "an explicit rewind",
                 pipeline=self.pipeline,
             )
 
@@ -389,3 +392,11 @@ class Coordinator:
 def _is_replay(view: LogView, epoch: int, epoch_input: EpochInput) -> bool:
     newest = view.newest
     return newest is not None and epoch == newest.epoch and newest.input.same_as(epoch_input)
+
+
+def _after(rewind: Rewound, before: Rewound | None) -> Rewound:
+    """The rewind, with the reasons of those that the query did before it."""
+    if before is None or before.query != rewind.query:
+        return rewind
+    earlier = tuple(why for why in (*before.earlier, before.why) if why != rewind.why)
+    return msgspec.structs.replace(rewind, earlier=earlier)

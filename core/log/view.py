@@ -126,7 +126,7 @@ def _step(view: LogView, entry: Entry) -> LogView:
                 newest=None,
                 rewound=True,
                 awaited=entry.rewind.epoch,
-                before=EpochInput(query=entry.rewind.query) if entry.rewind.query else None,
+                before=None,
                 rewind=entry.rewind,
                 claimed=frozenset(),
             )

@@ -141,7 +141,7 @@ class Audit:
             return
         if txn.pipeline != PIPELINE:
             raise Violation("9", f"a transaction of another pipeline was aborted: {txn}")
-        if txn.decision is not None:
+        if txn.decision is not None and not txn.skipped:
             raise Violation("4", f"a decided transaction was aborted by the library: {txn}")
         log = self.log_of(txn)
         if cause != "discard" and before == "prepared" and log is not None and log.may_decide(txn):

@@ -320,6 +320,16 @@ class RewindsAgain(Coordinator):
         return wanted is not None and not same
 
 
+class KeepsItsCoordinator(EpochHandler):
+    """Goes on with the coordinator of a run that has failed."""
+
+    def __call__(self, frame: Any, batch: int) -> None:
+        """Whatever run it is."""
+        if self._run is not None:
+            self._run = query.current_run(self.spark)
+        super().__call__(frame, batch)
+
+
 class SkipsReplays(EpochHandler):
     """Returns at once when an epoch is a replay."""
 
@@ -712,6 +722,12 @@ MUTANTS: dict[str, Mutant] = {
         _laws("sweep"),
         patches=((sys.modules[EpochHandler.__module__], "any_stage_failed", lambda *_: False),),
         narrow=with_kinds(K.TASK_FAILS, style="batch", speculate=(), subtasks=1, sinks=("prepared", "staged")),
+    ),
+    "a coordinator that outlives its run": Mutant(
+        "A query that runs again in the same process goes on with what the failed one had in memory.",
+        _laws("progress", "bug", "3", "5", "fence"),
+        Parts(handler=KeepsItsCoordinator),
+        narrow=with_kinds(K.STORE_FAULT, style="batch", same_process=True, tries=0),
     ),
     "a replay is not run": Mutant(
         "A replayed batch is not computed, so a stateful query misses a version of its state.",

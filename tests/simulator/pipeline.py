@@ -98,6 +98,16 @@ class Driver:
         self._handler: EpochHandler | None = None
         self._completed: set[int] = set()
 
+    def go_on_in(self, before: Driver) -> None:
+        """The same function of foreachBatch runs a new query, in the process of the one that failed."""
+        self.process = before.process
+        self.process.driver = self
+        self.session = before.session
+        self.session.run_by(self)
+        self._handler = before._handler
+        if self._handler is not None:
+            self._handler.on_complete = self._on_complete
+
     def run(self) -> None:
         """Run batches until the input is used up."""
         while True:

@@ -136,6 +136,7 @@ class Config:
         on_lost: Policy: "fail", "replay" or "skip".
         unique: Whether the prepared sink's table has a unique key, so that a retry meets the lost attempt's locks.
         same_app: Whether a restarted driver finds the executors of the one before it.
+        same_process: Whether a query that failed runs again in the process that is there.
         tries: Repetitions of a put before a writer gives up.
         timeout: Ticks after which the broker aborts an open transaction.
     """
@@ -149,6 +150,7 @@ class Config:
     on_lost: str = "fail"
     unique: bool = False
     same_app: bool = True
+    same_process: bool = False
     tries: int = 2
     timeout: int = 600
 
@@ -197,6 +199,7 @@ def _config(rng: random.Random) -> Config:
         on_lost=rng.choice(("fail", "fail", "fail", "replay", "skip")),
         unique=rng.random() < 0.5,
         same_app=rng.random() < 0.7,
+        same_process=rng.random() < 0.4,
         tries=rng.choice((0, 1, 2)),
         timeout=rng.choice((400, 600, 1200)),
     )

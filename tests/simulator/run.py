@@ -121,7 +121,8 @@ class Simulation:
         self.store = FakeStore(self.world, LogAudit(self.audit, main=True), "main")
         self.folder = self._add(Folder(self._root(), self.store))
         self.rewind: str | None = None
-        self.renamed = False
+        self.reasons = 0
+        self.renamed = self.ever_renamed = False
         self.drivers: list[tuple[Task, Driver]] = []
         self.starts = 0
         self.finished = False
@@ -170,17 +171,22 @@ class Simulation:
     # The supervisor restarts the driver whenever it has died, a few times
 
     def _supervise(self) -> None:
+        driver: Driver | None = None
         while not self.finished and not self.stopped and self.starts < STARTS:
             self.starts += 1
-            task, driver = self._start_driver(self.folder)
+            same = driver is not None and driver.process.alive and self.config.same_process
+            same = same and (driver.folder, driver.rewind) == (self.folder, self.rewind) and not self.ever_renamed
+            task, driver = self._start_driver(self.folder, again=driver if same else None)
             self.world.wait(lambda task=task: task.done or not task.process.alive)  # type: ignore[misc]
             self.finished = driver.finished
             self._judge_all()
             if not self.finished:
                 self.world.nap(PAUSE)
 
-    def _start_driver(self, folder: Folder, *, rewind: bool = True) -> tuple[Task, Driver]:
-        """As the command line says, which a supervisor repeats."""
+    def _start_driver(
+        self, folder: Folder, *, rewind: bool = True, again: Driver | None = None
+    ) -> tuple[Task, Driver]:
+        """As the command line says, which a supervisor repeats; or the same query `again`, in the same process."""
         driver = Driver(
             self.world,
             self.audit,
@@ -191,6 +197,8 @@ class Simulation:
             cluster=self.cluster,
             handler_class=self.parts.handler,
         )
+        if again is not None:
+            driver.go_on_in(again)
         task = self.world.start(driver.process, "query", driver.run, role="driver")
         self.drivers.append((task, driver))
         return task, driver
@@ -246,12 +254,26 @@ class Simulation:
                 task.judged = True  # type: ignore[attr-defined]
                 self.world.note(f"{driver.process} ENDED WITH {type(task.error).__name__}: {task.error}")
                 alone = driver.store is self.store and (not self.crowded or self.world.calm)
-                if isinstance(task.error, EpochConflictError) and "no longer has" in task.error.message:
-                    self.renamed = not self.renamed  # as the message says
+                if self._is_told_what_to_do(task.error):
                     continue
                 judge(task.error, driver, alone=alone)
                 lost = isinstance(task.error, DataLossError) and not task.error.retryable
                 self.stopped = self.stopped or (lost and self.config.on_lost == "fail")
+
+    def _is_told_what_to_do(self, error: BaseException) -> bool:
+        """A person does what the message says."""
+        message = error.message if isinstance(error, EpochConflictError) else ""
+        if "no longer has" in message:
+            self.renamed = not self.renamed
+            return True
+        if "give another reason" in message and self.rewind is not None:
+            self._give_reason()
+            return True
+        return False
+
+    def _give_reason(self) -> None:
+        self.reasons += 1
+        self.rewind = f"reason {self.reasons}"
 
     # Disturbances
 
@@ -279,16 +301,17 @@ class Simulation:
 
     def _impostor(self) -> None:
         """Only once the real pipeline owns its names: who comes first is the real one."""
-        known = all(self.audit.visible[kind] for kind in self.config.sinks) and not self.renamed
+        known = all(self.audit.visible[kind] for kind in self.config.sinks) and not self.ever_renamed
         if known and self.store.audit.decided is not None and len(self.drivers) < 2 * STARTS:
             other = FakeStore(self.world, LogAudit(self.audit), "impostor")
             self._start_driver(self._add(Folder(self._root(), other, "another query")), rewind=False)
 
     def _foreign(self, arg: int) -> None:
-        """Its offsets lag behind: going on there would write records again. Some say that it is this query."""
-        decided = self.store.audit.decided
+        """Its offsets lag behind: going on there would write records again. Some say that it is this query, but
+        not where there are rewinds: the epoch and the query are all that a log knows then of what is to come."""
+        decided, rewound = self.store.audit.decided, any(e.kind is Kind.REWIND for e in self.world.plan.events)
         if decided is not None and len(self.drivers) < 2 * STARTS:
-            folder = self._add(Folder(self._root(), self.store, "another query" if arg % 2 else "query"))
+            folder = self._add(Folder(self._root(), self.store, "another query" if arg % 2 or rewound else "query"))
             for epoch in range(decided + 1):
                 folder.write_offsets(epoch, 0, self.world.tick)
             folder.commits = list(folder.offsets)
@@ -301,10 +324,9 @@ class Simulation:
 
     def _go_back(self, arg: int) -> None:
         """Who runs is stopped before, or fenced; where a table has a unique key its rows would be in the way."""
-        done = len(self.store.audit.rewinds)
-        if self.config.unique or not self.folder.commits or done >= MOST_REWINDS or self.starts >= STARTS:
+        if self.config.unique or not self.folder.commits or self.reasons >= MOST_REWINDS or self.starts >= STARTS:
             return
-        self.rewind = f"reason {done}"
+        self._give_reason()
         self.folder = self._add(self.folder.older(1 + arg % 2, self._root()))
         if arg & 8:
             self._twin(self.folder)
@@ -314,7 +336,7 @@ class Simulation:
 
     def _rename(self, _arg: int) -> None:
         """The next start says so."""
-        self.renamed = not self.renamed
+        self.renamed, self.ever_renamed = not self.renamed, True
 
     def _restore(self, arg: int) -> None:
         """Only where a target has seen what came after the backup: nobody else could know."""

@@ -321,7 +321,7 @@ class Session:
         self._stages: list[Stage] = []
         query = SimpleNamespace(
             outputMode=lambda: SimpleNamespace(toString=lambda: "Append"),
-            resolvedCheckpointRoot=lambda: driver.folder.root,
+            resolvedCheckpointRoot=lambda: self._driver.folder.root,
         )
         stream = SimpleNamespace(_jsq=SimpleNamespace(streamingQuery=lambda: query))
         self.streams = SimpleNamespace(get=lambda _: stream)
@@ -334,6 +334,10 @@ class Session:
         )
         self._jvm = SimpleNamespace(org=SimpleNamespace(apache=apache))
         self._jsc = SimpleNamespace(hadoopConfiguration=lambda: None)
+
+    def run_by(self, driver: Driver) -> None:
+        """Another run of the query has begun."""
+        self._driver = driver
 
     @property
     def properties(self) -> dict[str, str]:
