@@ -200,6 +200,50 @@ class TestAdmission:
             back.open(rewind=why, first_epoch=first, query="q", epoch_input=about(first))
             assert back.admit(first, about(first)) is Admission.NEW
 
+    def test_a_repeated_command_line_never_goes_back_over_what_a_copy_of_the_checkpoint_decided(self):
+        """A second job on a copy decides epoch 2; the first one offers its own, and its old rewind is no permission."""
+        bench = Bench()
+        for epoch in range(3):
+            bench.run(bench.opened(), epoch)
+        back = bench.coordinator()
+        back.open(rewind="wrong code", first_epoch=1, query="q", epoch_input=about(1))
+        bench.run(back, 1)
+        bench.run(back, 2)
+        mine = msgspec.structs.replace(about(2), digest="another time")
+        with pytest.raises(EpochConflictError, match="give another reason"):
+            bench.coordinator().open(rewind="wrong code", first_epoch=2, query="q", epoch_input=mine)
+
+    def test_an_older_command_line_finds_its_rewind_done(self):
+        """A deployment is rolled back to the version that had said rewind="wrong code"."""
+        bench = Bench()
+        for epoch in range(3):
+            bench.run(bench.opened(), epoch)
+        for first, why in ((1, "wrong code"), (1, "still wrong")):
+            back = bench.coordinator()
+            back.open(rewind=why, first_epoch=first, query="q", epoch_input=about(first))
+            bench.run(back, 1)
+            bench.run(back, 2)
+        other = msgspec.structs.replace(about(2), digest="another time")
+        for first, offered in ((1, about(1)), (2, other)):
+            with pytest.raises(EpochConflictError, match="give another reason"):
+                bench.coordinator().open(rewind="wrong code", first_epoch=first, query="q", epoch_input=offered)
+        again = bench.coordinator()
+        again.open(rewind="wrong code", first_epoch=3, query="q", epoch_input=about(3))
+        bench.run(again, 3)
+
+    def test_after_a_rewind_only_the_query_that_went_back_goes_on(self):
+        bench = Bench()
+        for epoch in range(3):
+            bench.run(bench.opened(), epoch)
+        bench.coordinator().open(rewind="wrong code", first_epoch=1, query="q", epoch_input=about(1))
+        with pytest.raises(EpochConflictError, match="by another query"):
+            bench.opened().admit(1, about(1, query="other"))
+        starts = len(bench.store.entries)
+        with pytest.raises(EpochConflictError, match="by another query"):
+            bench.coordinator().open(first_epoch=1, query="other")
+        assert len(bench.store.entries) == starts
+        bench.run(bench.opened(), 1)
+
     def test_a_rewind_is_explicit_and_goes_to_one_epoch(self):
         for epoch in (0, 1):
             bench = Bench()
@@ -381,6 +425,13 @@ class TestAge:
             coordinator.commit(0, [acknowledgement(committable)], about(0))
         assert read(bench.store).decided == -1
         assert bench.sink.committed == []
+
+    def test_one_that_a_newer_writer_has_swept_is_no_loss(self):
+        """The driver that slept is fenced, and nobody is alarmed."""
+        bench, coordinator, committable = self.bench(10.1, ExternalState.ABORTED)
+        bench.opened()
+        with pytest.raises(FencedError, match="a newer writer"):
+            coordinator.commit(0, [acknowledgement(committable)], about(0))
 
     @pytest.mark.parametrize("state", [ExternalState.OPEN, ExternalState.PREPARED, ExternalState.UNKNOWN])
     def test_an_old_one_that_may_be_there_is_decided(self, state: ExternalState):
@@ -883,6 +934,14 @@ class TestSinksThatAreGone:
         bench.opened()
         assert bench.sink.aborted == [left.transaction]
         assert "of sink renamed, which this pipeline no longer has" in caplog.text
+
+    def test_what_a_zombie_prepares_for_a_renamed_sink_after_the_first_decision_is_aborted_at_the_next_start(self):
+        bench = Bench()
+        bench.run(bench.opened(), 0)
+        left = self.left(bench.opened())
+        bench.sink.elsewhere = [left]
+        bench.opened()
+        assert bench.sink.aborted == [left.transaction]
 
     def test_another_pipelines_or_logs_and_a_present_sinks_are_left_alone(self):
         bench = Bench()
