@@ -18,7 +18,7 @@ from onceward.core.log import reader
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import context
 
-from .audit import read_entry
+from .audit import PIPELINE, read_entry
 from .kafka_sink import kafka_in
 from .pipeline import policy_of
 from .spark import read_file
@@ -66,7 +66,7 @@ def inside(world: World, audit: Audit, broker: Broker, parts: Parts) -> Iterator
 
 @contextmanager
 def _spark_in(world: World, parts: Parts) -> Iterator[None]:
-    """Checkpoint folders, task contexts and policies of the adapter are the world's; drivers' coordinators are known."""
+    """Folders, task contexts and policies of the adapter are the world's; a driver's coordinators are known."""
 
     def made(*args: Any, **settings: Any) -> Coordinator:
         new = parts.coordinator(*args, **settings)
@@ -90,7 +90,11 @@ def _spark_in(world: World, parts: Parts) -> Iterator[None]:
 
 
 def _folders_store(world: World) -> Callable[..., Any]:
-    return lambda url, *, pipeline: world.folders[url.removesuffix("/onceward")].store
+    def open_store(url: str, *, pipeline: str) -> Any:
+        assert pipeline == PIPELINE
+        return world.folders[url.removesuffix("/onceward")].store
+
+    return open_store
 
 
 def _audited(audit: Audit, sweep: Callable[..., Swept]) -> Callable[..., Swept]:

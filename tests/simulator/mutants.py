@@ -337,7 +337,8 @@ class SkipsReplays(EpochHandler):
         """The frame is not computed by a write."""
         nothing = SimpleNamespace(save=lambda: None)
         write = SimpleNamespace(format=lambda _: SimpleNamespace(mode=lambda _: nothing))
-        super().__call__(SimpleNamespace(mapInArrow=frame.mapInArrow, write=write), batch)
+        unwritten: Any = SimpleNamespace(mapInArrow=frame.mapInArrow, write=write)
+        super().__call__(unwritten, batch)
 
 
 def _write_without_reading(self: Any, opened: Opened, epoch: int, batches: Any, session: str = "") -> Any:

@@ -90,7 +90,7 @@ class Driver:
         self.process = Process(world, f"driver {number}", self)
         self.session = Session(self)
         self.finished = False
-        self.collected = (0, -1, -1)
+        self.collected: tuple[int, int, int] = (0, -1, -1)
         """When the newest stage ended, how much was disturbed until then, and under which START."""
         self.acknowledged = 0
         """When it had looked at an epoch's acknowledgements last."""
@@ -146,9 +146,10 @@ class Driver:
     # foreachBatch
 
     def _for_each_batch(self, batch: int) -> None:
+        session: Any = self.session
         if self._handler is None:
             self._handler = self._handler_class(
-                self.session,
+                session,
                 self.sinks(),
                 pipeline=PIPELINE,
                 store=None,
@@ -157,7 +158,7 @@ class Driver:
                 rewind=self.rewind,
                 on_complete=self._on_complete,
             )
-        frame = Frame(self, batch)
+        frame: Any = Frame(self, batch)
         self._handler(frame, batch)
         if not frame.ran:
             raise Violation("replay", f"batch {batch} was not run: a stateful query would miss a version of its state")

@@ -174,19 +174,15 @@ class Simulation:
         driver: Driver | None = None
         while not self.finished and not self.stopped and self.starts < STARTS:
             self.starts += 1
-            same = driver is not None and driver.process.alive and self.config.same_process
-            same = same and (driver.folder, driver.rewind) == (self.folder, self.rewind) and not self.ever_renamed
-            task, driver = self._start_driver(self.folder, again=driver if same else None)
+            task, driver = self._start_driver(self.folder, again=driver)
             self.world.wait(lambda task=task: task.done or not task.process.alive)  # type: ignore[misc]
             self.finished = driver.finished
             self._judge_all()
             if not self.finished:
                 self.world.nap(PAUSE)
 
-    def _start_driver(
-        self, folder: Folder, *, rewind: bool = True, again: Driver | None = None
-    ) -> tuple[Task, Driver]:
-        """As the command line says, which a supervisor repeats; or the same query `again`, in the same process."""
+    def _start_driver(self, folder: Folder, *, rewind: bool = True, again: Driver | None = None) -> tuple[Task, Driver]:
+        """As the command line says, which a supervisor repeats; or, if it says the same, in the process of `again`."""
         driver = Driver(
             self.world,
             self.audit,
@@ -197,7 +193,9 @@ class Simulation:
             cluster=self.cluster,
             handler_class=self.parts.handler,
         )
-        if again is not None:
+        said = (folder, driver.rewind)
+        same = again is not None and said == (again.folder, again.rewind) and not self.ever_renamed
+        if again is not None and same and again.process.alive and self.config.same_process:
             driver.go_on_in(again)
         task = self.world.start(driver.process, "query", driver.run, role="driver")
         self.drivers.append((task, driver))

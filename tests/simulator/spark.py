@@ -113,7 +113,7 @@ def read_file(world: World, url: str) -> str | None:
 # What Spark pickles
 
 
-_OUTSIDE = {kind: kind.__name__ for kind in (World, Audit, Broker, Database)}
+_OUTSIDE: dict[type, str] = {kind: kind.__name__ for kind in (World, Audit, Broker, Database)}
 
 
 class _Pickler(pickle.Pickler):

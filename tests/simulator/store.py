@@ -100,7 +100,7 @@ class FakeStore:
     def restored(self, backup: Backup) -> FakeStore:
         """The log as it came back."""
         store = FakeStore(self._world, LogAudit(self.audit.audit, restored=self.audit), "restored")
-        store._entries.update(backup.entries)  # noqa: SLF001 - of another one
+        store._entries.update(backup.entries)
         return store
 
     def _put(self, key: str, data: bytes, by: Driver | None) -> bool:
