@@ -313,6 +313,20 @@ class TestOpening:
             bench.opened(other)
         assert len(bench.sink.committed) == 1
 
+    def test_a_target_that_may_know_more_than_the_log_is_not_swept_until_it_has_said_so(self):
+        """An outdated copy of the log calls undecided what is decided; whoever could tell did not answer just now."""
+        bench, other = Bench(), FakeSink("b")
+        of = bench.opened(other)
+        bench.sink.open = [prepared(of.context("a", 0, subtask=0))]
+        other.open = [prepared(of.context("b", 0, subtask=0))]
+        other.claim_error = RetryableSinkError("no answer")
+        with pytest.raises(RetryableSinkError, match="no answer"):
+            bench.opened(other)
+        assert (len(bench.sink.aborted), len(other.aborted)) == (1, 0)
+        other.claim_error = None
+        bench.opened(other)
+        assert len(other.aborted) == 1
+
     def test_a_name_that_belongs_to_another_log_stops_the_start(self):
         bench = Bench()
         bench.sink.claim_error = EpochConflictError("known from another log")

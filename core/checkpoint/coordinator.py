@@ -37,7 +37,7 @@ from .policy import CommitPolicy
 from .sweep import sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from .participant import Participant
 
@@ -131,12 +131,12 @@ class Coordinator:
         reach(Step.START_AFTER)
         goes_back = self._goes_back(self.view, wanted, epoch_input)
         unowned = self._own_names(release=goes_back or self.view.rewound)
-        unswept = self._sweep_now(abandoned=True)
+        unswept = self._sweep_now(abandoned=True, but=unowned)
         self._finish_decided()
         if goes_back and wanted is not None:
             _log.warning("going back on purpose: the next epoch is %s (%s)", first_epoch, rewind)
             self.writer.rewind(_after(wanted, self.view.rewind))
-        for error in (unowned, unswept):
+        for error in (*unowned.values(), unswept):
             if error is not None:
                 raise error
         return self.view
@@ -327,13 +327,14 @@ class Coordinator:
     def _scope(self, sink: Participant) -> Scope:
         return Scope(self.pipeline, sink.name, self.writer.token.log)
 
-    def _own_names(self, *, release: bool) -> Exception | None:
+    def _own_names(self, *, release: bool) -> dict[str, Exception]:
         """Refuse names that are not this log's, or make the targets forget whose they were before a rewind.
 
         Returns:
-            What a target that did not answer raised, if one did; the others are swept and committed all the same.
+            What each sink raised whose target did not answer. It is not swept now: it may know more than this log, which
+            then is an outdated copy that calls undecided what is decided. The others are, and all are committed.
         """
-        unanswered = None
+        unanswered: dict[str, Exception] = {}
         for sink in self.sinks.values():
             try:
                 if release:
@@ -341,17 +342,18 @@ class Coordinator:
                 else:
                     sink.check_claim(self._scope(sink), self.view.progress)
             except ExternalError as error:
-                unanswered = error
+                unanswered[sink.name] = error
         return unanswered
 
-    def _sweep_now(self, *, busy: bool = False, abandoned: bool = False) -> Exception | None:
+    def _sweep_now(self, *, busy: bool = False, abandoned: bool = False, but: Collection[str] = ()) -> Exception | None:
         """Sweep; what a sink raised, if one did.
 
         What a target did not abort now holds locks and readers; the next epoch's end tries again.
         """
         self._swept = self.policy.monotonic()
         try:
-            self._left_behind = bool(sweep(self.writer, self.sinks.values(), busy=busy, abandoned=abandoned).left)
+            swept = sweep(self.writer, self.sinks.values(), busy=busy, abandoned=abandoned, but=but)
+            self._left_behind = bool(swept.left)
         except StoreError:
             raise
         except Exception as error:  # noqa: BLE001 - a sink's
