@@ -331,8 +331,8 @@ class Coordinator:
         """Refuse names that are not this log's, or make the targets forget whose they were before a rewind.
 
         Returns:
-            What each sink raised whose target did not answer. It is not swept now: it may know more than this log, which
-            then is an outdated copy that calls undecided what is decided. The others are, and all are committed.
+            What each sink raised whose target did not answer. It is not swept now: it may know more than this log,
+            which then is an outdated copy that calls undecided what is decided. The others are, and all are committed.
         """
         unanswered: dict[str, Exception] = {}
         for sink in self.sinks.values():

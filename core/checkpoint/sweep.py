@@ -93,9 +93,7 @@ def sweep(
     reported: list[Committable] = []
     left: list[Committable] = []
     errors: list[Exception] = []
-    for sink in sinks:
-        if sink.name in but:
-            continue
+    for sink in (sink for sink in sinks if sink.name not in but):
         try:
             listed = [*_own(sink, writer), *(_abandoned(sink, writer, names) if abandoned else ())]
         except Exception as error:  # noqa: BLE001 - whatever one sink raises, the others are swept
