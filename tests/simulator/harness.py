@@ -105,11 +105,10 @@ def _audited(audit: Audit, sweep: Callable[..., Swept]) -> Callable[..., Swept]:
         lingering = audit.lingering(log)
         swept = sweep(writer, sinks, **how)
         newest = (log.start, log.writer) == (writer.token.start, writer.token.writer)
-        if swept.left or how.get("busy"):
+        if swept.left or how.get("busy") or how.get("but"):
             return swept  # it said so, and is tried again
         names = {sink.name for sink in sinks}
         meant = [txn for txn in lingering if how.get("abandoned") or txn.sink in names]
-        meant = [txn for txn in meant if txn.sink not in how.get("but", ())]
         left = [txn for txn in meant if txn.state == "prepared" and not txn.ending]
         if newest and left and disturbed == audit.world.disturbed:
             raise Violation("sweep", f"lingers after an undisturbed sweep: {left}")

@@ -154,7 +154,7 @@ class Driver:
                 pipeline=PIPELINE,
                 store=None,
                 policy=policy_of(self.world)(on_lost=OnLost(self.config.on_lost)),
-                adopt=False,
+                adopt=self.config.adopt,
                 rewind=self.rewind,
                 on_complete=self._on_complete,
             )
@@ -191,6 +191,8 @@ class Driver:
         options = {"pipeline": PIPELINE, "checkpointlocation": self.folder.root, "onlost": self.config.on_lost}
         if self.rewind is not None:
             options["rewind"] = self.rewind
+        if self.config.adopt:
+            options["adopt"] = "true"
         return SimulatedFormat(options, self.sinks()[0]).streamWriter(SCHEMA, overwrite=False)
 
     def _write(self, pickled: bytes, batches: Iterator[Batch]) -> bytes:

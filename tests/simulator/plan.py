@@ -60,7 +60,7 @@ class Kind(StrEnum):
     DELETE_TOPIC = "delete topic"
     """A topic is deleted, for good or to be created again at once."""
     FULL_STORE = "full store"
-    """The store takes nothing for a while."""
+    """The store takes nothing for a while, or no large entries."""
     REWIND = "rewind"
     """A person goes back to an older checkpoint on purpose; the command line says so from now on."""
     RENAME = "rename"
@@ -137,6 +137,7 @@ class Config:
         unique: Whether the prepared sink's table has a unique key, so that a retry meets the lost attempt's locks.
         same_app: Whether a restarted driver finds the executors of the one before it.
         same_process: Whether a query that failed runs again in the process that is there.
+        adopt: Whether the command line says so, and goes on to.
         tries: Repetitions of a put before a writer gives up.
         timeout: Ticks after which the broker aborts an open transaction.
     """
@@ -151,6 +152,7 @@ class Config:
     unique: bool = False
     same_app: bool = True
     same_process: bool = False
+    adopt: bool = False
     tries: int = 2
     timeout: int = 600
 
@@ -200,6 +202,7 @@ def _config(rng: random.Random) -> Config:
         unique=rng.random() < 0.5,
         same_app=rng.random() < 0.7,
         same_process=rng.random() < 0.4,
+        adopt=rng.random() < 0.3,
         tries=rng.choice((0, 1, 2)),
         timeout=rng.choice((400, 600, 1200)),
     )

@@ -35,6 +35,8 @@ STARTS = 10
 """Restarts of the driver in the disturbed part of a run."""
 PAUSE = 25
 """Ticks until the supervisor starts it again."""
+LARGE = 500
+"""Bytes of an entry that only a decision has."""
 MOST_DRIVERS = 3
 MOST_REWINDS = 2
 OTHER_LOG = "99999999"
@@ -146,7 +148,7 @@ class Simulation:
             Kind.OUTAGE: self._outage,
             Kind.REFUSE: lambda arg: self.database.refuse(arg % 997),
             Kind.DELETE_TOPIC: self.broker.delete_topic,
-            Kind.FULL_STORE: lambda arg: self.store.fill(arg % 199),
+            Kind.FULL_STORE: lambda arg: self.store.fill(arg % 199, (0, LARGE)[arg // 199 % 2]),
             Kind.REWIND: self._go_back,
             Kind.RENAME: self._rename,
             Kind.RESTORE: self._restore,

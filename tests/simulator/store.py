@@ -37,14 +37,15 @@ class FakeStore:
         self.audit = audit
         self._name = name
         self._entries: dict[str, bytes] = {}
-        self._full_until = -1
+        self._full_until, self._most = -1, 0
         self.backups: list[Backup] = []
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """See LogStore."""
         self._world.point(f"put {key[-3:]}")
         by = self._world.current.process.driver if self._world.current is not None else None
-        fault = NOT_DONE if self._world.tick < self._full_until else self._fault()
+        full = self._world.tick < self._full_until and len(data) > self._most
+        fault = NOT_DONE if full else self._fault()
         if fault is None:
             return self._put(key, data, by)
         if fault == ANSWER_LOST:
@@ -86,9 +87,9 @@ class FakeStore:
         """See LogStore."""
         return True
 
-    def fill(self, ticks: int) -> None:
-        """It takes nothing for a while."""
-        self._full_until = self._world.trouble(ticks)
+    def fill(self, ticks: int, most: int = 0) -> None:
+        """It takes no entry of more than so many bytes for a while."""
+        self._full_until, self._most = self._world.trouble(ticks), most
 
     def back_up(self, folder: Folder) -> None:
         """The checkpoint folder as it is now, this log included, as a nightly backup keeps it."""
