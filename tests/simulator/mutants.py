@@ -238,8 +238,8 @@ class AbandonsWithoutBar(Coordinator):
 class ClaimsNothing(Coordinator):
     """Does not ask the targets whether another log owns the names."""
 
-    def _own_names(self, *, release: bool) -> None:
-        return
+    def _own_names(self, *, release: bool) -> dict[str, Exception]:
+        return {}
 
 
 class CountsForItself(Coordinator):
