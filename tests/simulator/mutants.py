@@ -24,8 +24,8 @@ from onceward.connectors.spark import writer as writer_module
 from onceward.connectors.spark.exactly_once import EpochHandler
 from onceward.connectors.spark.opened import Opened
 from onceward.connectors.spark.query import epoch_input
-from onceward.core.checkpoint import Admission, Coordinator, commit, coordinator, sweep
-from onceward.core.errors import DecisionInDoubtError
+from onceward.core.checkpoint import Admission, Coordinator, acknowledged, commit, coordinator, sweep
+from onceward.core.errors import DecisionInDoubtError, EpochConflictError
 from onceward.core.log import LogView, LogWriter, WriterToken, reader, writer
 from onceward.core.log.entries import decode
 from onceward.core.names import Scope, parse_pooled_name
@@ -328,6 +328,34 @@ class KeepsItsCoordinator(EpochHandler):
         if self._run is not None:
             self._run = query.current_run(self.spark)
         super().__call__(frame, batch)
+
+
+class GoesBackToLaterEpochs(Coordinator):
+    """Takes a rewind for another one if it names another epoch."""
+
+    def _goes_back(self, view: LogView, wanted: Any, epoch_input: EpochInput | None) -> bool:
+        try:
+            return super()._goes_back(view, wanted, epoch_input)
+        except EpochConflictError:
+            if wanted.epoch == view.rewind.epoch:  # type: ignore[union-attr]
+                raise
+            return True
+
+
+class SweepsRenamedSinksAtFirst(Coordinator):
+    """Takes what old names have left for gone once the new ones have decided."""
+
+    def _sweep_now(self, *, abandoned: bool = False, **how: Any) -> Exception | None:
+        newest = self.view.newest
+        changed = newest is None or set(newest.sinks) != self.sinks.keys()
+        return super()._sweep_now(abandoned=abandoned and changed, **how)
+
+
+class TakesASweepForALoss(Coordinator):
+    """Says that data were lost when a newer writer has swept them."""
+
+    def _check_age(self, of: Any, committables: Sequence[Committable], age: float) -> None:
+        acknowledged.check_age(of, self.sinks, committables, age=age)
 
 
 class SkipsReplays(EpochHandler):
@@ -706,6 +734,18 @@ MUTANTS: dict[str, Mutant] = {
         Parts(coordinator=RewindsAgain),
         narrow=with_kinds(K.REWIND, K.CRASH, K.CRASH_OTHER, unique=False),
     ),
+    "a rewind to a later epoch": Mutant(
+        "The words of a rewind that was done are permission to go back over what a copy of the checkpoint decided.",
+        _laws("rewind"),
+        Parts(coordinator=GoesBackToLaterEpochs),
+        narrow=crowded(K.REWIND, K.COPY, K.SWITCH, within=500, unique=False, records=4, on_lost="fail"),
+    ),
+    "a rewind that an older command line repeats": Mutant(
+        "The log remembers the newest rewind only.",
+        _laws("rewind"),
+        patches=((coordinator, "_after", lambda rewind, _: rewind),),
+        narrow=crowded(K.REWIND, K.NAP, K.SWITCH, within=300, unique=False, records=4, on_lost="fail"),
+    ),
     "after a rewind any query will do": Mutant(
         "Nobody asks which query the newest decision, or the rewind, was of.",
         _laws("5"),
@@ -759,6 +799,18 @@ MUTANTS: dict[str, Mutant] = {
         _laws("sweep"),
         patches=((sys.modules[sweep.__module__], "_abandoned", lambda *_: ()),),
         narrow=with_kinds(K.RENAME, K.CRASH),
+    ),
+    "a renamed sink's late leftovers": Mutant(
+        "What a zombie prepares for a renamed sink after the new one's first decision is left for ever.",
+        _laws("sweep"),
+        Parts(coordinator=SweepsRenamedSinksAtFirst),
+        narrow=crowded(K.RENAME, K.TWIN, K.NAP, within=200, style="batch", sinks=("staged",), speculate=(0, 1, 2, 3)),
+    ),
+    "a sweep taken for a loss": Mutant(
+        "A driver that slept is told that data were lost, when a newer one has swept them.",
+        _laws("8"),
+        Parts(coordinator=TakesASweepForALoss),
+        narrow=crowded(K.NAP, K.SWITCH, within=300, sinks=("kafka",), style="batch", timeout=400),
     ),
     "an outdated copy of the log": Mutant(
         "Targets are told that the log knows everything.",

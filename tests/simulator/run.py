@@ -232,7 +232,7 @@ class Simulation:
             return
         self.audit.check_end(self.store.audit)
         process = Process(self.world, "last look")
-        last = Coordinator(PIPELINE, self.store, self._sinks()(), policy_of(self.world)())
+        last = self.parts.coordinator(PIPELINE, self.store, self._sinks()(), policy_of(self.world)())
         look = self.world.start(process, "open", last.open, role="python")
         self.world.run()
         if look.error is not None:
