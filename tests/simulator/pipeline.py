@@ -90,6 +90,8 @@ class Driver:
         self.process = Process(world, f"driver {number}", self)
         self.session = Session(self)
         self.finished = False
+        self.supervised = False
+        """Whether somebody starts it again."""
         self.collected: tuple[int, int, int] = (0, -1, -1)
         """When the newest stage ended, how much was disturbed until then, and under which START."""
         self.acknowledged = 0
@@ -110,6 +112,12 @@ class Driver:
 
     def run(self) -> None:
         """Run batches until the input is used up."""
+        try:
+            self._run()
+        finally:
+            self.world.excuses += not self.supervised
+
+    def _run(self) -> None:
         while True:
             batch = self.folder.next_batch()
             self.world.point("next batch")

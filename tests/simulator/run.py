@@ -177,6 +177,7 @@ class Simulation:
         while not self.finished and not self.stopped and self.starts < STARTS:
             self.starts += 1
             task, driver = self._start_driver(self.folder, again=driver)
+            driver.supervised = True
             self.world.wait(lambda task=task: task.done or not task.process.alive)  # type: ignore[misc]
             self.finished = driver.finished
             self._judge_all()
