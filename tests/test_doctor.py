@@ -129,5 +129,5 @@ def test_a_broker_that_does_not_answer_is_told_in_a_few_lines() -> None:
     assert told.returncode == 1
     broker = next(line for line in told.stdout.splitlines() if "kafka broker" in line)
     assert NO_BROKER in broker
-    assert "Connection refused" in told.stderr
-    assert len(told.stderr.splitlines()) < 3, told.stderr
+    assert "Connection refused" in broker
+    assert not told.stderr
