@@ -59,10 +59,11 @@ class Checkpoint:
         (folder / "offsets").mkdir(parents=True)
         (folder / "metadata").write_text(json.dumps({"id": QUERY}))
 
-    def plan(self, batch: int, end: int | None = None) -> None:
+    def plan(self, batch: int, *, end: int | None = None, watermark: int = 0) -> None:
         """Spark logs a batch's offsets before it runs it."""
         offset = 10 * batch + 10 if end is None else end
-        (self.root / "offsets" / str(batch)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{{"t":{{"0":{offset}}}}}\n')
+        text = f'v1\n{{"batchWatermarkMs":{watermark}}}\n{{"t":{{"0":{offset}}}}}\n'
+        (self.root / "offsets" / str(batch)).write_text(text)
 
 
 def read_text(url: str) -> str | None:

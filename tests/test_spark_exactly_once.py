@@ -94,9 +94,10 @@ def test_a_batch_that_is_replayed_is_run_and_not_written(query: Query, batch: in
     assert query.told[-1] == (batch, batch)
 
 
-def test_a_batch_of_the_same_number_from_other_offsets_is_no_replay(query: Query):
+@pytest.mark.parametrize("other", [{"end": 11}, {"watermark": 60_000}], ids=["offsets", "watermark"])
+def test_a_batch_of_the_same_number_from_other_input_is_no_replay(query: Query, other: dict[str, int]):
     query.run(0)
-    query.checkpoint.plan(0, end=11)
+    query.checkpoint.plan(0, **other)
     with pytest.raises(EpochConflictError, match="decided with other input"):
         query.driver()(Frame([5]), 0)  # type: ignore[arg-type]
     assert query.shown() == [0]
@@ -116,7 +117,12 @@ def test_the_input_is_what_the_offsets_files_say(tmp_path: Path):
     first, second = (epoch_input(read_text, str(checkpoint.root), QUERY, batch) for batch in range(2))
     assert (first.start, first.end) == (None, ['{"t":{"0":10}}'])
     assert (second.start, second.end) == (first.end, ['{"t":{"0":20}}'])
-    assert len({first.digest, second.digest, epoch_input(read_text, str(checkpoint.root), "other", 0).digest}) == 2
+    assert first.digest != second.digest
+    assert epoch_input(read_text, str(checkpoint.root), QUERY, 0) == first
+    checkpoint.plan(1, watermark=60_000)
+    again = epoch_input(read_text, str(checkpoint.root), QUERY, 1)
+    assert (again.start, again.end) == (second.start, second.end)
+    assert again.digest != second.digest
     with pytest.raises(ConfigurationError, match="no offsets/2"):
         epoch_input(read_text, str(checkpoint.root), QUERY, 2)
 
