@@ -14,7 +14,7 @@ import pyspark
 from .engine_kit import Target, TargetSink, Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from onceward.core.transaction import WriteContext
 
@@ -93,7 +93,7 @@ class Frame:
         self.before()
         rows = []
         for number, values in enumerate(self.partitions):
-            with running(number, self.stage):
+            with running(number, stage=self.stage):
                 if number == self.fails:
                     raise OSError("the executor is lost")
                 rows += [row for batch in self.task(batches(values)) for row in batch.to_pylist()]
@@ -115,7 +115,7 @@ def batches(values: Sequence[int]) -> Iterator[pa.RecordBatch]:
 class Task:
     """What a running task is told."""
 
-    def __init__(self, number: int, stage: int = 1, attempt: int = 0, **properties: str) -> None:
+    def __init__(self, number: int, stage: int, attempt: int, properties: Mapping[str, str]) -> None:
         self.number, self.stage, self.attempt, self.properties = number, stage, attempt, properties
 
     def partitionId(self) -> int:
@@ -141,8 +141,10 @@ class running:  # noqa: N801 - reads as a statement
         properties: Local properties of the job.
     """
 
-    def __init__(self, number: int, stage: int = 1, attempt: int = 0, **properties: str) -> None:
-        self.task = Task(number, stage, attempt, **properties)
+    def __init__(
+        self, number: int, *, stage: int = 1, attempt: int = 0, properties: Mapping[str, str] | None = None
+    ) -> None:
+        self.task = Task(number, stage, attempt, properties or {})
 
     def __enter__(self) -> None:
         self.kept = pyspark.TaskContext.__dict__["get"]

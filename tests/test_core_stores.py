@@ -337,7 +337,7 @@ class TestServers:
     def test_e_an_entry_is_not_put_where_it_would_not_last(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         store = SqlStore(f"sqlite:///{tmp_path}/log.db", pipeline="p")
         monkeypatch.setattr("onceward.core.log.sql.make_durable", lambda _: "somebody has changed a setting")
-        with pytest.raises(StoreError, match="cannot write entry .*somebody has changed"):
+        with pytest.raises(StoreError, match=r"cannot write entry .*somebody has changed"):
             store.put_if_absent(key_of(0), b"x")
         assert store.list_keys() == []
 

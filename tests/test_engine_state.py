@@ -454,7 +454,9 @@ def test_what_a_newer_run_has_written_is_not_cleaned_up(tmp_path: Path):
     assert storage is not None
     for writer in (3, 5, 9):
         storage.write(f"shared/{writer}-file", [b"x"], shared=True)
-        storage.write_metadata(Metadata(pipeline="p", checkpoint=1, max_parallelism=128, operators={}), folder_of(1, writer))
+        storage.write_metadata(
+            Metadata(pipeline="p", checkpoint=1, max_parallelism=128, operators={}), folder_of(1, writer)
+        )
     kept = {path for path in storage.shared_files() if not path.endswith("3-file")}
     Retained(storage, most=1, writer=5).restored(Reference(folder=None, sha256=""), up_to=1, clean=True)
     assert set(storage.shared_files()) == kept

@@ -265,7 +265,7 @@ def test_an_abort_does_not_wait_for_deleted_topics(client: Client):
 
 
 def test_somebody_elses_commit_between_two_questions_is_neither_an_abort_nor_left_out(client: Client):
-    """The coordinator is asked first: what partitions have ended since is believed when the coordinator says so, too."""
+    """The coordinator is asked first; what partitions have ended is believed when the coordinator says so, too."""
     questions: list[str] = []
 
     def then_committed(name: str) -> None:

@@ -193,7 +193,8 @@ def test_subtasks_that_run_at_once_never_share_an_id(cluster: Cluster):
             ids.keep(name, about, cluster.end(name, COMMITTED))
 
 
-def test_what_was_made_ready_for_a_start_is_not_handed_out_under_the_next(cluster: Cluster):
+@pytest.mark.usefixtures("cluster")
+def test_what_was_made_ready_for_a_start_is_not_handed_out_under_the_next():
     """The thread that makes it may end after the pool has started over."""
     ids = a_pool()
     ids.take(context(1, 0, ""))

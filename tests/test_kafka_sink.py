@@ -160,7 +160,7 @@ class Written:
         self.calls.append("drop")
 
 
-def pre_committed(monkeypatch, written: Written) -> Committable:
+def pre_committed(monkeypatch, written) -> Committable:
     monkeypatch.setattr(kafka, "cluster_of", lambda _: written)
     context = WriteContext(pipeline="p", sink="out", log="0a0b0c0d", writer=4, epoch=2, subtask=1)
     sink = KafkaSink("out", bootstrap_servers="b:1", topic="t", transaction_timeout=60)
@@ -223,6 +223,6 @@ class Library:
 )
 def test_a_flush_that_leaves_messages_out_fails(waiting, failing, why):
     failures = DeliveryFailures()
-    producer = TransactionalProducer("a name", Library(waiting, failures, failing), failures)
+    producer = TransactionalProducer(PooledName(SCOPE, "0123abcd", 0), Library(waiting, failures, failing), failures)
     with pytest.raises(KafkaError, match=why):
         producer.flush(time.monotonic() - 1)

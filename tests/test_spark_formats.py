@@ -1,4 +1,4 @@
-"""A format's stream writer as Spark passes it around: pickled in one process, used on executors, committed in another."""
+"""A format's stream writer as Spark passes it around: pickled in one process, used in others, committed in a third."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from onceward.connectors.spark.options import FormatOptions
 from onceward.connectors.spark.projection import Projection
 from onceward.connectors.spark.task import write_partition
 from onceward.connectors.spark.writer import StreamWriter
-from onceward.core.checkpoint import CommitPolicy
 from onceward.core.errors import (
     CommitPendingError,
     DataLossError,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from onceward.core.checkpoint import CommitPolicy
     from onceward.core.log import LogView
 
 TIMEOUT = 40.0
@@ -59,7 +59,8 @@ class Query:
         messages = []
         for number, values in enumerate(partitions):
             writer: StreamWriter = pickle.loads(begun)
-            with running(number, attempt=attempt, **{"streaming.sql.batchId": str(batch), "spark.jobGroup.id": "run"}):
+            properties = {"streaming.sql.batchId": str(batch), "spark.jobGroup.id": "run"}
+            with running(number, attempt=attempt, properties=properties):
                 messages.append(pickle.loads(pickle.dumps(writer.write(batches(values)))))
         return messages
 
@@ -110,7 +111,7 @@ def test_a_decided_batch_is_read_and_not_written_again(query: Query, batch: int)
             yield piece
 
     writer: StreamWriter = pickle.loads(begun)
-    with running(0, **{"streaming.sql.batchId": str(batch)}):
+    with running(0, properties={"streaming.sql.batchId": str(batch)}):
         message = writer.write(rows())
     query.commit([message], batch)
     assert (query.target.written, len(taken)) == (written, 1)
