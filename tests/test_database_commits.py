@@ -23,6 +23,7 @@ from onceward.connectors.database.verdict import Facts
 from onceward.connectors.postgres import connections, merging, prepared, states
 from onceward.connectors.postgres.connections import give_back
 from onceward.connectors.postgres.failures import may_pass
+from onceward.connectors.postgres.ledger import Ledger
 from onceward.connectors.postgres.listing import PREPARED, STAGED
 from onceward.connectors.postgres.staging import StagedWriting
 from onceward.connectors.sql import ledger, own_tables
@@ -35,7 +36,7 @@ from onceward.connectors.sql.mariadb import XaTransactions
 from onceward.connectors.sql.postgresql import GidTransactions, PostgreSql
 from onceward.connectors.sql.sqlite import Sqlite
 from onceward.connectors.sql.xids import Xid
-from onceward.core.errors import ConfigurationError, PostgresError, RetryableSinkError, SqlError
+from onceward.core.errors import ConfigurationError, EpochConflictError, PostgresError, RetryableSinkError, SqlError
 from onceward.core.names import Scope, TransactionName
 from onceward.core.transaction import (
     AbortStatus,
@@ -43,6 +44,7 @@ from onceward.core.transaction import (
     CommitStatus,
     Committable,
     ExternalState,
+    Progress,
     WriteContext,
 )
 from onceward.sinks.postgres import PostgresSink
@@ -497,6 +499,66 @@ def test_a_connection_in_a_transaction_is_not_lent_again(
     assert len(connections._own_pool().idle.get("dsn", [])) == kept
     assert len(closed) == 1 - kept
     connections._own_pool().idle.clear()
+
+
+# Whose the names are
+
+OTHER = SCOPE._replace(log="ffff0000")
+
+
+def test_of_two_logs_that_claim_at_once_the_second_one_is_told(
+    target: sql_target.Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have seen that nobody owns the names."""
+    insert = ledger._insert
+
+    def comes_second(target: Any, table: Any, scope: Scope, there: Any) -> None:
+        insert(target, table, OTHER, there)
+        insert(target, table, scope, there)
+
+    monkeypatch.setattr(ledger, "_insert", comes_second)
+    with pytest.raises(EpochConflictError, match="ffff0000"):
+        ledger.claim(target, SCOPE)
+
+
+class Owned(Server):
+    """A ledger that says whose the names are, and how far their log had come."""
+
+    def __init__(self, *owners: str | None, progress: tuple[int, int] | None = None) -> None:
+        super().__init__(None)
+        self.owners, self.progress, self.rowcount = list(owners), progress, 0
+
+    def execute(self, statement: str | sql.Composable, parameters: Any = None) -> Any:
+        answer = super().execute(statement, parameters)
+        answer.rowcount = self.rowcount
+        return answer
+
+    def _rows(self, said: str) -> list[Any]:
+        if "SELECT coalesce(" in said:
+            return [(self.owners.pop(0), True)]
+        return [self.progress] if "SELECT writer, epoch" in said else super()._rows(said)
+
+
+@pytest.mark.parametrize(("owners", "refused_as"), [((None, OTHER.log), OTHER.log), ((None, SCOPE.log), None)])
+def test_of_two_logs_that_claim_at_once_the_second_one_is_told_by_postgresql(
+    owners: tuple[str | None, ...], refused_as: str | None
+) -> None:
+    connection: Any = Owned(*owners)
+    with nullcontext() if refused_as is None else pytest.raises(EpochConflictError, match=refused_as):
+        Ledger().claim(connection, SCOPE)
+
+
+@pytest.mark.parametrize(
+    ("known", "newest", "outdated"),
+    [(None, (-1, -1), False), ((3, 7), (3, 7), False), ((3, 7), (3, 6), True), ((5, 2), (3, 7), True)],
+    ids=["nothing", "the same", "an epoch behind", "from before a rewind"],
+)
+def test_h_a_log_that_knows_less_than_postgresqls_ledger_is_refused(
+    known: tuple[int, int] | None, newest: tuple[int, int], outdated: bool
+) -> None:
+    connection: Any = Owned(SCOPE.log, progress=known)
+    with pytest.raises(EpochConflictError, match="outdated copy") if outdated else nullcontext():
+        Ledger().check(connection, SCOPE, Progress(*newest))
 
 
 # Housekeeping

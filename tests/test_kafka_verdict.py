@@ -68,6 +68,13 @@ def test_loss_is_proven_by_an_abort_with_the_same_start():
     assert STATE[Observation.OVERTHROWN] is ExternalState.EXPIRED
 
 
+def test_a_raised_epoch_is_an_abort_only_if_the_coordinator_says_that_it_aborted():
+    """A coordinator may raise the epoch at a commit, too (KIP-890)."""
+    aborts = {state for state in STATES if seen(state, NEXT) is Observation.OVERTHROWN}
+    assert aborts == {"PrepareAbort", "CompleteAbort", "PrepareEpochFence"}
+    assert all(seen(state, NEXT) is Observation.REPLACED for state in set(STATES) - aborts)
+
+
 def test_an_id_that_was_initialised_again_tells_nothing():
     for state in STATES:
         assert seen(state, NEXT._replace(started_ms=-1)) is Observation.REPLACED
