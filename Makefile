@@ -86,7 +86,7 @@ simulate: setup ## Run the protocol's simulator at length; ARGS are its own
 	@$(BIN)/python -m tests.simulator $(ARGS)
 
 .PHONY: mutants
-mutants: setup ## Put each of the protocol's known errors into a copy of the code: a fast test must fail; writes docs/mutants.md
+mutants: setup ## Put errors into a copy of the code, one by one: a fast test must catch each (writes docs/mutants.md)
 	@PYTHONPATH=src $(BIN)/python -m tests.mutants $(ARGS)
 
 .PHONY: lock

@@ -28,7 +28,8 @@ _FAST = ("tests", "--ignore=tests/test_mutants.py", "-m", "not slow")
 """All but the test that compares the code with the list of mutants."""
 _PYTEST = ("-m", "pytest", "-x", "-q", "--tb=no", "-rfE", "-p", "no:randomly", "-p", "no:cacheprovider")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::[^\s\[]+)", re.MULTILINE)
-_PASSED, _SOME_FAILED = 0, 1
+_PASSED, _FAILURES = 0, (1, 2)
+"""pytest-xdist calls a run that ends at its first failure interrupted."""
 TEST_SECONDS = 60
 """A test that hangs has failed."""
 RUN_SECONDS = 900
@@ -88,20 +89,23 @@ class Tree:
     def _run(self, arguments: Sequence[str]) -> Ran:
         command = [sys.executable, *_PYTEST, "-p", "tests.mutants.guard", f"--timeout={TEST_SECONDS}", *arguments]
         environment = {**os.environ, "PYTHONPATH": str(self.root / "src")}
-        done = subprocess.run(
-            command,
-            cwd=self.root,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=RUN_SECONDS,
-            stdin=subprocess.DEVNULL,
-        )
+        try:
+            done = subprocess.run(
+                command,
+                cwd=self.root,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=RUN_SECONDS,
+                stdin=subprocess.DEVNULL,
+            )
+        except subprocess.TimeoutExpired:
+            raise MutantError(f"the tests did not end within {RUN_SECONDS} s") from None
         if done.returncode == _PASSED:
             return Ran(None)
         failed = _FAILED.search(done.stdout)
-        if done.returncode != _SOME_FAILED or failed is None:
+        if done.returncode not in _FAILURES or failed is None:
             raise MutantError(f"pytest ended with {done.returncode}: {done.stdout[-1500:]}{done.stderr[-1500:]}")
         return Ran(failed[1])
 
