@@ -85,6 +85,10 @@ endure-engine: java setup ## Kill the embedded engine at random until Ctrl-C, on
 simulate: setup ## Run the protocol's simulator at length; ARGS are its own
 	@$(BIN)/python -m tests.simulator $(ARGS)
 
+.PHONY: mutants
+mutants: setup ## Put errors into a copy of the code, one by one: a fast test must catch each (writes docs/mutants.md)
+	@PYTHONPATH=src $(BIN)/python -m tests.mutants $(ARGS)
+
 .PHONY: lock
 lock: ## Resolve the dependencies anew into requirements.lock, with hashes (needs uv)
 	@command -v uv >/dev/null || { echo "error: uv is needed: pip install uv" >&2; exit 1; }

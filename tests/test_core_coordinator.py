@@ -174,6 +174,21 @@ class TestAdmission:
         again.open(rewind="just in case", first_epoch=0, query="q", epoch_input=about(0))
         assert again.admit(0, about(0)) is Admission.REPLAY
 
+    def test_until_the_next_decision_a_rewind_holds_for_whoever_starts(self):
+        """The driver dies between REWIND and that decision, and starts again without the words."""
+        bench = Bench()
+        for epoch in range(3):
+            bench.run(bench.opened(), epoch)
+        bench.coordinator().open(rewind="wrong code", first_epoch=1, query="q")
+        for _ in range(2):
+            bench.sink.calls.clear()
+            assert bench.opened().admit(1, about(1)) is Admission.NEW
+            assert bench.sink.calls == ["release"]
+        bench.run(bench.opened(), 1)
+        bench.sink.calls.clear()
+        bench.opened()
+        assert bench.sink.calls[0].startswith("check")
+
     def test_a_decision_in_doubt_is_finished_and_not_written_again_by_a_rewind(self):
         bench = Bench()
         bench.sink.answers = [SinkError("killed here")]
@@ -453,6 +468,17 @@ class TestAge:
         coordinator.commit(0, [acknowledgement(committable)], about(0))
         assert bench.sink.committed == [committable.transaction]
 
+    @pytest.mark.parametrize(("own", "told", "asked"), [(0.0, 10.1, True), (30.0, 10.0, False)])
+    def test_f_the_age_that_came_with_the_epoch_counts(self, own: float, told: float, asked: bool):
+        """Where another process admitted and wrote it, the time since is not known here."""
+        bench, coordinator, committable = self.bench(own, ExternalState.EXPIRED)
+        if asked:
+            with pytest.raises(DataLossError):
+                coordinator.commit(0, [acknowledgement(committable)], about(0), age=told)
+        else:
+            coordinator.commit(0, [acknowledgement(committable)], about(0), age=told)
+        assert len(bench.sink.committed) == 1 - asked
+
     def test_an_epoch_without_rows_has_no_age(self):
         _, coordinator, _ = self.bench(1000.0, ExternalState.ABORTED)
         coordinator.commit(0, [acknowledgement()], about(0))
@@ -655,6 +681,47 @@ class TestAbandoning:
         assert bench.sink.aborted == []
 
 
+class TestGivingUp:
+    """After an epoch's writing failed: nobody waits for what its subtasks prepared, and no decision can name it."""
+
+    def failed(self, bench: Bench) -> tuple[Coordinator, Committable]:
+        coordinator = bench.opened()
+        coordinator.admit(0, about(0))
+        committable = bench.committable(coordinator, 0)
+        bench.sink.open = [committable]
+        return coordinator, committable
+
+    def test_the_decision_is_impossible_before_anything_is_aborted(self):
+        """Invariant 4: another process may hold the acknowledgements and be about to decide."""
+        bench = Bench()
+        coordinator, committable = self.failed(bench)
+        other = bench.coordinator()
+        other.resume(coordinator.writer.token)
+        coordinator.give_up()
+        assert bench.sink.aborted == [committable.transaction]
+        with pytest.raises(FencedError):
+            other.commit(0, [acknowledgement(committable)], about(0))
+        assert bench.run(bench.opened(), 0).transaction in bench.sink.committed
+
+    def test_what_was_decided_meanwhile_is_left_alone(self):
+        bench = Bench()
+        coordinator, committable = self.failed(bench)
+        other = bench.coordinator()
+        other.resume(coordinator.writer.token)
+        other.commit(0, [acknowledgement(committable)], about(0))
+        with pytest.raises(FencedError):
+            coordinator.give_up()
+        assert bench.sink.aborted == []
+
+    def test_nothing_is_aborted_without_a_definite_answer(self):
+        bench = Bench(puts=Backoff(attempts=0))
+        coordinator, _ = self.failed(bench)
+        bench.store.put_faults = [not_written]
+        with pytest.raises(StoreError):
+            coordinator.give_up()
+        assert bench.sink.aborted == []
+
+
 class TestSweeping:
     def listed(self, bench: Bench, **changes: object) -> Committable:
         base = bench.committable(bench.opened(), 0)
@@ -680,6 +747,20 @@ class TestSweeping:
         left = self.listed(bench, **changes)
         coordinator = bench.opened()
         assert sweep(coordinator.writer, [bench.sink]).reported == (left,)
+        assert bench.sink.aborted == []
+
+    def test_what_a_waiting_decision_names_is_left_alone_though_the_listing_knows_less(self):
+        """A target's listing may not have all of a handle; while the decision waits, no name is used again."""
+        bench = Bench()
+        coordinator = bench.opened()
+        coordinator.admit(0, about(0))
+        committable = msgspec.structs.replace(bench.committable(coordinator, 0), handle={"rows": 7})
+        bench.sink.answers = [LATER] * 8
+        with pytest.raises(CommitPendingError):
+            coordinator.commit(0, [acknowledgement(committable)], about(0))
+        bench.sink.open = [msgspec.structs.replace(committable, handle={})]
+        with pytest.raises(CommitPendingError):
+            bench.opened()
         assert bench.sink.aborted == []
 
     def test_a_writers_own_live_epoch_is_left_alone(self):
