@@ -88,12 +88,13 @@ class Tree:
 
     def _run(self, arguments: Sequence[str]) -> Ran:
         command = [sys.executable, *_PYTEST, "-p", "tests.mutants.guard", f"--timeout={TEST_SECONDS}", *arguments]
-        environment = {**os.environ, "PYTHONPATH": str(self.root / "src")}
+        # Folders of tests are in a place of their own: pytest cleans up what it finds, also another run's.
+        own = {"PYTHONPATH": str(self.root / "src"), "PYTEST_DEBUG_TEMPROOT": self._folder.name}
         try:
             done = subprocess.run(
                 command,
                 cwd=self.root,
-                env=environment,
+                env={**os.environ, **own},
                 capture_output=True,
                 text=True,
                 check=False,
