@@ -8,6 +8,8 @@ export PYTHON ?= python3
 export VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# Processes of the integration tests; each has a broker, a database and a Spark session of its own.
+WORKERS ?= 2
 
 .PHONY: help
 help: ## List the targets
@@ -54,7 +56,8 @@ long: setup ## The unit tests that take long: ten thousand runs of the simulator
 .PHONY: integration
 integration: java setup ## The tests on real services alone; ARGS="-k word" selects
 	@echo "== integration tests"
-	@$(BIN)/python -m pytest integration -q -m "not containers" --durations=10 $(ARGS)
+	@$(BIN)/python -m pytest integration -q -m "not containers" --numprocesses $(WORKERS) --dist loadscope \
+	  --durations=10 $(ARGS)
 
 .PHONY: containers
 containers: java setup ## The tests that need a Docker engine
@@ -84,6 +87,10 @@ endure-engine: java setup ## Kill the embedded engine at random until Ctrl-C, on
 .PHONY: simulate
 simulate: setup ## Run the protocol's simulator at length; ARGS are its own
 	@$(BIN)/python -m tests.simulator $(ARGS)
+
+.PHONY: mutants
+mutants: setup ## Put errors into a copy of the code, one by one: a fast test must catch each (writes docs/mutants.md)
+	@PYTHONPATH=src $(BIN)/python -m tests.mutants $(ARGS)
 
 .PHONY: lock
 lock: ## Resolve the dependencies anew into requirements.lock, with hashes (needs uv)

@@ -203,6 +203,9 @@ class Recorder:
         self.world = world
         self.rows: list[int] = []
 
+    def on_begin(self, txn: Any) -> Any:
+        return txn
+
     def on_prepared(self, _identity: Any, _txn: Any) -> None:
         """Nothing to check."""
 

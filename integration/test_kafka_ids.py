@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -125,7 +126,8 @@ def kill_workers(spark: SparkSession) -> None:
 
 
 def _daemons(spark: SparkSession) -> Iterator[psutil.Process]:
-    java = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
-    for child in psutil.Process(java).children(recursive=True):
-        if "pyspark.daemon" in " ".join(child.cmdline()) and child.parent() == psutil.Process(java):
-            yield child
+    java = psutil.Process(spark.sparkContext._gateway.proc.pid)  # type: ignore[union-attr]
+    for child in java.children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # or a zombie: what another test has killed
+            if "pyspark.daemon" in " ".join(child.cmdline()):
+                yield child

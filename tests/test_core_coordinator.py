@@ -174,6 +174,21 @@ class TestAdmission:
         again.open(rewind="just in case", first_epoch=0, query="q", epoch_input=about(0))
         assert again.admit(0, about(0)) is Admission.REPLAY
 
+    def test_until_the_next_decision_a_rewind_holds_for_whoever_starts(self):
+        """The driver dies between REWIND and that decision, and starts again without the words."""
+        bench = Bench()
+        for epoch in range(3):
+            bench.run(bench.opened(), epoch)
+        bench.coordinator().open(rewind="wrong code", first_epoch=1, query="q")
+        for _ in range(2):
+            bench.sink.calls.clear()
+            assert bench.opened().admit(1, about(1)) is Admission.NEW
+            assert bench.sink.calls == ["release"]
+        bench.run(bench.opened(), 1)
+        bench.sink.calls.clear()
+        bench.opened()
+        assert bench.sink.calls[0].startswith("check")
+
     def test_a_decision_in_doubt_is_finished_and_not_written_again_by_a_rewind(self):
         bench = Bench()
         bench.sink.answers = [SinkError("killed here")]
@@ -199,6 +214,50 @@ class TestAdmission:
             back = bench.coordinator()
             back.open(rewind=why, first_epoch=first, query="q", epoch_input=about(first))
             assert back.admit(first, about(first)) is Admission.NEW
+
+    def test_a_repeated_command_line_never_goes_back_over_what_a_copy_of_the_checkpoint_decided(self):
+        """A second job on a copy decides epoch 2; the first one offers its own, and its old rewind is no permission."""
+        bench = Bench()
+        for epoch in range(3):
+            bench.run(bench.opened(), epoch)
+        back = bench.coordinator()
+        back.open(rewind="wrong code", first_epoch=1, query="q", epoch_input=about(1))
+        bench.run(back, 1)
+        bench.run(back, 2)
+        mine = msgspec.structs.replace(about(2), digest="another time")
+        with pytest.raises(EpochConflictError, match="give another reason"):
+            bench.coordinator().open(rewind="wrong code", first_epoch=2, query="q", epoch_input=mine)
+
+    def test_an_older_command_line_finds_its_rewind_done(self):
+        """A deployment is rolled back to the version that had said rewind="wrong code"."""
+        bench = Bench()
+        for epoch in range(3):
+            bench.run(bench.opened(), epoch)
+        for first, why in ((1, "wrong code"), (1, "still wrong")):
+            back = bench.coordinator()
+            back.open(rewind=why, first_epoch=first, query="q", epoch_input=about(first))
+            bench.run(back, 1)
+            bench.run(back, 2)
+        other = msgspec.structs.replace(about(2), digest="another time")
+        for first, offered in ((1, about(1)), (2, other)):
+            with pytest.raises(EpochConflictError, match="give another reason"):
+                bench.coordinator().open(rewind="wrong code", first_epoch=first, query="q", epoch_input=offered)
+        again = bench.coordinator()
+        again.open(rewind="wrong code", first_epoch=3, query="q", epoch_input=about(3))
+        bench.run(again, 3)
+
+    def test_after_a_rewind_only_the_query_that_went_back_goes_on(self):
+        bench = Bench()
+        for epoch in range(3):
+            bench.run(bench.opened(), epoch)
+        bench.coordinator().open(rewind="wrong code", first_epoch=1, query="q", epoch_input=about(1))
+        with pytest.raises(EpochConflictError, match="by another query"):
+            bench.opened().admit(1, about(1, query="other"))
+        starts = len(bench.store.entries)
+        with pytest.raises(EpochConflictError, match="by another query"):
+            bench.coordinator().open(first_epoch=1, query="other")
+        assert len(bench.store.entries) == starts
+        bench.run(bench.opened(), 1)
 
     def test_a_rewind_is_explicit_and_goes_to_one_epoch(self):
         for epoch in (0, 1):
@@ -268,6 +327,20 @@ class TestOpening:
         with pytest.raises(RetryableSinkError, match="no answer"):
             bench.opened(other)
         assert len(bench.sink.committed) == 1
+
+    def test_a_target_that_may_know_more_than_the_log_is_not_swept_until_it_has_said_so(self):
+        """An outdated copy of the log calls undecided what is decided; whoever could tell did not answer just now."""
+        bench, other = Bench(), FakeSink("b")
+        of = bench.opened(other)
+        bench.sink.open = [prepared(of.context("a", 0, subtask=0))]
+        other.open = [prepared(of.context("b", 0, subtask=0))]
+        other.claim_error = RetryableSinkError("no answer")
+        with pytest.raises(RetryableSinkError, match="no answer"):
+            bench.opened(other)
+        assert (len(bench.sink.aborted), len(other.aborted)) == (1, 0)
+        other.claim_error = None
+        bench.opened(other)
+        assert len(other.aborted) == 1
 
     def test_a_name_that_belongs_to_another_log_stops_the_start(self):
         bench = Bench()
@@ -382,11 +455,29 @@ class TestAge:
         assert read(bench.store).decided == -1
         assert bench.sink.committed == []
 
+    def test_one_that_a_newer_writer_has_swept_is_no_loss(self):
+        """The driver that slept is fenced, and nobody is alarmed."""
+        bench, coordinator, committable = self.bench(10.1, ExternalState.ABORTED)
+        bench.opened()
+        with pytest.raises(FencedError, match="a newer writer"):
+            coordinator.commit(0, [acknowledgement(committable)], about(0))
+
     @pytest.mark.parametrize("state", [ExternalState.OPEN, ExternalState.PREPARED, ExternalState.UNKNOWN])
     def test_an_old_one_that_may_be_there_is_decided(self, state: ExternalState):
         bench, coordinator, committable = self.bench(30.0, state)
         coordinator.commit(0, [acknowledgement(committable)], about(0))
         assert bench.sink.committed == [committable.transaction]
+
+    @pytest.mark.parametrize(("own", "told", "asked"), [(0.0, 10.1, True), (30.0, 10.0, False)])
+    def test_f_the_age_that_came_with_the_epoch_counts(self, own: float, told: float, asked: bool):
+        """Where another process admitted and wrote it, the time since is not known here."""
+        bench, coordinator, committable = self.bench(own, ExternalState.EXPIRED)
+        if asked:
+            with pytest.raises(DataLossError):
+                coordinator.commit(0, [acknowledgement(committable)], about(0), age=told)
+        else:
+            coordinator.commit(0, [acknowledgement(committable)], about(0), age=told)
+        assert len(bench.sink.committed) == 1 - asked
 
     def test_an_epoch_without_rows_has_no_age(self):
         _, coordinator, _ = self.bench(1000.0, ExternalState.ABORTED)
@@ -590,6 +681,47 @@ class TestAbandoning:
         assert bench.sink.aborted == []
 
 
+class TestGivingUp:
+    """After an epoch's writing failed: nobody waits for what its subtasks prepared, and no decision can name it."""
+
+    def failed(self, bench: Bench) -> tuple[Coordinator, Committable]:
+        coordinator = bench.opened()
+        coordinator.admit(0, about(0))
+        committable = bench.committable(coordinator, 0)
+        bench.sink.open = [committable]
+        return coordinator, committable
+
+    def test_the_decision_is_impossible_before_anything_is_aborted(self):
+        """Invariant 4: another process may hold the acknowledgements and be about to decide."""
+        bench = Bench()
+        coordinator, committable = self.failed(bench)
+        other = bench.coordinator()
+        other.resume(coordinator.writer.token)
+        coordinator.give_up()
+        assert bench.sink.aborted == [committable.transaction]
+        with pytest.raises(FencedError):
+            other.commit(0, [acknowledgement(committable)], about(0))
+        assert bench.run(bench.opened(), 0).transaction in bench.sink.committed
+
+    def test_what_was_decided_meanwhile_is_left_alone(self):
+        bench = Bench()
+        coordinator, committable = self.failed(bench)
+        other = bench.coordinator()
+        other.resume(coordinator.writer.token)
+        other.commit(0, [acknowledgement(committable)], about(0))
+        with pytest.raises(FencedError):
+            coordinator.give_up()
+        assert bench.sink.aborted == []
+
+    def test_nothing_is_aborted_without_a_definite_answer(self):
+        bench = Bench(puts=Backoff(attempts=0))
+        coordinator, _ = self.failed(bench)
+        bench.store.put_faults = [not_written]
+        with pytest.raises(StoreError):
+            coordinator.give_up()
+        assert bench.sink.aborted == []
+
+
 class TestSweeping:
     def listed(self, bench: Bench, **changes: object) -> Committable:
         base = bench.committable(bench.opened(), 0)
@@ -615,6 +747,20 @@ class TestSweeping:
         left = self.listed(bench, **changes)
         coordinator = bench.opened()
         assert sweep(coordinator.writer, [bench.sink]).reported == (left,)
+        assert bench.sink.aborted == []
+
+    def test_what_a_waiting_decision_names_is_left_alone_though_the_listing_knows_less(self):
+        """A target's listing may not have all of a handle; while the decision waits, no name is used again."""
+        bench = Bench()
+        coordinator = bench.opened()
+        coordinator.admit(0, about(0))
+        committable = msgspec.structs.replace(bench.committable(coordinator, 0), handle={"rows": 7})
+        bench.sink.answers = [LATER] * 8
+        with pytest.raises(CommitPendingError):
+            coordinator.commit(0, [acknowledgement(committable)], about(0))
+        bench.sink.open = [msgspec.structs.replace(committable, handle={})]
+        with pytest.raises(CommitPendingError):
+            bench.opened()
         assert bench.sink.aborted == []
 
     def test_a_writers_own_live_epoch_is_left_alone(self):
@@ -883,6 +1029,14 @@ class TestSinksThatAreGone:
         bench.opened()
         assert bench.sink.aborted == [left.transaction]
         assert "of sink renamed, which this pipeline no longer has" in caplog.text
+
+    def test_what_a_zombie_prepares_for_a_renamed_sink_after_the_first_decision_is_aborted_at_the_next_start(self):
+        bench = Bench()
+        bench.run(bench.opened(), 0)
+        left = self.left(bench.opened())
+        bench.sink.elsewhere = [left]
+        bench.opened()
+        assert bench.sink.aborted == [left.transaction]
 
     def test_another_pipelines_or_logs_and_a_present_sinks_are_left_alone(self):
         bench = Bench()

@@ -243,6 +243,30 @@ class TestFencing:
         assert isinstance(record, Void)
         assert (record.epoch, record.proofs) == (0, ("t: expired",))
 
+    def test_nothing_is_pruned_before_the_floor_above_it_is_durable(self):
+        store = MemoryStore()
+        writer = writer_on(store)
+        writer.start()
+        run_epochs(writer, 0)
+        writer.decide(1, [], sinks=["a"], epoch_input=EpochInput(end=1))
+        before = sorted(store.entries)
+        store.put_faults = [not_written] * 9
+        with pytest.raises(DecisionInDoubtError):
+            writer.complete(1)
+        assert sorted(store.entries) == before
+        store.put_faults.clear()
+        writer.complete(1)
+        assert key_of(writer.token.last) in store.entries
+        assert key_of(0) not in store.entries
+
+    def test_a_log_of_another_pipeline_is_refused_and_left_as_it_is(self):
+        store = MemoryStore()
+        mine = writer_on(store)
+        mine.start()
+        with pytest.raises(EpochConflictError, match="belongs to pipeline 'p'"):
+            LogWriter(store, "q", clock()).start()
+        run_epochs(mine, 0)
+
     def test_a_writer_is_still_the_newest_after_its_start_was_pruned(self):
         writer = writer_on(MemoryStore())
         writer.start()

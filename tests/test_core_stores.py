@@ -10,23 +10,29 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from sqlalchemy.dialects import mysql, postgresql
 
 from onceward.core.errors import ConfigurationError, LogDamagedError, StoreError
+from onceward.core.folders import make_folder
 from onceward.core.log import DirectoryStore, EpochInput, LogWriter, open_store, read
 from onceward.core.log.entries import key_of
 from onceward.core.log.memory import MemoryStore
 from onceward.core.log.objects import ObjectStore
 from onceward.core.log.sql import SqlStore
+from onceward.core.log.sql_servers import data_type, make_durable, name_type
 
 from .store_contract import StoreContract, clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from sqlalchemy import Dialect
+    from sqlalchemy.sql import ClauseElement
 
     from onceward.core.log import LogStore
 
@@ -166,6 +172,28 @@ class TestDirectory(StoreContract):
         assert store.put_if_absent(key_of(0), b"four") is not there
         assert steps == ["sync 4", "link", "sync folder"]
 
+    def test_a_reader_syncs_the_folder_before_it_acts_on_a_name(
+        self, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+    ):
+        """Else a power cut takes back an entry that somebody has acted on; its writer may not have synced it yet."""
+        store.put_if_absent(key_of(0), b"x")
+        synced: list[int] = []
+        monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_ino))
+        for call in (store.list_keys, lambda: store.get(key_of(0))):
+            synced.clear()
+            call()
+            assert synced == [store.path.stat().st_ino]
+
+    def test_the_names_of_new_folders_are_durable(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        synced: list[int] = []
+        monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_ino))
+        folder = tmp_path / "a" / "b" / "c"
+        make_folder(folder)
+        assert synced == [path.stat().st_ino for path in (tmp_path, tmp_path / "a", tmp_path / "a" / "b")]
+        synced.clear()
+        make_folder(folder)
+        assert synced == []
+
     def test_a_file_that_cannot_grow_is_not_left_behind(self, store: DirectoryStore):
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))
@@ -255,6 +283,67 @@ class TestSqlite(StoreContract):
         with store._engine.connect() as connection:
             assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
         assert not store.shared
+
+
+class Server:
+    """A connection to a database server: what it is asked, and what its settings are."""
+
+    def __init__(self, dialect: Dialect, **settings: str) -> None:
+        self.dialect = dialect
+        self.settings = {"innodb_flush_log_at_trx_commit": "1", "log_bin": "OFF", "sync_binlog": "0", **settings}
+        self.said: list[str] = []
+
+    def execute(self, statement: ClauseElement) -> None:
+        self.said.append(str(statement.compile(dialect=self.dialect, compile_kwargs={"literal_binds": True})))
+
+    def exec_driver_sql(self, _statement: str) -> list[tuple[str, str]]:
+        return list(self.settings.items())
+
+
+def mariadb() -> Dialect:
+    made = mysql.dialect()
+    made.name, made.is_mariadb = "mariadb", True  # type: ignore[misc]
+    return made
+
+
+class TestServers:
+    """What database servers are asked for, so that an entry which they have acknowledged outlives their crash."""
+
+    def test_e_postgresql_commits_each_entry_synchronously_whatever_the_role_says(self):
+        server: Any = Server(postgresql.dialect())
+        assert make_durable(server) == ""
+        [said] = server.said
+        assert "set_config('synchronous_commit', 'on', true)" in said
+        assert said.endswith("WHERE current_setting('synchronous_commit') != 'remote_apply'")
+
+    @pytest.mark.parametrize(
+        ("settings", "why"),
+        [
+            ({}, ""),
+            ({"innodb_flush_log_at_trx_commit": "3"}, ""),
+            ({"innodb_flush_log_at_trx_commit": "0"}, "innodb_flush_log_at_trx_commit is 0"),
+            ({"innodb_flush_log_at_trx_commit": "2"}, "innodb_flush_log_at_trx_commit is 2"),
+            ({"log_bin": "ON", "sync_binlog": "1"}, ""),
+            ({"log_bin": "ON"}, "sync_binlog is 0"),
+            ({"wsrep_on": "ON"}, "Galera"),
+        ],
+    )
+    def test_e_a_mariadb_that_acknowledges_too_early_is_refused(self, settings: dict[str, str], why: str):
+        server: Any = Server(mariadb(), **settings)
+        said = make_durable(server)
+        assert why in said
+        assert bool(said) is bool(why)
+
+    def test_e_an_entry_is_not_put_where_it_would_not_last(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        store = SqlStore(f"sqlite:///{tmp_path}/log.db", pipeline="p")
+        monkeypatch.setattr("onceward.core.log.sql.make_durable", lambda _: "somebody has changed a setting")
+        with pytest.raises(StoreError, match=r"cannot write entry .*somebody has changed"):
+            store.put_if_absent(key_of(0), b"x")
+        assert store.list_keys() == []
+
+    def test_e_names_are_told_apart_by_case_and_a_decision_of_any_size_fits(self):
+        assert data_type().compile(mariadb()) == "LONGBLOB"
+        assert "ascii_bin" in name_type(20).compile(mariadb())
 
 
 class TestMemoryObjects(StoreContract):

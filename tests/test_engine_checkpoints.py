@@ -28,7 +28,7 @@ class Recorder:
         self.dropped: list[int] = []
         self.freed: list[SubtaskState] = []
         self.failures: list[OncewardError] = []
-        self.refuse: OncewardError | None = None
+        self.refuse: BaseException | None = None
 
     def is_running(self, task: TaskId) -> bool:
         return task not in self.idle
@@ -288,6 +288,18 @@ def test_55_if_the_decision_is_in_doubt_nothing_is_freed_and_the_run_fails():
     assert rig.effects.told == []
     [failure] = rig.effects.failures
     assert isinstance(failure, DecisionInDoubtError)
+
+
+def test_nothing_is_freed_of_a_checkpoint_whose_completion_was_interrupted():
+    """Its decision may be durable: what the next start restores must be there, whatever ends this run."""
+    rig = Rig(timeout=10)
+    rig.effects.refuse = KeyboardInterrupt()
+    rig.coordinator.trigger(0.0)
+    with pytest.raises(KeyboardInterrupt):
+        rig.ack(5)
+    rig.coordinator.advance(100.0)
+    rig.coordinator.stop("the process ends", 100.0)
+    assert rig.effects.freed == []
 
 
 def test_nothing_begins_beside_a_checkpoint_that_ends_the_run_and_after_it():

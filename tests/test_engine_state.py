@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,8 +11,12 @@ import pyarrow as pa
 import pytest
 
 from onceward.core import FileBackend, MemoryBackend, OperatorState, ProcessFunction, RocksDBBackend
-from onceward.core.engine.elements import TaskId
+from onceward.core.engine import completion
+from onceward.core.engine.completion import Completer
+from onceward.core.engine.elements import Barrier, TaskId
 from onceward.core.engine.graph import Graph
+from onceward.core.engine.pending import Pending
+from onceward.core.engine.reference import Reference
 from onceward.core.engine.restore import assign, check_fits
 from onceward.core.engine.retained import Retained
 from onceward.core.engine.state import keys
@@ -26,7 +31,7 @@ from onceward.core.engine.state.handles import (
 )
 from onceward.core.engine.state.memory import cells_of
 from onceward.core.engine.state.registry import SharedFiles
-from onceward.core.engine.state.storage import CheckpointStorage
+from onceward.core.engine.state.storage import CheckpointStorage, folder_of
 from onceward.core.errors import ConfigurationError, StateDamagedError, StateError
 
 if TYPE_CHECKING:
@@ -441,6 +446,46 @@ def test_83_a_file_that_a_checkpoint_under_way_may_build_on_outlives_its_checkpo
     assert rocks.on_disk() == {ref.path for ref in sixth.files if ref.shared}
     restored.close()
     rocks.table.close()
+
+
+def test_what_a_newer_run_has_written_is_not_cleaned_up(tmp_path: Path):
+    """It may start while this one does; only its START's position in the names tells."""
+    storage = RocksDBBackend(tmp_path).storage
+    assert storage is not None
+    for writer in (3, 5, 9):
+        storage.write(f"shared/{writer}-file", [b"x"], shared=True)
+        storage.write_metadata(
+            Metadata(pipeline="p", checkpoint=1, max_parallelism=128, operators={}), folder_of(1, writer)
+        )
+    kept = {path for path in storage.shared_files() if not path.endswith("3-file")}
+    Retained(storage, most=1, writer=5).restored(Reference(folder=None, sha256=""), up_to=1, clean=True)
+    assert set(storage.shared_files()) == kept
+    assert storage.checkpoints() == [folder_of(1, 5), folder_of(1, 9)]
+
+
+def test_f_the_age_of_a_checkpoint_is_that_of_the_oldest_that_it_may_carry(monkeypatch: pytest.MonkeyPatch):
+    """What was prepared for checkpoints that were given up since the last decision is carried by the next."""
+    ages: list[float] = []
+    now = [100.0]
+    coordinator: Any = SimpleNamespace(
+        policy=SimpleNamespace(monotonic=lambda: now[0]),
+        view=SimpleNamespace(before=None, decided=0, completed=0),
+        sinks={},
+        admit=lambda *_: None,
+        commit=lambda *_, age, **__: ages.append(age),
+        writer=SimpleNamespace(token=SimpleNamespace(log="0123abcd")),
+    )
+    monkeypatch.setattr(completion, "prove", lambda *_: None)
+    reference = Reference(folder=None, sha256="")
+    retained: Any = SimpleNamespace(write=lambda _: reference, keep=lambda *_: None)
+    completer = Completer(a_graph(1), coordinator, retained)
+    completer.metadata = lambda *_: Metadata(  # type: ignore[method-assign]
+        pipeline="p", checkpoint=1, max_parallelism=128, operators={}
+    )
+    for number, (triggered, completed) in enumerate([(130.0, 140.0), (190.0, 200.0)], 2):
+        now[0] = completed
+        completer.complete(Pending(Barrier(number), triggered, set()))
+    assert ages == [140.0 - 100.0, 200.0 - 130.0]
 
 
 def test_keys_that_are_equal_have_one_group():

@@ -8,8 +8,9 @@ import pytest
 
 from onceward.connectors.kafka import claims
 from onceward.connectors.kafka.answers import Description, Listing
+from onceward.connectors.kafka.codes import Code
 from onceward.connectors.kafka.handle import Handle
-from onceward.core.errors import EpochConflictError
+from onceward.core.errors import EpochConflictError, KafkaError
 from onceward.core.names import PooledName, Scope
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class Client:
         self.names += ["orders", "onceward:1:orders:out", "onceward:1:orders:out:0123abcd:ffff:00"]
         self.state, self.epoch = state, epoch
         self.registered: list[str] = []
+        self.register_answers = 0
+        self.open: dict[tuple[str, int], dict[tuple[int, int], int]] = {}
 
     def list_transactions(self, states: Collection[str] = (), *, prefix: str = "") -> list[Listing]:
         assert not states or self.state in states
@@ -48,7 +51,13 @@ class Client:
 
     def register(self, name: str) -> int:
         self.registered.append(name)
-        return 0
+        return self.register_answers
+
+    def partitions_of(self, topics: Collection[str]) -> list[tuple[str, int]]:
+        return [partition for partition in self.open if partition[0] in topics]
+
+    def describe_producers(self, partitions: Collection[tuple[str, int]]) -> dict[tuple[str, int], Any]:
+        return {partition: self.open[partition] for partition in partitions}
 
 
 def test_only_what_carries_exactly_this_pipelines_and_sinks_name_lingers():
@@ -76,3 +85,19 @@ def test_another_logs_commits_under_the_name_are_refused_until_they_are_accepted
 @pytest.mark.parametrize("client", [Client(*OTHERS, MINE, state="CompleteCommit"), Client(OTHER_LOG)])
 def test_a_name_that_no_other_log_has_committed_under_is_free(client: Any):
     claims.check(client, MINE)
+
+
+def test_what_the_brokers_did_not_remember_is_not_accepted():
+    client: Any = Client(OTHER_LOG, state="CompleteCommit")
+    client.register_answers = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    with pytest.raises(KafkaError, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
+        claims.accept(client, MINE)
+
+
+@pytest.mark.parametrize(("epoch", "found"), [(3, 3), (2, 2), (1, None), (4, None)])
+def test_what_an_abort_left_open_in_a_partition_lingers(epoch: int, found: int | None):
+    """A fence, and the broker's timeout, raise the producer epoch; the partition knows the one before."""
+    client: Any = Client(MINE, state="CompleteAbort", epoch=3)
+    client.open = {("t", 0): {(7, epoch): 5, (8, 3): 5}, ("t", 1): {}}
+    listed = [(c.handle["producer_epoch"], c.handle["partitions"]) for c in claims.lingering(client, MINE, ["t"])]
+    assert listed == ([(found, {"t": [0]})] if found is not None else [])

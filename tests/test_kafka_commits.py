@@ -262,3 +262,26 @@ def test_an_abort_does_not_wait_for_deleted_topics(client: Client):
     client.ids |= {"a": None, "b": None}
     assert abort(client).status is AbortStatus.ABORTED
     assert client.sent == ["fence"]
+
+
+def test_somebody_elses_commit_between_two_questions_is_neither_an_abort_nor_left_out(client: Client):
+    """The coordinator is asked first; what partitions have ended is believed when the coordinator says so, too."""
+    questions: list[str] = []
+
+    def then_committed(name: str) -> None:
+        ask = getattr(client, name)
+
+        def asked(*arguments: Any, **more: Any) -> Any:
+            found = ask(*arguments, **more)
+            if not questions:
+                client.state, client.open = "CompleteCommit", set()
+            questions.append(name)
+            return found
+
+        setattr(client, name, asked)
+
+    then_committed("describe")
+    then_committed("describe_producers")
+    assert commit(client).status is CommitStatus.ALREADY_COMMITTED
+    assert client.sent == []
+    assert questions[:2] == ["describe", "describe_producers"]

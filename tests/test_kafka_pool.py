@@ -191,3 +191,26 @@ def test_subtasks_that_run_at_once_never_share_an_id(cluster: Cluster):
         assert len(set(names)) == 3
         for name in names:
             ids.keep(name, about, cluster.end(name, COMMITTED))
+
+
+@pytest.mark.usefixtures("cluster")
+def test_what_was_made_ready_for_a_start_is_not_handed_out_under_the_next():
+    """The thread that makes it may end after the pool has started over."""
+    ids = a_pool()
+    ids.take(context(1, 0, ""))
+    before = ids._unique
+    ids.take(context(2, 0, ""))
+    late = SimpleNamespace(name=PooledName(SCOPE, before, 9, 1), begin=lambda: None)
+    ids._open = lambda _: late  # type: ignore[method-assign]
+    ids._warm(None, before)
+    del ids._open
+    assert ids.take(context(2, 1, "")) is not late
+
+
+def test_an_id_that_comes_back_after_the_pool_started_over_is_not_used_again(cluster: Cluster):
+    ids = a_pool()
+    late = context(1, 0, "")
+    name = ids.take(late).name
+    ids.take(context(2, 0, ""))
+    ids.keep(name, late, cluster.end(name, COMMITTED))
+    assert str(name) not in [run(ids, cluster, context(2, epoch, "")) for epoch in range(1, 4)]

@@ -3,12 +3,20 @@
 import pickle
 import subprocess
 import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 
-from onceward.connectors.kafka.sink import KafkaSink
+from onceward.connectors.kafka import sink as kafka
+from onceward.connectors.kafka.answers import Description
+from onceward.connectors.kafka.handle import Handle
+from onceward.connectors.kafka.producer import DeliveryFailures, TransactionalProducer
+from onceward.connectors.kafka.sink import KafkaSink, KafkaTransaction
 from onceward.core.errors import ConfigurationError, KafkaError
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState
+from onceward.core.names import PooledName, Scope
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, Progress, WriteContext
+from onceward.core.transaction.ownership import NOTHING
 
 SASL = {
     "security.protocol": "SASL_SSL",
@@ -109,8 +117,6 @@ def test_a_delivery_report_that_a_fatal_error_cuts_short_hides_nothing():
     from confluent_kafka import KafkaError as ClientError
     from confluent_kafka import KafkaException
 
-    from onceward.connectors.kafka.producer import DeliveryFailures, TransactionalProducer
-
     failures = DeliveryFailures()
     failures.count = 1
     producer = TransactionalProducer("a name", None, failures)  # type: ignore[arg-type]
@@ -120,3 +126,103 @@ def test_a_delivery_report_that_a_fatal_error_cuts_short_hides_nothing():
 
     with pytest.raises(KafkaError, match=r"INVALID_PRODUCER_EPOCH"):
         producer._call("cannot write", fenced)
+
+
+SCOPE = Scope("p", "out", "0a0b0c0d")
+
+
+class Written:
+    """A producer with its pool and its coordinator; notes in which order they are asked."""
+
+    def __init__(self, state: str = "Ongoing", rows: int = 1) -> None:
+        self.calls: list[str] = []
+        self.state, self.rows = state, rows
+        self.name = PooledName(SCOPE, "0123abcd", 0)
+        self.left = 0.0
+        self.transactions = self
+
+    def flush(self, deadline: float) -> None:
+        self.calls.append("flush")
+        self.left = deadline - time.monotonic()
+
+    def describe(self, names):
+        self.calls.append("describe")
+        handle = Handle(str(self.name), 7, 3, 1000)
+        return {name: Description(0, self.state, handle, 60_000, frozenset({("t", 0)})) for name in names}
+
+    def topic_ids(self, topics):
+        return {topic: f"id-of-{topic}" for topic in topics}
+
+    def keep(self, _name, _context, prepared) -> None:
+        self.calls.append("keep" if prepared is not None else "keep nothing")
+
+    def drop(self) -> None:
+        self.calls.append("drop")
+
+
+def pre_committed(monkeypatch, written) -> Committable:
+    monkeypatch.setattr(kafka, "cluster_of", lambda _: written)
+    context = WriteContext(pipeline="p", sink="out", log="0a0b0c0d", writer=4, epoch=2, subtask=1)
+    sink = KafkaSink("out", bootstrap_servers="b:1", topic="t", transaction_timeout=60)
+    return sink.pre_commit(KafkaTransaction(context, written, written))
+
+
+def test_a_handle_is_asked_for_when_the_brokers_have_all_messages(monkeypatch):
+    written = Written()
+    committable = pre_committed(monkeypatch, written)
+    assert written.calls == ["flush", "describe", "keep", "drop"]
+    assert (committable.writer, committable.epoch, committable.subtask, committable.rows) == (4, 2, 1, 1)
+    assert committable.handle["producer_epoch"] == 3
+
+
+def test_a_flush_leaves_half_of_the_timeout_for_decision_and_commit(monkeypatch):
+    written = Written()
+    pre_committed(monkeypatch, written)
+    assert 29 < written.left <= 30
+
+
+@pytest.mark.parametrize("state", ["CompleteAbort", "PrepareAbort", "Empty"])
+def test_a_transaction_that_ended_meanwhile_is_not_prepared(monkeypatch, state):
+    written = Written(state)
+    with pytest.raises(KafkaError, match=f"the coordinator says {state}"):
+        pre_committed(monkeypatch, written)
+    assert "keep" not in written.calls
+
+
+def test_without_rows_there_is_no_transaction(monkeypatch):
+    written = Written(rows=0)
+    assert pre_committed(monkeypatch, written).handle == {}
+    assert written.calls == ["flush", "keep nothing", "drop"]
+
+
+@pytest.mark.parametrize(("newest", "asked"), [(NOTHING, True), (Progress(0, 0), False)])
+def test_a_log_that_has_decided_nothing_asks_whether_others_have_used_its_names(monkeypatch, newest, asked):
+    found = []
+    monkeypatch.setattr(kafka, "cluster_of", lambda _: SimpleNamespace(transactions="client"))
+    monkeypatch.setattr(kafka.claims, "check", lambda *arguments: found.append(arguments))
+    KafkaSink("out", bootstrap_servers="b:1", topic="t").check_claim(SCOPE, newest)
+    assert found == ([("client", SCOPE)] if asked else [])
+
+
+class Library:
+    """librdkafka's producer: so many messages wait, and so many of them fail while they are flushed."""
+
+    def __init__(self, waiting: int, failures: DeliveryFailures, failing: int) -> None:
+        self.waiting, self.failures, self.failing = waiting, failures, failing
+
+    def flush(self, _seconds: float) -> int:
+        error = SimpleNamespace(str=lambda: "too large", name=lambda: "MSG_SIZE_TOO_LARGE")
+        for _ in range(self.failing):
+            self.failures(error, SimpleNamespace(topic=lambda: "t", partition=lambda: 0))
+        return self.waiting
+
+
+@pytest.mark.parametrize(
+    ("waiting", "failing", "why"),
+    [(3, 0, "3 messages were not acknowledged"), (0, 1, "topic t partition 0 was refused: too large")],
+)
+def test_a_flush_that_leaves_messages_out_fails(waiting, failing, why):
+    failures = DeliveryFailures()
+    producer = TransactionalProducer(PooledName(SCOPE, "0123abcd", 0), Library(waiting, failures, failing), failures)
+    with pytest.raises(KafkaError, match=why):
+        producer.flush(time.monotonic() - 1)

@@ -1,9 +1,11 @@
 """What a coordinator's description proves: every answer falls into one row, and no row guesses."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
+from onceward.connectors.kafka.answers import open_producers
 from onceward.connectors.kafka.claims import never_committed
 from onceward.connectors.kafka.codes import PASSING, Code, code_name
 from onceward.connectors.kafka.coordinator import Description
@@ -66,6 +68,13 @@ def test_loss_is_proven_by_an_abort_with_the_same_start():
     assert STATE[Observation.OVERTHROWN] is ExternalState.EXPIRED
 
 
+def test_a_raised_epoch_is_an_abort_only_if_the_coordinator_says_that_it_aborted():
+    """A coordinator may raise the epoch at a commit, too (KIP-890)."""
+    aborts = {state for state in STATES if seen(state, NEXT) is Observation.OVERTHROWN}
+    assert aborts == {"PrepareAbort", "CompleteAbort", "PrepareEpochFence"}
+    assert all(seen(state, NEXT) is Observation.REPLACED for state in set(STATES) - aborts)
+
+
 def test_an_id_that_was_initialised_again_tells_nothing():
     for state in STATES:
         assert seen(state, NEXT._replace(started_ms=-1)) is Observation.REPLACED
@@ -84,6 +93,24 @@ def test_an_unknown_id_was_never_written_or_is_long_gone():
     assert judge(MINE, description) is Observation.ABSENT
     assert ABORT[Observation.ABSENT] is AbortStatus.ABORTED
     assert COMMIT[Observation.ABSENT] is CommitStatus.UNKNOWN
+
+
+def test_a_partition_tells_of_the_transactions_that_are_open_in_it():
+    def producer(number, offset):
+        return SimpleNamespace(
+            producer_id=number, producer_epoch=3, coordinator_epoch=5, current_txn_start_offset=offset
+        )
+
+    def partition(number, *producers, code=Code.NONE):
+        return SimpleNamespace(partition_index=number, error_code=code, active_producers=producers)
+
+    partitions = [
+        partition(0, producer(7, 0), producer(8, 41), producer(9, -1)),
+        partition(1),
+        partition(2, code=Code.NOT_LEADER_OR_FOLLOWER),
+    ]
+    response = SimpleNamespace(topics=[SimpleNamespace(name="t", partitions=partitions)])
+    assert open_producers(response) == {("t", 0): {(7, 3): 5, (8, 3): 5}, ("t", 1): {}}
 
 
 @pytest.mark.parametrize(

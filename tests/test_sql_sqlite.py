@@ -19,6 +19,7 @@ import pytest
 from onceward.connectors.database import patience
 from onceward.connectors.database.sql import staging
 from onceward.connectors.database.sql.sink import SqlAlchemySink
+from onceward.connectors.database.sql.sqlite import _set_up
 from onceward.core.errors import ConfigurationError, EpochConflictError, RetryableSinkError, SchemaError, SqlError
 from onceward.core.names import Scope
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, WriteContext
@@ -205,6 +206,30 @@ def test_of_several_rows_with_one_key_the_last_one_wins(database: Database) -> N
     first = write(sink, context(subtask=0), words(1, 2, "a"), words(1, 1, "b"))
     assert [o.status for o in sink.commit_many([later, first])] == [CommitStatus.COMMITTED] * 2
     assert database.rows() == [(1, "second1"), (2, "second2"), (9, "kept")]
+
+
+def test_subtasks_are_merged_by_their_numbers(database: Database) -> None:
+    sink = database.sink(key="id")
+    both = [write(sink, context(1, subtask), words(0, word=f"of {subtask} ")) for subtask in (10, 2)]
+    assert {answer.status for answer in sink.commit_many(both)} == {CommitStatus.COMMITTED}
+    assert database.rows() == expected(0, word="of 10 ")
+
+
+def test_an_abort_that_comes_after_the_merge_is_refused(database: Database) -> None:
+    sink = database.sink()
+    committable = write(sink, context(), words(0))
+    sink.commit(committable)
+    assert sink.abort(committable).status is AbortStatus.COMMITTED
+    assert database.rows() == expected(0)
+
+
+@pytest.mark.parametrize(("given", "kept"), [("OFF", 2), ("NORMAL", 2), ("FULL", 2), ("EXTRA", 3)])
+def test_every_commit_is_synced_whatever_the_librarys_default_says(given: str, kept: int) -> None:
+    """In WAL mode NORMAL, which SQLite may be built with, loses the newest commits in a power cut."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute(f"PRAGMA synchronous={given}")
+        _set_up(connection, None)
+        assert connection.execute("PRAGMA synchronous").fetchone() == (kept,)
 
 
 def test_an_upsert_of_nothing_but_the_key_keeps_the_row(database: Database) -> None:

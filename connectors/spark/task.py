@@ -36,9 +36,12 @@ def write_partition(
             for epoch, part in zip(epochs, projection.split(batch), strict=True):
                 epoch.write(part)
         prepared = [epoch.pre_commit() for epoch in epochs]
-    except BaseException:
+    except BaseException as error:
         for epoch in epochs:
-            epoch.discard()
+            try:
+                epoch.discard()
+            except Exception as besides:  # noqa: BLE001 - whatever one sink raises, the others are rolled back
+                error.add_note(f"besides, sink {epoch.context.sink} did not roll back: {besides}")
         raise
     first = contexts[0]
     return Acknowledgement(

@@ -16,7 +16,9 @@ import logging
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigurationError, EpochConflictError, ExternalError, StoreError
+import msgspec
+
+from ..errors import ConfigurationError, DataLossError, EpochConflictError, ExternalError, FencedError, StoreError
 from ..log import EpochInput, LogStore, LogView, LogWriter, Rewound, WriterToken
 from ..log.view import NONE, check_next, may_follow
 from ..names import Scope, check_pipeline_name
@@ -28,7 +30,7 @@ from .policy import CommitPolicy
 from .sweep import sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from .participant import Participant
 
@@ -115,19 +117,19 @@ class Coordinator:
         if rewind is not None:
             wanted = Rewound(query=query or "", epoch=NONE if first_epoch is None else first_epoch, why=rewind)
         before = self.writer.look() if query is not None or wanted is not None else None
-        if before is not None and not self._goes_back(before, wanted, epoch_input) and before.before is not None:
-            self._check_query(before.before, query)
+        if before is not None and not self._goes_back(before, wanted, epoch_input):
+            self._check_query(before, query)
         reach(Step.START_BEFORE)
         self.writer.start()
         reach(Step.START_AFTER)
         goes_back = self._goes_back(self.view, wanted, epoch_input)
         unowned = self._own_names(release=goes_back or self.view.rewound)
-        unswept = self._sweep_now(abandoned=self._sinks_changed())
+        unswept = self._sweep_now(abandoned=True, but=unowned)
         self._finish_decided()
         if goes_back and wanted is not None:
             _log.warning("going back on purpose: the next epoch is %s (%s)", first_epoch, rewind)
-            self.writer.rewind(wanted)
-        for error in (unowned, unswept):
+            self.writer.rewind(_after(wanted, self.view.rewind))
+        for error in (*unowned.values(), unswept):
             if error is not None:
                 raise error
         return self.view
@@ -143,15 +145,15 @@ class Coordinator:
         if epoch_input is not None and _is_replay(view, wanted.epoch, epoch_input):
             return False  # the newest decision's own epoch: the driver died before it logged it
         done = view.rewind
-        if done is None or (done.query, done.why) != (wanted.query, wanted.why):
+        if done is None or done.query != wanted.query or wanted.why not in (done.why, *done.earlier):
             return True
         if wanted.epoch == NONE or may_follow(view, wanted.epoch):
             return False
-        if wanted == done:
+        if wanted.why != done.why or wanted.epoch >= done.epoch:  # what a restart with the same command line offers
             raise self._conflict(
                 wanted.epoch,
-                f"the rewind to epoch {wanted.epoch} ({wanted.why!r}) was done before, and epochs up to {view.decided} "
-                "were decided since. To go back once more, give another reason",
+                f"a rewind with this reason ({wanted.why!r}) was done before, and epochs up to {view.decided} were "
+                "decided since. To go back once more, give another reason",
             )
         return True
 
@@ -241,7 +243,7 @@ class Coordinator:
         earliest = self.view.decided + 1 if self.gaps else epoch
         of = Written(self.pipeline, self.writer.token, epoch, earliest)
         committables = gather(of, self.sinks, acknowledgements)
-        check_age(of, self.sinks, committables, age=self.policy.monotonic() - self._began if age is None else age)
+        self._check_age(of, committables, self.policy.monotonic() - self._began if age is None else age)
         reach(Step.ACKNOWLEDGED)
         permit = self.writer.decide(
             epoch, committables, sinks=list(self.sinks), epoch_input=epoch_input, state=state, follows=self._follows()
@@ -268,16 +270,22 @@ class Coordinator:
             reach(Step.ABORT_AFTER)
         return True
 
+    def _check_age(self, of: Written, committables: Sequence[Committable], age: float) -> None:
+        try:
+            check_age(of, self.sinks, committables, age=age)
+        except DataLossError as error:
+            if not self.writer.still_newest():  # a newer writer has swept them
+                raise FencedError("a newer writer of this pipeline has started", pipeline=self.pipeline) from error
+            raise
+
     def _follows(self) -> int | None:
         return self.view.decided if self.gaps else None
 
     def _check_continues(self, view: LogView, epoch: int, epoch_input: EpochInput) -> None:
         """The right number is not enough (invariant 5): the input must go on where the newest decided one ended."""
+        self._check_query(view, epoch_input.query)
         before = view.before
-        if before is None:
-            return
-        self._check_query(before, epoch_input.query)
-        if not epoch_input.follows(before):
+        if before is not None and not epoch_input.follows(before):
             raise self._conflict(
                 epoch,
                 f"its input does not begin where the epoch before ended ({epoch_input.start}, not {before.end}): rows "
@@ -285,12 +293,15 @@ class Coordinator:
                 "purpose with an explicit rewind",
             )
 
-    def _check_query(self, before: EpochInput, query: str | None) -> None:
-        if query is not None and query != before.query:
+    def _check_query(self, view: LogView, query: str | None) -> None:
+        owner = view.before.query if view.before is not None else None
+        if view.rewound and view.rewind is not None and not self.gaps:
+            owner = view.rewind.query or None
+        if None not in (query, owner) and query != owner:
             raise EpochConflictError(
-                f"the newest epoch was decided by another query ({before.query}, not {query}). Use the checkpoint that "
-                "belongs to this pipeline, give the pipeline another name, or go back on purpose with an explicit "
-                "rewind",
+                f"the newest epoch was decided, or gone back to, by another query ({owner}, not {query}). Use the "
+                "checkpoint that belongs to this pipeline, give the pipeline another name, or go back on purpose with "
+                "an explicit rewind",
                 pipeline=self.pipeline,
             )
 
@@ -309,13 +320,14 @@ class Coordinator:
     def _scope(self, sink: Participant) -> Scope:
         return Scope(self.pipeline, sink.name, self.writer.token.log)
 
-    def _own_names(self, *, release: bool) -> Exception | None:
+    def _own_names(self, *, release: bool) -> dict[str, Exception]:
         """Refuse names that are not this log's, or make the targets forget whose they were before a rewind.
 
         Returns:
-            What a target that did not answer raised, if one did; the others are swept and committed all the same.
+            What each sink raised whose target did not answer. It is not swept now: it may know more than this log,
+            which then is an outdated copy that calls undecided what is decided. The others are, and all are committed.
         """
-        unanswered = None
+        unanswered: dict[str, Exception] = {}
         for sink in self.sinks.values():
             try:
                 if release:
@@ -323,21 +335,18 @@ class Coordinator:
                 else:
                     sink.check_claim(self._scope(sink), self.view.progress)
             except ExternalError as error:
-                unanswered = error
+                unanswered[sink.name] = error
         return unanswered
 
-    def _sinks_changed(self) -> bool:
-        """Whether another sink than these may have left something behind; a decision names all that there were."""
-        return self.view.newest is None or set(self.view.newest.sinks) != self.sinks.keys()
-
-    def _sweep_now(self, *, busy: bool = False, abandoned: bool = False) -> Exception | None:
+    def _sweep_now(self, *, busy: bool = False, abandoned: bool = False, but: Collection[str] = ()) -> Exception | None:
         """Sweep; what a sink raised, if one did.
 
         What a target did not abort now holds locks and readers; the next epoch's end tries again.
         """
         self._swept = self.policy.monotonic()
         try:
-            self._left_behind = bool(sweep(self.writer, self.sinks.values(), busy=busy, abandoned=abandoned).left)
+            swept = sweep(self.writer, self.sinks.values(), busy=busy, abandoned=abandoned, but=but)
+            self._left_behind = bool(swept.left)
         except StoreError:
             raise
         except Exception as error:  # noqa: BLE001 - a sink's
@@ -378,3 +387,11 @@ class Coordinator:
 def _is_replay(view: LogView, epoch: int, epoch_input: EpochInput) -> bool:
     newest = view.newest
     return newest is not None and epoch == newest.epoch and newest.input.same_as(epoch_input)
+
+
+def _after(rewind: Rewound, before: Rewound | None) -> Rewound:
+    """The rewind, with the reasons of those that the query did before it."""
+    if before is None or before.query != rewind.query:
+        return rewind
+    earlier = tuple(why for why in (*before.earlier, before.why) if why != rewind.why)
+    return msgspec.structs.replace(rewind, earlier=earlier)

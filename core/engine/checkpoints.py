@@ -258,19 +258,19 @@ class CheckpointCoordinator:
             request.fail(CheckpointFailedError(begun.reason))
 
     def _complete(self, pending: Pending, now: float) -> None:
+        del self._pending[pending.checkpoint]  # from here on a decision may name it: whatever happens frees nothing
         try:
             result = self._effects.complete(pending)
         except InDoubtError as error:
-            self._pending.pop(pending.checkpoint)  # nothing of it is freed: a decision may name it
             self._remember(pending.record(now, Status.FAILED, str(error.why)))
             if pending.request is not None:
                 pending.request.fail(error.why)
             self._effects.fail(error.why)
             return
-        except OncewardError as error:
+        except OncewardError as error:  # before the decision
+            self._pending[pending.checkpoint] = pending
             self._give_up(pending, f"could not be completed: {error}", now)
             return
-        del self._pending[pending.checkpoint]
         self._failures = min(self._failures, 0)
         self._completed_at = now
         self._stopped = self._stopped or pending.barrier.kind.terminal

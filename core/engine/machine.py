@@ -186,8 +186,7 @@ class Machine:
 
     def complete(self, pending: Pending) -> Any:
         """See Effects."""
-        others = [other for other in self.checkpoints.pending if other != pending.checkpoint]
-        return self._completer.complete(pending, others)
+        return self._completer.complete(pending, self.checkpoints.pending)
 
     def completed(self, task: TaskId, checkpoint: int) -> None:
         """See Effects."""

@@ -52,6 +52,8 @@ class Rewound(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     """First epoch after it; -1 for whichever the driver offered first."""
     why: str
+    earlier: tuple[str, ...] = ()
+    """Reasons for which this query went back before: an older command line finds them done, too."""
 
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="entry"):

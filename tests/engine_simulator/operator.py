@@ -30,7 +30,8 @@ class Operator:
         self.there: list[str] = []
         """Those that are not gone."""
         self.command = Restore()
-        self._before = Restore()
+        self._interrupted = Restore()
+        """The newest command line that may have begun a way back; where that did not end, it must be said again."""
         self.ways_back: set[str] = set()
         """Reasons with which the pipeline may have gone back: each once."""
 
@@ -43,12 +44,13 @@ class Operator:
 
     def change(self, command: Restore) -> None:
         """Give another command line from now on."""
-        self._before, self.command = self.command, command
+        self.command = command
 
     def accepted(self) -> None:
         """The start took it, or died over it."""
         if self.command.why is not None:
             self.ways_back.add(self.command.why)
+            self._interrupted = self.command
 
     def refused(self, error: OncewardError) -> None:
         """The start refused it: a person reads the message.
@@ -59,7 +61,7 @@ class Operator:
         if not isinstance(error, EpochConflictError | ConfigurationError):
             raise error
         if "again as before" in str(error):
-            self.change(self._before)
+            self.change(self._interrupted)
         elif self.command == Restore():
             raise error
         else:

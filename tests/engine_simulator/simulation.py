@@ -30,6 +30,7 @@ from onceward.core.engine.pending import Status
 from onceward.core.engine.start import Starter
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import OncewardError, StateError
+from onceward.core.log.reader import read
 from onceward.core.steps import Step, hooked
 
 from ..engine_kit import Target
@@ -161,10 +162,17 @@ class Simulation:
     def reach(self, step: Step) -> None:
         if step is Step.DECIDE_AFTER and self.vanishing and self.random.random() < 0.1:
             self.vanishing -= 1
-            self.note(f"the target forgets {len(self.target.prepared)} prepared transactions")
-            self.target.prepared.clear()
+            self.forget_decided()
         if self.crashes and self.random.random() < self.likely * (30 if step is Step.DECIDE_BEFORE else 3):
             self.crash(f"at {step}")
+
+    def forget_decided(self) -> None:
+        """The target loses all that was just decided: a replay is sound only if none of it can be committed."""
+        decision = read(self.graph.pipeline.store).newest
+        names = {c.transaction for c in decision.committables} if decision is not None else set()
+        self.note(f"the target forgets {len(names)} decided transactions")
+        for name in names:
+            self.target.prepared.pop(name, None)
 
     def crash(self, where: str) -> None:
         self.crashes -= 1

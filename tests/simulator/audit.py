@@ -19,6 +19,8 @@ from .world import Violation
 if TYPE_CHECKING:
     from onceward.core.log import Entry
 
+    from .pipeline import Driver
+    from .spark import Folder
     from .world import World
 
 PIPELINE = "orders"
@@ -49,6 +51,18 @@ class Txn:
     """How many rows are visible."""
     ending: bool = False
     """Whether a server is at work on it for somebody."""
+    input: str = ""
+    """The offsets file that its rows were read by."""
+    began: int = 0
+    """How many excuses for an expiry there had been when it began."""
+    since: int = 0
+    """Tick at which it was prepared."""
+    ended: int = 0
+    """Tick at which it was aborted."""
+    asked: bool = False
+    """Whether somebody asked, before a decision, if it was still there."""
+    gone: list[int] = field(default_factory=list)
+    """Rows that were deleted with their topic."""
 
     def __repr__(self) -> str:
         where = f"{self.sink} epoch {self.epoch} subtask {self.subtask}.{self.attempt} writer {self.writer}"
@@ -65,8 +79,11 @@ class Audit:
         self.visible: dict[str, Counter[int]] = {sink: Counter() for sink in sinks}
         self.prepared: dict[tuple[str, str, str], Txn] = {}
         self.logs: dict[str, LogAudit] = {}
-        self.losses = 0
+        self.lost: set[str] = set()
+        """Kinds of the sinks of which somebody outside, or a timeout, took something."""
         self.voids = 0
+        self.promised: Counter[int] = Counter()
+        """How often each record was decided: once, and once more for each rewind to before it."""
 
     def log_of(self, txn: Txn) -> LogAudit | None:
         """The log whose writer made the transaction."""
@@ -77,8 +94,18 @@ class Audit:
         mine = [txn for txn in self.prepared.values() if txn.log == log.log and txn.state == "prepared"]
         return [txn for txn in mine if txn.decision is None and not log.may_decide(txn)]
 
+    def on_begin(self, txn: Txn) -> Txn:
+        """A subtask begins to write."""
+        task = self.world.current
+        txn.began, txn.input = self.world.excuses, task.input if task is not None else ""
+        log = self.log_of(txn)
+        if log is not None and txn.epoch <= log.known_at.get(txn.writer, -1):
+            raise Violation("3", f"an epoch is written again that was decided before its writer's START: {txn}")
+        return txn
+
     def on_prepared(self, identity: tuple[str, str, str], txn: Txn) -> None:
         """A committable for the transaction was handed out."""
+        txn.since = self.world.tick
         self.prepared[identity] = txn
 
     def on_commit(self, txn: Txn) -> None:
@@ -96,54 +123,83 @@ class Audit:
             raise Violation("1", f"rows {rows} became visible without a commit of their transaction: {txn}")
         for row in rows:
             txn.shown += 1
-            self.visible[txn.sink][row] += 1
-            if self.visible[txn.sink][row] > 1:
-                raise Violation("3", f"record {row} is visible twice in sink {txn.sink}: {txn}")
+            seen = self.visible[target_of(txn)]
+            seen[row] += 1
+            if seen[row] > max(1, self.promised[row]):
+                raise Violation("3", f"record {row} is visible {seen[row]} times in sink {txn.sink}: {txn}")
 
     def on_abort(self, txn: Txn, cause: str) -> None:
         """The transaction's rows will never be visible."""
         if txn.state in ("aborted", "committed"):
             return
-        before, txn.state, txn.cause = txn.state, "aborted", cause
+        driver = self.world.current.process.driver if self.world.current is not None else None
+        if driver is not None and driver.store.audit.restored is not None and target_of(txn) == "kafka":
+            cause = "outdated copy"  # which Kafka cannot tell while the target that could does not answer
+        before, txn.state, txn.cause, txn.ended = txn.state, "aborted", cause, self.world.tick
         self.world.note(f"ABORTED {txn}")
         if cause not in BY_THE_LIBRARY:
-            self.losses += 1
+            self.lost.add(target_of(txn))
+            if cause == "timeout" and txn.decision is not None and txn.began == self.world.excuses:
+                raise Violation("independent", f"decided, and lost by its timeout without a fault of its own: {txn}")
             return
         if txn.pipeline != PIPELINE:
             raise Violation("9", f"a transaction of another pipeline was aborted: {txn}")
-        if txn.decision is not None:
+        if txn.decision is not None and not txn.skipped:
             raise Violation("4", f"a decided transaction was aborted by the library: {txn}")
         log = self.log_of(txn)
         if cause != "discard" and before == "prepared" and log is not None and log.may_decide(txn):
             raise Violation("4", f"aborted by the library while its decision could still be written: {txn}")
 
-    def on_logged(self, log: LogAudit, epoch: int, start: int, end: int) -> None:
+    def on_logged(self, driver: Driver, epoch: int) -> None:
         """The driver recorded the epoch as done: from here on nobody writes this input again."""
-        done = log.done.get(epoch)
-        if done is None:
+        log, folder = driver.store.audit, driver.folder
+        if epoch not in log.done:
             raise Violation("5", f"epoch {epoch} was recorded as done and is not completed in the log")
-        if (done.input.start, done.input.end) != (start, end):
-            raise Violation(
-                "5",
-                f"epoch {epoch} was recorded as done with input {start}-{end}, decided {done.input.start}-"
-                f"{done.input.end}",
-            )
+        logged = (*folder.range_of(epoch), folder.offsets[epoch])
+        decided = [self._inputs(done) for done in log.done[epoch]]
+        if not any(logged[:2] == found[:2] and found[2] in (logged[2], "") for found in decided):
+            raise Violation("5", f"epoch {epoch} was recorded as done with input {logged}, decided with {decided}")
+
+    def _inputs(self, done: Decide) -> tuple[int, int, str]:
+        """Where a decided epoch's input begins and ends, and by which file it was read; no file if it had no rows."""
+        files = {self.prepared[c.identity()].input for c in done.committables}
+        return at(done.input.start), at(done.input.end), " and ".join(sorted(files))
 
     def check_end(self, log: LogAudit) -> None:
         """At rest, after an undisturbed run to the end: every record exactly once, unless its loss was loud."""
-        skipped = Counter((txn.sink, row) for txn in log.skipped for row in txn.rows)
+        skipped = Counter((target_of(txn), row) for txn in log.skipped for row in txn.rows)
+        deleted = [txn for txn in self.prepared.values() if txn.decision is not None and not txn.skipped]
+        skipped += Counter((target_of(txn), row) for txn in deleted for row in txn.gone)
         for sink in self.sinks:
             for row in range(self.records):
-                seen, given_up = self.visible[sink][row], skipped[sink, row] > 0
-                if seen != 1 and not (seen == 0 and given_up):
+                seen, given_up = self.visible[sink][row], skipped[sink, row]
+                if seen + given_up != max(1, self.promised[row]):
                     raise Violation("8", f"record {row} is visible {seen} times in sink {sink}; nobody said so")
 
 
-class LogAudit:
-    """One decision log, as it truly is, and the rules of its entries."""
+def target_of(txn: Txn) -> str:
+    """Where a sink writes to, whatever it is called now."""
+    return txn.sink.partition("-")[0]
 
-    def __init__(self, audit: Audit) -> None:
+
+def at(offsets: list[str] | None) -> int:
+    """The record at which offsets point."""
+    return int(offsets[0]) if offsets is not None else 0
+
+
+class LogAudit:
+    """One decision log, as it truly is, and the rules of its entries.
+
+    Args:
+        audit: Of the run.
+        main: Whether it is the pipeline's own.
+        restored: The log of which this one came back from a backup: nothing may be decided in it.
+    """
+
+    def __init__(self, audit: Audit, *, main: bool = False, restored: LogAudit | None = None) -> None:
         self.audit = audit
+        self.main = main
+        self.restored = restored
         self.log = ""
         self.tail = -1
         self.floor = 0
@@ -151,19 +207,30 @@ class LogAudit:
         self.writer = ""
         self.undone: Decide | None = None
         self.newest: Decide | None = None
+        self.folder: Folder | None = None
+        """The checkpoint of which the newest decision is."""
         self.decided: int | None = None
-        self.end: object = 0
-        self.done: dict[int, Decide] = {}
+        self.end = 0
+        self.done: dict[int, list[Decide]] = {}
         self.skipped: list[Txn] = []
+        self.known_at: dict[int, int] = {}
+        """For each START, the newest epoch that was decided before."""
+        self.rewinds: dict[tuple[str, str], int] = {}
+        """Query and reason of each rewind, and the first epoch after it."""
 
     def may_decide(self, txn: Txn) -> bool:
         """Whether a decision that names the transaction can still come into being."""
         return txn.log == self.log and txn.writer == self.start and (self.decided is None or txn.epoch > self.decided)
 
-    def on_put(self, key: str, data: bytes) -> None:
+    def on_put(self, key: str, data: bytes, by: Driver | None) -> None:
         """A value came into being under a key."""
         position = int(key)
         entry = read_entry(data, position)
+        if self.restored is not None:
+            if isinstance(entry, Decide):
+                raise Violation("H", f"an outdated copy of the log decides epoch {entry.epoch}, and a target knows")
+            self.log, self.tail, self.start, self.writer = entry.log, position, entry.start, entry.writer
+            return
         if position <= self.tail:
             if position >= self.floor:
                 raise Violation("log", f"slot {position} was empty, is not below the floor {self.floor}, and is taken")
@@ -171,14 +238,14 @@ class LogAudit:
             return
         if position != self.tail + 1:
             raise Violation("log", f"entry {position} was put behind entry {self.tail}: a gap")
-        self._take(entry, position)
+        self._take(entry, position, by)
 
     def on_delete(self, key: str) -> None:
         """A value is gone."""
-        if int(key) >= self.floor:
+        if self.restored is None and int(key) >= self.floor:
             raise Violation("log", f"entry {key} was deleted; the durable floor is {self.floor}")
 
-    def _take(self, entry: Entry, position: int) -> None:
+    def _take(self, entry: Entry, position: int, by: Driver | None) -> None:
         self.audit.world.note(f"ENTRY {position} {_describe(entry)}")
         if not self.log:
             self.log = entry.log
@@ -189,24 +256,26 @@ class LogAudit:
         match entry:
             case Start():
                 self.start, self.writer = position, entry.writer
+                self.known_at[position] = -1 if self.decided is None else self.decided
+            case Rewind():
+                self._rewind(entry, by)
             case Decide():
-                self._decide(entry)
+                self._decide(entry, by)
             case Completed():
                 self._complete(entry)
             case Void():
                 self._void(entry)
             case Resolved():
                 self._resolve(entry)
-            case _:
-                raise Violation("log", f"nobody rewinds here: {entry}")
 
-    def _decide(self, entry: Decide) -> None:
+    def _decide(self, entry: Decide, by: Driver | None) -> None:
         if self.undone is not None:
             raise Violation("3", f"epoch {entry.epoch} decided while epoch {self.undone.epoch} is not completed")
         if self.decided is not None and entry.epoch != self.decided + 1:
             raise Violation("3", f"epoch {entry.epoch} decided after epoch {self.decided}")
-        if entry.input.start != self.end:
-            raise Violation("5", f"epoch {entry.epoch} begins at {entry.input.start}; the last one ended at {self.end}")
+        start, end = at(entry.input.start), at(entry.input.end)
+        if start != self.end:
+            raise Violation("5", f"epoch {entry.epoch} begins at {start}; the last one ended at {self.end}")
         rows: dict[str, list[int]] = {sink: [] for sink in self.audit.sinks}
         for committable in entry.committables:
             txn = self.audit.prepared.get(committable.identity())
@@ -214,23 +283,27 @@ class LogAudit:
                 raise Violation("2", f"epoch {entry.epoch} names what was never prepared: {committable.transaction}")
             if txn.state == "aborted" and txn.cause in BY_THE_LIBRARY:
                 raise Violation("4", f"epoch {entry.epoch} names what the library has aborted: {txn}")
-            rows[txn.sink] += txn.rows
+            if by is not None and txn.cause == "timeout" and txn.ended < by.acknowledged and not txn.asked:
+                raise Violation("age", f"decided after its timeout, and nobody had asked: {txn}")
+            rows[target_of(txn)] += txn.rows
             txn.decision = entry
         for sink, found in rows.items():
-            if sorted(found) != list(range(entry.input.start, entry.input.end)):
+            if sorted(found) != list(range(start, end)):
                 raise Violation("2", f"epoch {entry.epoch} names rows {sorted(found)} in {sink}, input {entry.input}")
         self.undone = self.newest = entry
-        self.decided, self.end = entry.epoch, entry.input.end
+        self.decided, self.end = entry.epoch, end
+        self.folder = by.folder if by is not None else self.folder
+        self._promise(entry, 1)
 
     def _complete(self, entry: Completed) -> None:
         if self.undone is None or self.undone.epoch != entry.epoch:
             raise Violation("7", f"epoch {entry.epoch} is completed, but undone is {self.undone}")
         for txn in self._named(self.undone):
-            if txn.shown < len(txn.rows) and not txn.skipped:
+            if txn.shown < len(set(txn.rows) - set(txn.gone)) and not txn.skipped:
                 raise Violation("7", f"epoch {entry.epoch} is recorded as completed before its rows are visible: {txn}")
         if entry.floor > self.undone.position:
             raise Violation("log", f"the floor {entry.floor} is above the newest decision {self.undone.position}")
-        self.done[entry.epoch] = self.undone
+        self.done.setdefault(entry.epoch, []).append(self.undone)
         self.floor, self.undone = max(self.floor, entry.floor), None
 
     def _void(self, entry: Void) -> None:
@@ -241,8 +314,28 @@ class LogAudit:
                 raise Violation("8", f"epoch {entry.epoch} is voided, but this was committed: {txn}")
             txn.decision = None
         self.audit.voids += 1
-        self.end, self.decided = self.undone.input.start, entry.epoch - 1
+        self._promise(self.undone, -1)
+        self.end, self.decided = at(self.undone.input.start), entry.epoch - 1
+        self.known_at[self.start] = self.decided
         self.undone = self.newest = None
+
+    def _promise(self, decision: Decide, times: int) -> None:
+        if self.main:
+            for row in range(at(decision.input.start), at(decision.input.end)):
+                self.audit.promised[row] += times
+
+    def _rewind(self, entry: Rewind, by: Driver | None) -> None:
+        back = entry.rewind
+        if self.undone is not None:
+            raise Violation("rewind", f"{back} while epoch {self.undone.epoch} is not completed")
+        if back.epoch >= self.rewinds.get((back.query, back.why), back.epoch + 1):
+            raise Violation("rewind", f"{back} is done a second time")
+        self.rewinds[back.query, back.why] = back.epoch
+        if by is not None:
+            self.end = by.folder.end_of(back.epoch - 1)
+        self.decided = back.epoch - 1 if back.epoch > 0 else None
+        self.known_at[self.start] = back.epoch - 1
+        self.newest = None
 
     def _resolve(self, entry: Resolved) -> None:
         named = self._named(self.undone) if self.undone is not None else []

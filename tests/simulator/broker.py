@@ -10,11 +10,13 @@ What is nasty, all of it measured on the real one; integration/test_differential
 - `kafka-transactions abort` ends a transaction in its partitions alone: the coordinator goes on to say Ongoing.
 - A partition without a leader is left out when markers are written (KAFKA-20734): committed rows stay invisible, and
   aborted ones become visible with the next commit of the same producer id.
+- The time-out runs whoever is away. A topic may be deleted while rows in it wait, and be created again with another id.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from .audit import Txn
@@ -74,14 +76,19 @@ class PartitionLog:
 
     open: dict[int, OpenData] = field(default_factory=dict)
     leaderless_until: int = 0
+    topic_id: str | None = "first"
+    """Id of its topic; None while there is none."""
 
 
 class Broker:
     """Transactional ids, and what has become of their transactions. No call here is interrupted or fails."""
 
-    def __init__(self, world: World, audit: Audit) -> None:
+    def __init__(self, world: World, audit: Audit, timeout: int | None = None) -> None:
         self._world = world
         self._audit = audit
+        self.timeout = timeout
+        """Ticks after which an open transaction is aborted; None for never."""
+        self._away_until = -1
         self.ids: dict[str, TransactionalId] = {}
         self.partitions = [PartitionLog() for _ in range(PARTITIONS)]
         self.swept: set[tuple[str, int, int]] = set()
@@ -181,6 +188,8 @@ class Broker:
         """
         known = self.ids[producer[0]]
         number = row % PARTITIONS
+        if self.partitions[number].topic_id is None:
+            number = (number + 1) % PARTITIONS
         self.settle(known, at_once=number not in added)  # AddPartitionsToTxn waits for the markers
         if self.leaderless(number):
             return False
@@ -206,6 +215,8 @@ class Broker:
         if known.state != ONGOING:
             known.txn = self._opened(known, txn)
             known.state, known.started, known.partitions = ONGOING, self._world.tick, set()
+            if self.timeout is not None:
+                self._world.at(self._world.tick + self.timeout, partial(self._expire, known, known.txn))
         known.partitions.add(number)
 
     def open_producers(self, number: int) -> dict[Producer, int] | None:
@@ -232,8 +243,14 @@ class Broker:
         return any(data is not None and data.epoch == epoch for data in found)
 
     def leaderless(self, number: int) -> bool:
-        """Whether the partition has no leader now."""
-        return self._world.tick < self.partitions[number].leaderless_until
+        """Whether the partition has no leader now, or no topic any more."""
+        partition = self.partitions[number]
+        return partition.topic_id is None or self._world.tick < partition.leaderless_until
+
+    @property
+    def is_away(self) -> bool:
+        """Whether no broker answers."""
+        return self._world.tick < self._away_until
 
     def _mark(self, number: int, pid: int, *, commit: bool) -> None:
         data = self.partitions[number].open.pop(pid, None)
@@ -263,22 +280,55 @@ class Broker:
         Not where an operator has ended a transaction behind the coordinator's back: nobody could see it any more, and
         half of a timeout later it would be committed. See docs/simulator.md, what is left out.
         """
-        behind = [k for k in self.ids.values() if k.state == ONGOING and k.txn is not None and k.txn.state == "aborted"]
-        if not behind:
-            self.partitions[number % PARTITIONS].leaderless_until = self._world.tick + number % 197
+        if not self._is_behind():
+            ticks = number % 197 if number % 3 else number % 1997
+            self.partitions[number % PARTITIONS].leaderless_until = self._world.trouble(ticks)
+
+    def delete_topic(self, number: int) -> None:
+        """A topic is deleted with all its rows; one of them always stays. Some are created again at once.
+
+        Not where an operator has ended a transaction behind the coordinator's back: see lose_leader.
+        """
+        at = number % PARTITIONS
+        others = [p for n, p in enumerate(self.partitions) if n != at]
+        if any(p.topic_id is None for p in others) or self._is_behind():
+            return
+        for data in self.partitions[at].open.values():
+            for txn, row in data.rows:
+                txn.gone.append(row)
+                self._audit.lost.add("kafka")
+        again = f"again {self._world.tick}" if number & 64 else None
+        self.partitions[at] = PartitionLog(topic_id=again)
+
+    def _is_behind(self) -> bool:
+        ongoing = [k.txn for k in self.ids.values() if k.state == ONGOING and k.txn is not None]
+        return any(txn.state == "aborted" for txn in ongoing)
+
+    def go_away(self, ticks: int) -> None:
+        """No broker answers for a while."""
+        self._away_until = self._world.trouble(ticks)
+        self._world.excuses += 1
 
     def recover(self) -> None:
         """Every partition has a leader again."""
+        self._away_until = -1
         for partition in self.partitions:
             partition.leaderless_until = 0
 
     def expire(self, number: int) -> None:
-        """The time-out of some open transaction."""
+        """The time-out of some open transaction, long before its time."""
         ongoing = [known for known in self.ids.values() if known.state == ONGOING]
         if ongoing:
             known = ongoing[number % len(ongoing)]
-            self._begin_abort(known, "time-out")
-            known.epoch += 1
+            self._abort_by_timeout(known, "clock")
+
+    def _expire(self, known: TransactionalId, txn: Txn) -> None:
+        if known.state == ONGOING and known.txn is txn:
+            self._abort_by_timeout(known, "timeout")
+
+    def _abort_by_timeout(self, known: TransactionalId, cause: str) -> None:
+        self._begin_abort(known, cause)
+        known.epoch += 1
 
     def stale_end(self, number: int) -> None:
         """Somebody repeats an EndTxn that was answered long ago."""

@@ -7,6 +7,7 @@ What is nasty, all of it measured on the real one and compared again by integrat
 - "Does not exist" is said after a commit and after a rollback alike: only the ledger row knows.
 - Prepared rows keep their locks for ever: a retry that writes the same key fails by lock_timeout.
 - A restart ends open sessions; what is prepared or staged stays.
+- It may be away for longer than another target's transactions live, and refuse to merge rows for as long.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING
 from onceward.core.errors import PostgresError
 from onceward.core.names import parse_transaction_name
 from onceward.core.transaction.ownership import NOTHING, Progress
+
+from .audit import target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,6 +70,8 @@ class Database:
     ledger: dict[str, tuple[str, str, str]] = field(default_factory=dict)
     owners: dict[tuple[str, str], str] = field(default_factory=dict)
     committed_rows: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    away_until: int = -1
+    refuses_until: int = -1
 
     def insert(self, session: Session, rows: list[int], *, unique: bool) -> None:
         """INSERT into the table itself.
@@ -81,7 +86,7 @@ class Database:
             if session.broken:
                 raise PostgresError("the connection is lost")
             if not unique or not self._locked(session, rows):
-                if unique and self.committed_rows[session.txn.sink] & set(rows):
+                if unique and self.committed_rows[target_of(session.txn)] & set(rows):
                     raise PostgresError("duplicate key value violates unique constraint")
                 session.txn.rows += rows
                 return
@@ -91,7 +96,17 @@ class Database:
     def _locked(self, session: Session, rows: list[int]) -> bool:
         live = [s.txn for s in self.sessions if not s.broken and s.process.alive and s is not session]
         live += [held.txn for held in self.prepared.values()]
-        return any(set(rows) & set(txn.rows) for txn in live if txn.sink == session.txn.sink)
+        return any(set(rows) & set(txn.rows) for txn in live if target_of(txn) == target_of(session.txn))
+
+    def ask(self, what: str) -> None:
+        """A small query.
+
+        Raises:
+            PostgresError: No answer.
+        """
+        self.world.point(what)
+        if self._fault() is not None:
+            raise PostgresError("no answer")
 
     def progress(self, scope: Scope) -> Progress:
         """Generation and epoch of the newest commit of this log that the ledger knows."""
@@ -144,6 +159,8 @@ class Database:
             NoAnswerError: See there, or the locks of another merge.
         """
         self.world.point(f"merge {[gid[-8:] for gid in gids]}")
+        if self.away_until <= self.world.tick < self.refuses_until:
+            raise PostgresError("new row violates check constraint")
         merged: list[str] = []
         self._ask("merge", lambda: merged.extend(self._take(gids, commit=True)) or DONE)
         return merged
@@ -188,12 +205,23 @@ class Database:
         Raises:
             PostgresError: No answer.
         """
-        self.world.point("list prepared")
-        if self._fault() is not None:
-            raise PostgresError("no answer")
+        self.ask("list prepared")
         return [*self.prepared.items(), *self.staged.items()]
 
     # What the outside world does
+
+    def go_away(self, ticks: int) -> None:
+        """It does not answer for a while."""
+        self.away_until = self.world.trouble(ticks)
+        self.restart()
+
+    def refuse(self, ticks: int) -> None:
+        """Some row breaks a constraint, until somebody mends the table."""
+        self.refuses_until = self.world.trouble(ticks)
+
+    def recover(self) -> None:
+        """All is well again."""
+        self.away_until = self.refuses_until = -1
 
     def restart(self) -> None:
         """The server restarts."""
@@ -221,7 +249,7 @@ class Database:
     def _ended(self, gid: str, held: Held, *, commit: bool) -> None:
         if commit:
             self.ledger[gid] = held.scope
-            self.committed_rows[held.txn.sink] |= set(held.txn.rows)
+            self.committed_rows[target_of(held.txn)] |= set(held.txn.rows)
             self.audit.on_commit(held.txn)
             self.audit.on_visible(held.txn, held.txn.rows)
         else:
@@ -241,8 +269,13 @@ class Database:
                 one.busy = one.txn.ending = False
 
     def _fault(self) -> int | None:
+        if self.world.tick < self.away_until:
+            return 0
         task = self.world.current
-        return task.target_faults.pop() % 3 if task is not None and task.target_faults else None
+        if task is None or not task.target_faults:
+            return None
+        self.world.disturbed += 1
+        return task.target_faults.pop() % 3
 
     def _ask(self, what: str, call: Callable[[], str]) -> str:
         fault = self._fault()

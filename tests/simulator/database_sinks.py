@@ -15,12 +15,13 @@ from onceward.core.transaction import (
     WriteContext,
 )
 from onceward.core.transaction.ownership import other_log, outdated_log
+from onceward.sinks.base import Guarantee
 
 from .audit import Txn
 from .database import BUSY, DONE, Database, NoAnswerError, Session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from onceward.core.names import Scope, TransactionName
     from onceward.core.transaction import Progress
@@ -33,6 +34,8 @@ class DatabaseSink:
     """What both sinks have in common."""
 
     transaction_timeout: float | None = None
+    guarantee = Guarantee.EXACTLY_ONCE
+    select = where = None
     kind = ""
 
     def __init__(self, name: str, world: World, audit: Audit, database: Database, *, unique: bool) -> None:
@@ -42,11 +45,15 @@ class DatabaseSink:
         self.database = database
         self.unique = unique
 
+    def validate(self, schema: object) -> None:
+        """Its columns fit."""
+
     def begin(self, context: WriteContext) -> tuple[WriteContext, TransactionName, Session]:
         """Open a session."""
-        self.world.point("connect")
+        self.database.ask("connect")
         assert self.world.current is not None
         txn = Txn(*context.scope[:2], context.log, context.writer, context.epoch, context.subtask, context.attempt)
+        self.audit.on_begin(txn)
         session = Session(self.world.current.process, txn)
         self.database.sessions.append(session)
         name = self.transaction_name(context)
@@ -101,24 +108,15 @@ class DatabaseSink:
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:
         """What is prepared or staged under exactly this pipeline's and sink's name."""
-        found = []
-        for gid, _ in self.database.list_held():
-            name = parse_transaction_name(gid)
-            if name is not None and self.is_mine(name, scope):
-                found.append(
-                    Committable(
-                        kind=self.kind,
-                        pipeline=scope.pipeline,
-                        sink=scope.sink,
-                        log=name.scope.log,
-                        writer=name.start,
-                        epoch=name.epoch,
-                        subtask=name.subtask,
-                        attempt=name.attempt,
-                        transaction=gid,
-                    )
-                )
-        return found
+        return self._listed(lambda name: self.is_mine(name, scope))
+
+    def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
+        """What is prepared or staged by this pipeline and log, whatever the sink's name."""
+        return self._listed(lambda name: (name.scope.pipeline, name.scope.log) == (pipeline, log))
+
+    def _listed(self, wanted: Callable[[TransactionName], bool]) -> list[Committable]:
+        names = [parse_transaction_name(gid) for gid, _ in self.database.list_held()]
+        return [Committable.named(self.kind, name) for name in names if name is not None and wanted(name)]
 
     def is_mine(self, name: TransactionName, scope: Scope) -> bool:
         """Exactly this pipeline's and sink's; a mutant compares prefixes."""
@@ -128,13 +126,9 @@ class DatabaseSink:
         """Not used without a time-out."""
         return [ExternalState.UNKNOWN for _ in committables]
 
-    def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:  # noqa: ARG002
-        """Nobody renames a sink here."""
-        return ()
-
     def check_claim(self, scope: Scope, newest: Progress) -> None:
         """The owner, and how far it had come."""
-        self.world.point("check claim")
+        self.database.ask("check claim")
         owner = self.database.owners.get(scope[:2])
         if owner not in (None, scope.log):
             raise other_log(scope, str(owner), "the database")
@@ -144,13 +138,14 @@ class DatabaseSink:
 
     def claim(self, scope: Scope) -> None:
         """The first log to come owns the names."""
-        self.world.point("claim")
+        self.database.ask("claim")
         owner = self.database.owners.setdefault(scope[:2], scope.log)
         if owner != scope.log:
             raise other_log(scope, owner, "the database")
 
     def release(self, scope: Scope) -> None:
         """Hand the names over."""
+        self.database.ask("release")
         self.database.owners[scope[:2]] = scope.log
 
     def completed(self, scope: Scope, epoch: int) -> None:

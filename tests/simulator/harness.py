@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
+import sys
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from onceward.core.checkpoint import coordinator
+from pyspark import TaskContext
+
+from onceward.connectors.spark import opened, options, store, writer
+from onceward.connectors.spark.exactly_once import EpochHandler
+from onceward.core.checkpoint import Coordinator, coordinator
 from onceward.core.log import reader
-from onceward.core.steps import hooked
+from onceward.core.steps import Step, hooked
 from onceward.core.transaction import context
 
-from .audit import read_entry
+from .audit import PIPELINE, read_entry
 from .kafka_sink import kafka_in
+from .pipeline import policy_of
+from .spark import read_file
 from .world import Violation
 
 if TYPE_CHECKING:
@@ -25,12 +32,20 @@ if TYPE_CHECKING:
 
     from .audit import Audit
     from .broker import Broker
+    from .run import Parts
     from .world import World
 
 
 @contextmanager
-def inside(world: World, audit: Audit, broker: Broker) -> Iterator[None]:
+def inside(world: World, audit: Audit, broker: Broker, parts: Parts) -> Iterator[None]:
     """Everything that the code under test takes from the real world comes from the simulated one."""
+
+    def hook(step: Step) -> None:
+        driver = world.current.process.driver if world.current is not None else None
+        if step is Step.ACKNOWLEDGED and driver is not None:
+            driver.acknowledged = world.tick
+        world.hook(step)
+
     logger = logging.getLogger("onceward")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -41,24 +56,60 @@ def inside(world: World, audit: Audit, broker: Broker) -> Iterator[None]:
             patch.object(reader, "decode", read_entry),
             patch.object(reader, "fold", _memo(reader.fold)),
             kafka_in(world, broker),
-            hooked(world.hook),
+            _spark_in(world, parts),
+            hooked(hook),
         ):
             yield
     finally:
         logger.setLevel(level)
 
 
+@contextmanager
+def _spark_in(world: World, parts: Parts) -> Iterator[None]:
+    """Folders, task contexts and policies of the adapter are the world's; a driver's coordinators are known."""
+
+    def made(*args: Any, **settings: Any) -> Coordinator:
+        new = parts.coordinator(*args, **settings)
+        assert world.current is not None
+        world.current.process.driver.coordinators.append(new)
+        return new
+
+    def read_text(url: str) -> str | None:
+        return read_file(world, url)
+
+    with ExitStack() as stack:
+        for module in (sys.modules[EpochHandler.__module__], opened, writer):
+            stack.enter_context(patch.object(module, "Coordinator", made))
+        for module in (options, writer):
+            stack.enter_context(patch.object(module, "read_text", read_text))
+        stack.enter_context(patch.object(options, "CommitPolicy", policy_of(world)))
+        stack.enter_context(patch.object(writer, "newest_batch", lambda root: max(world.folders[root].offsets)))
+        stack.enter_context(patch.object(store, "open_store", _folders_store(world)))
+        stack.enter_context(patch.object(TaskContext, "get", lambda: world.current and world.current.context))
+        yield
+
+
+def _folders_store(world: World) -> Callable[..., Any]:
+    def open_store(url: str, *, pipeline: str) -> Any:
+        assert pipeline == PIPELINE
+        return world.folders[url.removesuffix("/onceward")].store
+
+    return open_store
+
+
 def _audited(audit: Audit, sweep: Callable[..., Swept]) -> Callable[..., Swept]:
     """A sweep that nobody disturbs leaves nothing behind."""
 
-    def audited(writer: LogWriter, sinks: Iterable[Participant], **how: bool) -> Swept:
+    def audited(writer: LogWriter, sinks: Iterable[Participant], **how: Any) -> Swept:
         log, disturbed = audit.logs[writer.token.log], audit.world.disturbed
         lingering = audit.lingering(log)
         swept = sweep(writer, sinks, **how)
         newest = (log.start, log.writer) == (writer.token.start, writer.token.writer)
-        if swept.left:
+        if swept.left or how.get("busy") or how.get("but"):
             return swept  # it said so, and is tried again
-        left = [txn for txn in lingering if txn.state == "prepared" and not txn.ending]
+        names = {sink.name for sink in sinks}
+        meant = [txn for txn in lingering if how.get("abandoned") or txn.sink in names]
+        left = [txn for txn in meant if txn.state == "prepared" and not txn.ending]
         if newest and left and disturbed == audit.world.disturbed:
             raise Violation("sweep", f"lingers after an undisturbed sweep: {left}")
         return swept

@@ -14,7 +14,7 @@ from onceward.core.errors import (
     StoreError,
 )
 
-from .pipeline import QueryStoppedError, TaskFailedError
+from .spark import QueryStoppedError, TaskFailedError
 from .world import Killed, Violation
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def judge(error: BaseException, driver: Driver, *, alone: bool) -> None:
 
 def _broken_law(error: BaseException, driver: Driver, *, alone: bool) -> str:
     if isinstance(error, DataLossError):
-        return "" if driver.audit.losses else "8"
+        return "" if (error.sink or "").partition("-")[0] in driver.audit.lost else "8"
     if isinstance(error, FencedError):
         return "" if _is_fenced(driver) else "fence"
     if isinstance(error, EpochConflictError):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from onceward.connectors.kafka.handle import Partition
     from onceward.core.names import PooledName, Scope
-    from onceward.core.transaction import CommitOutcome
+    from onceward.core.transaction import CommitOutcome, ExternalState
 
     from .audit import Audit
     from .broker import Broker
@@ -80,7 +80,8 @@ class SimulatedClient:
         if code != NONE or known is None:
             return Description(code or NOT_FOUND)
         handle = Handle(name, known.pid, known.epoch, known.started)
-        return Description(NONE, known.state, handle, TIMEOUT, frozenset((TOPIC, n) for n in known.partitions))
+        timeout = self._broker.timeout or TIMEOUT
+        return Description(NONE, known.state, handle, timeout, frozenset((f"{TOPIC}-{n}", n) for n in known.partitions))
 
     def list_transactions(self, states: Collection[str] = (), *, prefix: str = "") -> list[Listing]:
         """All ids in these states."""
@@ -105,12 +106,14 @@ class SimulatedClient:
         return {k.name for k in found if k.state == ONGOING and self._world.tick - k.started > milliseconds}
 
     def topic_ids(self, topics: Collection[str], *, everywhere: bool = False) -> dict[str, str | None]:
-        """The topic is there, and always was."""
-        return dict.fromkeys(topics, "its id")
+        """Each partition is of a topic of its own."""
+        if self._once("topic ids", lambda: NONE) != NONE:
+            return {}
+        return {topic: self._broker.partitions[int(topic[-1])].topic_id for topic in sorted(topics)}
 
     def partitions_of(self, topics: Collection[str]) -> list[Partition]:
         """Partitions that have a leader."""
-        return [(TOPIC, n) for n in range(PARTITIONS) if topics and not self._broker.leaderless(n)]
+        return [(f"{TOPIC}-{n}", n) for n in range(PARTITIONS) if topics and not self._broker.leaderless(n)]
 
     def write_marker(
         self, partition: Partition, producer: tuple[int, int], coordinator_epoch: int, *, commit: bool
@@ -132,7 +135,7 @@ class SimulatedClient:
         return code
 
     def _once(self, what: str, call: Callable[[], int]) -> int:
-        fault = fault_at(self._world, what)
+        fault = fault_at(self._world, self._broker, what)
         if fault is None:
             return call()
         if fault == 1:
@@ -142,13 +145,17 @@ class SimulatedClient:
         return Code.NO_ANSWER
 
 
-def fault_at(world: World, what: str) -> int | None:
+def fault_at(world: World, broker: Broker, what: str) -> int | None:
     """A point, and which fault the call there has: 0 not done, 1 answer lost, 2 arrives late; None for none."""
     world.point(what)
+    if broker.is_away:
+        return 0
     task = world.current
     if task is None or not task.target_faults:
         return None
     fault = task.target_faults.pop() % 3
+    world.excuses += 1
+    world.disturbed += 1
     world.note(f"{what} gets no answer ({('not done', 'answer lost', 'arrives late')[fault]})")
     return fault
 
@@ -163,7 +170,7 @@ class SimulatedProducer:
         self.rows = 0
         self.txn: Txn | None = None
         self.added: set[int] = set()
-        fault = fault_at(world, f"init {str(name)[-6:]}")
+        fault = fault_at(world, broker, f"init {str(name)[-6:]}")
         if fault == 0:
             raise KafkaError("no answer")
         known = broker.ids.get(str(name))
@@ -180,7 +187,7 @@ class SimulatedProducer:
         """Produce."""
         assert self.txn is not None
         for row in rows:
-            fault = fault_at(self._world, f"produce {self.key[0][-6:]} {row}")
+            fault = fault_at(self._world, self._broker, f"produce {self.key[0][-6:]} {row}")
             if fault == 0 or not self._broker.produce(self.key, self.txn, row, self.added):
                 raise KafkaError("delivery failed, or fenced")
             if fault is not None:
@@ -196,28 +203,33 @@ class SimulatedProducer:
 
     def rollback(self) -> None:
         """abort_transaction, if the broker answers."""
-        if fault_at(self._world, f"roll back {self.key[0][-6:]}") is None:
+        if fault_at(self._world, self._broker, f"roll back {self.key[0][-6:]}") is None:
             self._broker.end(*self.key, commit=False, cause="discard")
 
 
 class KafkaLikeSink(KafkaSink):
     """The real sink on simulated clients."""
 
+    client_class = SimulatedClient
+
     def __init__(self, name: str, world: World, audit: Audit, broker: Broker) -> None:
-        super().__init__(name, bootstrap_servers="simulated:9092", topic=TOPIC, transaction_timeout=FOR_EVER)
+        timeout = FOR_EVER if broker.timeout is None else broker.timeout
+        super().__init__(name, bootstrap_servers="simulated:9092", topic=TOPIC, transaction_timeout=timeout)
         self.world = world
         self.audit = audit
         self.broker = broker
-        self.client = SimulatedClient(world, broker)
+        self.client = self.client_class(world, broker)
+
+    def validate(self, schema: Any) -> None:
+        """Its columns fit."""
 
     def write(self, transaction: KafkaTransaction, batch: Any) -> None:
         """As the real one, with rows that are numbers."""
         producer: Any = transaction.producer
         if producer.txn is None:
             c = transaction.context
-            producer.txn = Txn(
-                c.pipeline, c.sink, c.log, c.writer, c.epoch, c.subtask, c.attempt, name=str(producer.name)
-            )
+            txn = Txn(c.pipeline, c.sink, c.log, c.writer, c.epoch, c.subtask, c.attempt, name=str(producer.name))
+            producer.txn = self.audit.on_begin(txn)
         producer.write(list(batch))
 
     def pre_commit(self, transaction: KafkaTransaction) -> Committable:
@@ -237,6 +249,13 @@ class KafkaLikeSink(KafkaSink):
         finally:
             self.broker.committing -= 1
 
+    def inspect_many(self, committables: Sequence[Committable]) -> list[ExternalState]:
+        """As the real one; the audit learns that somebody asked."""
+        for committable in committables:
+            if (txn := self.audit.prepared.get(committable.identity())) is not None:
+                txn.asked = True
+        return super().inspect_many(committables)
+
     def lingering(self, scope: Scope) -> list[Committable]:
         """As the real one. A sweeper that is at work tells its own transactions by the START that a name tells."""
         found = list(super().lingering(scope))
@@ -251,7 +270,8 @@ class KafkaLikeSink(KafkaSink):
         outcome = super().abort(committable)
         if outcome.status is AbortStatus.ABORTED and committable.handle:
             producer = committable.handle["producer_id"], committable.handle["producer_epoch"]
-            if self.broker.holds(producer, committable.handle["partitions"][TOPIC]):
+            numbers = [number for found in committable.handle["partitions"].values() for number in found]
+            if self.broker.holds(producer, numbers):
                 raise Violation("sweep", f"said to be aborted, and open in a partition: {committable.transaction}")
             self.broker.swept.add((committable.transaction, *producer))
         return outcome

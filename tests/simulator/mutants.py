@@ -7,27 +7,43 @@ runs are enough; it never says where or when to disturb.
 
 from __future__ import annotations
 
+import hashlib
 import random
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from onceward.connectors.kafka import commits, pool
+from onceward.connectors.kafka import commits, inspector, pool
 from onceward.connectors.kafka.handle import Handle, Prepared, listed_committable
 from onceward.connectors.kafka.sink import KafkaTransaction
 from onceward.connectors.kafka.verdict import Observation, judge
-from onceward.core.checkpoint import Admission, Coordinator, commit, coordinator
-from onceward.core.errors import DecisionInDoubtError
+from onceward.connectors.spark import query
+from onceward.connectors.spark import writer as writer_module
+from onceward.connectors.spark.exactly_once import EpochHandler
+from onceward.connectors.spark.opened import Opened
+from onceward.connectors.spark.query import epoch_input
+from onceward.core.checkpoint import Admission, Coordinator, acknowledged, commit, coordinator, sweep
+from onceward.core.errors import DecisionInDoubtError, EpochConflictError
 from onceward.core.log import LogView, LogWriter, WriterToken, reader, writer
 from onceward.core.log.entries import decode
 from onceward.core.names import Scope, parse_pooled_name
-from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, WriteContext
+from onceward.core.transaction import (
+    AbortOutcome,
+    AbortStatus,
+    Acknowledgement,
+    CommitOutcome,
+    CommitStatus,
+    Committable,
+    Progress,
+    WriteContext,
+)
 
 from .broker import FENCED
 from .database_sinks import PreparedSink, StagedSink
-from .kafka_sink import KafkaLikeSink
-from .pipeline import Driver
+from .kafka_sink import KafkaLikeSink, SimulatedClient
 from .plan import Event, Kind, Plan
 from .run import Parts
 
@@ -37,7 +53,6 @@ if TYPE_CHECKING:
     from onceward.core.checkpoint import CommitPolicy
     from onceward.core.log import CommitPermit, EpochInput
     from onceward.core.names import TransactionName
-    from onceward.core.transaction import Acknowledgement
 
 
 @dataclass(frozen=True)
@@ -223,8 +238,8 @@ class AbandonsWithoutBar(Coordinator):
 class ClaimsNothing(Coordinator):
     """Does not ask the targets whether another log owns the names."""
 
-    def _own_names(self, *, release: bool) -> None:
-        return
+    def _own_names(self, *, release: bool) -> dict[str, Exception]:
+        return {}
 
 
 class CountsForItself(Coordinator):
@@ -257,17 +272,127 @@ def _resolve_voiding_parts(permit: CommitPermit, failures: Any, log: LogWriter, 
     return False
 
 
-class DecidesAgain(Driver):
+def _finish_in_turns(permit: CommitPermit, log: LogWriter, sinks: Any, policy: CommitPolicy) -> bool:
+    """Sink after sink, as they are given; the first that does not answer ends it."""
+    shares = [commit._Share(permit, sink, log) for sink in sinks.values()]
+    for share in shares:
+        attempt = 0
+        while share.waits:
+            share.ask()
+            if share.waits and not policy.commits.pause(attempt):
+                return commit._conclude(permit, shares, log, policy)
+            attempt += 1
+        if share.error is not None:
+            raise share.error
+    return commit._conclude(permit, shares, log, policy)
+
+
+def _complete_whatever_the_store_says(self: LogWriter, epoch: int) -> None:
+    try:
+        _REAL_COMPLETE(self, epoch)
+    except DecisionInDoubtError:
+        self._pending = None
+        self.view = replace(self.view, completed=epoch, undone=None)
+
+
+class ForgetsTheAge(Coordinator):
+    """Counts an epoch's age from when this process admitted it."""
+
+    def commit(self, *args: Any, age: float | None = None, **kwargs: Any) -> None:
+        """Whatever the first process said."""
+        super().commit(*args, **kwargs)
+
+
+class GivesUpWithoutBar(Coordinator):
+    """Gives an epoch up and leaves room for its decision, so that nobody may touch its transactions."""
+
+    def give_up(self) -> None:
+        """Sweeps alone."""
+        sweep(self.writer, self.sinks.values())
+
+
+class RewindsAgain(Coordinator):
+    """Goes back whenever it is asked to."""
+
+    def _goes_back(self, view: LogView, wanted: Any, epoch_input: EpochInput | None) -> bool:
+        newest = view.newest
+        same = newest is not None and epoch_input is not None and newest.input.same_as(epoch_input)
+        return wanted is not None and not same
+
+
+class KeepsItsCoordinator(EpochHandler):
+    """Goes on with the coordinator of a run that has failed."""
+
+    def __call__(self, frame: Any, batch: int) -> None:
+        """Whatever run it is."""
+        if self._run is not None:
+            self._run = query.current_run(self.spark)
+        super().__call__(frame, batch)
+
+
+class GoesBackToLaterEpochs(Coordinator):
+    """Takes a rewind for another one if it names another epoch."""
+
+    def _goes_back(self, view: LogView, wanted: Any, epoch_input: EpochInput | None) -> bool:
+        try:
+            return super()._goes_back(view, wanted, epoch_input)
+        except EpochConflictError:
+            if wanted.epoch == view.rewind.epoch:  # type: ignore[union-attr]
+                raise
+            return True
+
+
+class SweepsRenamedSinksAtFirst(Coordinator):
+    """Takes what old names have left for gone once the new ones have decided."""
+
+    def _sweep_now(self, *, abandoned: bool = False, **how: Any) -> Exception | None:
+        newest = self.view.newest
+        changed = newest is None or set(newest.sinks) != self.sinks.keys()
+        return super()._sweep_now(abandoned=abandoned and changed, **how)
+
+
+class TakesASweepForALoss(Coordinator):
+    """Says that data were lost when a newer writer has swept them."""
+
+    def _check_age(self, of: Any, committables: Sequence[Committable], age: float) -> None:
+        acknowledged.check_age(of, self.sinks, committables, age=age)
+
+
+class SkipsReplays(EpochHandler):
+    """Returns at once when an epoch is a replay."""
+
+    def __call__(self, frame: Any, batch: int) -> None:
+        """The frame is not computed by a write."""
+        nothing = SimpleNamespace(save=lambda: None)
+        write = SimpleNamespace(format=lambda _: SimpleNamespace(mode=lambda _: nothing))
+        unwritten: Any = SimpleNamespace(mapInArrow=frame.mapInArrow, write=write)
+        super().__call__(unwritten, batch)
+
+
+def _write_without_reading(self: Any, opened: Opened, epoch: int, batches: Any, session: str = "") -> Any:
+    if opened.is_replay(epoch):
+        return writer_module.WrittenPartition(opened, None)
+    return _REAL_WRITE(self, opened, epoch, batches, session)
+
+
+_REAL_WRITE = writer_module._Writer._write
+
+
+class DecidesAgain(EpochHandler):
     """After a put in doubt it writes the epoch again, and offers the new decision for the same slot."""
 
-    def _for_each_batch(self, batch: int, about: EpochInput) -> None:
+    def __call__(self, frame: Any, batch: int) -> None:
+        """Once more, with other transactions."""
         try:
-            super()._for_each_batch(batch, about)
+            super().__call__(frame, batch)
         except DecisionInDoubtError:
-            again = self.coordinators[0]
+            again, run = self._coordinator, self._run
+            if again is None or run is None:
+                raise
             again.writer._pending = None
-            contexts = [again.context(sink.name, batch, subtask=-1) for sink in self.sinks]
-            again.commit(batch, self._stage(batch, about, contexts), about)
+            about = epoch_input(self._read_text, run.checkpoint, run.query, batch)
+            acks = [Acknowledgement.from_json(row["acknowledgement"]) for row in self._write(frame, again, batch)]
+            again.commit(batch, acks, about)
 
 
 # The sinks
@@ -296,14 +421,18 @@ class ReusesInstances(KafkaLikeSink):
         """There is nothing to make ready."""
 
 
+class EndsInsteadOfFencing(SimulatedClient):
+    """Its fence is EndTxn(abort) alone."""
+
+    def fence(self, transactional_id: str, producer_id: int, producer_epoch: int) -> int:
+        """Nothing is fenced."""
+        return self.end_one(Handle(transactional_id, producer_id, producer_epoch, -1), commit=False)
+
+
 class AbortsWithoutFence(KafkaLikeSink):
     """Sweeps by EndTxn(abort) alone, also what a living producer writes."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.client.fence = lambda name, pid, epoch: self.client.end_one(  # type: ignore[method-assign]
-            Handle(name, pid, epoch, -1), commit=False
-        )
+    client_class = EndsInsteadOfFencing
 
 
 class BelievesFenced(KafkaLikeSink):
@@ -479,7 +608,7 @@ MUTANTS: dict[str, Mutant] = {
     "an errored put tried again with other content": Mutant(
         "After a put in doubt another decision is offered for its slot, and the answer is judged by the writer's id.",
         _laws("1", "2", "4"),
-        Parts(driver=DecidesAgain),
+        Parts(handler=DecidesAgain),
         patches=((LogWriter, "_put", _put_judged_by_writer),),
         narrow=with_kinds(K.STORE_FAULT, style="batch", tries=0),
     ),
@@ -568,6 +697,132 @@ MUTANTS: dict[str, Mutant] = {
         _laws("1", "8"),
         Parts(prepared=BusyIsLost),
         narrow=crowded(K.NAP, K.TWIN, K.SWITCH, within=150, sinks=("prepared",)),
+    ),
+    "stop at the first sink that does not answer": Mutant(
+        "A decision is finished sink by sink, and an outage of one delays the others past their timeout.",
+        _laws("independent"),
+        patches=((coordinator, "finish", _finish_in_turns),),
+        narrow=with_kinds(K.OUTAGE, style="batch", sinks=("prepared", "kafka"), timeout=400),
+    ),
+    "stop at the first sink that refuses": Mutant(
+        "A decision is finished sink by sink, and one that refuses delays the others past their timeout.",
+        _laws("independent"),
+        patches=((coordinator, "finish", _finish_in_turns),),
+        narrow=with_kinds(K.REFUSE, style="batch", sinks=("staged", "kafka"), timeout=400),
+    ),
+    "wait for a silent partition for ever": Mutant(
+        "EndTxn waits for every partition's answer, also when the transaction's timeout is near.",
+        _laws("independent"),
+        patches=((commits, "_overdue", lambda *_: []),),
+        narrow=with_kinds(K.LOSE_LEADER, sinks=("kafka",), subtasks=1, timeout=400),
+    ),
+    "wait for a deleted topic": Mutant(
+        "A partition of a deleted topic is waited for like one without a leader.",
+        _laws("independent", "progress"),
+        patches=((inspector.Inspector, "_is_deleted", lambda *_: False),),
+        narrow=with_kinds(K.DELETE_TOPIC, K.SWITCH, sinks=("kafka",)),
+    ),
+    "the age begins in the second process": Mutant(
+        "The process that decides counts an epoch's age from its own beginning.",
+        _laws("age"),
+        Parts(coordinator=ForgetsTheAge),
+        narrow=crowded(K.NAP, K.SWITCH, within=300, style="format", sinks=("kafka",), timeout=400),
+    ),
+    "a rewind that is taken again": Mutant(
+        "A rewind that a supervisor repeats is done at each start.",
+        _laws("rewind"),
+        Parts(coordinator=RewindsAgain),
+        narrow=with_kinds(K.REWIND, K.CRASH, K.CRASH_OTHER, unique=False),
+    ),
+    "a rewind to a later epoch": Mutant(
+        "The words of a rewind that was done are permission to go back over what a copy of the checkpoint decided.",
+        _laws("rewind"),
+        Parts(coordinator=GoesBackToLaterEpochs),
+        narrow=crowded(K.REWIND, K.COPY, K.SWITCH, within=500, unique=False, records=4, on_lost="fail"),
+    ),
+    "a rewind that an older command line repeats": Mutant(
+        "The log remembers the newest rewind only.",
+        _laws("rewind"),
+        patches=((coordinator, "_after", lambda rewind, _: rewind),),
+        narrow=crowded(K.REWIND, K.NAP, K.SWITCH, within=300, unique=False, records=4, on_lost="fail"),
+    ),
+    "after a rewind any query will do": Mutant(
+        "Nobody asks which query the newest decision, or the rewind, was of.",
+        _laws("5"),
+        patches=((Coordinator, "_check_query", lambda *_: None),),
+        narrow=crowded(K.REWIND, K.FOREIGN, K.SWITCH, within=250, unique=False),
+    ),
+    "give up without a bar": Mutant(
+        "An epoch that failed is given up while its decision could still be written, so nothing of it is aborted.",
+        _laws("sweep"),
+        Parts(coordinator=GivesUpWithoutBar),
+        narrow=crowded(K.TASK_FAILS, K.SWITCH, within=150, style="batch", subtasks=2, records=4, steps=(2,)),
+    ),
+    "no sweep after failed stages": Mutant(
+        "What the attempts of a stage that was tried again have prepared is left until the next start.",
+        _laws("sweep"),
+        patches=((sys.modules[EpochHandler.__module__], "any_stage_failed", lambda *_: False),),
+        narrow=with_kinds(K.TASK_FAILS, style="batch", speculate=(), subtasks=1, sinks=("prepared", "staged")),
+    ),
+    "a coordinator that outlives its run": Mutant(
+        "A query that runs again in the same process goes on with what the failed one had in memory.",
+        _laws("progress", "bug", "3", "5", "fence"),
+        Parts(handler=KeepsItsCoordinator),
+        narrow=with_kinds(K.STORE_FAULT, style="batch", same_process=True, tries=0),
+    ),
+    "a replay is not run": Mutant(
+        "A replayed batch is not computed, so a stateful query misses a version of its state.",
+        _laws("replay"),
+        Parts(handler=SkipsReplays),
+        narrow=with_kinds(K.CRASH, style="batch"),
+    ),
+    "a replayed partition is not read": Mutant(
+        "A format's task answers for a replay without reading its rows.",
+        _laws("replay"),
+        patches=((writer_module._Writer, "_write", _write_without_reading),),
+        narrow=with_kinds(K.CRASH, style="format"),
+    ),
+    "a format writes a decided epoch again": Mutant(
+        "The tasks of a format do not look whether their epoch is decided.",
+        _laws("3"),
+        patches=((Opened, "is_replay", lambda *_: False),),
+        narrow=with_kinds(K.CRASH, style="format"),
+    ),
+    "a constant digest of offsets": Mutant(
+        "Two micro-batches with the same offsets are the same, whatever else the checkpoint says of them.",
+        _laws("5"),
+        patches=((query, "hashlib", SimpleNamespace(sha256=lambda _: hashlib.sha256(b""))),),
+        narrow=with_kinds(K.COPY, K.CRASH, K.NAP, style="batch"),
+    ),
+    "a renamed sink's leftovers": Mutant(
+        "A sweep looks under the names of the sinks that there are now.",
+        _laws("sweep"),
+        patches=((sys.modules[sweep.__module__], "_abandoned", lambda *_: ()),),
+        narrow=with_kinds(K.RENAME, K.CRASH),
+    ),
+    "a renamed sink's late leftovers": Mutant(
+        "What a zombie prepares for a renamed sink after the new one's first decision is left for ever.",
+        _laws("sweep"),
+        Parts(coordinator=SweepsRenamedSinksAtFirst),
+        narrow=crowded(K.RENAME, K.TWIN, K.NAP, within=200, style="batch", sinks=("staged",), speculate=(0, 1, 2, 3)),
+    ),
+    "a sweep taken for a loss": Mutant(
+        "A driver that slept is told that data were lost, when a newer one has swept them.",
+        _laws("8"),
+        Parts(coordinator=TakesASweepForALoss),
+        narrow=crowded(K.NAP, K.SWITCH, within=300, sinks=("kafka",), style="batch", timeout=400),
+    ),
+    "an outdated copy of the log": Mutant(
+        "Targets are told that the log knows everything.",
+        _laws("H", "3", "4"),
+        patches=((LogView, "progress", property(lambda _: Progress(1 << 40, 0))),),
+        narrow=with_kinds(K.RESTORE, K.CRASH),
+    ),
+    "go on without COMPLETED": Mutant(
+        "An epoch counts as completed although the store did not take the entry.",
+        _laws("3", "5", "7", "bug", "log"),
+        patches=((LogWriter, "complete", _complete_whatever_the_store_says),),
+        narrow=with_kinds(K.FULL_STORE, tries=0),
     ),
     "absent taken for merged": Mutant(
         "Staged rows that are gone are taken for merged ones without a look into the ledger.",

@@ -53,6 +53,34 @@ class Kind(StrEnum):
     """A partition of the broker has no leader for a while."""
     RESTART_TARGET = "restart target"
     """A target restarts: sessions die, what is prepared stays."""
+    OUTAGE = "outage"
+    """A target is away, often for longer than the other one's transaction timeout."""
+    REFUSE = "refuse"
+    """The database refuses to merge for a while, as for a row that breaks a constraint."""
+    DELETE_TOPIC = "delete topic"
+    """A topic is deleted, for good or to be created again at once."""
+    FULL_STORE = "full store"
+    """The store takes nothing for a while, or no large entries."""
+    REWIND = "rewind"
+    """A person goes back to an older checkpoint on purpose; the command line says so from now on."""
+    RENAME = "rename"
+    """A person renames the sink; the next start says so."""
+    RESTORE = "restore"
+    """A driver starts on a checkpoint folder that came back from a backup together with its log."""
+
+
+NO_EXCUSE = frozenset(
+    {
+        Kind.SWITCH,
+        Kind.TASK_FAILS,
+        Kind.TARGET_FAULT,
+        Kind.LOSE_LEADER,
+        Kind.OUTAGE,
+        Kind.REFUSE,
+        Kind.DELETE_TOPIC,
+    }
+)
+"""For a decided transaction that its timeout ends. Where these are a fault of its own target, that one says so."""
 
 
 class Event(NamedTuple):
@@ -83,6 +111,13 @@ _WEIGHTS: dict[Kind, int] = {
     Kind.OPERATOR: 3,
     Kind.LOSE_LEADER: 3,
     Kind.RESTART_TARGET: 2,
+    Kind.OUTAGE: 5,
+    Kind.REFUSE: 2,
+    Kind.DELETE_TOPIC: 1,
+    Kind.FULL_STORE: 2,
+    Kind.REWIND: 3,
+    Kind.RENAME: 2,
+    Kind.RESTORE: 2,
 }
 
 
@@ -91,8 +126,8 @@ class Config:
     """What runs, apart from disturbances.
 
     Attributes:
-        style: "batch": one START per run, many epochs, commit in the driver (foreachBatch). "format": one START per
-            epoch, commit in another process by token, abort in a third (Spark's Python data source).
+        style: "batch": one START per run, many epochs, commit in the driver (foreachBatch). "format": one sink, one
+            START per epoch, commit in another process by token, abort in a third (Spark's Python data source).
         sinks: Kinds of the sinks: "kafka", "prepared", "staged".
         subtasks: Subtasks per epoch.
         records: Length of the input.
@@ -101,7 +136,10 @@ class Config:
         on_lost: Policy: "fail", "replay" or "skip".
         unique: Whether the prepared sink's table has a unique key, so that a retry meets the lost attempt's locks.
         same_app: Whether a restarted driver finds the executors of the one before it.
+        same_process: Whether a query that failed runs again in the process that is there.
+        adopt: Whether the command line says so, and goes on to.
         tries: Repetitions of a put before a writer gives up.
+        timeout: Ticks after which the broker aborts an open transaction.
     """
 
     style: str = "batch"
@@ -113,7 +151,10 @@ class Config:
     on_lost: str = "fail"
     unique: bool = False
     same_app: bool = True
+    same_process: bool = False
+    adopt: bool = False
     tries: int = 2
+    timeout: int = 600
 
 
 @dataclass(frozen=True)
@@ -147,9 +188,11 @@ def make(seed: int) -> Plan:
 
 def _config(rng: random.Random) -> Config:
     kinds = ("kafka", "prepared", "staged")
-    sinks = (rng.choice(kinds),) if rng.random() < 0.65 else tuple(rng.sample(kinds, 2))
+    style = rng.choice(("batch", "batch", "format"))
+    alone = style == "format" or rng.random() < 0.5
+    sinks = (rng.choice(kinds),) if alone else tuple(rng.sample(kinds, 2))
     return Config(
-        style=rng.choice(("batch", "format")),
+        style=style,
         sinks=sinks,
         subtasks=rng.choice((1, 1, 2)),
         records=rng.randint(2, 4),
@@ -158,5 +201,8 @@ def _config(rng: random.Random) -> Config:
         on_lost=rng.choice(("fail", "fail", "fail", "replay", "skip")),
         unique=rng.random() < 0.5,
         same_app=rng.random() < 0.7,
+        same_process=rng.random() < 0.4,
+        adopt=rng.random() < 0.3,
         tries=rng.choice((0, 1, 2)),
+        timeout=rng.choice((400, 600, 1200)),
     )

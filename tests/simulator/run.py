@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from onceward.cli.operate.logs import Log
 from onceward.cli.operate.places import Names
 from onceward.cli.operate.settle import abort_undecided, chosen, commit_decided
 from onceward.cli.operate.survey import survey
+from onceward.connectors.spark.exactly_once import EpochHandler
 from onceward.core.checkpoint import Coordinator, OnLost
-from onceward.core.errors import DataLossError, OncewardError
+from onceward.core.errors import DataLossError, EpochConflictError, OncewardError
 from onceward.core.names import PooledName, Scope, TransactionName
 
 from .audit import PIPELINE, Audit, LogAudit, Txn
-from .broker import MARKERS_TAKE, Broker
+from .broker import MARKERS_TAKE, ONGOING, Broker
 from .database import Database, Held
 from .database_sinks import PreparedSink, StagedSink
 from .harness import inside
 from .judge import judge
 from .kafka_sink import KafkaLikeSink
-from .pipeline import Checkpoint, Cluster, Driver, TaskFailedError
+from .pipeline import Driver, policy_of
 from .plan import Kind, Plan
+from .spark import Cluster, FetchFailedError, Folder, TaskFailedError
 from .store import FakeStore
 from .world import Killed, Process, Task, Violation, World
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
-    from onceward.core.transaction import Committable
-
-STARTS = 8
+STARTS = 10
 """Restarts of the driver in the disturbed part of a run."""
+PAUSE = 25
+"""Ticks until the supervisor starts it again."""
+LARGE = 500
+"""Bytes of an entry that only a decision has."""
 MOST_DRIVERS = 3
+MOST_REWINDS = 2
 OTHER_LOG = "99999999"
 FIRST_LOG = "00000002"
 """What the first START calls its log. A pipeline made by copying a checkpoint folder has the same one."""
@@ -85,14 +91,14 @@ class Parts:
     kafka: type[KafkaLikeSink] = KafkaLikeSink
     prepared: type[PreparedSink] = PreparedSink
     staged: type[StagedSink] = StagedSink
-    driver: type[Driver] = Driver
+    handler: type[EpochHandler] = EpochHandler
 
 
 def simulate(plan: Plan, *, tracing: bool = False, parts: Parts | None = None) -> Outcome:
     """Run a plan."""
     simulation = Simulation(plan, tracing=tracing, parts=parts or Parts())
     violation = None
-    with inside(simulation.world, simulation.audit, simulation.broker):
+    with inside(simulation.world, simulation.audit, simulation.broker, simulation.parts):
         try:
             simulation.run()
         except Violation as broken:
@@ -109,25 +115,28 @@ class Simulation:
         self.config = plan.config
         self.parts = parts
         self.world = World(plan, tracing=tracing)
-        self.audit = Audit(self.world, [f"{kind}-sink" for kind in self.config.sinks], self.config.records)
-        self.broker = Broker(self.world, self.audit)
+        self.audit = Audit(self.world, list(self.config.sinks), self.config.records)
+        self.broker = Broker(self.world, self.audit, self.config.timeout)
         self.database = Database(self.world, self.audit)
-        self.store = FakeStore(self.world, LogAudit(self.audit), "main")
+        self.world.outside |= {"Audit": self.audit, "Broker": self.broker, "Database": self.database}
         self.cluster = Cluster(self.world)
-        self.checkpoint = Checkpoint()
+        self.store = FakeStore(self.world, LogAudit(self.audit, main=True), "main")
+        self.folder = self._add(Folder(self._root(), self.store))
+        self.rewind: str | None = None
+        self.reasons = 0
+        self.renamed = self.ever_renamed = False
         self.drivers: list[tuple[Task, Driver]] = []
         self.starts = 0
         self.finished = False
         self.stopped = False
         self.crowded = False
-        self.sinks = [self._sink(kind) for kind in self.config.sinks]
         self.world.actions = {
             Kind.CRASH: self._crash_executors,
             Kind.CRASH_OTHER: self._crash_other,
-            Kind.TWIN: lambda _: self._twin(self.checkpoint),
+            Kind.TWIN: lambda _: self._twin(self.folder),
             Kind.COPY: self._copy,
             Kind.IMPOSTOR: lambda _: self._impostor(),
-            Kind.FOREIGN: lambda _: self._foreign(),
+            Kind.FOREIGN: self._foreign,
             Kind.TASK_FAILS: self._task_fails,
             Kind.LOSE_EXECUTOR: self._lose_executor,
             Kind.EXPIRE: self.broker.expire,
@@ -136,9 +145,15 @@ class Simulation:
             Kind.OPERATOR: self._operator,
             Kind.LOSE_LEADER: self.broker.lose_leader,
             Kind.RESTART_TARGET: lambda _: self.database.restart(),
+            Kind.OUTAGE: self._outage,
+            Kind.REFUSE: lambda arg: self.database.refuse(arg % 997),
+            Kind.DELETE_TOPIC: self.broker.delete_topic,
+            Kind.FULL_STORE: lambda arg: self.store.fill(arg % 199, (0, LARGE)[arg // 199 % 2]),
+            Kind.REWIND: self._go_back,
+            Kind.RENAME: self._rename,
+            Kind.RESTORE: self._restore,
         }
         self.operators: list[Task] = []
-        self._strangers: list[Txn] = []
         self._add_strangers()
 
     def run(self) -> None:
@@ -148,6 +163,8 @@ class Simulation:
         self._judge_all()
         self.world.calm = True
         self.broker.recover()
+        self.database.recover()
+        self.store.fill(-1)
         while self.world.late:
             self.world.land(0)
         self._last_drivers()
@@ -156,20 +173,33 @@ class Simulation:
     # The supervisor restarts the driver whenever it has died, a few times
 
     def _supervise(self) -> None:
+        driver: Driver | None = None
         while not self.finished and not self.stopped and self.starts < STARTS:
             self.starts += 1
-            task, driver = self._start_driver(self.checkpoint, self.store)
+            task, driver = self._start_driver(self.folder, again=driver)
+            driver.supervised = True
             self.world.wait(lambda task=task: task.done or not task.process.alive)  # type: ignore[misc]
             self.finished = driver.finished
             self._judge_all()
+            if not self.finished:
+                self.world.nap(PAUSE)
 
-    def _start_driver(self, checkpoint: Checkpoint, store: FakeStore) -> tuple[Task, Driver]:
-        number = len(self.drivers)
-        driver = self.parts.driver(self.world, self.audit, self.config, store=store)
-        driver.cluster, driver.sinks, driver.coordinator_class = self.cluster, self.sinks, self.parts.coordinator
-        driver.checkpoint, driver.number = checkpoint, number
-        driver.app = 0 if self.config.same_app else number
-        driver.process = Process(self.world, f"driver {number}")
+    def _start_driver(self, folder: Folder, *, rewind: bool = True, again: Driver | None = None) -> tuple[Task, Driver]:
+        """As the command line says, which a supervisor repeats; or, if it says the same, in the process of `again`."""
+        driver = Driver(
+            self.world,
+            self.audit,
+            folder,
+            self._sinks(),
+            rewind=self.rewind if rewind else None,
+            number=len(self.drivers),
+            cluster=self.cluster,
+            handler_class=self.parts.handler,
+        )
+        said = (folder, driver.rewind)
+        same = again is not None and said == (again.folder, again.rewind) and not self.ever_renamed
+        if again is not None and same and again.process.alive and self.config.same_process:
+            driver.go_on_in(again)
         task = self.world.start(driver.process, "query", driver.run, role="driver")
         self.drivers.append((task, driver))
         return task, driver
@@ -178,28 +208,24 @@ class Simulation:
         """Nobody disturbs any more: the pipeline gets to its end, or has said loudly why it does not."""
         error: BaseException | None = None
         for _ in range(LAST_STARTS):
-            task, driver = self._start_driver(self._true_checkpoint(), self.store)
+            task, driver = self._start_driver(self._true_folder())
             self.world.run()
             self._judge_all()
             if driver.finished:
                 return
             error = task.error
-            if isinstance(error, DataLossError):
+            if isinstance(error, DataLossError) and not error.retryable:
                 self.stopped = True
                 return
         raise Violation("progress", f"the pipeline does not recover: {error!r}")
 
-    def _true_checkpoint(self) -> Checkpoint:
+    def _true_folder(self) -> Folder:
         """The folder that belongs to the log; after copies have run there may be several."""
-        newest = self.store.audit.newest
-        if newest is None:
-            return self.checkpoint
-        wanted = (newest.input.start, newest.input.end)
-        return next(
-            d.checkpoint
-            for _, d in self.drivers
-            if d.store is self.store and d.checkpoint.offsets.get(newest.epoch) == wanted
-        )
+        log = self.store.audit
+        to_come = self.rewind is not None and (self.folder.query, self.rewind) not in log.rewinds
+        if log.newest is None or log.folder is None or to_come:
+            return self.folder
+        return log.folder
 
     def _check_rest(self) -> None:
         """At the end: everything once, nothing lingers, nobody else was touched."""
@@ -207,25 +233,18 @@ class Simulation:
             return
         self.audit.check_end(self.store.audit)
         process = Process(self.world, "last look")
-        _, driver = self.drivers[-1]
-        look = self.world.start(process, "open", driver._new_coordinator().open, role="python")
+        last = self.parts.coordinator(PIPELINE, self.store, self._sinks()(), policy_of(self.world)())
+        look = self.world.start(process, "open", last.open, role="python")
         self.world.run()
         if look.error is not None:
             raise Violation("progress", f"the last start failed: {look.error!r}")
         self.world.tick += MARKERS_TAKE
-        for sink in self.sinks:
-            scope = Scope(PIPELINE, sink.name, self.store.audit.log)
-            listing = self.world.start(process, "list", lambda s=sink, c=scope: list(s.lingering(c)))  # type: ignore[misc]
-            self.world.run()
-            listed: list[Committable] = listing.result  # type: ignore[assignment]
-            left = [c for c in listed if c.log == scope.log and self._is_open(c)]
-            if left:
-                raise Violation("sweep", f"lingers after the last start: {left}")
-
-    def _is_open(self, committable: Committable) -> bool:
-        """After `kafka-transactions abort` the coordinator alone goes on to call it open: that holds nobody back."""
-        known = self.broker.ids.get(committable.transaction)
-        return known is None or known.txn is None or known.txn.state != "aborted"
+        held = [held.txn for where in (self.database.prepared, self.database.staged) for held in where.values()]
+        held += [known.txn for known in self.broker.ids.values() if known.txn is not None and known.state == ONGOING]
+        # After `kafka-transactions abort` the coordinator alone goes on to call it open: that holds nobody back.
+        left = [txn for txn in held if txn.log == self.store.audit.log and txn.state != "aborted"]
+        if left:
+            raise Violation("sweep", f"lingers after the last start: {left}")
 
     def _judge_all(self) -> None:
         for task in self.operators:
@@ -236,9 +255,26 @@ class Simulation:
                 task.judged = True  # type: ignore[attr-defined]
                 self.world.note(f"{driver.process} ENDED WITH {type(task.error).__name__}: {task.error}")
                 alone = driver.store is self.store and (not self.crowded or self.world.calm)
+                if self._is_told_what_to_do(task.error):
+                    continue
                 judge(task.error, driver, alone=alone)
-                lost = isinstance(task.error, DataLossError)
+                lost = isinstance(task.error, DataLossError) and not task.error.retryable
                 self.stopped = self.stopped or (lost and self.config.on_lost == "fail")
+
+    def _is_told_what_to_do(self, error: BaseException) -> bool:
+        """A person does what the message says."""
+        message = error.message if isinstance(error, EpochConflictError) else ""
+        if "no longer has" in message:
+            self.renamed = not self.renamed
+            return True
+        if "give another reason" in message and self.rewind is not None:
+            self._give_reason()
+            return True
+        return False
+
+    def _give_reason(self) -> None:
+        self.reasons += 1
+        self.rewind = f"reason {self.reasons}"
 
     # Disturbances
 
@@ -256,33 +292,69 @@ class Simulation:
         if others:
             self.world.kill(others[arg % len(others)].process)
 
-    def _twin(self, checkpoint: Checkpoint) -> None:
+    def _twin(self, folder: Folder) -> None:
         if len(self.world.running("driver")) < MOST_DRIVERS and len(self.drivers) < 2 * STARTS:
             self.crowded = True
-            self._start_driver(checkpoint, self.store)
+            self._start_driver(folder, rewind=folder is self.folder)
 
     def _copy(self, arg: int) -> None:
-        self._twin(self.checkpoint.older(arg % 3))
+        self._twin(self._add(self.folder.older(arg % 3, self._root())))
 
     def _impostor(self) -> None:
         """Only once the real pipeline owns its names: who comes first is the real one."""
-        known = all(self.audit.visible[sink.name] for sink in self.sinks)
+        known = all(self.audit.visible[kind] for kind in self.config.sinks) and not self.ever_renamed
         if known and self.store.audit.decided is not None and len(self.drivers) < 2 * STARTS:
             other = FakeStore(self.world, LogAudit(self.audit), "impostor")
-            self._start_driver(Checkpoint("another query"), other)
+            self._start_driver(self._add(Folder(self._root(), other, "another query")), rewind=False)
 
-    def _foreign(self) -> None:
-        """Its offsets lag behind: going on there would write records again."""
-        decided = self.store.audit.decided
+    def _foreign(self, arg: int) -> None:
+        """Its offsets lag behind: going on there would write records again. Some say that it is this query, but
+        not where there are rewinds: the epoch and the query are all that a log knows then of what is to come."""
+        decided, rewound = self.store.audit.decided, any(e.kind is Kind.REWIND for e in self.world.plan.events)
         if decided is not None and len(self.drivers) < 2 * STARTS:
-            offsets: dict[int, tuple[int, int]] = dict.fromkeys(range(decided + 1), (0, 0))
-            self._start_driver(Checkpoint("another query", offsets, list(offsets)), self.store)
+            folder = self._add(Folder(self._root(), self.store, "another query" if arg % 2 or rewound else "query"))
+            for epoch in range(decided + 1):
+                folder.write_offsets(epoch, 0, self.world.tick)
+            folder.commits = list(folder.offsets)
+            self._start_driver(folder, rewind=False)
             self.crowded = True
 
-    def _task_fails(self, _arg: int) -> None:
+    def _outage(self, arg: int) -> None:
+        target = self.database if arg % 4 else self.broker
+        target.go_away(arg % 1999)
+
+    def _go_back(self, arg: int) -> None:
+        """Who runs is stopped before, or fenced; where a table has a unique key its rows would be in the way."""
+        if self.config.unique or not self.folder.commits or self.reasons >= MOST_REWINDS or self.starts >= STARTS:
+            return
+        self._give_reason()
+        self.folder = self._add(self.folder.older(1 + arg % 2, self._root()))
+        if arg & 8:
+            self._twin(self.folder)
+        else:
+            for task in self.world.running("driver", "python"):
+                self.world.kill(task.process)
+
+    def _rename(self, _arg: int) -> None:
+        """The next start says so."""
+        self.renamed, self.ever_renamed = not self.renamed, True
+
+    def _restore(self, arg: int) -> None:
+        """Only where a target has seen what came after the backup: nobody else could know."""
+        backups = self.store.backups
+        if not backups or len(self.drivers) >= 2 * STARTS:
+            return
+        backup = backups[arg % len(backups)]
+        names = [name for name in self._names() if not name.startswith("kafka")]
+        scopes = [Scope(PIPELINE, name, self.store.audit.log) for name in names]
+        if any(self.database.progress(scope) > backup.progress for scope in scopes):
+            folder = backup.folder.older(0, self._root(), self.store.restored(backup))
+            self._start_driver(self._add(folder), rewind=False)
+
+    def _task_fails(self, arg: int) -> None:
         task = self.world.current
         if task is not None and task.role == "executor":
-            raise TaskFailedError("division by zero")
+            raise FetchFailedError("shuffle files are gone") if arg % 2 else TaskFailedError("division by zero")
 
     def _lose_executor(self, arg: int) -> None:
         running = [a for a in self.cluster.attempts if not a.over]
@@ -304,9 +376,9 @@ class Simulation:
         if not self.drivers or len(self.operators) >= STARTS:
             return
         self.crowded = True
-        policy = self.drivers[-1][1]._policy()
+        policy = policy_of(self.world)(on_lost=OnLost(self.config.on_lost))
         skip = "so be it" if self.config.on_lost == "skip" else None
-        log, place = Log(PIPELINE, self.store), Here(self.sinks)
+        log, place = Log(PIPELINE, self.store), Here(self._sinks()())
 
         def txn() -> None:
             decision = log.view.undone
@@ -321,8 +393,25 @@ class Simulation:
 
     # Who else lives here
 
-    def _sink(self, kind: str) -> Any:
-        name = f"{kind}-sink"
+    def _root(self) -> str:
+        return f"/c/{len(self.world.folders)}"
+
+    def _add(self, folder: Folder) -> Folder:
+        self.world.folders[folder.root] = folder
+        return folder
+
+    def _names(self) -> list[str]:
+        return [f"{kind}-{'renamed' if self.renamed else 'sink'}" for kind in self.config.sinks]
+
+    def _sinks(self) -> Callable[[], list[Any]]:
+        """Makes the sinks as they are called now."""
+        return partial(self._make, self._names())
+
+    def _make(self, names: list[str]) -> list[Any]:
+        return [self._sink(name) for name in names]
+
+    def _sink(self, name: str) -> Any:
+        kind = name.partition("-")[0]
         if kind == "kafka":
             return self.parts.kafka(name, self.world, self.audit, self.broker)
         cls = self.parts.prepared if kind == "prepared" else self.parts.staged
@@ -335,7 +424,6 @@ class Simulation:
                 # Of the own log it would be what a renamed sink has left behind, and be swept.
                 scope = Scope(pipeline, f"{kind}-sink{suffix}", OTHER_LOG if suffix else FIRST_LOG)
                 txn = Txn(f"{pipeline}{suffix and '/'}{suffix}", scope.sink, state="prepared")
-                self._strangers.append(txn)
                 if kind == "kafka":
                     name = str(PooledName(scope, "feedbeef", 0))
                     self.broker.adopt(name, txn)

@@ -46,8 +46,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         changes.append({"speculate": ()})
     if config.records > 1:
         changes.append({"records": config.records - 1})
-    if config.unique:
-        changes.append({"unique": False})
+    changes.extend({name: False} for name in ("unique", "same_process", "adopt") if getattr(config, name))
     if config.tries > 0:
         changes.append({"tries": 0})
     for change in changes:

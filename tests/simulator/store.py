@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from onceward.core.errors import StoreError
 from onceward.core.log.entries import position_of
+from onceward.core.transaction import Progress
+
+from .audit import LogAudit
 
 if TYPE_CHECKING:
-    from .audit import LogAudit
+    from .pipeline import Driver
+    from .spark import Folder
     from .world import World
 
 NOT_DONE, ANSWER_LOST, ARRIVES_LATE = range(3)
+
+
+class Backup(NamedTuple):
+    """A checkpoint folder as it was, with its log, and how far that had come."""
+
+    folder: Folder
+    entries: dict[str, bytes]
+    progress: Progress
 
 
 class FakeStore:
@@ -25,17 +37,21 @@ class FakeStore:
         self.audit = audit
         self._name = name
         self._entries: dict[str, bytes] = {}
+        self._full_until, self._most = -1, 0
+        self.backups: list[Backup] = []
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """See LogStore."""
         self._world.point(f"put {key[-3:]}")
-        fault = self._fault()
+        by = self._world.current.process.driver if self._world.current is not None else None
+        full = self._world.tick < self._full_until and len(data) > self._most
+        fault = NOT_DONE if full else self._fault()
         if fault is None:
-            return self._put(key, data)
+            return self._put(key, data, by)
         if fault == ANSWER_LOST:
-            self._put(key, data)
+            self._put(key, data, by)
         elif fault == ARRIVES_LATE:
-            self._world.later(f"put {key[-3:]}", lambda: self._put(key, data))
+            self._world.later(f"put {key[-3:]}", lambda: self._put(key, data, by))
         self._world.note(f"put {key[-3:]} gets no answer ({('not done', 'answer lost', 'arrives late')[fault]})")
         raise StoreError("no answer")
 
@@ -71,12 +87,29 @@ class FakeStore:
         """See LogStore."""
         return True
 
-    def _put(self, key: str, data: bytes) -> bool:
+    def fill(self, ticks: int, most: int = 0) -> None:
+        """It takes no entry of more than so many bytes for a while."""
+        self._full_until, self._most = self._world.trouble(ticks), most
+
+    def back_up(self, folder: Folder) -> None:
+        """The checkpoint folder as it is now, this log included, as a nightly backup keeps it."""
+        log, newest = self.audit, self.audit.newest
+        if newest is not None and log.main:
+            kept = folder.older(0, "")
+            self.backups.append(Backup(kept, dict(self._entries), Progress(newest.start, newest.epoch)))
+
+    def restored(self, backup: Backup) -> FakeStore:
+        """The log as it came back."""
+        store = FakeStore(self._world, LogAudit(self.audit.audit, restored=self.audit), "restored")
+        store._entries.update(backup.entries)
+        return store
+
+    def _put(self, key: str, data: bytes, by: Driver | None) -> bool:
         if key in self._entries:
             return False
         self._entries[key] = data
         if position_of(key) is not None:  # else an audit record
-            self.audit.on_put(key, data)
+            self.audit.on_put(key, data, by)
         return True
 
     def _delete(self, key: str) -> None:
@@ -85,7 +118,10 @@ class FakeStore:
 
     def _fault(self) -> int | None:
         task = self._world.current
-        return task.store_faults.pop() % 3 if task is not None and task.store_faults else None
+        if task is None or not task.store_faults:
+            return None
+        self._world.disturbed += 1
+        return task.store_faults.pop() % 3
 
     def _read_fault(self) -> None:
         if self._fault() is not None:

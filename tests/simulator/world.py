@@ -6,11 +6,12 @@ run is a function of its plan.
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 import greenlet
 
-from .plan import Event, Kind
+from .plan import NO_EXCUSE, Event, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 
     from .plan import Plan
 
-TOO_LONG = 20_000
+TOO_LONG = 60_000
 """Ticks after which a run counts as stuck."""
-LONGEST_NAP = 400
+LONGEST_NAP = 600
 
 
 class Killed(BaseException):
@@ -39,9 +40,10 @@ class Violation(BaseException):
 class Process:
     """A Python process: it dies as a whole, and what it remembers dies with it."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World, name: str, driver: Any = None) -> None:
         self.world = world
         self.name = name
+        self.driver = driver
         self.alive = True
         self.wakes = 0
         self.memory: dict[Any, Any] = {}
@@ -64,6 +66,8 @@ class Task:
         self.store_faults: list[int] = []
         self.target_faults: list[int] = []
         self.role = ""
+        self.context: Any = None
+        self.input = ""
         self.greenlet = greenlet.greenlet(self._run, parent=process.world.hub)
 
     def _run(self) -> None:
@@ -91,7 +95,15 @@ class World:
         self.late: list[tuple[str, Callable[[], object]]] = []
         self.trace: list[str] | None = [] if tracing else None
         self.disturbed = 0
+        self.excuses = 0
+        """Disturbances that may make a healthy target's transactions expire; an outage of another one may not."""
+        self.troubled_until = -1
+        """The end of the longest trouble that was begun."""
         self.calm = False
+        self.folders: dict[str, Any] = {}
+        self.outside: dict[str, object] = {"World": self}
+        """What exists outside of all processes."""
+        self._timers: list[tuple[int, int, Callable[[], object]]] = []
         self.actions: dict[Kind, Callable[[int], None]] = {}
         self._events: list[Event] = list(plan.events)
         self._next = self._events[0].tick if self._events else TOO_LONG
@@ -108,6 +120,8 @@ class World:
         self.tick += 1
         if self.trace is not None:
             self.note(f". {what}")
+        while self._timers and self._timers[0][0] <= self.tick:
+            heappop(self._timers)[2]()
         if self.tick >= self._next:
             self._disturb(task)
 
@@ -125,6 +139,21 @@ class World:
         """Let everybody else go on first."""
         self.tick += 1
         self._yield()
+
+    def nap(self, ticks: int) -> None:
+        """The running process does nothing for a while."""
+        assert self.current is not None
+        self.current.process.wakes = self.tick + ticks
+        self._yield()
+
+    def at(self, tick: int, effect: Callable[[], object]) -> None:
+        """Something that happens by itself."""
+        heappush(self._timers, (tick, len(self._timers), effect))
+
+    def trouble(self, ticks: int) -> int:
+        """When a trouble ends that begins now."""
+        self.troubled_until = max(self.troubled_until, self.tick + ticks)
+        return self.tick + ticks
 
     def wait(self, until: Callable[[], bool]) -> None:
         """Block the running task until the condition holds."""
@@ -228,6 +257,7 @@ class World:
         if self.calm:
             return
         self.disturbed += 1
+        self.excuses += event.kind not in NO_EXCUSE
         self.note(f"*** {event.kind} {event.arg}")
         match event.kind:
             case Kind.SWITCH:

@@ -1,0 +1,183 @@
+# ruff: noqa: N802 - Spark's names
+"""What exactly_once and the formats need of Spark, without a JVM: a session, micro-batches, a checkpoint folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyspark
+
+from .engine_kit import Target, TargetSink, Transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from onceward.core.transaction import WriteContext
+
+QUERY = "5c2f9a10-query"
+_TARGETS: dict[str, Target] = {}
+
+
+def target_called(name: str) -> Target:
+    """A target that every copy of its sinks finds again, in whichever process Spark would unpickle them."""
+    return _TARGETS.setdefault(name, Target())
+
+
+class SparkSink(TargetSink):
+    """A TargetSink that Spark may pickle; remembers contexts, and what was rolled back."""
+
+    contexts: list[WriteContext]
+
+    def __init__(self, key: str, name: str = "target", *, timeout: float | None = None) -> None:
+        super().__init__(target_called(key), name)
+        self.key, self.timeout = key, timeout
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.key, self.name, self.timeout)
+
+    @property
+    def transaction_timeout(self) -> float | None:
+        return self.timeout
+
+    def discard(self, transaction: Transaction) -> None:
+        self.target.aborted.add(transaction.name)
+
+
+def _again(key: str, name: str, timeout: float | None) -> SparkSink:
+    return SparkSink(key, name, timeout=timeout)
+
+
+class Checkpoint:
+    """A query's checkpoint folder, with the offsets of its batches."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder
+        (folder / "offsets").mkdir(parents=True)
+        (folder / "metadata").write_text(json.dumps({"id": QUERY}))
+
+    def plan(self, batch: int, *, end: int | None = None, watermark: int = 0) -> None:
+        """Spark logs a batch's offsets before it runs it."""
+        offset = 10 * batch + 10 if end is None else end
+        text = f'v1\n{{"batchWatermarkMs":{watermark}}}\n{{"t":{{"0":{offset}}}}}\n'
+        (self.root / "offsets" / str(batch)).write_text(text)
+
+
+def read_text(url: str) -> str | None:
+    """In place of Hadoop's file systems."""
+    return Path(url).read_text() if Path(url).exists() else None
+
+
+class Frame:
+    """A micro-batch: a list of rows for each partition.
+
+    Args:
+        partitions: Numbers, for a column `n`.
+        stage: Id of the stage that runs them.
+        fails: The partition that fails, after the ones before are through; None: none does.
+    """
+
+    def __init__(self, *partitions: Sequence[int], stage: int = 1, fails: int | None = None) -> None:
+        self.partitions, self.stage, self.fails = partitions, stage, fails
+        self.drained = 0
+        self.before: Callable[[], object] = lambda: None
+
+    def mapInArrow(self, task: Any, _schema: str) -> Frame:
+        self.task = task
+        return self
+
+    def collect(self) -> list[dict[str, Any]]:
+        self.before()
+        rows = []
+        for number, values in enumerate(self.partitions):
+            with running(number, stage=self.stage):
+                if number == self.fails:
+                    raise OSError("the executor is lost")
+                rows += [row for batch in self.task(batches(values)) for row in batch.to_pylist()]
+        return rows
+
+    @property
+    def write(self) -> Any:
+        def drain() -> None:
+            self.drained += 1
+
+        return SimpleNamespace(format=lambda _: SimpleNamespace(mode=lambda _: SimpleNamespace(save=drain)))
+
+
+def batches(values: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    """Rows as Spark hands them over."""
+    yield pa.RecordBatch.from_pydict({"n": pa.array(list(values), pa.int64())})
+
+
+class Task:
+    """What a running task is told."""
+
+    def __init__(self, number: int, stage: int, attempt: int, properties: Mapping[str, str]) -> None:
+        self.number, self.stage, self.attempt, self.properties = number, stage, attempt, properties
+
+    def partitionId(self) -> int:
+        return self.number
+
+    def attemptNumber(self) -> int:
+        return self.attempt
+
+    def stageId(self) -> int:
+        return self.stage
+
+    def getLocalProperty(self, name: str) -> str | None:
+        return self.properties.get(name)
+
+
+class running:  # noqa: N801 - reads as a statement
+    """Inside the block a task runs.
+
+    Args:
+        number: Its partition.
+        stage: Of which stage.
+        attempt: Which try it is.
+        properties: Local properties of the job.
+    """
+
+    def __init__(
+        self, number: int, *, stage: int = 1, attempt: int = 0, properties: Mapping[str, str] | None = None
+    ) -> None:
+        self.task = Task(number, stage, attempt, properties or {})
+
+    def __enter__(self) -> None:
+        self.kept = pyspark.TaskContext.__dict__["get"]
+        pyspark.TaskContext.get = classmethod(lambda _cls: self.task)  # type: ignore[assignment]
+
+    def __exit__(self, *_: object) -> None:
+        pyspark.TaskContext.get = self.kept
+
+
+class Session:
+    """A SparkSession with one running query, as a foreachBatch function sees it."""
+
+    def __init__(self, checkpoint: Checkpoint, master: str = "local[2]", **conf: str) -> None:
+        self.checkpoint, self.conf, self.run, self.master = checkpoint, conf, "run-1", master
+        self.stages: dict[int, Any] = {1: stage()}
+        running_query = SimpleNamespace(
+            outputMode=lambda: SimpleNamespace(toString=lambda: "Append"),
+            resolvedCheckpointRoot=lambda: str(checkpoint.root),
+        )
+        stream = SimpleNamespace(_jsq=SimpleNamespace(streamingQuery=lambda: running_query))
+        self.streams = SimpleNamespace(get=lambda _: stream)
+
+    @property
+    def sparkContext(self) -> Any:
+        properties = {"sql.streaming.queryId": QUERY, "spark.jobGroup.id": self.run}
+        return SimpleNamespace(
+            master=self.master,
+            getConf=lambda: self.conf,
+            getLocalProperty=properties.get,
+            statusTracker=lambda: SimpleNamespace(getStageInfo=self.stages.get),
+        )
+
+
+def stage(attempt: int = 0, failed: int = 0) -> Any:
+    """What Spark's status tracker says of a finished stage."""
+    return SimpleNamespace(currentAttemptId=attempt, numFailedTasks=failed)

@@ -1,0 +1,107 @@
+"""The client of the transaction coordinators: what is asked again, of whom, and what counts as an answer."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from onceward.connectors.kafka import wire
+from onceward.connectors.kafka.codes import Code
+from onceward.connectors.kafka.coordinator import TransactionCoordinatorClient
+from onceward.connectors.kafka.handle import Handle
+from onceward.core.errors import KafkaError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+NAME = "onceward:1:p:s:0a0b0c0d:0123abcd:0"
+BUSY, MOVED = Code.CONCURRENT_TRANSACTIONS, Code.NOT_COORDINATOR
+
+
+class Brokers:
+    """Two brokers in place of Wire; one of them is the coordinator, and answers with the codes that are scripted."""
+
+    def __init__(self, *codes: int) -> None:
+        self.codes = list(codes)
+        self.coordinator = 1
+        self.asked: list[int] = []
+        self.listings: dict[int, Callable[[], Any]] = {}
+
+    def coordinators(self, names: Sequence[str], *, seconds: float) -> dict[str, wire.Answer]:  # noqa: ARG002
+        return {name: wire.Answer(Code.NONE, self.coordinator) for name in names}
+
+    def exchange(self, requests: Sequence[tuple[int, Any]], *, seconds: float) -> list[wire.Answer]:  # noqa: ARG002
+        self.asked += [node for node, _ in requests]
+        return [wire.Answer(Code.NONE, self.listings[n]() if self.listings else self._end(n)) for n, _ in requests]
+
+    def _end(self, node: int) -> Any:
+        if node != self.coordinator:
+            return SimpleNamespace(error_code=MOVED)
+        return SimpleNamespace(error_code=self.codes.pop(0) if self.codes else Code.NONE)
+
+    def nodes(self, *, seconds: float) -> list[int]:  # noqa: ARG002
+        return [1, 2]
+
+    def forget(self) -> None:
+        """Addresses are looked up again."""
+
+
+def client(brokers: Brokers, patience: float = 2.0) -> TransactionCoordinatorClient:
+    return TransactionCoordinatorClient(brokers, patience=patience)  # type: ignore[arg-type]
+
+
+def test_endtxn_is_repeated_until_the_markers_are_written():
+    brokers = Brokers(BUSY, BUSY, Code.NONE)
+    assert client(brokers).end_many([Handle(NAME, 7, 3, 1000)], commit=True) == [Code.NONE]
+    assert len(brokers.asked) == 3
+
+
+@pytest.mark.parametrize("code", [Code.PRODUCER_FENCED, Code.INVALID_TXN_STATE])
+def test_a_refusal_is_not_repeated(code: int):
+    brokers = Brokers(code)
+    assert client(brokers).end_many([Handle(NAME, 7, 3, 1000)], commit=True) == [code]
+    assert len(brokers.asked) == 1
+
+
+@pytest.mark.parametrize("codes", [(BUSY,), (Code.COORDINATOR_LOAD_IN_PROGRESS, BUSY)])
+def test_fencing_is_not_repeated_while_markers_are_written(codes: tuple[int, ...]):
+    """A second InitProducerId would raise the epoch again, and nothing would show that this transaction was aborted."""
+    brokers = Brokers(*codes, Code.NONE)
+    assert client(brokers).fence(NAME, 7, 3) == BUSY
+    assert len(brokers.asked) == len(codes)
+
+
+def test_a_coordinator_that_moved_is_looked_up_again():
+    brokers = Brokers()
+    asking = client(brokers)
+    asking.fence(NAME, 7, 3)
+    brokers.coordinator = 2
+    assert asking.fence(NAME, 7, 4) == Code.NONE
+    assert brokers.asked == [1, 1, 2]
+
+
+def listing(*names: str, code: int = Code.NONE) -> Any:
+    rows = [SimpleNamespace(transactional_id=name, producer_id=7, transaction_state="Ongoing") for name in names]
+    return SimpleNamespace(error_code=code, transaction_states=rows)
+
+
+def test_a_listing_is_that_of_all_brokers():
+    brokers = Brokers()
+    brokers.listings = {1: lambda: listing("a"), 2: lambda: listing("b")}
+    assert [row.transactional_id for row in client(brokers).list_transactions()] == ["a", "b"]
+
+
+def test_a_listing_in_which_a_broker_is_missing_is_an_error():
+    brokers = Brokers()
+    brokers.listings = {1: lambda: listing("a"), 2: lambda: listing(code=Code.COORDINATOR_LOAD_IN_PROGRESS)}
+    with pytest.raises(KafkaError, match="COORDINATOR_LOAD_IN_PROGRESS"):
+        client(brokers, patience=0.02).list_transactions()
+
+
+def test_a_broker_that_is_loading_is_asked_again():
+    brokers = Brokers()
+    later = [listing(code=Code.COORDINATOR_LOAD_IN_PROGRESS)]
+    brokers.listings = {1: lambda: listing("a"), 2: lambda: later.pop() if later else listing("b")}
+    assert [row.transactional_id for row in client(brokers).list_transactions()] == ["a", "b"]

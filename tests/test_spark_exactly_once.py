@@ -1,0 +1,224 @@
+"""The function that Spark calls with each micro-batch: what is written, decided, replayed, swept, told, and when."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from onceward.connectors.spark.exactly_once import EpochHandler
+from onceward.connectors.spark.query import any_stage_failed, epoch_input
+from onceward.core.errors import ConfigurationError, EpochConflictError
+from onceward.core.log import Rewind, read
+from onceward.core.log.directory import DirectoryStore
+from onceward.core.log.memory import MemoryStore
+
+from .core_fakes import policy
+from .engine_kit import TargetSink
+from .spark_kit import QUERY, Checkpoint, Frame, Session, SparkSink, read_text, stage, target_called
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+class Query:
+    """One streaming query with one sink, and its runs."""
+
+    def __init__(self, folder: Path, **conf: str) -> None:
+        self.checkpoint = Checkpoint(folder / "checkpoint")
+        self.spark = Session(self.checkpoint, **conf)
+        self.key = str(folder)
+        self.target = target_called(self.key)
+        self.store = MemoryStore()
+        self.told: list[tuple[int, int]] = []
+        self.handler = self.driver()
+
+    def driver(self, **changes: Any) -> EpochHandler:
+        """A driver process that calls exactly_once; the query's run is a new one."""
+        values: dict[str, Any] = {"pipeline": "p", "store": self.store, "adopt": False, "rewind": None, **changes}
+        sinks = values.pop("sinks", None) or [SparkSink(self.key)]
+        return EpochHandler(self.spark, sinks, policy=policy(), on_complete=self.tell, **values)  # type: ignore[arg-type]
+
+    def tell(self, epoch: int, _about: Any) -> None:
+        self.told.append((epoch, read(self.store).completed))
+
+    def run(self, batch: int, *partitions: list[int], handler: EpochHandler | None = None, **frame: Any) -> Frame:
+        """One micro-batch."""
+        self.checkpoint.plan(batch)
+        made = Frame(*(partitions or ([batch],)), **frame)
+        (handler or self.handler)(made, batch)  # type: ignore[arg-type]
+        return made
+
+    def shown(self) -> list[int]:
+        return sorted(row["n"] for row in self.target.rows)
+
+
+@pytest.fixture
+def query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Query:
+    module = sys.modules[EpochHandler.__module__]  # the package has a function of its name
+    monkeypatch.setattr(module, "hadoop_reader", lambda _: read_text)
+    return Query(tmp_path)
+
+
+@pytest.fixture
+def leftover(query: Query) -> Callable[..., None]:
+    """Leaves what a lost attempt of the batch has prepared."""
+
+    def leave(batch: int) -> None:
+        coordinator = query.handler._coordinator
+        assert coordinator is not None
+        context = coordinator.context("target", batch, subtask=0)
+        sink = TargetSink(query.target)
+        sink.pre_commit(sink.begin(context))
+
+    return leave
+
+
+def test_each_batch_is_written_once_and_told_when_it_is_completed(query: Query):
+    for batch in range(3):
+        query.run(batch, [10 * batch], [10 * batch + 1])
+    assert query.shown() == [0, 1, 10, 11, 20, 21]
+    assert query.told == [(0, 0), (1, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("batch", [0, 2])
+def test_a_batch_that_is_replayed_is_run_and_not_written(query: Query, batch: int):
+    """The driver died before Spark logged the batch; a stateful query needs the batch all the same."""
+    for done in range(batch + 1):
+        query.run(done)
+    again = query.run(batch, [99], handler=query.driver())
+    assert query.shown() == list(range(batch + 1))
+    assert again.drained == 1
+    assert query.told[-1] == (batch, batch)
+
+
+@pytest.mark.parametrize("other", [{"end": 11}, {"watermark": 60_000}], ids=["offsets", "watermark"])
+def test_a_batch_of_the_same_number_from_other_input_is_no_replay(query: Query, other: dict[str, int]):
+    query.run(0)
+    query.checkpoint.plan(0, **other)
+    with pytest.raises(EpochConflictError, match="decided with other input"):
+        query.driver()(Frame([5]), 0)  # type: ignore[arg-type]
+    assert query.shown() == [0]
+
+
+def test_a_batch_begins_where_the_one_before_ended(query: Query):
+    query.run(0)
+    query.checkpoint.plan(0, end=11)
+    with pytest.raises(EpochConflictError, match="does not begin where"):
+        query.run(1)
+
+
+def test_the_input_is_what_the_offsets_files_say(tmp_path: Path):
+    checkpoint = Checkpoint(tmp_path / "c")
+    for batch in range(2):
+        checkpoint.plan(batch)
+    first, second = (epoch_input(read_text, str(checkpoint.root), QUERY, batch) for batch in range(2))
+    assert (first.start, first.end) == (None, ['{"t":{"0":10}}'])
+    assert (second.start, second.end) == (first.end, ['{"t":{"0":20}}'])
+    assert first.digest != second.digest
+    assert epoch_input(read_text, str(checkpoint.root), QUERY, 0) == first
+    checkpoint.plan(1, watermark=60_000)
+    again = epoch_input(read_text, str(checkpoint.root), QUERY, 1)
+    assert (again.start, again.end) == (second.start, second.end)
+    assert again.digest != second.digest
+    with pytest.raises(ConfigurationError, match="no offsets/2"):
+        epoch_input(read_text, str(checkpoint.root), QUERY, 2)
+
+
+def test_what_partitions_prepared_for_a_batch_that_failed_is_aborted_at_once(query: Query):
+    with pytest.raises(OSError, match="the executor is lost"):
+        query.run(0, [1], [2], [3], fails=2)
+    assert query.target.prepared == {}
+    assert len(query.target.aborted) == 2
+    query.run(0, [1], [2], [3])
+    assert query.shown() == [1, 2, 3]
+    assert read(query.store).start > 0  # the first START is of no use any more
+
+
+@pytest.mark.parametrize(
+    ("seen", "swept"),
+    [
+        (stage(), False),
+        (stage(failed=1), True),
+        (stage(attempt=1), True),
+        (None, True),
+    ],
+    ids=["clean", "a task failed", "the stage ran twice", "Spark has forgotten it"],
+)
+def test_after_a_stage_that_was_not_clean_lost_attempts_are_swept(
+    query: Query, leftover: Callable[[int], None], seen: Any, swept: bool
+):
+    query.run(0)
+    leftover(1)
+    query.spark.stages = {1: seen}
+    query.run(1)
+    assert bool(query.target.aborted) is swept
+    assert bool(query.target.prepared) is not swept
+    assert query.shown() == [0, 1]
+
+
+def test_one_stage_among_several_is_enough(query: Query):
+    query.spark.stages = {1: stage(), 2: stage(failed=1), 3: stage()}
+    assert any_stage_failed(query.spark, [1, 2, 3])  # type: ignore[arg-type]
+    assert not any_stage_failed(query.spark, [1, 3])  # type: ignore[arg-type]
+    assert any_stage_failed(query.spark, [1, 4])  # type: ignore[arg-type]
+
+
+def test_with_speculation_each_batch_is_followed_by_a_sweep(query: Query, leftover: Callable[[int], None]):
+    """A copy that was killed is not a task that failed."""
+    query.spark.conf["spark.speculation"] = "true"
+    query.handler = query.driver()
+    query.run(0)
+    leftover(1)
+    query.run(1)
+    assert query.target.prepared == {}
+    assert len(query.target.aborted) == 1
+
+
+def test_a_run_that_is_started_again_in_the_same_process_puts_a_start(query: Query):
+    query.run(0)
+    before = read(query.store).start
+    query.run(1)
+    assert read(query.store).start == before
+    query.spark.run = "run-2"
+    query.run(2)
+    assert read(query.store).start > before
+    assert query.shown() == [0, 1, 2]
+
+
+def test_a_rewind_left_in_the_command_line_is_done_once(query: Query):
+    """Killed between a decision and Spark's commit log each time, the command line offers the same batch again."""
+    for batch in range(3):
+        query.run(batch)
+    for batch in (1, 2):
+        for _ in range(2):
+            query.run(batch, [100 + batch], handler=query.driver(rewind="wrong code"))
+    assert query.shown() == [0, 1, 2, 101, 102]
+
+
+def test_a_rewind_says_at_which_batch_it_begins(query: Query):
+    for batch in range(3):
+        query.run(batch)
+    with pytest.raises(OSError, match="lost"):
+        query.run(1, fails=0, handler=query.driver(rewind="wrong code"))
+    [rewind] = [entry.rewind for _, entry in read(query.store).positions if isinstance(entry, Rewind)]
+    assert (rewind.query, rewind.epoch, rewind.why) == (QUERY, 1, "wrong code")
+    with pytest.raises(EpochConflictError):
+        query.run(2, handler=query.driver())
+
+
+@pytest.mark.parametrize(("master", "taken"), [("local[2]", True), ("yarn", False)])
+def test_a_decision_log_on_the_drivers_disk_is_for_a_driver_that_stays_there(
+    query: Query, tmp_path: Path, master: str, taken: bool
+):
+    query.spark.master = master
+    handler = query.driver(store=str(tmp_path / "log"))
+    if taken:
+        query.run(0, handler=handler)
+        assert read(DirectoryStore(tmp_path / "log")).completed == 0
+    else:
+        with pytest.raises(ConfigurationError, match="local disk"):
+            query.run(0, handler=handler)
+        assert query.target.written == 0

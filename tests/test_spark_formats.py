@@ -1,0 +1,271 @@
+"""A format's stream writer as Spark passes it around: pickled in one process, used in others, committed in a third."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from onceward.connectors.spark.options import FormatOptions
+from onceward.connectors.spark.projection import Projection
+from onceward.connectors.spark.task import write_partition
+from onceward.connectors.spark.writer import StreamWriter
+from onceward.core.errors import CommitPendingError, DataLossError, EpochConflictError, FencedError, ProtocolError
+from onceward.core.log import read
+from onceward.core.log.directory import DirectoryStore
+from onceward.core.steps import Step, hooked
+from onceward.core.transaction import ExternalState, WriteContext
+
+from .core_fakes import policy
+from .spark_kit import Checkpoint, SparkSink, batches, running, target_called
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from onceward.core.checkpoint import CommitPolicy
+    from onceward.core.log import LogView
+
+TIMEOUT = 40.0
+
+
+class Query:
+    """One streaming query through a format."""
+
+    def __init__(self, folder: Path) -> None:
+        self.checkpoint = Checkpoint(folder / "checkpoint")
+        self.key, self.log = str(folder), folder / "log"
+        self.target = target_called(self.key)
+        self.options = {"checkpointLocation": str(self.checkpoint.root), "store": str(self.log), "pipeline": "p"}
+        self.told: list[int] = []
+
+    def writer(self, **options: str) -> StreamWriter:
+        sink = SparkSink(self.key, timeout=TIMEOUT)
+        return StreamWriter(sink, FormatOptions.parse({**self.options, **options}))
+
+    def begin(self, **options: str) -> bytes:
+        """Spark's first process: START, sweep, recovery."""
+        return pickle.dumps(self.writer(**options))
+
+    def write(self, begun: bytes, batch: int, *partitions: Sequence[int], attempt: int = 0) -> list[Any]:
+        """The executors."""
+        messages = []
+        for number, values in enumerate(partitions):
+            writer: StreamWriter = pickle.loads(begun)
+            properties = {"streaming.sql.batchId": str(batch), "spark.jobGroup.id": "run"}
+            with running(number, attempt=attempt, properties=properties):
+                messages.append(pickle.loads(pickle.dumps(writer.write(batches(values)))))
+        return messages
+
+    def commit(self, messages: list[Any], batch: int) -> None:
+        """Spark's second process."""
+        writer = self.writer()
+        writer.on_complete = lambda epoch, _: self.told.append(epoch)
+        writer.commit(messages, batch)
+
+    def abort(self, messages: list[Any], batch: int = 0) -> None:
+        """Spark's second process, when a task or commit has failed."""
+        self.writer().abort(messages, batch)
+
+    def run(self, batch: int) -> None:
+        self.checkpoint.plan(batch)
+        self.commit(self.write(self.begin(), batch, [10 * batch], [10 * batch + 1]), batch)
+
+    def view(self) -> LogView:
+        return read(DirectoryStore(self.log))
+
+    def shown(self) -> list[int]:
+        return sorted(row["n"] for row in self.target.rows)
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> Query:
+    return Query(tmp_path)
+
+
+def test_each_batch_is_written_once_and_told_when_it_is_completed(query: Query):
+    for batch in range(3):
+        query.run(batch)
+    assert query.shown() == [0, 1, 10, 11, 20, 21]
+    assert query.told == [0, 1, 2]
+    assert query.view().completed == 2
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_a_decided_batch_is_read_and_not_written_again(query: Query, batch: int):
+    """The driver died before Spark logged the batch; a stateful query needs it run all the same."""
+    for done in range(batch + 1):
+        query.run(done)
+    written, begun, taken = query.target.written, query.begin(), []
+
+    def rows() -> Iterator[Any]:
+        for piece in batches([99]):
+            taken.append(piece)
+            yield piece
+
+    writer: StreamWriter = pickle.loads(begun)
+    with running(0, properties={"streaming.sql.batchId": str(batch)}):
+        message = writer.write(rows())
+    query.commit([message], batch)
+    assert (query.target.written, len(taken)) == (written, 1)
+    assert 99 not in query.shown()
+
+
+@pytest.mark.parametrize("batch", [0, 3])
+def test_any_other_batch_is_refused_before_it_is_written(query: Query, batch: int):
+    for done in range(2):
+        query.run(done)
+    written = query.target.written
+    with pytest.raises(EpochConflictError, match="its newest decided epoch is 1"):
+        query.write(query.begin(), batch, [99])
+    assert query.target.written == written
+
+
+def test_an_empty_log_takes_the_first_batch_only_unless_it_is_told(query: Query):
+    with pytest.raises(EpochConflictError, match="not the query's first epoch"):
+        query.write(query.begin(), 3, [99])
+    assert len(query.write(query.begin(adopt="true"), 3, [99])) == 1
+
+
+def test_messages_of_two_starts_are_refused(query: Query):
+    query.checkpoint.plan(0)
+    messages = [message for _ in range(2) for message in query.write(query.begin(), 0, [1])]
+    with pytest.raises(ProtocolError, match="different writers"):
+        query.commit(messages, 0)
+    assert query.view().decided == -1
+
+
+def test_a_batch_of_which_nobody_tells_is_not_decided(query: Query):
+    query.checkpoint.plan(0)
+    query.begin()
+    with pytest.raises(ProtocolError, match="no partition answered"):
+        query.commit([], 0)
+
+
+class Clock:
+    """Seconds for every policy; what is asked for is gone."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.asked = 100.0, 0
+        monkeypatch.setattr(FormatOptions, "policy", self.policy)
+        monkeypatch.setattr(SparkSink, "inspect_many", self.inspect)
+
+    def policy(self) -> CommitPolicy:
+        return policy(monotonic=lambda: self.now)
+
+    def inspect(self, committables: Sequence[object]) -> list[ExternalState]:
+        self.asked += len(committables)
+        return [ExternalState.EXPIRED for _ in committables]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+@pytest.mark.parametrize(("seconds", "asked"), [(TIMEOUT / 4, 0), (TIMEOUT / 4 + 1, 1)])
+def test_f_the_age_of_an_epoch_travels_to_the_process_that_decides(
+    query: Query, clock: Clock, seconds: float, asked: int
+):
+    query.checkpoint.plan(0)
+    messages = query.write(query.begin(), 0, [1])
+    clock.now += seconds
+    if asked:
+        with pytest.raises(DataLossError, match="ended before they were decided"):
+            query.commit(messages, 0)
+        assert query.view().decided == -1
+    else:
+        query.commit(messages, 0)
+    assert clock.asked == asked
+
+
+def test_f_what_recovery_took_counts_too(query: Query, clock: Clock, monkeypatch: pytest.MonkeyPatch):
+    """No transaction of the epoch is older than the START that it was written under, so the clock begins before it."""
+    query.checkpoint.plan(0)
+    listed = SparkSink.lingering
+
+    def slow(sink: SparkSink, scope: Any) -> Any:
+        clock.now += TIMEOUT / 2
+        return listed(sink, scope)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SparkSink, "lingering", slow)
+        begun = query.begin()
+    messages = query.write(begun, 0, [1])
+    with pytest.raises(DataLossError):
+        query.commit(messages, 0)
+
+
+def test_after_each_epoch_lost_attempts_are_swept(query: Query):
+    """Nobody tells a format which of them prepared something."""
+    query.checkpoint.plan(0)
+    begun = query.begin()
+    query.write(begun, 0, [1])
+    messages = query.write(begun, 0, [1])
+    query.commit(messages, 0)
+    assert query.target.prepared == {}
+    assert len(query.target.aborted) == 1
+    assert query.shown() == [1]
+
+
+def test_an_abort_bars_the_decision_and_ends_what_was_prepared(query: Query):
+    query.checkpoint.plan(0)
+    messages = query.write(query.begin(), 0, [1], [2])
+    query.abort([*messages, None])
+    assert query.target.prepared == {}
+    with pytest.raises(FencedError):
+        query.commit(messages, 0)
+    assert query.view().decided == -1
+
+
+def test_an_abort_that_comes_after_the_decision_touches_nothing(query: Query):
+    """Spark calls abort with the same messages when commit has raised."""
+    query.checkpoint.plan(0)
+    messages = query.write(query.begin(), 0, [1], [2])
+
+    def fail(step: Step) -> None:
+        if step is Step.COMMIT_BEFORE:
+            raise CommitPendingError("no answer")
+
+    with hooked(fail), pytest.raises(CommitPendingError):
+        query.commit(messages, 0)
+    query.abort(messages)
+    assert query.target.aborted == set()
+    query.begin()
+    assert query.shown() == [1, 2]
+
+
+def test_an_abort_of_an_older_start_touches_nothing(query: Query):
+    query.checkpoint.plan(0)
+    messages = query.write(query.begin(), 0, [1])
+    committable, rows = next(iter(query.target.prepared.values()))
+    query.target.prepared.clear()
+    query.begin()
+    query.target.prepared[committable.transaction] = (committable, rows)
+    query.target.aborted.clear()
+    query.abort(messages)
+    assert query.target.aborted == set()
+
+
+def context(sink: str, attempt: int = 0) -> WriteContext:
+    return WriteContext(pipeline="p", sink=sink, log="0a0b0c0d", writer=0, epoch=0, subtask=0, attempt=attempt)
+
+
+def test_a_partition_that_fails_rolls_back_in_every_sink_what_is_not_prepared(tmp_path: Path):
+    class Refusing(SparkSink):
+        def pre_commit(self, transaction: Any) -> Any:  # noqa: ARG002
+            raise OSError("refused")
+
+    sinks = [SparkSink(f"{tmp_path}/a", "a"), Refusing(f"{tmp_path}/b", "b"), SparkSink(f"{tmp_path}/c", "c")]
+    with pytest.raises(OSError, match="refused"):
+        write_partition(sinks, [context(s.name) for s in sinks], Projection(sinks), batches([1]), retried=False)
+    assert [len(sink.target.prepared) for sink in sinks] == [1, 0, 0]
+    assert [len(sink.target.aborted) for sink in sinks] == [0, 1, 1]
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_a_retried_partition_says_so(query: Query, attempt: int):
+    [message] = query.write(query.begin(), 0, [1], attempt=attempt)
+    assert message.acknowledgement.retried is bool(attempt)
+    assert message.acknowledgement.attempt == attempt
