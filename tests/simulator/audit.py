@@ -208,7 +208,7 @@ class LogAudit:
         self.undone: Decide | None = None
         self.newest: Decide | None = None
         self.folder: Folder | None = None
-        """The checkpoint of which the newest decision is."""
+        """The checkpoint of which the newest decision is, or that was gone back to."""
         self.decided: int | None = None
         self.end = 0
         self.done: dict[int, list[Decide]] = {}
@@ -332,6 +332,7 @@ class LogAudit:
             raise Violation("rewind", f"{back} is done a second time")
         self.rewinds[back.query, back.why] = back.epoch
         if by is not None:
+            self.folder = by.folder
             self.end = by.folder.end_of(back.epoch - 1)
         self.decided = back.epoch - 1 if back.epoch > 0 else None
         self.known_at[self.start] = back.epoch - 1

@@ -223,9 +223,7 @@ class Simulation:
         """The folder that belongs to the log; after copies have run there may be several."""
         log = self.store.audit
         to_come = self.rewind is not None and (self.folder.query, self.rewind) not in log.rewinds
-        if log.newest is None or log.folder is None or to_come:
-            return self.folder
-        return log.folder
+        return self.folder if log.folder is None or to_come else log.folder
 
     def _check_rest(self) -> None:
         """At the end: everything once, nothing lingers, nobody else was touched."""
