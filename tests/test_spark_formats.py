@@ -143,6 +143,16 @@ def test_a_batch_of_which_nobody_tells_is_not_decided(query: Query):
         query.commit([], 0)
 
 
+def test_a_batch_of_which_one_partition_does_not_tell_is_not_decided(query: Query):
+    query.checkpoint.plan(0)
+    writer: StreamWriter = pickle.loads(query.begin())
+    with running(0, properties={"streaming.sql.batchId": "0"}):
+        message = writer.write(iter(batches([1])))
+    with pytest.raises(ProtocolError, match="1 of 2 partitions answered"):
+        query.commit([message, None], 0)
+    assert query.view().decided == -1
+
+
 class Clock:
     """Seconds for every policy; what is asked for is gone."""
 

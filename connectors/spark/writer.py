@@ -78,6 +78,8 @@ class _Writer:
         written = [message for message in messages if isinstance(message, WrittenPartition)]
         if not written:  # Spark runs one empty task even for a batch without partitions
             raise ProtocolError("no partition answered, so nobody can tell under which START; nothing was decided")
+        if len(written) < len(messages):  # Spark calls abort() then; invariant 2 does not rely on it
+            raise ProtocolError(f"{len(written)} of {len(messages)} partitions answered; nothing was decided")
         opened = one_token([message.opened for message in written])
         coordinator = Coordinator(opened.pipeline, self._store(opened.pipeline), [self.sink], self.options.policy())
         coordinator.resume(opened.token)
