@@ -89,7 +89,7 @@ def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check Java, Python, Kafka, PostgreSQL and the decision log: what is wrong, and what to do. Changes nothing."""
-    from .doctor import examine  # noqa: PLC0415 - looks at extras
+    from .doctor import run_checks  # noqa: PLC0415 - looks at extras
     from .doctor.commands import exit_code, show  # noqa: PLC0415
 
     settings = pairs("--kafka", kafka)
@@ -97,7 +97,7 @@ def doctor(
         raise ConfigurationError("--kafka and --topic need --bootstrap-servers")
     if not all(topic or []):
         raise ConfigurationError("--topic needs a name")
-    findings = examine(
+    findings = run_checks(
         bootstrap_servers=bootstrap_servers,
         kafka_config=settings,
         topics=topic or [],

@@ -1,6 +1,6 @@
 """The registry of durable steps: named points that the code passes, at which it may die.
 
-Production code calls `reach(STEP)` right before and right after each call that changes something durable.
+Production code calls `crash_point(STEP)` right before and right after each call that changes something durable.
 Outside of tests a call costs one comparison. The simulator, the tests, the conformance kit and the crash matrix
 all use this one list, so that a step added here is crashed at everywhere.
 """
@@ -55,7 +55,7 @@ class Step(StrEnum):
 _hook: Callable[[Step], None] | None = None
 
 
-def reach(step: Step) -> None:
+def crash_point(step: Step) -> None:
     """Pass a durable step. Does nothing unless a hook is installed."""
     if _hook is not None:
         _hook(step)

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from custom_sink import JsonLinesSink
 
-from onceward.testing.conformance import SinkConformance, Subject
+from onceward.testing.conformance import SinkConformance, SinkUnderTest
 
 
 class TestJsonLinesSink(SinkConformance):
     """Every case that a sink can be asked by itself."""
 
     @pytest.fixture
-    def subject(self, tmp_path: Path) -> Subject:
+    def sink_under_test(self, tmp_path: Path) -> SinkUnderTest:
         folder = tmp_path / "out"
 
         def read() -> list[int]:
@@ -22,4 +22,4 @@ class TestJsonLinesSink(SinkConformance):
             return [json.loads(line)["n"] for line in lines]
 
         # remembers=True asks that check_claim refuses a decision log that was restored from a backup, too.
-        return Subject(make=lambda: JsonLinesSink("mine", folder), read=read, kill=True, remembers=False)
+        return SinkUnderTest(make=lambda: JsonLinesSink("mine", folder), read=read, kill=True, remembers=False)

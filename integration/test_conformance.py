@@ -1,4 +1,4 @@
-"""KafkaSink, PostgresSink and KafkaSource, on real services, sit the exam of all (onceward.testing.conformance)."""
+"""KafkaSink, PostgresSink and KafkaSource, on real services, pass the conformance suite."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from onceward import KafkaSink, PostgresSink
-from onceward.testing.conformance import SinkConformance, SourceConformance, SourceSubject, Subject
+from onceward.testing.conformance import SinkConformance, SinkUnderTest, SourceConformance, SourceUnderTest
 
 from .kafka_kit import read_all
 from .kafka_source_kit import Writer
@@ -31,7 +31,7 @@ def messages(numbers: list[int]) -> pa.RecordBatch:
 @pytest.mark.kafka
 class TestKafkaSink(SinkConformance):
     @pytest.fixture
-    def subject(self, kafka: KafkaServer, topic: Callable[..., str]) -> Subject:
+    def sink_under_test(self, kafka: KafkaServer, topic: Callable[..., str]) -> SinkUnderTest:
         servers, name = kafka.bootstrap_servers, topic(partitions=2, max_message_bytes="100000")
 
         def restart() -> None:
@@ -39,13 +39,13 @@ class TestKafkaSink(SinkConformance):
             kafka.start()
             kafka.wait_ready()
 
-        return Subject(
-            make=lambda: KafkaSink("exam", bootstrap_servers=servers, topic=name),
+        return SinkUnderTest(
+            make=lambda: KafkaSink("conformance", bootstrap_servers=servers, topic=name),
             read=lambda: [int(message.value()) for message in read_all(servers, name)],
             rows=messages,
             kill=True,
             restart=restart,
-            hasty=lambda: KafkaSink("exam", bootstrap_servers=servers, topic=name, transaction_timeout=3),
+            hasty=lambda: KafkaSink("conformance", bootstrap_servers=servers, topic=name, transaction_timeout=3),
             refused=lambda numbers: pa.RecordBatch.from_pydict({"value": [bytes(200_000) for _ in numbers]}),
             misfit=pa.schema({"value": pa.list_(pa.int64())}),
             remembers=False,
@@ -56,21 +56,21 @@ class TestKafkaSink(SinkConformance):
 @pytest.mark.parametrize("how", ["prepared", "staging"])
 class TestPostgresSink(SinkConformance):
     @pytest.fixture
-    def subject(self, postgres: PostgresServer, dsn: str, how: str) -> Subject:
+    def sink_under_test(self, postgres: PostgresServer, dsn: str, how: str) -> SinkUnderTest:
         with psycopg.connect(dsn) as connection:
-            connection.execute("CREATE TABLE exam (n bigint, text text CHECK (text <> 'refused'))")
+            connection.execute("CREATE TABLE conformance (n bigint, text text CHECK (text <> 'refused'))")
 
         def read() -> list[int]:
             with psycopg.connect(dsn) as connection:
-                return [n for (n,) in connection.execute("SELECT n FROM exam").fetchall()]
+                return [n for (n,) in connection.execute("SELECT n FROM conformance").fetchall()]
 
         def restart() -> None:
             postgres.kill()
             postgres.start()
             postgres.wait_ready()
 
-        return Subject(
-            make=lambda: PostgresSink("exam", dsn=dsn, table="exam", commit=how),
+        return SinkUnderTest(
+            make=lambda: PostgresSink("conformance", dsn=dsn, table="conformance", commit=how),
             read=read,
             kill=True,
             restart=restart,
@@ -83,8 +83,8 @@ class TestPostgresSink(SinkConformance):
 @pytest.mark.kafka
 class TestKafkaSource(SourceConformance):
     @pytest.fixture
-    def source_subject(self, kafka: KafkaServer, topic: Callable[..., str]) -> SourceSubject:
-        writer, name, group = Writer(kafka.bootstrap_servers), topic(partitions=3), f"exam-{uuid.uuid4().hex}"
+    def source_under_test(self, kafka: KafkaServer, topic: Callable[..., str]) -> SourceUnderTest:
+        writer, name, group = Writer(kafka.bootstrap_servers), topic(partitions=3), f"conformance-{uuid.uuid4().hex}"
 
         def append(numbers: list[int]) -> None:
             for partition in range(3):
@@ -106,7 +106,7 @@ class TestKafkaSource(SourceConformance):
                 consumer.close()
             return sum(max(0, offset.offset) for offset in offsets)
 
-        return SourceSubject(
+        return SourceUnderTest(
             make=lambda: writer.source(name, ending="latest", group=group),
             append=append,
             numbers=lambda batch: [int(value) for value in batch.column("value").to_pylist()],

@@ -252,7 +252,7 @@ def test_a_time_out_aborts_under_the_next_epoch_and_keeps_the_start(kafka: Kafka
     before = real.client.describe([name])[name].handle
     fake.broker.expire(0)
     fake._settle(0, "")
-    eventually(lambda: real._settled(name).state != "Ongoing", "the broker's time-out", seconds=40)
+    eventually(lambda: real._settled(name).state != "Ongoing", "the broker's timeout", seconds=40)
     after = real.client.describe([name])[name].handle
     known = fake.broker.ids["0"]
     assert before is not None

@@ -8,7 +8,7 @@ import confluent_kafka
 import psycopg
 import pytest
 
-from onceward.cli.doctor import Finding, Health, examine
+from onceward.cli.doctor import Finding, Health, run_checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def open_transactions(kafka: KafkaServer) -> int:
     """How many the tests before have left open under onceward's names."""
-    found = by_check(examine(bootstrap_servers=kafka.bootstrap_servers))["open transactions"].found
+    found = by_check(run_checks(bootstrap_servers=kafka.bootstrap_servers))["open transactions"].found
     return int(found.partition(",")[0])
 
 
@@ -39,7 +39,7 @@ def test_open_transactions_and_the_real_replication_of_their_log_are_seen(
     producer.produce(name, b"waits")
     producer.flush(30)
     try:
-        seen = by_check(examine(bootstrap_servers=kafka.bootstrap_servers, topics=[name, "nowhere"]))
+        seen = by_check(run_checks(bootstrap_servers=kafka.bootstrap_servers, topics=[name, "nowhere"]))
     finally:
         producer.abort_transaction(30)
     assert seen["open transactions"].found.startswith(f"{before + 1}, the oldest ")
@@ -53,7 +53,7 @@ def test_open_transactions_and_the_real_replication_of_their_log_are_seen(
 
 @pytest.mark.postgres
 def test_a_database_is_looked_at_and_not_changed(dsn: str) -> None:
-    seen = by_check(examine(dsn=dsn))
+    seen = by_check(run_checks(dsn=dsn))
     assert seen["max_prepared_transactions"].health is Health.OK
     assert "may create it" in seen["schema for the ledger"].found
     with psycopg.connect(dsn) as connection:

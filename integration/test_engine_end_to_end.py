@@ -107,7 +107,7 @@ def start(
         process.wait()
 
 
-def test_killed_thirty_times_nothing_is_missing_or_doubled(
+def test_killed_thirty_times_nothing_is_missing_or_duplicated(
     kafka: KafkaServer,
     topic: Callable[..., str],
     dsn: str,
@@ -144,9 +144,9 @@ def test_killed_thirty_times_nothing_is_missing_or_doubled(
 
 
 def report(target: str, expected: Counter[Any], seen: Counter[Any]) -> None:
-    """Nothing missing, nothing doubled."""
-    missing, doubled = expected - seen, seen - expected
+    """Nothing missing, nothing duplicated."""
+    missing, duplicated = expected - seen, seen - expected
     told = f"{target}: {expected.total()} expected, {seen.total()} seen, "
-    told += f"{missing.total()} missing, {doubled.total()} doubled"
+    told += f"{missing.total()} missing, {duplicated.total()} duplicated"
     sys.stdout.write(told + "\n")
-    assert (missing.total(), doubled.total()) == (0, 0), f"{told}: {list(missing)[:5]}, {list(doubled)[:5]}"
+    assert (missing.total(), duplicated.total()) == (0, 0), f"{told}: {list(missing)[:5]}, {list(duplicated)[:5]}"

@@ -42,8 +42,8 @@ def test_12_13_77_a_killed_broker_keeps_what_was_pre_committed(bench, kafka):
 def test_19_20_no_broker_is_retry_later_and_the_commit_succeeds_afterwards(bench, kafka):
     committable = bench.write(rows("x"))
     kafka.kill()
-    impatient = TransactionCoordinatorClient(Wire({"bootstrap_servers": kafka.bootstrap_servers}), patience=1.0)
-    assert impatient.end_txn(committable.transaction, 0, 0, commit=True) < 0
+    short = TransactionCoordinatorClient(Wire({"bootstrap_servers": kafka.bootstrap_servers}), retry_seconds=1.0)
+    assert short.end_txn(committable.transaction, 0, 0, commit=True) < 0
     outcome = bench.sink.commit(committable)
     assert outcome.status is CommitStatus.RETRY_LATER
     assert "NO_ANSWER" in outcome.detail
@@ -81,7 +81,7 @@ def test_a_broker_that_dies_while_rows_are_written_loses_none(bench, kafka):
     assert sorted(bench.values(), key=int) == [str(i).encode() for i in range(10_000)]
 
 
-def test_10_a_flush_that_cannot_end_fails_within_the_time_out(kafka, topic):
+def test_10_a_flush_that_cannot_end_fails_within_the_timeout(kafka, topic):
     bench = Bench(kafka.bootstrap_servers, topic(), transaction_timeout=4)
     transaction = bench.sink.begin(bench.context())
     bench.sink.write(transaction, numbered(0, 10))
@@ -205,7 +205,7 @@ def test_a_broker_that_came_after_the_client_had_looked_around_is_found(apart):
     assert client.partitions_of(["apart"]) == []
     bring_back(bench, second)
     here = ("apart", 0)
-    eventually(lambda: client.describe_producers([here], patience=0)[here] is not None, "found", seconds=20)
+    eventually(lambda: client.describe_producers([here], retry_seconds=0)[here] is not None, "found", seconds=20)
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 limits = pytest.mark.skipif(not LIMITS, reason="before pyspark 4.2 availableNow reads one micro-batch")
 
 
-class Seen:
+class Observation:
     """A foreachBatch function that keeps the rows of each batch."""
 
     def __init__(self, then: Callable[[int], None] | None = None) -> None:
@@ -79,12 +79,12 @@ class Bench:
     def batch(self, topic: str | None = None, **more: Any) -> DataFrame:
         return self.spark.read.format("onceward-kafka").options(**self.options(topic, more)).load()
 
-    def start(self, frame: DataFrame, seen: Seen, **trigger: Any) -> StreamingQuery:
+    def start(self, frame: DataFrame, seen: Observation, **trigger: Any) -> StreamingQuery:
         writer = frame.writeStream.foreachBatch(seen).option("checkpointLocation", str(self.checkpoint))
         return writer.trigger(**(trigger or {"availableNow": True})).start()
 
-    def run(self, frame: DataFrame, seen: Seen | None = None, **trigger: Any) -> Seen:
-        seen = seen or Seen()
+    def run(self, frame: DataFrame, seen: Observation | None = None, **trigger: Any) -> Observation:
+        seen = seen or Observation()
         query = self.start(frame, seen, **trigger)
         try:
             assert query.awaitTermination(120)
@@ -162,7 +162,7 @@ def test_available_now_reads_what_is_there_in_limited_batches_and_stops(bench: B
     name = topic(2)
     bench.writer.send(name, range(60), partition=0)
     bench.writer.send(name, range(60, 100), partition=1)
-    late = Seen(lambda batch: bench.writer.send(name, ["late"]) if batch == 0 else None)
+    late = Observation(lambda batch: bench.writer.send(name, ["late"]) if batch == 0 else None)
     seen = bench.run(bench.stream(name, maxOffsetsPerTrigger=25), late)
     assert sorted(seen.values, key=int) == texts(100)
     assert [len(rows) for rows in seen.batches.values()] == [25, 25, 25, 25]
@@ -180,7 +180,7 @@ def test_once_reads_everything_there_is(bench: Bench, topic: Callable[..., str])
 def test_a_running_query_reads_what_comes_and_goes_on_after_a_restart(bench: Bench, topic: Callable[..., str]):
     name = topic()
     bench.writer.send(name, ["before"])
-    seen = Seen()
+    seen = Observation()
     query = bench.start(bench.stream(name, startingOffsets="latest"), seen, processingTime="100 milliseconds")
     wait_until(lambda: query.status["message"] == "Waiting for data to arrive")
     bench.writer.commit(name, range(5))
@@ -223,7 +223,7 @@ def test_68_offsets_below_retention_stop_the_query_with_words(bench: Bench, topi
 def test_70_new_partitions_and_topics_are_picked_up_by_a_running_query(bench: Bench, topic: Callable[..., str]):
     name = topic(prefix="live")
     bench.writer.send(name, ["1"])
-    seen = Seen()
+    seen = Observation()
     frame = bench.stream(subscribePattern=f"{re.escape(name)}.*")
     query = bench.start(frame, seen, processingTime="100 milliseconds")
     wait_until(lambda: seen.values == ["1"])

@@ -171,7 +171,7 @@ def test_topics_have_ids_and_those_that_do_not_exist_have_none(client, topic, ev
 
 
 def test_of_topics_that_no_broker_tells_about_nothing_is_known():
-    client = TransactionCoordinatorClient(Wire({"bootstrap_servers": "127.0.0.1:1"}), patience=1.0)
+    client = TransactionCoordinatorClient(Wire({"bootstrap_servers": "127.0.0.1:1"}), retry_seconds=1.0)
     assert client.topic_ids(["t"]) == client.topic_ids(["t"], everywhere=True) == {}
     assert client.running_longer(["id"], 0) == set()
 
@@ -183,7 +183,7 @@ def test_a_registered_id_is_remembered(client):
 
 
 def test_no_broker_is_no_answer_within_bounds():
-    client = TransactionCoordinatorClient(Wire({"bootstrap_servers": "127.0.0.1:1"}), patience=1.0)
+    client = TransactionCoordinatorClient(Wire({"bootstrap_servers": "127.0.0.1:1"}), retry_seconds=1.0)
     began = time.monotonic()
     assert client.end_txn("id", 1, 0, commit=True) == Code.NO_ANSWER
     assert client.describe(["id"])["id"].code == Code.NO_ANSWER
@@ -195,7 +195,7 @@ def test_no_broker_is_no_answer_within_bounds():
 
 def test_a_paused_broker_is_no_answer_within_bounds(kafka, opened):
     _, _, handle = opened()
-    client = TransactionCoordinatorClient(Wire({"bootstrap_servers": kafka.bootstrap_servers}), patience=1.5)
+    client = TransactionCoordinatorClient(Wire({"bootstrap_servers": kafka.bootstrap_servers}), retry_seconds=1.5)
     assert client.describe([handle[0]])[handle[0]].handle == handle
     kafka.pause()
     began = time.monotonic()

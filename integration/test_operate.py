@@ -108,7 +108,7 @@ def test_what_was_decided_is_committed_from_a_shell_once(job: Job, step: Step) -
     job.epoch(step)
     before = job.shown()
     listed = job.listed(*job.known)
-    assert {one["standing"] for one in listed.values()} == {"decided"}
+    assert {one["status"] for one in listed.values()} == {"decided"}
     assert {sink: one["rows"] for sink, one in listed.items()} == {"messages": 2, "inserts": 3, "upserts": 3}
     assert listed["messages"]["state"] == ("prepared" if step is Step.DECIDE_AFTER else "committed")
     assert "would commit epoch 0" in job.txn("commit", *job.known)
@@ -122,14 +122,14 @@ def test_what_was_decided_is_committed_from_a_shell_once(job: Job, step: Step) -
 def test_what_is_in_doubt_is_aborted_from_a_shell_and_the_next_run_writes_it_once(job: Job) -> None:
     job.epoch(Step.ACKNOWLEDGED)
     listed = job.listed(*job.known)
-    assert {sink: one["standing"] for sink, one in listed.items()} == dict.fromkeys(
+    assert {sink: one["status"] for sink, one in listed.items()} == dict.fromkeys(
         ("messages", "inserts", "upserts"), "in doubt"
     )
     assert "would abort 3" in job.txn("abort", *job.known)
     assert len(job.listed(*job.known)) == 3
     one = listed["inserts"]["transaction"]
     assert "aborted 1 of 1" in job.txn("abort", one, "--yes", *job.known)
-    assert {sink: one["standing"] for sink, one in job.listed(*job.known).items()} == dict.fromkeys(
+    assert {sink: one["status"] for sink, one in job.listed(*job.known).items()} == dict.fromkeys(
         ("messages", "upserts"), "lingering"
     )
     assert "aborted 2 of 2" in job.txn("abort", "--yes", *job.known)
@@ -142,7 +142,7 @@ def test_what_nobody_knows_any_more_is_found_by_its_name_and_ended(job: Job) -> 
     job.epoch(Step.ACKNOWLEDGED)
     shutil.rmtree(job.checkpoint)
     listed = job.listed()
-    assert {one["standing"] for one in listed.values()} == {"log not given"}
+    assert {one["status"] for one in listed.values()} == {"log not given"}
     names = [one["transaction"] for one in listed.values()]
     assert job.pipeline in job.txn("inspect", names[0])
     assert "needs the names" in job.txn("abort", "--orphaned", "--yes", code=2)

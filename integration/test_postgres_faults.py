@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from onceward.connectors.database import patience
+from onceward.connectors.database import retry
 from onceward.connectors.database.postgres.prepared import PreparedWriting
 from onceward.core.errors import ConfigurationError, PostgresError, RetryableSinkError
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState
@@ -134,7 +134,7 @@ def test_what_was_pre_committed_survives_a_crash_of_the_server(
 def test_a_commit_while_the_server_is_down_is_tried_again_later(
     sink: PostgresSink, server: PostgresServer, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "PATIENCE", 0.1)
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.1)
     committable = write(sink, context(), words(1))
     server.kill()
     outcome = sink.commit(committable)
@@ -160,7 +160,7 @@ def test_an_idle_connection_that_a_restart_cut_is_replaced(
 def test_a_standby_is_refused_and_proves_nothing(
     sink: PostgresSink, server: PostgresServer, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "PATIENCE", 0.1)
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.1)
     committable = write(sink, context(), words(1))
     signal = data_directory(server) / "standby.signal"
     server.stop()
@@ -199,7 +199,7 @@ def test_a_lost_answer_to_a_commit_is_resolved_by_asking(
 def test_when_every_answer_is_lost_nothing_is_assumed(
     proxied: Callable[..., tuple[PostgresSink, Proxy]], database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "PATIENCE", 0.2)
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.2)
     committable = write(make_sink(database), context(), words(1))
     sink, _ = proxied("prepared", b"COMMIT PREPARED", times=1000)
     assert sink.commit(committable).status is CommitStatus.RETRY_LATER

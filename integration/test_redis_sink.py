@@ -28,7 +28,7 @@ from onceward.core.names import Scope
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Acknowledgement, CommitStatus, Committable, Progress, WriteContext
 from onceward.core.transaction.ownership import NOTHING
-from onceward.testing.conformance import SinkConformance, Subject
+from onceward.testing.conformance import SinkConformance, SinkUnderTest
 
 from .postgres_kit import Proxy
 from .redis_kit import Valkey, running_valkey
@@ -118,13 +118,15 @@ def unwritable(values: list[int]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"n": values, "text": texts, "x": [[float("nan")]] * len(values)})
 
 
-@pytest.mark.parametrize(("form", "key"), [("stream", "exam"), ("hash", "exam:{n}"), ("list", "exam-{text}")])
-class TestExam(SinkConformance):
-    """The exam of every sink."""
+@pytest.mark.parametrize(
+    ("form", "key"), [("stream", "conformance"), ("hash", "conformance:{n}"), ("list", "conformance-{text}")]
+)
+class TestConformance(SinkConformance):
+    """The conformance suite."""
 
     @pytest.fixture
-    def subject(self, tmp_path: Path, valkey: Valkey, form: str, key: str) -> Subject:
-        return Subject(
+    def sink_under_test(self, tmp_path: Path, valkey: Valkey, form: str, key: str) -> SinkUnderTest:
+        return SinkUnderTest(
             make=lambda: make(tmp_path, valkey, form=form, key=key, rows_per_send=3),
             read=lambda: all_numbers(valkey),
             kill=form == "stream",
@@ -602,7 +604,7 @@ def test_91_a_server_that_knows_the_name_from_another_log_refuses_it(tmp_path: P
 
 @pytest.mark.parametrize("pruned", [False, True])
 def test_91_a_server_remembers_how_far_the_log_had_come(tmp_path: Path, valkey: Valkey, pruned: bool):
-    """Also if the folder of the segments is new, or is an old copy of it."""
+    """Also if the folder of the segments is new, or is an outdated copy of it."""
     sink = claimed(tmp_path, valkey)
     for epoch in (3, 4):
         sink.commit(prepared(sink, numbers(epoch), epoch=epoch))

@@ -48,7 +48,7 @@ def test_39_89_100_the_lost_attempt_is_aborted_and_the_retry_commits(
 
 
 @pytest.mark.parametrize("way", ["none", "format"], ids=["exactly_once", "format"])
-def test_36_one_query_started_twice_doubles_and_loses_nothing(
+def test_36_one_query_started_twice_duplicates_and_loses_nothing(
     tmp_path: Path, dsn: str, driver_environment: dict[str, str], way: str
 ) -> None:
     """Both share the checkpoint. The one that is overtaken stops with an error, Spark's or ours.

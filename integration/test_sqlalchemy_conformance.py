@@ -1,4 +1,4 @@
-"""SqlAlchemySink on a real PostgreSQL server sits the exam that every sink gets (onceward.testing.conformance)."""
+"""SqlAlchemySink on a real PostgreSQL server passes the conformance suite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from onceward.connectors.database.sql.sink import SqlAlchemySink
-from onceward.testing.conformance import SinkConformance, Subject
+from onceward.testing.conformance import SinkConformance, SinkUnderTest
 
 if TYPE_CHECKING:
     from onceward.testing.services import PostgresServer
@@ -28,20 +28,20 @@ MISFIT = pa.schema([("n", pa.int64()), ("text", pa.string()), ("more", pa.string
 @pytest.mark.parametrize("how", ["prepared", "staging"])
 class TestSqlAlchemySinkOnPostgres(SinkConformance):
     @pytest.fixture
-    def subject(self, dsn: str, postgres: PostgresServer, how: str) -> Subject:
+    def sink_under_test(self, dsn: str, postgres: PostgresServer, how: str) -> SinkUnderTest:
         with psycopg.connect(dsn) as connection:
-            connection.execute("CREATE TABLE exam (n bigint, text varchar(60) CHECK (text <> ''))")
+            connection.execute("CREATE TABLE conformance (n bigint, text varchar(60) CHECK (text <> ''))")
 
         def read() -> list[int]:
             with psycopg.connect(dsn) as connection:
-                return [n for (n,) in connection.execute("SELECT n FROM exam").fetchall()]
+                return [n for (n,) in connection.execute("SELECT n FROM conformance").fetchall()]
 
         def restart() -> None:
             postgres.restart()
             postgres.wait_ready()
 
-        return Subject(
-            make=lambda: SqlAlchemySink("exam", url=dsn, table="exam", commit=how),
+        return SinkUnderTest(
+            make=lambda: SqlAlchemySink("conformance", url=dsn, table="conformance", commit=how),
             read=read,
             kill=True,
             restart=restart,

@@ -16,7 +16,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.database import patience
+from onceward.connectors.database import retry
 from onceward.connectors.database.sql.engines import close_idle
 from onceward.connectors.database.sql.sink import SqlAlchemySink
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SqlError
@@ -355,7 +355,7 @@ def test_75_a_lost_answer_to_a_merge_is_resolved_by_asking(
 def test_75_when_every_answer_is_lost_nothing_is_assumed(
     proxied: Callable[..., tuple[SqlAlchemySink, Proxy]], database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "PATIENCE", 0.2)
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.2)
     committable = write(make_sink(database), context(), words(1))
     sink, _ = proxied("prepared", b"COMMIT PREPARED", times=1000)
     assert sink.commit(committable).status is CommitStatus.RETRY_LATER
@@ -422,7 +422,7 @@ def test_77_what_was_pre_committed_survives_a_crash_of_the_server(
 def test_a_commit_while_the_server_is_down_is_tried_again_later(
     sink: SqlAlchemySink, server: PostgresServer, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "PATIENCE", 0.1)
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.1)
     committable = write(sink, context(), words(1))
     server.kill()
     assert sink.commit(committable).status is CommitStatus.RETRY_LATER
@@ -437,7 +437,7 @@ def test_a_commit_while_the_server_is_down_is_tried_again_later(
 def test_a_server_that_falls_silent_is_an_error_after_a_while_and_never_a_hang(
     server: PostgresServer, database: Database, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(patience, "PATIENCE", 0.1)
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.1)
     settings = {"answer_within": 0.5, "lock_timeout": 0.2}
     sink = make_sink(database, how, **settings)
     sink.claim(SCOPE)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from onceward.core.errors import ConfigurationError, DataLossError, RetryableSinkError
 from onceward.core.folders import sync_folder
 from onceward.core.names import file_name, parse_file_name
-from onceward.core.steps import Step, reach
+from onceward.core.steps import Step, crash_point
 from onceward.core.transaction import (
     AbortOutcome,
     AbortStatus,
@@ -287,13 +287,13 @@ class WriteAheadLogSink(FolderSink[Segment]):
             for identity, rows in deliveries:
                 if identity.first < marks.sent:
                     continue
-                reach(Step.SEND_BEFORE)
+                crash_point(Step.SEND_BEFORE)
                 self.deliver(rows, Attempt(identity, pinned, again))
                 again = False
-                reach(Step.SEND_AFTER)
+                crash_point(Step.SEND_AFTER)
                 with file_errors(self.name, segment):
                     marks.put(identity.first + identity.rows)
-                reach(Step.MARK_AFTER)
+                crash_point(Step.MARK_AFTER)
         finally:
             marks.close()
         with file_errors(self.name, segment):

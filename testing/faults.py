@@ -1,4 +1,4 @@
-"""Faults to order: what goes wrong, at which call, how often. For any sink, source and store, with or without pytest.
+"""Fault injection: what goes wrong, at which call, how often. For any sink, source and store, with or without pytest.
 
     from onceward.testing.faults import Faults, die, fail, lose_answer
     from onceward.testing.wrappers import FaultySink
@@ -105,15 +105,15 @@ def die_after(call: str, *, nth: int = 1) -> Fault:
 
 
 class InjectedSinkError(RetryableSinkError):
-    """A fault to order, at a sink."""
+    """An injected fault, at a sink."""
 
 
 class InjectedSourceError(SourceError):
-    """A fault to order, at a source."""
+    """An injected fault, at a source."""
 
 
 class InjectedStoreError(StoreError):
-    """A fault to order, at a store: the put is in doubt."""
+    """An injected fault, at a store: the put is in doubt."""
 
 
 class _Seen:
@@ -193,7 +193,7 @@ class Faults:
         fault = self._next(call)
         if fault is None:
             return make()
-        words = f"a fault to order: {fault.kind}, at {call}"
+        words = f"injected fault: {fault.kind}, at {call}"
         if fault.kind is Kind.FAIL:
             return lost(words)
         if fault.kind is Kind.DIE:

@@ -1,4 +1,4 @@
-"""Sources with faults to order (faults.py); imported from wrappers.py."""
+"""Sources with injected faults (faults.py); imported from wrappers.py."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import pytest
 MARK: Final = "not applicable: "
 
 pytest.register_assert_rewrite(
-    *(f"onceward.testing.{name}" for name in ("exam", "fault_cases", "protocol_cases", "source_cases"))
+    *(f"onceward.testing.{name}" for name in ("sink_case", "fault_cases", "protocol_cases", "source_cases"))
 )
 
 

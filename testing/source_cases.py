@@ -1,9 +1,9 @@
-"""Every source's exam: subclass SourceConformance and give one fixture.
+"""The conformance suite for sources: subclass SourceConformance and give one fixture.
 
     class TestMySource(SourceConformance):
         @pytest.fixture
-        def source_subject(self, tmp_path):
-            return SourceSubject(make=lambda: MySource(tmp_path), append=lambda numbers: put(tmp_path, numbers))
+        def source_under_test(self, tmp_path):
+            return SourceUnderTest(make=lambda: MySource(tmp_path), append=lambda numbers: put(tmp_path, numbers))
 
 The numbers in the tests' names are those of the project's list of a hundred scenarios.
 """
@@ -27,8 +27,8 @@ from onceward.core.log.memory import MemoryStore
 from onceward.core.steps import Step, hooked
 from onceward.sources import ResettableSource
 
-from .exam import not_applicable
 from .faults import Faults, fail, lose_answer
+from .sink_case import not_applicable
 from .wrappers import FaultySource
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def numbers_in(batch: pa.RecordBatch) -> list[int]:
 
 
 @dataclass(frozen=True)
-class SourceSubject:
-    """What the exam needs to know of a source.
+class SourceUnderTest:
+    """What the conformance suite needs to know of a source.
 
     Attributes:
         make: A new object of the source, bounded by what is there now.
@@ -79,112 +79,118 @@ class SourceSubject:
 
 
 class SourceConformance:
-    """Subclass it, and give the fixture `source_subject`."""
+    """Subclass it, and give the fixture `source_under_test`."""
 
     @pytest.fixture
-    def source_subject(self) -> SourceSubject:
-        """What is examined."""
-        raise NotImplementedError("give the fixture `source_subject`, which returns a SourceSubject")
+    def source_under_test(self) -> SourceUnderTest:
+        """What is tested."""
+        raise NotImplementedError("give the fixture `source_under_test`, which returns a SourceUnderTest")
 
-    def test_67_the_same_positions_give_the_same_rows_in_the_same_order(self, source_subject: SourceSubject) -> None:
-        source_subject.append(list(range(200)))
-        source = source_subject.make()
+    def test_67_the_same_positions_give_the_same_rows_in_the_same_order(
+        self, source_under_test: SourceUnderTest
+    ) -> None:
+        source_under_test.append(list(range(200)))
+        source = source_under_test.make()
         start, end = source.start(), source.end()
-        first = source_subject.read(source, start, end)
-        source_subject.append(list(range(200, 250)))
+        first = source_under_test.read(source, start, end)
+        source_under_test.append(list(range(200, 250)))
         there = pickle.loads(pickle.dumps(source))  # noqa: S301 - made right here
-        assert source_subject.read(there, start, end) == first
+        assert source_under_test.read(there, start, end) == first
         assert sorted(n for numbers in first.values() for n in numbers) == list(range(200))
 
-    def test_67_a_split_goes_on_from_any_piece(self, source_subject: SourceSubject) -> None:
-        source_subject.append(list(range(source_subject.many)))
-        source = source_subject.make()
+    def test_67_a_split_goes_on_from_any_piece(self, source_under_test: SourceUnderTest) -> None:
+        source_under_test.append(list(range(source_under_test.many)))
+        source = source_under_test.make()
         cut = False
         for split in source.splits(source.start(), source.end()):
             pieces = list(source.read(split))
             cut = cut or len(pieces) > 1
-            rows = [source_subject.numbers(piece.batch) for piece in pieces]
+            rows = [source_under_test.numbers(piece.batch) for piece in pieces]
             for at, piece in enumerate(pieces[:-1]):
                 rest = [n for later in rows[at + 1 :] for n in later]
                 left = type(split)(split.unit, piece.next, split.end)
-                assert [n for p in source.read(left) for n in source_subject.numbers(p.batch)] == rest
-        assert cut, f"no split came in several pieces: give SourceSubject.many more than {source_subject.many} rows"
+                assert [n for p in source.read(left) for n in source_under_test.numbers(p.batch)] == rest
+        assert cut, (
+            f"no split came in several pieces: give SourceUnderTest.many more than {source_under_test.many} rows"
+        )
 
-    def test_67_positions_are_json_and_parts_make_up_the_whole(self, source_subject: SourceSubject) -> None:
-        source_subject.append(list(range(300)))
-        source = source_subject.make()
+    def test_67_positions_are_json_and_parts_make_up_the_whole(self, source_under_test: SourceUnderTest) -> None:
+        source_under_test.append(list(range(300)))
+        source = source_under_test.make()
         position, end, seen = source.start(), source.end(), list[int]()
         for _ in range(1000):
             position = json.loads(json.dumps(position))
             further = source.latest(position, limit=50, until=end)
             if further == position:
                 break
-            seen += source_subject.all(source, position, further)
+            seen += source_under_test.all(source, position, further)
             position = further
         assert Counter(seen) == Counter(range(300))
         assert source.latest(position, until=end) == position, "a position that was reached went on growing"
 
     @pytest.mark.parametrize("units", range(1, MOST_SHARES))
     def test_67_each_row_belongs_to_one_subtask_whatever_their_number(
-        self, source_subject: SourceSubject, units: int
+        self, source_under_test: SourceUnderTest, units: int
     ) -> None:
-        source_subject.append(list(range(100)))
-        source = source_subject.make()
+        source_under_test.append(list(range(100)))
+        source = source_under_test.make()
         shares = [source.share(subtask, units) for subtask in range(units)]
-        parts = [source_subject.all(share, share.start(), share.end()) for share in shares]
+        parts = [source_under_test.all(share, share.start(), share.end()) for share in shares]
         assert sorted(n for part in parts for n in part) == list(range(100))
         stored = [share.end() for share in shares]
-        source_subject.append(list(range(100, 160)))
-        again = source_subject.make()
+        source_under_test.append(list(range(100, 160)))
+        again = source_under_test.make()
         for others in range(1, MOST_SHARES):
             found: list[int] = []
             for subtask in range(others):
                 share = again.share(subtask, others)
-                found += source_subject.all(share, share.merge(stored), share.end())
+                found += source_under_test.all(share, share.merge(stored), share.end())
             assert sorted(found) == list(range(100, 160)), f"from {units} subtasks to {others}"
 
-    def test_68_what_is_gone_is_an_error_and_never_silence(self, source_subject: SourceSubject) -> None:
-        if source_subject.lose is None:
-            not_applicable("no SourceSubject.lose: nothing is ever taken away from the source")
-        source_subject.append(list(range(50)))
-        source = source_subject.make()
+    def test_68_what_is_gone_is_an_error_and_never_silence(self, source_under_test: SourceUnderTest) -> None:
+        if source_under_test.lose is None:
+            not_applicable("no SourceUnderTest.lose: nothing is ever taken away from the source")
+        source_under_test.append(list(range(50)))
+        source = source_under_test.make()
         start, end = source.start(), source.end()
-        source_subject.lose()
+        source_under_test.lose()
         with pytest.raises(SourceError):
-            source_subject.all(source_subject.make(), start, end)
+            source_under_test.all(source_under_test.make(), start, end)
 
-    def test_69_the_outside_is_told_only_after_completion(self, source_subject: SourceSubject, tmp_path: Path) -> None:
-        if type(source_subject.make()).publish is ResettableSource.publish:
+    def test_69_the_outside_is_told_only_after_completion(
+        self, source_under_test: SourceUnderTest, tmp_path: Path
+    ) -> None:
+        if type(source_under_test.make()).publish is ResettableSource.publish:
             not_applicable("the source publishes no positions")
-        if source_subject.published is None:
-            not_applicable("no SourceSubject.published: nobody can ask what was published")
-        source_subject.append(list(range(100)))
-        published = source_subject.published
+        if source_under_test.published is None:
+            not_applicable("no SourceUnderTest.published: nobody can ask what was published")
+        source_under_test.append(list(range(100)))
+        published = source_under_test.published
         before: list[object] = []
 
         def note(step: Step) -> None:
             if step is Step.COMPLETE_BEFORE and not before:
                 before.append(published())
 
-        self._run(source_subject, tmp_path, FaultySource(source_subject.make(), Faults()), note)
+        self._run(source_under_test, tmp_path, FaultySource(source_under_test.make(), Faults()), note)
         assert not before[0], "something was published before anything was completed"
         assert published(), "nothing was published"
 
-    def test_70_what_has_appeared_since_is_read_from_its_beginning(self, source_subject: SourceSubject) -> None:
-        if source_subject.grow is None:
-            not_applicable("no SourceSubject.grow: the source has no units that appear")
-        source_subject.append(list(range(50)))
-        source = source_subject.make()
+    def test_70_what_has_appeared_since_is_read_from_its_beginning(self, source_under_test: SourceUnderTest) -> None:
+        if source_under_test.grow is None:
+            not_applicable("no SourceUnderTest.grow: the source has no units that appear")
+        source_under_test.append(list(range(50)))
+        source = source_under_test.make()
         stored = source.merge([source.end()])
-        source_subject.grow(list(range(50, 80)))
-        again = source_subject.make()
-        assert source_subject.all(again, stored, again.latest(stored)) == list(range(50, 80))
+        source_under_test.grow(list(range(50, 80)))
+        again = source_under_test.make()
+        assert source_under_test.all(again, stored, again.latest(stored)) == list(range(50, 80))
 
     @pytest.mark.parametrize("seed", range(3))
     def test_in_a_pipeline_with_faults_each_row_shows_once(
-        self, source_subject: SourceSubject, tmp_path: Path, seed: int
+        self, source_under_test: SourceUnderTest, tmp_path: Path, seed: int
     ) -> None:
-        source_subject.append(list(range(400)))
+        source_under_test.append(list(range(400)))
         # Each leaves rows to read, so a next call is certain: both of "splits" strike, and one of "piece" at least.
         splits = fail("splits", times=seed + 1), lose_answer("splits", nth=seed + 2)
         pieces = fail("piece"), lose_answer("piece", nth=seed + 2)
@@ -196,22 +202,22 @@ class SourceConformance:
                 left.remove(step)
                 raise ConnectionError(f"told to fail at {step}")
 
-        seen = self._run(source_subject, tmp_path, FaultySource(source_subject.make(), faults), fails)
+        seen = self._run(source_under_test, tmp_path, FaultySource(source_under_test.make(), faults), fails)
         assert seen == Counter(range(400))
         assert {fault.call for fault in faults.struck} == {"splits", "piece"}
 
     def _run(
-        self, subject: SourceSubject, folder: Path, source: FaultySource, hook: Callable[[Step], None]
+        self, source_under_test: SourceUnderTest, folder: Path, source: FaultySource, hook: Callable[[Step], None]
     ) -> Counter[int]:
         target = folder / "target"
         pipeline = Pipeline(
-            "sources-exam",
+            "sources-conformance",
             store=MemoryStore(),
             checkpoint=CheckpointConfig(interval=0.02, tolerable_failures=1000),
             restart=RestartStrategy.fixed_delay(attempts=1000, delay=0),
         )
         rows = pipeline.source(source, uid="source", parallelism=2)
-        numbers = rows.map_batches(lambda batch: _only_numbers(subject.numbers(batch)), uid="numbers")
+        numbers = rows.map_batches(lambda batch: _only_numbers(source_under_test.numbers(batch)), uid="numbers")
         numbers.sink(FileSink("target", target, format="jsonl"))
         with hooked(hook):
             pipeline.start()

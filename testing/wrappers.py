@@ -1,4 +1,4 @@
-"""Any sink, source or store, with faults to order (faults.py). Each is used in place of what it wraps.
+"""Any sink, source or store, with injected faults (faults.py). Each is used in place of what it wraps.
 
 An outcome is a value: where a sink's contract says so (commit, abort), a lost call answers "retry later" or "unknown",
 as a target does that is away; everywhere else it raises an error that may pass.

@@ -1,4 +1,4 @@
-"""The exam itself: right sinks pass all of it, each deliberately wrong one fails the case that is about its fault."""
+"""The conformance suite itself: right sinks pass all of it, each deliberately wrong one fails the case that is about its fault."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from onceward.core.steps import Step
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, Progress
 from onceward.core.transaction.ownership import other_log, outdated_log
 from onceward.sinks import WriteAheadLogSink
-from onceward.testing.conformance import Exam, SinkConformance, Subject
-from onceward.testing.exam import numbered
+from onceward.testing.conformance import SinkCase, SinkConformance, SinkUnderTest
+from onceward.testing.sink_case import numbered
 
 from .engine_kit import Target, TargetSink
 
@@ -63,9 +63,9 @@ class Claiming(TargetSink):
         return (type(self), ())
 
 
-def subject_of(kind: type[Claiming]) -> Subject:
+def sink_under_test_of(kind: type[Claiming]) -> SinkUnderTest:
     kind.target_of_all = Target()
-    return Subject(
+    return SinkUnderTest(
         make=kind,
         read=lambda: [row["n"] for row in kind.target_of_all.rows],
         hasty=kind,
@@ -90,18 +90,18 @@ class Careful(Claiming):
 
 class TestRightSink(SinkConformance):
     @pytest.fixture
-    def subject(self) -> Subject:
-        return subject_of(Careful)
+    def sink_under_test(self) -> SinkUnderTest:
+        return sink_under_test_of(Careful)
 
 
 class TestFileSink(SinkConformance):
     @pytest.fixture
-    def subject(self, tmp_path: Path) -> Subject:
+    def sink_under_test(self, tmp_path: Path) -> SinkUnderTest:
         def read() -> list[int]:
             files = list(tmp_path.glob("*.jsonl"))
             return [json.loads(line)["n"] for path in files for line in path.read_text().splitlines()]
 
-        return Subject(make=lambda: FileSink("files", tmp_path, format="jsonl"), read=read, kill=True)
+        return SinkUnderTest(make=lambda: FileSink("files", tmp_path, format="jsonl"), read=read, kill=True)
 
 
 class Letters(WriteAheadLogSink):
@@ -121,11 +121,11 @@ class Letters(WriteAheadLogSink):
 
 class TestWriteAheadLogSink(SinkConformance):
     @pytest.fixture
-    def subject(self, tmp_path: Path) -> Subject:
+    def sink_under_test(self, tmp_path: Path) -> SinkUnderTest:
         def read() -> list[int]:
             return [n for path in tmp_path.glob("*.letter") for n in json.loads(path.read_text())]
 
-        return Subject(make=lambda: Letters("letters", tmp_path, rows_per_send=3), read=read, kill=True)
+        return SinkUnderTest(make=lambda: Letters("letters", tmp_path, rows_per_send=3), read=read, kill=True)
 
 
 # Wrong sinks
@@ -248,7 +248,7 @@ class TellsItsPassword(Claiming):
 
 
 class ExpiresQuietly(Claiming):
-    """Its target aborts what is older than its time-out, and a commit of that says "committed"."""
+    """Its target aborts what is older than its timeout, and a commit of that says "committed"."""
 
     @property
     def transaction_timeout(self) -> float:
@@ -316,7 +316,7 @@ def test_a_wrong_sink_fails_the_case_that_is_about_its_fault(
     if "password" in WRONG[kind]:
         arguments["caplog"] = caplog
     with pytest.raises((AssertionError, pytest.fail.Exception, EpochConflictError)):
-        case(Exam(subject_of(kind)), **arguments)
+        case(SinkCase(sink_under_test_of(kind)), **arguments)
 
 
 def test_rows_that_are_in_memory_only_do_not_survive_sigkill(
@@ -325,15 +325,19 @@ def test_rows_that_are_in_memory_only_do_not_survive_sigkill(
     def read() -> list[int]:
         return [json.loads(line)["n"] for path in tmp_path.glob("*.jsonl") for line in path.read_text().splitlines()]
 
-    subject = Subject(make=lambda: FlushesTooLate("files", tmp_path, format="jsonl"), read=read, kill=True)
+    sink_under_test = SinkUnderTest(
+        make=lambda: FlushesTooLate("files", tmp_path, format="jsonl"), read=read, kill=True
+    )
     with pytest.raises(AssertionError, match="rows are missing"):
-        SinkConformance().test_09_to_15_and_88_a_process_killed_at_each_step_and_call(Exam(subject), tmp_path_factory)
+        SinkConformance().test_09_to_15_and_88_a_process_killed_at_each_step_and_call(
+            SinkCase(sink_under_test), tmp_path_factory
+        )
 
 
 def test_the_crash_test_reaches_every_step_but_those_of_a_write_ahead_log() -> None:
     """And the right sink survives each of them; a sink that is wrong only there is caught there."""
-    assert set(subject_of(Claiming).steps) == set(Step)
+    assert set(sink_under_test_of(Claiming).steps) == set(Step)
     with pytest.raises(AssertionError):
-        SinkConformance().test_09_to_15_a_failure_at_each_durable_step_doubles_and_loses_nothing(
-            Exam(subject_of(IsNotIdempotent))
+        SinkConformance().test_09_to_15_a_failure_at_each_durable_step_duplicates_and_loses_nothing(
+            SinkCase(sink_under_test_of(IsNotIdempotent))
         )

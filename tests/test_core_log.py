@@ -406,7 +406,7 @@ class TestPutsInDoubt:
 
         def lands_later(effect: Callable[[], bool]) -> bool:
             late.append(effect)
-            raise StoreError("time-out")
+            raise StoreError("timeout")
 
         store.put_faults = [lands_later]
         with pytest.raises(DecisionInDoubtError):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from onceward.core import steps
-from onceward.core.steps import CRASH_VARIABLE, Step, hooked, kill_at, reach
+from onceward.core.steps import CRASH_VARIABLE, Step, crash_point, hooked, kill_at
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,19 +19,19 @@ def test_every_step_is_passed_somewhere(step: Step):
     """A step that no code reaches would make the crash tests believe that they covered it."""
     folders = [ROOT / "core", ROOT / "sinks"]
     source = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py") if path.stem != "steps")
-    assert f"reach(Step.{step.name})" in source
+    assert f"crash_point(Step.{step.name})" in source
 
 
 def test_hooks_nest_and_are_taken_down():
     seen: list[str] = []
-    reach(Step.START_BEFORE)
+    crash_point(Step.START_BEFORE)
     with hooked(lambda step: seen.append(f"outer {step}")):
         fails_inside = pytest.raises(KeyError)
         with fails_inside, hooked(lambda step: seen.append(f"inner {step}")):
-            reach(Step.START_BEFORE)
+            crash_point(Step.START_BEFORE)
             raise KeyError
-        reach(Step.START_AFTER)
-    reach(Step.START_BEFORE)
+        crash_point(Step.START_AFTER)
+    crash_point(Step.START_BEFORE)
     assert seen == ["inner start.before", "outer start.after"]
 
 
@@ -53,7 +53,7 @@ def test_an_unknown_step_is_refused():
 
 
 def test_the_environment_variable_kills_a_real_process_at_the_step():
-    code = "from onceward.core.steps import *; print('a', flush=True); reach(Step.DECIDE_AFTER); print('b')"
+    code = "from onceward.core.steps import *; print('a', flush=True); crash_point(Step.DECIDE_AFTER); print('b')"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

@@ -16,9 +16,8 @@ from psycopg.pq import TransactionStatus
 from sqlalchemy import exc
 from sqlalchemy.dialects import postgresql as postgresql_dialect
 
-from onceward.connectors.database import patience
+from onceward.connectors.database import retry
 from onceward.connectors.database.epochs import epoch_by_epoch
-from onceward.connectors.database.patience import settle
 from onceward.connectors.database.postgres import connections, merging, prepared, states
 from onceward.connectors.database.postgres.connections import give_back
 from onceward.connectors.database.postgres.failures import may_pass
@@ -26,6 +25,7 @@ from onceward.connectors.database.postgres.ledger import Ledger
 from onceward.connectors.database.postgres.listing import PREPARED, STAGED
 from onceward.connectors.database.postgres.sink import PostgresSink
 from onceward.connectors.database.postgres.staging import StagedWriting
+from onceward.connectors.database.retry import retry_until_known
 from onceward.connectors.database.sql import ledger, own_tables
 from onceward.connectors.database.sql import prepared as sql_prepared
 from onceward.connectors.database.sql import target as sql_target
@@ -63,7 +63,7 @@ BUSY, GONE, ELSEWHERE = "55000", "42704", "0A000"
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "PATIENCE", 0.1)
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.1)
 
 
 # Several epochs, several rounds
@@ -107,7 +107,7 @@ def test_what_is_open_is_asked_for_again_within_its_time() -> None:
             raise said
         return said
 
-    assert settle(round_trip) == "cut"
+    assert retry_until_known(round_trip) == "cut"
     assert next(rounds, None) is None
 
 

@@ -144,8 +144,8 @@ def faults(target: Target) -> tuple[int, int]:
 def test_a_two_phase_sink(kind: str):
     target = Target()
     p = ran(source_of(kind), TargetSink(target))
-    missing, doubled = faults(target)
-    assert doubled == 0
+    missing, duplicated = faults(target)
+    assert duplicated == 0
     if kind == "resettable":
         assert missing == 0
         assert p.guarantee() == ("exactly-once", ())
@@ -160,15 +160,15 @@ def test_a_two_phase_sink(kind: str):
 def test_a_direct_sink(kind: str):
     target = Target()
     p = ran(source_of(kind), Shown(target))
-    missing, doubled = faults(target)
+    missing, duplicated = faults(target)
     if kind == "resettable":
         assert missing == 0
-        assert doubled > 0
+        assert duplicated > 0
         assert p.guarantee().level == "at-least-once"
         assert "sink shown shows rows as they are written" in p.guarantee().why[0]
     else:
         assert missing > 0
-        assert doubled == 0
+        assert duplicated == 0
         assert p.guarantee().level == "at-most-once"
 
 
@@ -195,9 +195,9 @@ def test_an_idempotent_sink(kind: str):
 def test_the_engine_in_at_most_once_mode_reads_nothing_again():
     target = Target()
     p = ran(source_of("resettable"), TargetSink(target), "at-most-once")
-    missing, doubled = faults(target)
+    missing, duplicated = faults(target)
     assert missing > 0
-    assert doubled == 0
+    assert duplicated == 0
     assert p.guarantee().level == "at-most-once"
     assert "reads nothing again" in p.guarantee().why[0]
 

@@ -342,8 +342,8 @@ def test_map_filter_flat_map_map_batches_and_union():
     source = p.source(SequenceSource(ROWS, units=4))
     even = source.filter(lambda r: r["n"] % 2 == 0).map(lambda r: {"n": r["n"], "what": "even"})
     odd = source.filter(lambda r: r["n"] % 2).flat_map(lambda r: [{"n": r["n"], "what": w} for w in ("odd", "again")])
-    doubled = source.map_batches(lambda b: pa.RecordBatch.from_pydict({"n": b["n"], "what": ["batch"] * b.num_rows}))
-    even.union(odd, doubled).sink(TargetSink(target))
+    duplicated = source.map_batches(lambda b: pa.RecordBatch.from_pydict({"n": b["n"], "what": ["batch"] * b.num_rows}))
+    even.union(odd, duplicated).sink(TargetSink(target))
     p.run()
     assert target.counts("what") == {"even": 3000, "odd": 3000, "again": 3000, "batch": 6000}
 

@@ -193,7 +193,7 @@ def a_way_back_is_taken_at_each_start(patch: pytest.MonkeyPatch) -> None:
 
 def after_a_void_decision_the_pipeline_begins_anew(patch: pytest.MonkeyPatch) -> None:
     """Instead of going back to the checkpoint before."""
-    patch.setattr(origin, "_standing", lambda view: view.newest)
+    patch.setattr(origin, "_in_force", lambda view: view.newest)
 
 
 MUTANTS = [

@@ -1,4 +1,4 @@
-"""Faults to order, around sinks, sources and stores, outside the exam."""
+"""Fault injection around sinks, sources and stores, outside of the conformance suite."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from onceward.core.names import file_name
 from onceward.core.steps import Step
 from onceward.core.transaction import CommitStatus, Committable, WriteContext
 from onceward.sinks import Guarantee
-from onceward.testing.conformance import SinkConformance, Subject
+from onceward.testing.conformance import SinkConformance, SinkUnderTest
 
 from .http_kit import DROP, LOSE_ANSWER, TAKE, Inbox, Plan
 
@@ -72,12 +72,12 @@ def refusal(status: int, **headers: str) -> Plan:
     return Plan(take=False, status=status, headers=tuple(headers.items()))
 
 
-class TestExam(SinkConformance):
-    """The exam of every sink."""
+class TestConformance(SinkConformance):
+    """The conformance suite."""
 
     @pytest.fixture
-    def subject(self, tmp_path: Path, inbox: Inbox) -> Subject:
-        return Subject(
+    def sink_under_test(self, tmp_path: Path, inbox: Inbox) -> SinkUnderTest:
+        return SinkUnderTest(
             make=lambda: make(tmp_path, inbox, rows_per_send=3),
             read=lambda: inbox.numbers,
             kill=True,
@@ -86,13 +86,13 @@ class TestExam(SinkConformance):
         )
 
 
-class TestExamWithoutKeys(SinkConformance):
+class TestConformanceWithoutKeys(SinkConformance):
     """And with a server that knows no keys: at least once."""
 
     @pytest.fixture
-    def subject(self, tmp_path: Path, inbox: Inbox) -> Subject:
+    def sink_under_test(self, tmp_path: Path, inbox: Inbox) -> SinkUnderTest:
         inbox.honours_keys = False
-        return Subject(make=lambda: make(tmp_path, inbox, rows_per_send=3), read=lambda: inbox.numbers)
+        return SinkUnderTest(make=lambda: make(tmp_path, inbox, rows_per_send=3), read=lambda: inbox.numbers)
 
 
 # What is sent

@@ -42,8 +42,8 @@ class Client:
         handle = MINE._replace(producer_epoch=self.epoch)
         return {name: Description(Code.NONE, self.state, handle, TIMEOUT) for name in names}
 
-    def describe_producers(self, partitions: Collection[Partition], *, patience: float) -> dict[Partition, Any]:
-        assert patience == 0
+    def describe_producers(self, partitions: Collection[Partition], *, retry_seconds: float) -> dict[Partition, Any]:
+        assert retry_seconds == 0
         there = {p: {PRODUCER: 5} if p in self.open else {(8, 0): 1} for p in partitions}
         return {p: None if p in self.silent or self.ids.get(p[0]) is None else there[p] for p in partitions}
 
@@ -95,7 +95,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
             if happenings:
                 happenings.pop(0)()
 
-    monkeypatch.setattr(commits, "Rounds", rounds)
+    monkeypatch.setattr(commits, "Retries", rounds)
     return happenings
 
 

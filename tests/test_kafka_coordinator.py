@@ -48,8 +48,8 @@ class Brokers:
         """Addresses are looked up again."""
 
 
-def client(brokers: Brokers, patience: float = 2.0) -> TransactionCoordinatorClient:
-    return TransactionCoordinatorClient(brokers, patience=patience)  # type: ignore[arg-type]
+def client(brokers: Brokers, retry_seconds: float = 2.0) -> TransactionCoordinatorClient:
+    return TransactionCoordinatorClient(brokers, retry_seconds=retry_seconds)  # type: ignore[arg-type]
 
 
 def test_endtxn_is_repeated_until_the_markers_are_written():
@@ -97,7 +97,7 @@ def test_a_listing_in_which_a_broker_is_missing_is_an_error():
     brokers = Brokers()
     brokers.listings = {1: lambda: listing("a"), 2: lambda: listing(code=Code.COORDINATOR_LOAD_IN_PROGRESS)}
     with pytest.raises(KafkaError, match="COORDINATOR_LOAD_IN_PROGRESS"):
-        client(brokers, patience=0.02).list_transactions()
+        client(brokers, retry_seconds=0.02).list_transactions()
 
 
 def test_a_broker_that_is_loading_is_asked_again():

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from onceward.connectors.kafka.answers import open_producers
-from onceward.connectors.kafka.claims import never_committed
 from onceward.connectors.kafka.codes import PASSING, Code, code_name
 from onceward.connectors.kafka.coordinator import Description
 from onceward.connectors.kafka.handle import Handle, Prepared, listed_committable
+from onceward.connectors.kafka.ownership import never_committed
 from onceward.connectors.kafka.verdict import ABORT, COMMIT, STATE, Inside, Observation, judge, judge_partitions
 from onceward.core.errors import LogDamagedError
 from onceward.core.names import PooledName, Scope

@@ -15,10 +15,10 @@ from onceward.core.errors import ConfigurationError
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src"
 NOT_APPLICABLE = {
-    "no Subject.misfit",
-    "no Subject.refused",
-    "no Subject.restart",
-    "no Subject.secret",
+    "no SinkUnderTest.misfit",
+    "no SinkUnderTest.refused",
+    "no SinkUnderTest.restart",
+    "no SinkUnderTest.secret",
     "the sink lists its own transactions only",
     "the target cannot tell how far a decision log had come",
     "the target never ends a transaction by itself (transaction_timeout is None)",

@@ -22,12 +22,12 @@ from onceward.cli.operate import show
 from onceward.cli.operate.advice import advice
 from onceward.cli.operate.epochs import epochs_of, history
 from onceward.cli.operate.logs import Log, open_log
-from onceward.cli.operate.places import SinksPlace
-from onceward.cli.operate.settle import Committed, abort_orphaned, abort_undecided, chosen, commit_decided
+from onceward.cli.operate.resolve import Committed, abort_orphaned, abort_undecided, chosen, commit_decided
 from onceward.cli.operate.survey import Found, survey
+from onceward.cli.operate.targets import SinksTarget
 from onceward.core import CheckpointConfig, FileBackend
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator, OnLost, Swept
-from onceward.core.checkpoint.standing import Standing, standing_of
+from onceward.core.checkpoint.status import TransactionStatus, status_of
 from onceward.core.errors import CommitPendingError, ConfigurationError, DataLossError, EpochConflictError, FencedError
 from onceward.core.log import Decide, DirectoryStore, LogView, LogWriter, Resolved
 from onceward.core.log.records import audit_records
@@ -35,7 +35,7 @@ from onceward.core.log.view import NONE
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import ANY_EPOCH, Committable, ExternalState
 from onceward.sources import SequenceSource
-from onceward.testing.exam import Exam, Subject, numbered
+from onceward.testing.sink_case import SinkCase, SinkUnderTest, numbered
 
 from .engine_kit import pipeline
 
@@ -58,8 +58,10 @@ class Case:
         self.folder = folder
         self.target = folder / "target"
         self.checkpoint = folder / "checkpoint"
-        self.exam = Exam(Subject(self.make, self.shown), "orders", DirectoryStore(self.checkpoint / "onceward"))
-        self.place = SinksPlace([self.make()], "the sinks")
+        self.sink_case = SinkCase(
+            SinkUnderTest(self.make, self.shown), "orders", DirectoryStore(self.checkpoint / "onceward")
+        )
+        self.place = SinksTarget([self.make()], "the sinks")
         (folder / "jobs.py").write_text(JOBS.format(target=str(self.target)))
 
     def make(self) -> FileSink:
@@ -75,7 +77,7 @@ class Case:
                 raise DiedError
 
         with hooked(die), pytest.raises(DiedError):
-            self.exam.finish(epoch, *committables)
+            self.sink_case.finish(epoch, *committables)
 
     @property
     def log(self) -> Log:
@@ -106,42 +108,42 @@ def case(tmp_path: Path) -> Case:
 
 
 def test_what_is_decided_is_shown_and_committed_once_and_its_zombie_is_fenced(case: Case) -> None:
-    committable = case.exam.prepare()
+    committable = case.sink_case.prepare()
     case.finish_until(Step.COMMIT_BEFORE, 0, committable)
     [found] = case.survey()
-    assert (found.standing, found.held, found.committable.rows) == (Standing.DECIDED, True, 3)
+    assert (found.status, found.held, found.committable.rows) == (TransactionStatus.DECIDED, True, 3)
     assert "txn commit" in found.next
-    case.exam.shows([])
+    case.sink_case.shows([])
     assert case.commit() == Committed(epoch=0, committed=1, given_up=0)
-    case.exam.shows(case.exam.numbers())
+    case.sink_case.shows(case.sink_case.numbers())
     assert (case.survey(), case.log.view.completed) == ([], 0)
     with pytest.raises(FencedError):
-        case.exam.coordinator.writer.complete(0)
+        case.sink_case.coordinator.writer.complete(0)
 
 
 def test_what_is_in_doubt_can_no_longer_be_decided_once_it_is_aborted(case: Case) -> None:
-    committable = case.exam.prepare()
+    committable = case.sink_case.prepare()
     [found] = case.survey()
-    assert (found.standing, found.held) == (Standing.IN_DOUBT, True)
+    assert (found.status, found.held) == (TransactionStatus.IN_DOUBT, True)
     assert names(abort_undecided(case.log, [found])) == [committable.transaction]
     with pytest.raises(FencedError):
-        case.exam.finish(0, committable)
+        case.sink_case.finish(0, committable)
     assert case.log.view.decided == NONE
-    case.exam.shows([])
+    case.sink_case.shows([])
 
 
 def test_what_was_decided_after_it_was_listed_is_not_aborted(case: Case) -> None:
-    committable = case.exam.prepare()
+    committable = case.sink_case.prepare()
     found = case.survey()
     case.finish_until(Step.COMMIT_BEFORE, 0, committable)
     swept = abort_undecided(case.log, found)
     assert swept.aborted == ()
     case.commit()
-    case.exam.shows(case.exam.numbers())
+    case.sink_case.shows(case.sink_case.numbers())
 
 
 def test_only_what_is_named_is_aborted_and_what_is_decided_is_refused(case: Case) -> None:
-    decided, one, other = case.exam.prepare(), case.exam.prepare(1), case.exam.prepare(1, subtask=1)
+    decided, one, other = case.sink_case.prepare(), case.sink_case.prepare(1), case.sink_case.prepare(1, subtask=1)
     case.finish_until(Step.COMMIT_BEFORE, 0, decided)
     found = case.survey()
     with pytest.raises(ConfigurationError, match="committed, never aborted"):
@@ -152,17 +154,17 @@ def test_only_what_is_named_is_aborted_and_what_is_decided_is_refused(case: Case
         chosen(found, ["nothing"], orphaned=False)
     swept = abort_undecided(case.log, chosen(found, [one.transaction], orphaned=False))
     assert names(swept) == [one.transaction]
-    left = {found.name: found.standing for found in case.survey()}
-    assert left == {decided.transaction: Standing.DECIDED, other.transaction: Standing.LINGERING}
+    left = {found.name: found.status for found in case.survey()}
+    assert left == {decided.transaction: TransactionStatus.DECIDED, other.transaction: TransactionStatus.LINGERING}
     assert [found.name for found in chosen(case.survey(), [], orphaned=False)] == [other.transaction]
 
 
 def test_another_logs_transactions_are_ended_only_by_name_and_word(case: Case) -> None:
-    other = case.exam.prepare()
+    other = case.sink_case.prepare()
     case.checkpoint = case.folder / "another"
     LogWriter(DirectoryStore(case.checkpoint), "orders", CommitPolicy().writer_clock()).start()
     [found] = case.survey()
-    assert found.standing is Standing.FOREIGN
+    assert found.status is TransactionStatus.FOREIGN
     assert chosen([found], [], orphaned=False) == []
     with pytest.raises(ConfigurationError, match="gone for good"):
         chosen([found], [other.transaction], orphaned=False)
@@ -175,11 +177,11 @@ def test_another_logs_transactions_are_ended_only_by_name_and_word(case: Case) -
 
 
 def test_lost_data_is_loud_and_skipping_it_goes_on_record(case: Case) -> None:
-    committable = case.exam.prepare()
+    committable = case.sink_case.prepare()
     case.finish_until(Step.COMMIT_BEFORE, 0, committable)
     case.make().abort(committable)
     [found] = case.survey()
-    assert (found.standing, found.held) == (Standing.DECIDED, False)
+    assert (found.status, found.held) == (TransactionStatus.DECIDED, False)
     with pytest.raises(DataLossError):
         case.commit()
     case.commit(skip_lost="the disk was replaced")
@@ -190,10 +192,10 @@ def test_lost_data_is_loud_and_skipping_it_goes_on_record(case: Case) -> None:
 
 
 def test_a_target_that_was_not_given_fences_nobody(case: Case) -> None:
-    committable = case.exam.prepare()
+    committable = case.sink_case.prepare()
     case.finish_until(Step.COMMIT_BEFORE, 0, committable)
     tail = case.log.view.tail
-    found = survey([case.log], [SinksPlace([], "none")])
+    found = survey([case.log], [SinksTarget([], "none")])
     assert [(one.place, one.state) for one in found] == [(None, ExternalState.UNKNOWN)]
     with pytest.raises(ConfigurationError, match=r"sink files.*--sinks"):
         case.commit(found)
@@ -202,24 +204,24 @@ def test_a_target_that_was_not_given_fences_nobody(case: Case) -> None:
 
 def test_the_wrong_folder_is_told_before_anybody_is_fenced_and_gives_nothing_up(case: Case) -> None:
     """FileSink's paths are relative to where the operator happens to be. The folder here was used before."""
-    case.exam.finish(0, case.exam.prepare())
+    case.sink_case.finish(0, case.sink_case.prepare())
     older = case.target
     case.target = case.folder / "moved"
-    case.exam.sink = case.make()
-    case.finish_until(Step.COMMIT_BEFORE, 1, case.exam.prepare(1))
+    case.sink_case.sink = case.make()
+    case.finish_until(Step.COMMIT_BEFORE, 1, case.sink_case.prepare(1))
     tail = case.log.view.tail
-    wrong = SinksPlace([FileSink("files", older, format="jsonl")], "wrong")
+    wrong = SinksTarget([FileSink("files", older, format="jsonl")], "wrong")
     for how in ({}, {"skip_lost": "so be it"}):
         with pytest.raises(ConfigurationError, match="is it the right one"):
             case.commit(survey([case.log], [wrong]), **how)
     assert case.log.view.tail == tail
-    case.place = SinksPlace([case.make()], "right")
+    case.place = SinksTarget([case.make()], "right")
     case.commit()
-    case.exam.shows(case.exam.numbers(1))
+    case.sink_case.shows(case.sink_case.numbers(1))
 
 
 def test_a_driver_that_skips_what_is_lost_does_not_skip_what_is_elsewhere(case: Case) -> None:
-    case.finish_until(Step.COMMIT_BEFORE, 0, case.exam.prepare())
+    case.finish_until(Step.COMMIT_BEFORE, 0, case.sink_case.prepare())
     quick = CommitPolicy(on_lost=OnLost.SKIP, commits=Backoff(attempts=0))
     wrong = FileSink("files", case.folder / "wrong", format="jsonl")
     with pytest.raises(CommitPendingError, match="is it the right one, and mounted") as told:
@@ -228,7 +230,7 @@ def test_a_driver_that_skips_what_is_lost_does_not_skip_what_is_elsewhere(case: 
     assert Path(path).parent == case.folder / "wrong" / "_onceward"
     assert (case.target / "_onceward" / ".identity").read_text() == identity
     Coordinator("orders", case.log.store, [case.make()], quick).open()
-    case.exam.shows(case.exam.numbers())
+    case.sink_case.shows(case.sink_case.numbers())
 
 
 class Telling(FileSink):
@@ -241,7 +243,7 @@ class Telling(FileSink):
 
 
 def test_a_folder_that_is_gone_for_good_is_a_loss_once_somebody_says_so(case: Case) -> None:
-    case.finish_until(Step.COMMIT_BEFORE, 0, case.exam.prepare())
+    case.finish_until(Step.COMMIT_BEFORE, 0, case.sink_case.prepare())
     identity = (case.target / "_onceward" / ".identity").read_text()
     shutil.rmtree(case.target)
     quick = CommitPolicy(commits=Backoff(attempts=0))
@@ -254,89 +256,89 @@ def test_a_folder_that_is_gone_for_good_is_a_loss_once_somebody_says_so(case: Ca
 
 
 def test_a_sink_of_which_the_target_knows_a_part_is_committed_as_far_as_it_goes(case: Case) -> None:
-    lost, intact = case.exam.prepare(), case.exam.prepare(0, case.exam.numbers(5), subtask=1)
+    lost, intact = case.sink_case.prepare(), case.sink_case.prepare(0, case.sink_case.numbers(5), subtask=1)
     case.finish_until(Step.COMMIT_BEFORE, 0, lost, intact)
     case.make().abort(lost)
     with pytest.raises(DataLossError):
         case.commit()
-    case.exam.shows(case.exam.numbers(5))
+    case.sink_case.shows(case.sink_case.numbers(5))
     assert case.commit(skip_lost="gone") == Committed(epoch=0, committed=1, given_up=1)
-    case.exam.shows(case.exam.numbers(5))
+    case.sink_case.shows(case.sink_case.numbers(5))
 
 
 def test_what_the_operator_has_not_seen_is_not_decided_upon(case: Case) -> None:
-    case.finish_until(Step.COMMIT_BEFORE, 0, case.exam.prepare())
+    case.finish_until(Step.COMMIT_BEFORE, 0, case.sink_case.prepare())
     seen, found = case.log.view.undone, case.survey()
     assert seen is not None
-    case.exam.start()
-    case.finish_until(Step.COMMIT_BEFORE, 1, case.exam.prepare(1))
+    case.sink_case.start()
+    case.finish_until(Step.COMMIT_BEFORE, 1, case.sink_case.prepare(1))
     with pytest.raises(EpochConflictError, match="look again"):
         commit_decided(case.log, seen, found, skip_lost="a word about epoch 0")
     assert audit_records(case.log.store) == []
-    case.exam.start()
+    case.sink_case.start()
     tail = case.log.view.tail
     assert commit_decided(case.log, seen, found) is None
     assert case.log.view.tail == tail
-    case.exam.shows(case.exam.numbers(0) + case.exam.numbers(1))
+    case.sink_case.shows(case.sink_case.numbers(0) + case.sink_case.numbers(1))
 
 
 def test_an_old_copy_of_the_log_ends_nothing_if_the_targets_show_it(case: Case) -> None:
-    case.exam.finish(0, case.exam.prepare())
+    case.sink_case.finish(0, case.sink_case.prepare())
     shutil.copytree(case.checkpoint, case.folder / "copy")
-    case.exam.finish(1, case.exam.prepare(1))
-    case.finish_until(Step.COMMIT_BEFORE, 2, case.exam.prepare(2))
+    case.sink_case.finish(1, case.sink_case.prepare(1))
+    case.finish_until(Step.COMMIT_BEFORE, 2, case.sink_case.prepare(2))
     copy, place = open_log(str(case.folder / "copy")), case.place
     [found] = survey([copy], [place])
-    assert found.standing is Standing.AHEAD
-    with pytest.raises(ConfigurationError, match="old copy"):
+    assert found.status is TransactionStatus.AHEAD
+    with pytest.raises(ConfigurationError, match="outdated copy"):
         chosen([found], [], orphaned=False)
     for logs in ([case.log, copy], [copy, case.log]):
-        assert [one.standing for one in survey(logs, [place])] == [Standing.DECIDED]
+        assert [one.status for one in survey(logs, [place])] == [TransactionStatus.DECIDED]
 
 
 def test_what_somebody_else_voided_meanwhile_is_not_called_committed(case: Case) -> None:
-    case.finish_until(Step.COMMIT_BEFORE, 0, case.exam.prepare())
+    case.finish_until(Step.COMMIT_BEFORE, 0, case.sink_case.prepare())
     seen, found = case.log.view.undone, case.survey()
     assert seen is not None
-    case.exam.coordinator.writer.void(0, ["proof"])
+    case.sink_case.coordinator.writer.void(0, ["proof"])
     assert commit_decided(case.log, seen, found) is None
     assert epochs_of(case.log) == []
-    case.exam.shows([])
+    case.sink_case.shows([])
 
 
 def test_each_transaction_is_judged_by_its_own_log_of_those_given(case: Case) -> None:
-    case.finish_until(Step.COMMIT_BEFORE, 0, case.exam.prepare())
+    case.finish_until(Step.COMMIT_BEFORE, 0, case.sink_case.prepare())
     LogWriter(DirectoryStore(case.folder / "other"), "orders", CommitPolicy().writer_clock()).start()
     logs = [case.log, open_log(str(case.folder / "other"))]
     for given in (logs, logs[::-1]):
-        assert [one.standing for one in survey(given, [case.place])] == [Standing.DECIDED]
+        assert [one.status for one in survey(given, [case.place])] == [TransactionStatus.DECIDED]
 
 
 def test_what_two_places_have_counts_once(case: Case) -> None:
-    case.exam.prepare()
-    assert len(survey([case.log], [case.place, SinksPlace([case.make()], "again")])) == 1
+    case.sink_case.prepare()
+    assert len(survey([case.log], [case.place, SinksTarget([case.make()], "again")])) == 1
 
 
 def test_sinks_without_a_log_are_listed_by_their_pipelines_name(case: Case) -> None:
-    case.exam.prepare()
-    assert [one.standing for one in survey([], [case.place], "orders")] == [Standing.UNKNOWN]
+    case.sink_case.prepare()
+    assert [one.status for one in survey([], [case.place], "orders")] == [TransactionStatus.UNKNOWN]
     assert survey([], [case.place], "orders-eu") == []
     with pytest.raises(ConfigurationError, match="give --pipeline"):
         survey([], [case.place])
 
 
 def test_what_the_target_has_ended_only_in_part_is_still_held(case: Case) -> None:
-    case.exam.prepare()
+    case.sink_case.prepare()
     half = Telling("files", case.target, format="jsonl")
     half.answer = ExternalState.EXPIRED
-    [found] = survey([case.log], [SinksPlace([half], "half")])
+    [found] = survey([case.log], [SinksTarget([half], "half")])
     assert found.held
     assert "txn abort" in found.next
     assert len(abort_undecided(case.log, [found]).aborted) == 1
 
 
 def test_what_was_given_up_before_a_crash_says_so(case: Case) -> None:
-    lost = case.exam.prepare()
+    lost = case.sink_case.prepare()
     case.finish_until(Step.COMMIT_BEFORE, 0, lost)
     case.make().abort(lost)
 
@@ -367,34 +369,40 @@ def view(*, undone: bool, names: tuple[Committable, ...] = ()) -> LogView:
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
-        ({}, Standing.IN_DOUBT),
-        ({"writer": 5}, Standing.IN_DOUBT),
-        ({"writer": ANY_EPOCH, "epoch": ANY_EPOCH}, Standing.IN_DOUBT),
-        ({"epoch": 3}, Standing.AHEAD),
-        ({"writer": 6}, Standing.AHEAD),
-        ({"epoch": 1}, Standing.LINGERING),
-        ({"writer": 3}, Standing.LINGERING),
-        ({"log": "ffffffff"}, Standing.FOREIGN),
+        ({}, TransactionStatus.IN_DOUBT),
+        ({"writer": 5}, TransactionStatus.IN_DOUBT),
+        ({"writer": ANY_EPOCH, "epoch": ANY_EPOCH}, TransactionStatus.IN_DOUBT),
+        ({"epoch": 3}, TransactionStatus.AHEAD),
+        ({"writer": 6}, TransactionStatus.AHEAD),
+        ({"epoch": 1}, TransactionStatus.LINGERING),
+        ({"writer": 3}, TransactionStatus.LINGERING),
+        ({"log": "ffffffff"}, TransactionStatus.FOREIGN),
     ],
 )
-def test_what_no_decision_names_stands_by_its_writer_and_epoch(what: dict[str, Any], expected: Standing) -> None:
-    assert standing_of(committable(**what), view(undone=False)) is expected
-    assert standing_of(committable(**what), None) is Standing.UNKNOWN
+def test_what_no_decision_names_stands_by_its_writer_and_epoch(
+    what: dict[str, Any], expected: TransactionStatus
+) -> None:
+    assert status_of(committable(**what), view(undone=False)) is expected
+    assert status_of(committable(**what), None) is TransactionStatus.UNKNOWN
 
 
-@pytest.mark.parametrize(("undone", "expected"), [(True, Standing.DECIDED), (False, Standing.COMPLETED)])
-def test_what_a_decision_names_stands_by_its_completion(undone: bool, expected: Standing) -> None:
+@pytest.mark.parametrize(
+    ("undone", "expected"), [(True, TransactionStatus.DECIDED), (False, TransactionStatus.COMPLETED)]
+)
+def test_what_a_decision_names_stands_by_its_completion(undone: bool, expected: TransactionStatus) -> None:
     named = committable(epoch=1)
-    assert standing_of(named, view(undone=undone, names=(named,))) is expected
+    assert status_of(named, view(undone=undone, names=(named,))) is expected
     other = msgspec.structs.replace(named, handle={"producer": 2})
     # Before COMPLETED the name is not used again, whatever the listing knows of the handle.
-    assert standing_of(other, view(undone=undone, names=(named,))) is (expected if undone else Standing.LINGERING)
+    assert status_of(other, view(undone=undone, names=(named,))) is (
+        expected if undone else TransactionStatus.LINGERING
+    )
 
 
-@pytest.mark.parametrize("standing", Standing)
+@pytest.mark.parametrize("status", TransactionStatus)
 @pytest.mark.parametrize("state", ExternalState)
-def test_there_is_advice_for_all_that_can_be_seen(standing: Standing, state: ExternalState) -> None:
-    assert advice(standing, state)
+def test_there_is_advice_for_all_that_can_be_seen(status: TransactionStatus, state: ExternalState) -> None:
+    assert advice(status, state)
 
 
 class TestLogs:
@@ -457,14 +465,14 @@ def test_the_engines_checkpoints_are_listed_with_their_folders(tmp_path: Path) -
 
 class TestCommands:
     def test_list_inspect_dry_run_and_abort(self, case: Case) -> None:
-        name = case.exam.prepare().transaction
+        name = case.sink_case.prepare().transaction
         store = ("--store", str(case.checkpoint))
         listed = case.run("list", *store)
         assert (listed.exit_code, listed.stderr) == (0, "")
         assert name in listed.stdout
         assert "in doubt; prepared" in listed.stdout
         [shown] = json.loads(case.run("inspect", name, *store, "--json").stdout)
-        assert (shown["pipeline"], shown["epoch"], shown["standing"]) == ("orders", 0, "in doubt")
+        assert (shown["pipeline"], shown["epoch"], shown["status"]) == ("orders", 0, "in doubt")
         dry = case.run("abort", *store)
         assert "would abort 1" in dry.stdout
         assert len(case.survey()) == 1
@@ -474,12 +482,12 @@ class TestCommands:
         assert case.survey() == []
 
     def test_commit_dry_and_done(self, case: Case) -> None:
-        case.finish_until(Step.COMMIT_BEFORE, 0, case.exam.prepare())
+        case.finish_until(Step.COMMIT_BEFORE, 0, case.sink_case.prepare())
         store = ("--store", str(case.checkpoint))
         assert "would commit epoch 0 of orders" in case.run("commit", *store).stdout
-        case.exam.shows([])
+        case.sink_case.shows([])
         assert "1 transactions are committed" in case.run("commit", *store, "--yes").stdout
-        case.exam.shows(case.exam.numbers())
+        case.sink_case.shows(case.sink_case.numbers())
         assert "nothing to commit" in case.run("commit", *store, "--yes").stdout
         rows = json.loads(CliRunner().invoke(app, ["checkpoints", *store, "--json"]).stdout)
         assert [(row["epoch"], row["rows"]) for row in rows["epochs"]] == [(0, 3)]
@@ -526,7 +534,7 @@ class TestCommands:
         found = Found(
             committable(sink="key", transaction="onceward:1:orders:key:0a0b0c0d:100:42:1:0:ab [red]"),
             case.place,
-            Standing.IN_DOUBT,
+            TransactionStatus.IN_DOUBT,
             ExternalState.PREPARED,
             listed=True,
         )
@@ -537,7 +545,7 @@ class TestCommands:
 
 def test_a_driver_that_starts_meanwhile_wins(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """The operator's START is fenced by the driver's before anything is aborted."""
-    case.exam.prepare()
+    case.sink_case.prepare()
     found = case.survey()
     start: Callable[[LogWriter], LogView] = LogWriter.start
 

@@ -8,9 +8,9 @@ import uuid
 import pyarrow as pa
 import pytest
 
+from onceward.connectors.database.postgres.binary_encoding import encode_arrays, encode_uuids
 from onceward.connectors.database.postgres.catalog import Column, PgType, Table
 from onceward.connectors.database.postgres.ddl import column_type
-from onceward.connectors.database.postgres.images import array_images, uuid_images
 from onceward.connectors.database.postgres.plan import plan_copy
 from onceward.core.errors import SchemaError
 
@@ -56,19 +56,19 @@ def test_only_a_required_column_without_default_must_be_given(not_null: bool, ha
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
 def test_a_uuid_becomes_its_sixteen_bytes(kind: pa.DataType) -> None:
     texts = pa.array([None, str(ID), None, ID.hex.upper(), f"{{{ID}}}"], kind).slice(1)
-    assert uuid_images(texts).to_pylist() == [ID.bytes, None, ID.bytes, ID.bytes]
+    assert encode_uuids(texts).to_pylist() == [ID.bytes, None, ID.bytes, ID.bytes]
 
 
 def test_no_uuids_become_no_bytes() -> None:
-    assert uuid_images(pa.array([], pa.string())).to_pylist() == []
-    assert uuid_images(pa.array([None, None], pa.string())).to_pylist() == [None, None]
+    assert encode_uuids(pa.array([], pa.string())).to_pylist() == []
+    assert encode_uuids(pa.array([None, None], pa.string())).to_pylist() == [None, None]
 
 
 def test_an_array_is_marked_with_its_element_type_and_tells_of_nulls() -> None:
     from onceward.connectors.database.postgres.conversions import conversion
 
     inner = conversion(pa.string(), PgType(1043, "varchar"))
-    images = array_images(inner.convert, inner.builder, 1043, pa.array([["a", None], [], None])).to_pylist()
+    images = encode_arrays(inner.convert, inner.builder, 1043, pa.array([["a", None], [], None])).to_pylist()
     assert images[0] == struct.pack(">iiIii", 1, 1, 1043, 2, 1) + b"\0\0\0\1a" + b"\xff\xff\xff\xff"
     assert images[1] == struct.pack(">iiI", 0, 0, 1043)
     assert images[2] is None

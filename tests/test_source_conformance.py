@@ -1,4 +1,4 @@
-"""FileSource and SequenceSource sit every source's exam; sources that are wrong fail the case that is about it."""
+"""FileSource and SequenceSource pass the conformance suite; sources that are wrong fail the case that is about it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from onceward import FileSource
 from onceward.sources import ResettableSource, SequenceSource
-from onceward.testing.conformance import SourceConformance, SourceSubject
+from onceward.testing.conformance import SourceConformance, SourceUnderTest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,9 +38,9 @@ class Folder:
         for path in self.folder.glob("*.parquet"):
             path.unlink()
 
-    def subject(self) -> SourceSubject:
+    def source_under_test(self) -> SourceUnderTest:
         schema = pa.schema({"n": pa.int64()})
-        return SourceSubject(
+        return SourceUnderTest(
             make=lambda: FileSource(self.folder, schema=schema, bounded=True),
             append=self.append,
             many=100_000,
@@ -51,22 +51,22 @@ class Folder:
 
 class TestFileSource(SourceConformance):
     @pytest.fixture
-    def source_subject(self, tmp_path: Path) -> SourceSubject:
-        return Folder(tmp_path / "in").subject()
+    def source_under_test(self, tmp_path: Path) -> SourceUnderTest:
+        return Folder(tmp_path / "in").source_under_test()
 
 
-def sequence(kind: Callable[..., ResettableSource] = SequenceSource) -> SourceSubject:
+def sequence(kind: Callable[..., ResettableSource] = SequenceSource) -> SourceUnderTest:
     rows: list[dict[str, Any]] = []
 
     def make() -> ResettableSource:
         return kind(pa.table({"n": pa.array([row["n"] for row in rows], pa.int64())}), units=3, batch_rows=7)
 
-    return SourceSubject(make=make, append=lambda numbers: rows.extend({"n": n} for n in numbers), lose=rows.clear)
+    return SourceUnderTest(make=make, append=lambda numbers: rows.extend({"n": n} for n in numbers), lose=rows.clear)
 
 
 class TestSequenceSource(SourceConformance):
     @pytest.fixture
-    def source_subject(self) -> SourceSubject:
+    def source_under_test(self) -> SourceUnderTest:
         return sequence()
 
 

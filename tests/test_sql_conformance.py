@@ -1,4 +1,4 @@
-"""SqlAlchemySink on SQLite sits the exam that every sink gets (onceward.testing.conformance)."""
+"""SqlAlchemySink on SQLite passes the conformance suite."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from onceward.connectors.database.sql.sink import SqlAlchemySink
-from onceward.testing.conformance import SinkConformance, Subject
+from onceward.testing.conformance import SinkConformance, SinkUnderTest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,18 +24,18 @@ def against_the_check(numbers: list[int]) -> pa.RecordBatch:
 @pytest.mark.parametrize("journal", ["delete", "wal"])
 class TestSqlAlchemySinkOnSqlite(SinkConformance):
     @pytest.fixture
-    def subject(self, tmp_path: Path, journal: str) -> Subject:
-        path = tmp_path / "exam.db"
+    def sink_under_test(self, tmp_path: Path, journal: str) -> SinkUnderTest:
+        path = tmp_path / "conformance.db"
         with closing(sqlite3.connect(path)) as connection:
             connection.execute(f"PRAGMA journal_mode={journal}")
-            connection.execute("CREATE TABLE exam (n bigint, text text NOT NULL CHECK (text <> ''))")
+            connection.execute("CREATE TABLE conformance (n bigint, text text NOT NULL CHECK (text <> ''))")
 
         def read() -> list[int]:
             with closing(sqlite3.connect(path)) as connection:
-                return [n for (n,) in connection.execute("SELECT n FROM exam")]
+                return [n for (n,) in connection.execute("SELECT n FROM conformance")]
 
-        return Subject(
-            make=lambda: SqlAlchemySink("exam", url=f"sqlite:///{path}", table="exam"),
+        return SinkUnderTest(
+            make=lambda: SqlAlchemySink("conformance", url=f"sqlite:///{path}", table="conformance"),
             read=read,
             kill=True,
             refused=against_the_check,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.database import patience
+from onceward.connectors.database import retry
 from onceward.connectors.database.sql.engines import close_idle
 from onceward.connectors.database.sql.sink import SqlAlchemySink
 from onceward.connectors.database.sql.watch import guard, limited
@@ -72,7 +72,7 @@ def silent() -> Iterator[SilentServer]:
 def test_the_first_question_to_a_silent_server_has_its_time_limit(
     silent: SilentServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "PATIENCE", 0.1)
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.1)
     url = f"postgresql://u@127.0.0.1:{silent.port}/db"
     sink = SqlAlchemySink("s", url=url, table="t", commit="prepared", answer_within=0.3, lock_timeout=0.1)
     for ask in (lambda: sink.validate(SCHEMA), lambda: sink.begin(CONTEXT)):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.database import patience
+from onceward.connectors.database import retry
 from onceward.connectors.database.sql import staging
 from onceward.connectors.database.sql.sink import SqlAlchemySink
 from onceward.connectors.database.sql.sqlite import _set_up
@@ -61,7 +61,7 @@ def database(tmp_path: Path) -> Database:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "PATIENCE", 0.2)
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.2)
 
 
 def context(epoch: int = 1, subtask: int = 0, **fields: Any) -> WriteContext:

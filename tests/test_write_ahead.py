@@ -449,9 +449,9 @@ def test_in_a_pipeline_killed_between_delivery_and_mark_it_is_what_it_says(tmp_p
         p.wait(30)
     assert job.restarts == 1
     expected = Counter(range(1000))
-    doubled = Counter(sink.rows) - expected
+    duplicated = Counter(sink.rows) - expected
     assert expected - Counter(sink.rows) == Counter()
-    assert bool(doubled) is not remembers
+    assert bool(duplicated) is not remembers
     level, why = p.guarantee()
     assert level == ("exactly-once" if remembers else "at-least-once")
     assert remembers or "sink mail" in why[0]

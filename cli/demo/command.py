@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def demo(*, orders: int, users: int, kills: int, seed: int, home: Path, picture: Path) -> int:
-    """Run the demo; 0 if nothing is missing and nothing doubled in the exactly-once targets, else 1.
+    """Run the demo; 0 if nothing is missing and nothing duplicated in the exactly-once targets, else 1.
 
     Args:
         orders: How many orders to produce.

@@ -1,4 +1,4 @@
-"""The picture of a run: what was visible when, what was killed when, what was doubled."""
+"""The picture of a run: what was visible when, what was killed when, what was duplicated."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`onceward doctor`: is everything set up for the guarantee, and if not, what to do."""
 
-from .examine import examine
+from .checks import run_checks
 from .finding import Finding, Health
 
-__all__ = ["Finding", "Health", "examine"]
+__all__ = ["Finding", "Health", "run_checks"]

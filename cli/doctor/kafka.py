@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 
 from onceward.connectors.kafka.cluster import cluster_of
-from onceward.connectors.kafka.reach import check_reachable
+from onceward.connectors.kafka.connectivity import check_reachable
 from onceward.connectors.kafka.settings import KafkaSettings
 from onceward.core.errors import KafkaError
 from onceward.core.names import FORMAT

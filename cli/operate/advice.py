@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from onceward.core.checkpoint.standing import Standing
+from onceward.core.checkpoint.status import TransactionStatus
 from onceward.core.transaction.recovery import Action, LogState, action
 
 if TYPE_CHECKING:
     from onceward.core.transaction import ExternalState
 
 _IN_THE_LOG: Final = {
-    Standing.DECIDED: LogState.DECIDED,
-    Standing.COMPLETED: LogState.COMPLETED,
-    Standing.LINGERING: LogState.STARTED,
+    TransactionStatus.DECIDED: LogState.DECIDED,
+    TransactionStatus.COMPLETED: LogState.COMPLETED,
+    TransactionStatus.LINGERING: LogState.STARTED,
 }
 _REPORT: Final = {
-    Standing.COMPLETED: "its decision is completed, and yet the target has it open: ask the target's operators",
-    Standing.IN_DOUBT: "its writer may be at work. If it is not: the pipeline's next start ends it, or now `txn abort`",
-    Standing.LINGERING: "committed, though no decision names it: somebody did it by hand, and its rows may be doubled",
-    Standing.FOREIGN: "made under another decision log: find that one and give it as --store. Only if it is gone for "
-    "good: `txn abort --orphaned`",
-    Standing.AHEAD: "this log is an old copy: the living one knows more. Give that as --store, and use this no more",
-    Standing.UNKNOWN: "give its decision log as --store, to see whether it is decided",
+    TransactionStatus.COMPLETED: "its decision is completed, and yet the target has it open: ask those who run the "
+    "target",
+    TransactionStatus.IN_DOUBT: "its writer may be at work. If it is not: the pipeline's next start ends it, or "
+    "`txn abort` now",
+    TransactionStatus.LINGERING: "committed, though no decision names it: somebody did it by hand, and its rows "
+    "may be duplicated",
+    TransactionStatus.FOREIGN: "made under another decision log: find that one and give it as --store. Only if it is "
+    "gone for good: `txn abort --orphaned`",
+    TransactionStatus.AHEAD: "this log is an outdated copy: the current one knows more. Give that one as --store, and "
+    "do not use this one again",
+    TransactionStatus.UNKNOWN: "give its decision log as --store, to see whether it is decided",
 }
 _ADVICE: Final = {
     Action.COMMIT: "the pipeline's next start commits it, or now `txn commit`",
@@ -33,7 +37,7 @@ _ADVICE: Final = {
 }
 
 
-def advice(standing: Standing, state: ExternalState) -> str:
+def advice(status: TransactionStatus, state: ExternalState) -> str:
     """What happens with it, or what an operator can do."""
-    what = action(_IN_THE_LOG.get(standing, LogState.NO_START), state)
-    return _REPORT[standing] if what is Action.REPORT else _ADVICE[what]
+    what = action(_IN_THE_LOG.get(status, LogState.NO_START), state)
+    return _REPORT[status] if what is Action.REPORT else _ADVICE[what]

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onceward.core.checkpoint.standing import Standing
+from onceward.core.checkpoint.status import TransactionStatus
 from onceward.core.errors import ConfigurationError
 
 from ..pairs import pairs
 from . import show
 from .logs import Log, open_log
-from .settle import abort_orphaned, abort_undecided, chosen, commit_decided
+from .resolve import abort_orphaned, abort_undecided, chosen, commit_decided
 from .survey import survey
 
 if TYPE_CHECKING:
-    from .places import Place
+    from .targets import Target
 
 app = typer.Typer(no_args_is_help=True, help="Transactions that are in doubt: list them, look at one, end them.")
 
@@ -106,7 +106,7 @@ def commit(
     found = survey([log], places, log.pipeline)
     show.age(log)
     if not yes:
-        show.table([one for one in found if one.standing is Standing.DECIDED])
+        show.table([one for one in found if one.status is TransactionStatus.DECIDED])
         typer.echo(f"would commit epoch {decision.epoch} of {log.pipeline}; {show.FENCES}. Say --yes to do it")
         return
     typer.echo(f"committing epoch {decision.epoch} of {log.pipeline}, as its newest writer …", err=True)
@@ -185,18 +185,18 @@ def _one_log(stores: list[str] | None, pipeline: str | None, *, writing: bool = 
 
 def _places(
     servers: str | None, kafka: list[str] | None, dsn: str | None, schema: str | None, sinks: str | None
-) -> list[Place]:
-    from .places import KafkaPlace, PostgresPlace, SinksPlace  # noqa: PLC0415 - Arrow, and extras
+) -> list[Target]:
+    from .targets import KafkaTarget, PostgresTarget, SinksTarget  # noqa: PLC0415 - Arrow, and extras
 
     settings = pairs("--kafka", kafka)
     if (settings and servers is None) or (schema is not None and dsn is None):
         raise ConfigurationError("--kafka needs --bootstrap-servers, and --ledger-schema needs --dsn")
-    places: list[Place] = [] if sinks is None else [SinksPlace.load(sinks)]
+    places: list[Target] = [] if sinks is None else [SinksTarget.load(sinks)]
     try:
         if servers is not None:
-            places.append(KafkaPlace(servers, settings))
+            places.append(KafkaTarget(servers, settings))
         if dsn is not None:
-            places.append(PostgresPlace(dsn, schema))
+            places.append(PostgresTarget(dsn, schema))
     except ModuleNotFoundError as error:
         extra = "kafka" if servers is not None and "kafka" in str(error.name) else "postgres"
         raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[{extra}]'") from error

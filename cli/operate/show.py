@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from onceward.core.checkpoint.standing import Standing
+from onceward.core.checkpoint.status import TransactionStatus
 from onceward.core.transaction import ANY_EPOCH
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ COPY = "if this is only a copy of the log that the pipeline uses, stop here: dec
 ORPHANS = "if their decision log does exist somewhere and has decided them, their rows are lost"
 
 _STYLE = {
-    Standing.DECIDED: "green",
-    Standing.COMPLETED: "red",
-    Standing.IN_DOUBT: "yellow",
-    Standing.LINGERING: "cyan",
-    Standing.FOREIGN: "magenta",
-    Standing.AHEAD: "red",
-    Standing.UNKNOWN: "magenta",
+    TransactionStatus.DECIDED: "green",
+    TransactionStatus.COMPLETED: "red",
+    TransactionStatus.IN_DOUBT: "yellow",
+    TransactionStatus.LINGERING: "cyan",
+    TransactionStatus.FOREIGN: "magenta",
+    TransactionStatus.AHEAD: "red",
+    TransactionStatus.UNKNOWN: "magenta",
 }
 
 
@@ -47,7 +47,7 @@ def table(found: Sequence[Found], *, as_json: bool = False) -> None:
         known += [f"{c.rows} rows"] if c.rows else []
         where = f"{one.state} in {one.place.title}" if one.place is not None else "in none of the targets given"
         console.print(c.transaction, style="bold")
-        console.print(f"  {one.standing}", style=_STYLE[one.standing], end="")
+        console.print(f"  {one.status}", style=_STYLE[one.status], end="")
         console.print(f"; {where}; {', '.join(known)}")
         console.print(f"  → {one.next}")
     console.print(f"{len(found)} transactions" if found else "nothing is open, prepared or waiting")

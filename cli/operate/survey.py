@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from onceward.core.checkpoint.standing import Standing, standing_of
+from onceward.core.checkpoint.status import TransactionStatus, status_of
 from onceward.core.errors import ConfigurationError
 from onceward.core.names import Scope
 from onceward.core.transaction import ANY_EPOCH, Committable, ExternalState
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from onceward.core.log import LogView
 
     from .logs import Log
-    from .places import Place
+    from .targets import Target
 
 _PREPARED = ExternalState.PREPARED
 _ENDED = frozenset({ExternalState.ABORTED, ExternalState.EXPIRED})
@@ -41,15 +41,15 @@ class Found:
     Attributes:
         committable: Its handle.
         place: In which target; None if none of those given can have it.
-        standing: What the decision log says.
+        status: What the decision log says.
         state: What the target says when it is asked for this one.
         listed: Whether the target lists it as open or prepared.
         given_up: Whether somebody has said to go on without it.
     """
 
     committable: Committable
-    place: Place | None
-    standing: Standing
+    place: Target | None
+    status: TransactionStatus
     state: ExternalState
     listed: bool
     given_up: bool = False
@@ -70,8 +70,8 @@ class Found:
         if self.given_up:
             return GIVEN_UP
         # What is listed is held, also where the target has ended it in part only.
-        held = self.held and self.standing is not Standing.DECIDED and self.state in _ENDED
-        return advice(self.standing, _PREPARED if held else self.state)
+        held = self.held and self.status is not TransactionStatus.DECIDED and self.state in _ENDED
+        return advice(self.status, _PREPARED if held else self.state)
 
     def as_json(self) -> dict[str, Any]:
         """As `--json` shows it; null is what the target cannot tell."""
@@ -82,7 +82,7 @@ class Found:
             "sink": c.sink,
             "transaction": c.transaction,
             "place": self.place.title if self.place is not None else None,
-            "standing": self.standing,
+            "status": self.status,
             "state": self.state,
             "held": self.held,
             "epoch": c.epoch if dated else None,
@@ -96,12 +96,12 @@ class Found:
 @dataclass(frozen=True)
 class _Seen:
     committable: Committable
-    place: Place | None
+    place: Target | None
     state: ExternalState
     listed: bool
 
 
-def survey(logs: Sequence[Log], places: Sequence[Place], pipeline: str | None = None) -> list[Found]:
+def survey(logs: Sequence[Log], places: Sequence[Target], pipeline: str | None = None) -> list[Found]:
     """What is open, prepared, or waits for its commit.
 
     Args:
@@ -140,7 +140,7 @@ def participants(found: Iterable[Found]) -> Mapping[str, Participant]:
     Raises:
         ConfigurationError: One is in none of the targets given, or those of one sink are in two.
     """
-    places: dict[str, Place] = {}
+    places: dict[str, Target] = {}
     for one in found:
         c = one.committable
         if one.place is None:
@@ -157,7 +157,7 @@ def participants(found: Iterable[Found]) -> Mapping[str, Participant]:
     return {name: place.sink(name) for name, place in places.items()}
 
 
-def _listed(place: Place, known: set[str], pipeline: str | None) -> Iterable[_Seen]:
+def _listed(place: Target, known: set[str], pipeline: str | None) -> Iterable[_Seen]:
     for names in sorted(place.names(known)):
         if pipeline not in (None, names.pipeline):
             continue
@@ -168,7 +168,7 @@ def _listed(place: Place, known: set[str], pipeline: str | None) -> Iterable[_Se
             yield _Seen(committable, place, _PREPARED if state is ExternalState.UNKNOWN else state, listed=True)
 
 
-def _waiting(view: LogView, places: Sequence[Place], seen: set[tuple[str, ...]]) -> Iterable[_Seen]:
+def _waiting(view: LogView, places: Sequence[Target], seen: set[tuple[str, ...]]) -> Iterable[_Seen]:
     """What the undone decision names and no listing showed."""
     decided = view.undone.committables if view.undone is not None else ()
     by_sink: dict[tuple[str, str], list[Committable]] = defaultdict(list)
@@ -192,8 +192,8 @@ def _found(seen: _Seen, views: Sequence[tuple[str, LogView]]) -> Found:
     c = seen.committable
     of_pipeline = [view for pipeline, view in views if pipeline == c.pipeline]
     view = next((view for view in of_pipeline if view.log == c.log), of_pipeline[0] if of_pipeline else None)
-    standing = standing_of(c, view)
-    decided = view.named(c) if view is not None and standing is Standing.DECIDED else None
+    status = status_of(c, view)
+    decided = view.named(c) if view is not None and status is TransactionStatus.DECIDED else None
     given_up = decided is not None and view is not None and c.transaction in view.skipped
     # The decision's committable knows more than the listing's.
-    return Found(decided or c, seen.place, standing, seen.state, seen.listed, given_up)
+    return Found(decided or c, seen.place, status, seen.state, seen.listed, given_up)

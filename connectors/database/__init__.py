@@ -1,1 +1,1 @@
-"""What every sink into a database shares: modes, what a ledger proves, patience."""
+"""What every sink into a database shares: modes, what a ledger proves, retries."""

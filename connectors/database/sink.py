@@ -35,7 +35,7 @@ class OpenTransaction(Protocol):
 W = TypeVar("W", bound=OpenTransaction)
 
 
-class Way(NamedTuple):
+class Resolution(NamedTuple):
     """How committables of one kind end."""
 
     commit: Callable[[Sequence[Committable]], Sequence[CommitOutcome]]
@@ -52,7 +52,7 @@ class DatabaseSink(TwoPhaseCommitSink[W]):
     mode: str
 
     @abstractmethod
-    def ways(self) -> Mapping[str, Way]:
+    def resolutions(self) -> Mapping[str, Resolution]:
         """By kind of committable."""
 
     def validate_complete_mode(self) -> None:
@@ -82,20 +82,20 @@ class DatabaseSink(TwoPhaseCommitSink[W]):
 
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
         """Commit several: prepared ones one by one on one connection, staged ones by one merge per epoch."""
-        ways = self.ways()
+        resolutions = self.resolutions()
         outcomes: dict[str, CommitOutcome] = {}
         for kind in dict.fromkeys(self._kind(c) for c in committables):
             chosen = [c for c in committables if c.kind == kind]
-            answers = ways[kind].commit(chosen)
+            answers = resolutions[kind].commit(chosen)
             outcomes.update({c.transaction: answer for c, answer in zip(chosen, answers, strict=True)})
         return [outcomes[c.transaction] for c in committables]
 
     def abort(self, committable: Committable) -> AbortOutcome:
         """Abort exactly this one."""
-        return self.ways()[self._kind(committable)].abort(committable)
+        return self.resolutions()[self._kind(committable)].abort(committable)
 
     def _kind(self, committable: Committable) -> str:
-        if committable.kind not in self.ways() or committable.version != 1:
+        if committable.kind not in self.resolutions() or committable.version != 1:
             raise ConfigurationError(
                 f"a committable of kind {committable.kind}, version {committable.version} is not a "
                 f"{type(self).__name__}'s",

@@ -8,9 +8,9 @@ from onceward.core.errors import ConfigurationError, KafkaError
 from onceward.core.kit.processwide import PerProcess
 
 from .codes import FORBIDDEN, Code
+from .connectivity import admin_of
 from .errors import INSTALL, client_error, confluent, kafka_error
-from .reach import admin_of
-from .rounds import Rounds
+from .retries import Retries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -94,7 +94,7 @@ class Cluster:
         except confluent().KafkaException as error:
             if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
                 raise client_error(f"cannot create topic {topic}", error) from None
-        if any(self.partitions_of(topic) for _ in Rounds(ASK_SECONDS)):
+        if any(self.partitions_of(topic) for _ in Retries(ASK_SECONDS)):
             return
         raise kafka_error(f"topic {topic} was created, and the brokers do not show it", Code.UNKNOWN_TOPIC_OR_PARTITION)
 
@@ -105,7 +105,7 @@ class Cluster:
             KafkaError: One does not, or no broker answers.
         """
         for topic in sorted(set(topics) - self._seen_topics):
-            if not any(self.partitions_of(topic) for _ in Rounds(NEW_TOPIC_SECONDS)):
+            if not any(self.partitions_of(topic) for _ in Retries(NEW_TOPIC_SECONDS)):
                 raise KafkaError(f"topic {topic} does not exist: create it first. No topic is created by writing to it")
             self._seen_topics.add(topic)
 

@@ -41,7 +41,7 @@ from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, 
 
 from .codes import FORBIDDEN, Code, code_name
 from .inspector import Inspector
-from .rounds import Rounds
+from .retries import Retries
 from .verdict import Inside, Observation, abort_outcome, commit_outcome
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("onceward.kafka")
 
-PATIENCE: Final = 5.0
+RETRY_SECONDS: Final = 5.0
 """Seconds after which an outcome is "retry later"."""
 PATIENCE_IF_AGELESS: Final = 2.5
 """Seconds after which a silent partition is not waited for, where the brokers cannot tell a transaction's age."""
@@ -67,7 +67,7 @@ def look_at(client: TransactionCoordinatorClient, transactions: Sequence[Prepare
     """What became of each transaction; asks again while partitions do not answer."""
     found: list[Inspection] = []
     inspector = Inspector(client)
-    for _ in Rounds(PATIENCE):
+    for _ in Retries(RETRY_SECONDS):
         found = inspector.inspect(transactions)
         if all(one.seen is not Observation.OPEN or one.whole for one in found):
             break
@@ -81,7 +81,7 @@ def commit(client: TransactionCoordinatorClient, transactions: Sequence[Prepared
     found: dict[Prepared, Inspection] = {}
     waiting, began = list(transactions), time.monotonic()
     inspector = Inspector(client)
-    for _ in Rounds(PATIENCE):
+    for _ in Retries(RETRY_SECONDS):
         found = dict(zip(waiting, inspector.inspect(waiting), strict=True))
         for transaction, one in found.items():
             outcomes[transaction] = _outcome(inspector, transaction, one, codes.get(transaction))
@@ -177,7 +177,7 @@ def abort(client: TransactionCoordinatorClient, transaction: Prepared) -> AbortO
     handle = transaction.handle
     outcome = AbortOutcome(AbortStatus.RETRY_LATER)
     inspector = Inspector(client)
-    for _ in Rounds(PATIENCE):
+    for _ in Retries(RETRY_SECONDS):
         [found] = inspector.inspect([transaction])
         outcome = abort_outcome(found.seen, found.code)
         if found.seen is Observation.BEHIND or found.whole:

@@ -77,7 +77,7 @@ class RangeConsumer:
         self._servers = settings["bootstrap.servers"]
 
     def read(
-        self, partition: Partition, start: int, end: int, *, patience: float, is_there: Callable[[], bool]
+        self, partition: Partition, start: int, end: int, *, retry_seconds: float, is_there: Callable[[], bool]
     ) -> Iterator[list[Any]]:
         """Messages of offsets `start` to `end` - 1, in order, in lists of up to ROWS.
 
@@ -85,17 +85,17 @@ class RangeConsumer:
             partition: What to read.
             start: First offset.
             end: Offset behind the last one.
-            patience: Seconds for which nothing may come.
+            retry_seconds: Seconds for which nothing may come.
             is_there: Asked while nothing comes: whether the partition is still there. librdkafka does not say so.
 
         Raises:
             Gone: The next offset is not there: deleted, or behind the partition's end.
-            SourceError: Nothing came for `patience` seconds, or the brokers refuse.
+            SourceError: Nothing came for `retry_seconds` seconds, or the brokers refuse.
         """
         self._consumer.assign([self._topic_partition(partition.topic, partition.number, start)])
         reading = _Range(partition, start, end)
         ready: list[Any] = []
-        watch = _Silence(patience, is_there)
+        watch = _Silence(retry_seconds, is_there)
         while reading.at < end:
             before = reading.at
             ready += reading.take(self._what_came(min(ROWS - len(ready), end - before)))
@@ -108,7 +108,7 @@ class RangeConsumer:
             if reading.gone or watch.is_gone():
                 raise Gone(reading.gone or "the partition is not there")
             if watch.is_too_long():
-                raise self._too_late(reading, patience)
+                raise self._too_late(reading, retry_seconds)
         if ready:
             yield ready
 
@@ -119,11 +119,11 @@ class RangeConsumer:
             return []
         return [first, *self._consumer.consume(count - 1, 0)] if count > 1 else [first]
 
-    def _too_late(self, reading: _Range, patience: float) -> SourceError:
+    def _too_late(self, reading: _Range, retry_seconds: float) -> SourceError:
         why = f" The last fault: {reading.fault}." if reading.fault else ""
         return SourceError(
-            f"nothing came from {reading.partition} at {self._servers} for {patience:g} s: offsets {reading.at} to "
-            f"{reading.end - 1} are missing.{why} Check that the brokers are up and hold the partition; "
+            f"nothing came from {reading.partition} at {self._servers} for {retry_seconds:g} s: offsets {reading.at} "
+            f"to {reading.end - 1} are missing.{why} Check that the brokers are up and hold the partition; "
             "kafkaConsumer.pollTimeoutMs (timeout) says how long to wait"
         )
 
@@ -199,8 +199,8 @@ class _Range:
 class _Silence:
     """For how long nothing came."""
 
-    def __init__(self, patience: float, is_there: Callable[[], bool]) -> None:
-        self._patience = patience
+    def __init__(self, retry_seconds: float, is_there: Callable[[], bool]) -> None:
+        self._retry_seconds = retry_seconds
         self._is_there = is_there
         self.news()
 
@@ -217,8 +217,8 @@ class _Silence:
         return not self._is_there()
 
     def is_too_long(self) -> bool:
-        """Whether patience is at its end."""
-        return time.monotonic() - self._since > self._patience
+        """Whether retry_seconds is at its end."""
+        return time.monotonic() - self._since > self._retry_seconds
 
 
 class _Idle:

@@ -18,16 +18,16 @@ from .answers import Description, Listing, OpenProducers, description, open_prod
 from .codes import PASSING, Code
 from .errors import kafka_error
 from .handle import Handle, Partition, by_topic
-from .rounds import Rounds
+from .retries import Retries
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
 T = TypeVar("T")
-PATIENCE: Final = 5.0
+RETRY_SECONDS: Final = 5.0
 """Seconds that a call goes on asking before it answers with the last code it got."""
 TRIES_BEFORE_BOOTSTRAP: Final = 4
-"""Unanswered rounds after which the brokers' addresses themselves are in doubt."""
+"""Unanswered retries after which the brokers' addresses themselves are in doubt."""
 ASK_AGAIN: Final = PASSING | {Code.CONCURRENT_TRANSACTIONS}
 
 
@@ -36,12 +36,12 @@ class TransactionCoordinatorClient:
 
     Args:
         link: Connections to the cluster.
-        patience: Seconds that one call may take at most.
+        retry_seconds: Seconds that one call may take at most.
     """
 
-    def __init__(self, link: wire.Wire, *, patience: float = PATIENCE) -> None:
+    def __init__(self, link: wire.Wire, *, retry_seconds: float = RETRY_SECONDS) -> None:
         self._wire = link
-        self._patience = patience
+        self._retry_seconds = retry_seconds
         self._nodes: dict[str, int] = {}
         self._lock = threading.Lock()
         self._by_pattern = True
@@ -86,10 +86,10 @@ class TransactionCoordinatorClient:
         """State, handle, timeout and partitions of each transactional id."""
         found = dict.fromkeys(ids, Description(Code.NO_ANSWER))
         waiting = {name: seen.code for name, seen in found.items()}
-        rounds = Rounds(self._patience)
-        for number in rounds:
+        retries = Retries(self._retry_seconds)
+        for number in retries:
             self._look_again(waiting, number)
-            found |= self._describe_once(list(waiting), rounds.left)
+            found |= self._describe_once(list(waiting), retries.left)
             waiting = {name: found[name].code for name in waiting if found[name].code in PASSING}
             if not waiting:
                 break
@@ -106,11 +106,11 @@ class TransactionCoordinatorClient:
             KafkaError: Not every broker answered, so the list would not be complete.
         """
         bad = wire.Answer(Code.NO_ANSWER)
-        rounds = Rounds(self._patience)
-        for number in rounds:
+        retries = Retries(self._retry_seconds)
+        for number in retries:
             if number >= TRIES_BEFORE_BOOTSTRAP:
                 self._wire.forget()
-            answers = self._list_once(states, prefix, rounds.left)
+            answers = self._list_once(states, prefix, retries.left)
             failed = [answer for answer in answers if answer.code]
             if answers and not failed:
                 rows = [row for answer in answers for row in answer.response.transaction_states]
@@ -128,7 +128,7 @@ class TransactionCoordinatorClient:
         machines are compared. None if a broker is too old to tell (before Kafka 3.8).
         """
         prefix = os.path.commonprefix(list(ids))  # noqa: RUF071 - characters are meant
-        answers = self._list_once(["Ongoing"], prefix, self._patience, milliseconds)
+        answers = self._list_once(["Ongoing"], prefix, self._retry_seconds, milliseconds)
         if any(answer.code == Code.UNSUPPORTED_VERSION for answer in answers):
             return None
         told = [row for answer in answers if not answer.code for row in answer.response.transaction_states]
@@ -141,10 +141,12 @@ class TransactionCoordinatorClient:
             topics: Their names.
             everywhere: Believe only what all brokers say alike.
         """
-        return self._wire.topic_ids(sorted(topics), everywhere=everywhere, seconds=self._patience) if topics else {}
+        return (
+            self._wire.topic_ids(sorted(topics), everywhere=everywhere, seconds=self._retry_seconds) if topics else {}
+        )
 
     def describe_producers(
-        self, partitions: Collection[Partition], *, patience: float | None = None
+        self, partitions: Collection[Partition], *, retry_seconds: float | None = None
     ) -> dict[Partition, OpenProducers | None]:
         """Producers with an open transaction in each partition, as its leader sees it; None if it did not answer.
 
@@ -154,28 +156,28 @@ class TransactionCoordinatorClient:
         """
         found: dict[Partition, OpenProducers | None] = dict.fromkeys(partitions)
         waiting = list(found)
-        for number in Rounds(self._patience if patience is None else patience):
+        for number in Retries(self._retry_seconds if retry_seconds is None else retry_seconds):
             if not waiting:
                 break
             if number >= TRIES_BEFORE_BOOTSTRAP:
                 self._wire.forget()
-            found |= self._producers_once(waiting, self._patience)
+            found |= self._producers_once(waiting, self._retry_seconds)
             waiting = [partition for partition in waiting if found[partition] is None]
         return found
 
     def may_look(self, topic: str) -> int:
         """The code with which a partition of the topic answers describe_producers; it needs Read on the topic."""
-        leaders = self._wire.leaders([topic], seconds=self._patience)
+        leaders = self._wire.leaders([topic], seconds=self._retry_seconds)
         partition = min(leaders, default=None)
         if partition is None:
             return Code.LEADER_NOT_AVAILABLE
         request = requests.describe_producers(by_topic([partition]))
-        [answer] = self._wire.exchange([(leaders[partition], request)], seconds=self._patience)
+        [answer] = self._wire.exchange([(leaders[partition], request)], seconds=self._retry_seconds)
         return answer.code or int(answer.response.topics[0].partitions[0].error_code)
 
     def partitions_of(self, topics: Collection[str]) -> list[Partition]:
         """The partitions of these topics that have a leader now."""
-        return sorted(self._wire.leaders(sorted(topics), seconds=self._patience)) if topics else []
+        return sorted(self._wire.leaders(sorted(topics), seconds=self._retry_seconds)) if topics else []
 
     def write_marker(
         self, partition: Partition, producer: tuple[int, int], coordinator_epoch: int, *, commit: bool
@@ -188,11 +190,11 @@ class TransactionCoordinatorClient:
             coordinator_epoch: As describe_producers tells it.
             commit: How the coordinator ended it: anything else would break the transaction apart.
         """
-        leader = self._wire.leaders([partition[0]], seconds=self._patience).get(partition)
+        leader = self._wire.leaders([partition[0]], seconds=self._retry_seconds).get(partition)
         if leader is None:
             return Code.LEADER_NOT_AVAILABLE
         request = requests.write_marker(partition, producer, coordinator_epoch, commit=commit)
-        [answer] = self._wire.exchange([(leader, request)], seconds=self._patience)
+        [answer] = self._wire.exchange([(leader, request)], seconds=self._retry_seconds)
         if answer.code:
             return answer.code
         [row] = [row for m in answer.response.markers for topic in m.topics for row in topic.partitions]
@@ -204,12 +206,12 @@ class TransactionCoordinatorClient:
         """Send each request to its id's coordinator, again while that may help; the last code of each."""
         codes: dict[tuple[str, int], int] = dict.fromkeys(sent, Code.NO_ANSWER)
         waiting = list(codes)
-        rounds = Rounds(self._patience)
-        for number in rounds:
+        retries = Retries(self._retry_seconds)
+        for number in retries:
             self._look_again({name: codes[name, i] for name, i in waiting}, number)
-            nodes, failed = self._find({name for name, _ in waiting}, rounds.left)
+            nodes, failed = self._find({name for name, _ in waiting}, retries.left)
             asked = [key for key in waiting if key[0] in nodes]
-            answers = self._wire.exchange([(nodes[key[0]], sent[key]) for key in asked], seconds=rounds.left)
+            answers = self._wire.exchange([(nodes[key[0]], sent[key]) for key in asked], seconds=retries.left)
             codes |= {key: failed[key[0]] for key in waiting if key[0] in failed}
             codes |= {key: answer.result for key, answer in zip(asked, answers, strict=True)}
             waiting = [key for key in waiting if codes[key] in again]

@@ -67,7 +67,7 @@ class Inspector:
         """What became of each transaction."""
         described = self._client.describe(t.handle.transactional_id for t in transactions)
         asked = {partition for t in transactions for partition in t.partitions}
-        self._producers = self._client.describe_producers(asked, patience=0) if asked else {}
+        self._producers = self._client.describe_producers(asked, retry_seconds=0) if asked else {}
         found = [(t, described[t.handle.transactional_id]) for t in transactions]
         self._find_deleted([(t, judge(t.handle, description)) for t, description in found])
         return [self._inspection(t, description) for t, description in found]

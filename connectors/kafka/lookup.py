@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 from onceward.core.errors import SourceError
 
 from .bounds import EARLIEST, LATEST
+from .connectivity import admin_of
 from .errors import confluent
 from .planning import Held
 from .positions import Partition
-from .reach import admin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from .reach import Admin
+    from .connectivity import Admin
     from .settings import KafkaSettings
 
 ASK_SECONDS: Final = 10.0
@@ -40,14 +40,14 @@ class Lookup:
     Args:
         settings: Where and how to connect.
         committed: Ask for what read_committed readers see.
-        patience: Seconds for which a question is asked again while no broker answers. As long as the cluster has never
+        retry_seconds: How long a question is asked again while no broker answers. As long as the cluster has never
             answered this process, FIRST_SECONDS at most.
     """
 
-    def __init__(self, settings: KafkaSettings, *, committed: bool, patience: float) -> None:
+    def __init__(self, settings: KafkaSettings, *, committed: bool, retry_seconds: float) -> None:
         self._settings = settings
         self._committed = committed
-        self._patience = patience
+        self._retry_seconds = retry_seconds
 
     def topics_like(self, pattern: str) -> list[str]:
         """Names of the topics that match a regular expression as a whole; internal ones are left out."""
@@ -115,7 +115,9 @@ class Lookup:
         admin = admin_of(self._settings)
         admin.client.poll(0)
         admin.complaints.clear()
-        give_up = time.monotonic() + (self._patience if admin.answered else min(self._patience, FIRST_SECONDS))
+        give_up = time.monotonic() + (
+            self._retry_seconds if admin.answered else min(self._retry_seconds, FIRST_SECONDS)
+        )
         while True:
             seconds = ASK_SECONDS if admin.answered else max(LEAST_SECONDS, give_up - time.monotonic())
             try:

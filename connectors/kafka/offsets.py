@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 from onceward.core.errors import ConfigurationError
 
 from .codes import Code
+from .connectivity import admin_of
 from .errors import client_error, confluent
-from .reach import admin_of
-from .rounds import Rounds
+from .retries import Retries
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +47,7 @@ def publish_offsets(settings: KafkaSettings, group: str, offsets: Mapping[str, M
         return
     what = f"cannot publish offsets to consumer group {group}"
     where, refusal = what, None
-    for _ in Rounds(ASK_SECONDS):
+    for _ in Retries(ASK_SECONDS):
         where, refusal = what, None
         try:
             request = library.ConsumerGroupTopicPartitions(group, found)

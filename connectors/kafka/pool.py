@@ -177,7 +177,7 @@ class ProducerPool:
         return judge(candidate.prepared.handle, described[name]) is Observation.COMMITTED
 
     def _raised(self, candidate: Candidate) -> bool:
-        """Raise the producer epoch once more before an id's second transaction: see claims.never_committed."""
+        """Raise the producer epoch once more before an id's second transaction: see ownership.never_committed."""
         if candidate.prepared is None or candidate.prepared.handle.producer_epoch > 0:
             return True
         return cluster_of(self._key.settings).transactions.register(str(candidate.name)) == Code.NONE

@@ -16,14 +16,14 @@ from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, 
 from onceward.core.transaction.ownership import NOTHING
 from onceward.sinks.base import TwoPhaseCommitSink
 
-from . import claims, commits
+from . import commits, ownership
 from .cluster import cluster_of
 from .codes import Code
+from .connectivity import check_reachable
 from .errors import kafka_error
 from .handle import KIND, VERSION, Prepared
 from .pool import PoolKey, pool_of
 from .producer import check_settings
-from .reach import check_reachable
 from .rows import Rows, check_columns
 from .settings import KafkaSettings, split_options
 from .verdict import STATE, Observation
@@ -254,11 +254,11 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:
         """Open transactions under exactly this name; see TwoPhaseCommitSink."""
-        return claims.lingering(self._client, scope, [self.topic] if self.topic is not None else [])
+        return ownership.lingering(self._client, scope, [self.topic] if self.topic is not None else [])
 
     def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
         """Open transactions of this pipeline and log in this cluster; see TwoPhaseCommitSink."""
-        return claims.lingering_elsewhere(self._client, pipeline, log)
+        return ownership.lingering_elsewhere(self._client, pipeline, log)
 
     def check_claim(self, scope: Scope, newest: Progress) -> None:
         """Refuse a name that another log may have committed under; see TwoPhaseCommitSink.
@@ -267,11 +267,11 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         is what it remembers. So a log looks until it has decided something itself.
         """
         if newest == NOTHING:
-            claims.check(self._client, scope)
+            ownership.check(self._client, scope)
 
     def release(self, scope: Scope) -> None:
         """Accept what other logs have committed under this name, for good; see TwoPhaseCommitSink."""
-        claims.accept(self._client, scope)
+        ownership.accept(self._client, scope)
 
     def warm_up(self, context: WriteContext) -> None:
         """Make the next epoch's producer ready in the background."""

@@ -31,7 +31,7 @@ _log = logging.getLogger("onceward.sources")
 
 COMMITTED: Final = "read_committed"
 ISOLATION: Final = "isolation.level"
-PATIENCE: Final = 120.0
+RETRY_SECONDS: Final = 120.0
 
 
 class KafkaSource(ResettableSource):
@@ -83,7 +83,7 @@ class KafkaSource(ResettableSource):
         max_offsets_per_trigger: int | None = None,
         max_records_per_partition: int | None = None,
         group: str | None = None,
-        timeout: float = PATIENCE,
+        timeout: float = RETRY_SECONDS,
     ) -> None:
         self.selection = Selection.of(topics, pattern, assign)
         self.starting: Bound = bound(starting, "starting")
@@ -182,7 +182,7 @@ class KafkaSource(ResettableSource):
             with borrowed(self.settings) as consumer:
                 try:
                     for messages in consumer.read(
-                        partition, at, split.end, patience=self.timeout, is_there=lambda: self._is_there(partition)
+                        partition, at, split.end, retry_seconds=self.timeout, is_there=lambda: self._is_there(partition)
                     ):
                         at = messages[-1].offset() + 1
                         yield Piece(to_batch(partition, messages, include_headers=self.include_headers), at)
@@ -231,15 +231,15 @@ class KafkaSource(ResettableSource):
     def _find(self) -> Found:
         return find(self.selection, self._lookup())
 
-    def _lookup(self, patience: float | None = None) -> Lookup:
+    def _lookup(self, retry_seconds: float | None = None) -> Lookup:
         committed = str(self.settings[ISOLATION]).lower() == COMMITTED
-        patience = self.timeout if patience is None else patience
-        return Lookup(self.settings.connection(), committed=committed, patience=patience)
+        retry_seconds = self.timeout if retry_seconds is None else retry_seconds
+        return Lookup(self.settings.connection(), committed=committed, retry_seconds=retry_seconds)
 
     def _is_there(self, partition: Partition) -> bool:
         """Whether the brokers know the partition; as far as they answer at all."""
         try:
-            _, count = self._lookup(patience=0).partitions_of([partition.topic]).get(partition.topic, ("", 0))
+            _, count = self._lookup(retry_seconds=0).partitions_of([partition.topic]).get(partition.topic, ("", 0))
         except SourceError:
             return True
         return partition.number < count

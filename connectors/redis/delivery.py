@@ -26,7 +26,7 @@ GO_ON: Final = (
     "durable=False until rows are written"
 )
 WAIT_SHARE: Final = 0.5
-"""Share of the time-out of an answer for which the server itself waits for its disk and replicas."""
+"""Share of the timeout of an answer for which the server itself waits for its disk and replicas."""
 
 
 class Loss(StrEnum):

@@ -91,7 +91,7 @@ class RedisSettings:
 
 
 def check_seconds(name: str, seconds: float) -> None:
-    """Refuse a time-out that no socket takes.
+    """Refuse a timeout that no socket takes.
 
     Raises:
         ConfigurationError: It is one.

@@ -75,13 +75,13 @@ def check_age(
         timeout = sink.transaction_timeout
         if not mine or timeout is None or age <= timeout / 4:
             continue
-        _log.warning("epoch %s is %.0f s old; sink %s's time-out is %.0f s", written.epoch, age, sink.name, timeout)
+        _log.warning("epoch %s is %.0f s old; sink %s's timeout is %.0f s", written.epoch, age, sink.name, timeout)
         states = zip(mine, sink.inspect_many(mine), strict=True)
         gone = [c for c, state in states if state in (ExternalState.ABORTED, ExternalState.EXPIRED)]
         if gone:
             error = DataLossError(
-                f"{len(gone)} transactions ended before they were decided, after {age:.0f} s (time-out {timeout:.0f} "
-                "s). Nothing was committed; a restart writes the epoch again. Make epochs shorter or the time-out "
+                f"{len(gone)} transactions ended before they were decided, after {age:.0f} s (timeout {timeout:.0f} "
+                "s). Nothing was committed; a restart writes the epoch again. Make epochs shorter or the timeout "
                 "longer",
                 pipeline=written.pipeline,
                 sink=sink.name,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import CommitPendingError, DataLossError, EpochConflictError, ExternalError, FencedError
 from ..names import Scope
-from ..steps import Step, reach
+from ..steps import Step, crash_point
 from ..transaction.recovery import AFTER_COMMIT, PROVEN_NOT_COMMITTED, AfterCommit
 from .participant import by_urgency
 from .policy import CommitPolicy, OnLost
@@ -111,9 +111,9 @@ class _Share:
 
     def _commit(self, epoch: list[Committable]) -> bool:
         """Whether all of it has ended."""
-        reach(Step.COMMIT_BEFORE)
+        crash_point(Step.COMMIT_BEFORE)
         outcomes = self.sink.commit_many(epoch)
-        reach(Step.COMMIT_AFTER)
+        crash_point(Step.COMMIT_AFTER)
         answered = [(c, outcome, AFTER_COMMIT[outcome.status]) for c, outcome in zip(epoch, outcomes, strict=True)]
         self.failures += [(c, outcome) for c, outcome, after in answered if after is AfterCommit.LOST]
         self.detail = next((outcome.detail for _, outcome, after in answered if after is AfterCommit.AGAIN), "")

@@ -22,7 +22,7 @@ from ..errors import ConfigurationError, DataLossError, EpochConflictError, Exte
 from ..log import EpochInput, LogStore, LogView, LogWriter, Rewound, WriterToken
 from ..log.view import NONE, check_next, may_follow
 from ..names import Scope, check_pipeline_name
-from ..steps import Step, reach
+from ..steps import Step, crash_point
 from ..transaction import Acknowledgement, Committable, WriteContext
 from .acknowledged import Written, check_age, gather
 from .commit import finish
@@ -119,9 +119,9 @@ class Coordinator:
         before = self.writer.look() if query is not None or wanted is not None else None
         if before is not None and not self._goes_back(before, wanted, epoch_input):
             self._check_query(before, query)
-        reach(Step.START_BEFORE)
+        crash_point(Step.START_BEFORE)
         self.writer.start()
-        reach(Step.START_AFTER)
+        crash_point(Step.START_AFTER)
         goes_back = self._goes_back(self.view, wanted, epoch_input)
         unowned = self._own_names(release=goes_back or self.view.rewound)
         unswept = self._sweep_now(abandoned=True, but=unowned)
@@ -244,7 +244,7 @@ class Coordinator:
         of = Written(self.pipeline, self.writer.token, epoch, earliest)
         committables = gather(of, self.sinks, acknowledgements)
         self._check_age(of, committables, self.policy.monotonic() - self._began if age is None else age)
-        reach(Step.ACKNOWLEDGED)
+        crash_point(Step.ACKNOWLEDGED)
         permit = self.writer.decide(
             epoch, committables, sinks=list(self.sinks), epoch_input=epoch_input, state=state, follows=self._follows()
         )
@@ -265,9 +265,9 @@ class Coordinator:
             return False
         self.writer.bar()
         for committable in committables:
-            reach(Step.ABORT_BEFORE)
+            crash_point(Step.ABORT_BEFORE)
             self.sinks[committable.sink].abort(committable)
-            reach(Step.ABORT_AFTER)
+            crash_point(Step.ABORT_AFTER)
         return True
 
     def _check_age(self, of: Written, committables: Sequence[Committable], age: float) -> None:

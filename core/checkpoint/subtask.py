@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import LifecycleError
-from ..steps import Step, reach
+from ..steps import Step, crash_point
 from ..transaction.lifecycle import Lifecycle, TransactionState
 
 if TYPE_CHECKING:
@@ -56,25 +56,25 @@ class SubtaskEpoch:
         if batch.num_rows == 0:
             return
         if self._life.state is TransactionState.NEW:
-            reach(Step.BEGIN_BEFORE)
+            crash_point(Step.BEGIN_BEFORE)
             self._transaction = self.sink.begin(self.context)
             self._life.enter(TransactionState.OPEN)
-            reach(Step.BEGIN_AFTER)
+            crash_point(Step.BEGIN_AFTER)
         self._life.require(TransactionState.OPEN)
-        reach(Step.WRITE_BEFORE)
+        crash_point(Step.WRITE_BEFORE)
         self.sink.write(self._transaction, batch)
-        reach(Step.WRITE_AFTER)
+        crash_point(Step.WRITE_AFTER)
 
     def pre_commit(self) -> Committable | None:
         """Prepare what was written; None if nothing was."""
         if self._life.state is TransactionState.NEW:
             return None
         self._life.require(TransactionState.OPEN)
-        reach(Step.PRE_COMMIT_BEFORE)
+        crash_point(Step.PRE_COMMIT_BEFORE)
         committable = self.sink.pre_commit(self._transaction)
         self._check(committable)
         self._life.enter(TransactionState.PREPARED)
-        reach(Step.PRE_COMMIT_AFTER)
+        crash_point(Step.PRE_COMMIT_AFTER)
         self.sink.warm_up(self.context)
         return committable
 

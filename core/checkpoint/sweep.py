@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..names import Scope
-from ..steps import Step, reach
+from ..steps import Step, crash_point
 from ..transaction import ANY_EPOCH, Committable, ExternalState
 from ..transaction.recovery import Action, LogState, action
 from .participant import by_urgency
@@ -86,7 +86,7 @@ def sweep(
         SinkError: A target did not answer; the others were swept.
         StoreError: The log did not answer; nothing was aborted since.
     """
-    reach(Step.SWEEP_BEFORE)
+    crash_point(Step.SWEEP_BEFORE)
     sinks = by_urgency(sinks)
     names = {sink.name for sink in sinks}
     aborted: list[Committable] = []
@@ -111,7 +111,7 @@ def sweep(
                 reported.append(committable)
             elif what is Action.ABORT:
                 (aborted if _abort(sink, committable, errors) else left).append(committable)
-    reach(Step.SWEEP_AFTER)
+    crash_point(Step.SWEEP_AFTER)
     for committable in reported:
         _log.warning("left alone: %s is open and not this log's or this writer's", committable.transaction)
     if errors:
@@ -132,7 +132,7 @@ def _abandoned(sink: Participant, writer: LogWriter, names: Collection[str]) -> 
 
 
 def _abort(sink: Participant, committable: Committable, errors: list[Exception]) -> bool:
-    reach(Step.SWEEP_ABORT_BEFORE)
+    crash_point(Step.SWEEP_ABORT_BEFORE)
     try:
         outcome = sink.abort(committable)
     except Exception as error:  # noqa: BLE001 - as above

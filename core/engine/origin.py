@@ -95,7 +95,7 @@ def find_origin(view: LogView, restore: Restore, pipeline: str) -> Origin:
         StateDamagedError: The newest one is damaged; nothing else is restored in its place.
         EpochConflictError: Another one than the newest is asked for, and nobody said why, or it was never decided.
     """
-    newest = Decided.of(_standing(view))
+    newest = Decided.of(_in_force(view))
     if restore.path is None and restore.why is None:
         return _newest(view, newest, pipeline)
     if newest is not None and newest.restored is not None and _is_done(restore, newest.restored):
@@ -122,7 +122,7 @@ def _is_done(restore: Restore, before: Restored) -> bool:
         return restore.path == before.folder
 
 
-def _standing(view: LogView) -> Decide | None:
+def _in_force(view: LogView) -> Decide | None:
     """The newest decision; the one before, if that is void."""
     if view.newest is not None or view.rewound:
         return view.newest
@@ -136,7 +136,7 @@ def _standing(view: LogView) -> Decide | None:
 
 
 def _newest(view: LogView, newest: Decided | None, pipeline: str) -> Origin:
-    decision = _standing(view)
+    decision = _in_force(view)
     if decision is None and not view.rewound:
         return Origin(None, None, None, view.decided, goes_on=True, restored=None)
     if decision is None:

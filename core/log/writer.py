@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..errors import DecisionInDoubtError, EpochConflictError, FencedError, ProtocolError, StoreError
-from ..steps import Step, reach
+from ..steps import Step, crash_point
 from .entries import (
     Completed,
     Decide,
@@ -125,7 +125,7 @@ class LogWriter:
             DecisionInDoubtError: The store did not answer; the decision may exist.
         """
         check_next(self.view, epoch, self.pipeline, follows)
-        reach(Step.DECIDE_BEFORE)
+        crash_point(Step.DECIDE_BEFORE)
         decision = Decide(
             **self._fields(),
             epoch=epoch,
@@ -137,7 +137,7 @@ class LogWriter:
             rewind=self.view.rewind,
         )
         self._append(decision)
-        reach(Step.DECIDE_AFTER)
+        crash_point(Step.DECIDE_AFTER)
         return _mint(decision)
 
     def complete(self, epoch: int) -> None:
@@ -148,11 +148,11 @@ class LogWriter:
             DecisionInDoubtError: The store did not answer.
         """
         self._keep_records()
-        reach(Step.COMPLETE_BEFORE)
+        crash_point(Step.COMPLETE_BEFORE)
         newest = self.view.newest
         floor = newest.position if newest is not None else self.view.floor
         self._append(Completed(**self._fields(), epoch=epoch, floor=floor))
-        reach(Step.COMPLETE_AFTER)
+        crash_point(Step.COMPLETE_AFTER)
         self._prune(floor)
 
     def rewind(self, rewind: Rewound) -> None:
@@ -247,9 +247,9 @@ class LogWriter:
                 attempt += 1
 
     def _put(self, key: str, data: bytes) -> bool:
-        reach(Step.LOG_PUT_BEFORE)
+        crash_point(Step.LOG_PUT_BEFORE)
         won = self.store.put_if_absent(key, data)
-        reach(Step.LOG_PUT_AFTER)
+        crash_point(Step.LOG_PUT_AFTER)
         return won or self.store.get(key) == data
 
     def _look_at_tail(self, position: int) -> None:
@@ -278,9 +278,9 @@ class LogWriter:
             for key in below:
                 if position_of(key) is None:
                     continue
-                reach(Step.LOG_DELETE_BEFORE)
+                crash_point(Step.LOG_DELETE_BEFORE)
                 self.store.delete(key)
-                reach(Step.LOG_DELETE_AFTER)
+                crash_point(Step.LOG_DELETE_AFTER)
         except StoreError:
             return
 

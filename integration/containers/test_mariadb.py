@@ -1,4 +1,4 @@
-"""SqlAlchemySink on MariaDB, in a container: the exam, and scenarios 20, 33 and 72 to 77."""
+"""SqlAlchemySink on MariaDB, in a container: the conformance suite, and scenarios 20, 33 and 72 to 77."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pymysql
 import pytest
 from sqlalchemy import make_url
 
-from onceward.connectors.database import patience
+from onceward.connectors.database import retry
 from onceward.connectors.database.sql.engines import close_idle, reading
 from onceward.connectors.database.sql.sink import SqlAlchemySink
 from onceward.connectors.database.sql.xids import Xid
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SqlError
 from onceward.core.names import parse_transaction_name
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, WriteContext
-from onceward.testing.conformance import SinkConformance, Subject
+from onceward.testing.conformance import SinkConformance, SinkUnderTest
 from onceward.testing.containers import MariaDbContainer
 
 from ..postgres_kit import SCHEMA, SCOPE, Proxy, context, expected, in_child, words, write
@@ -77,17 +77,17 @@ def against_the_check(numbers: list[int]) -> pa.RecordBatch:
 @pytest.mark.parametrize("how", ["prepared", "staging"])
 class TestSqlAlchemySinkOnMariaDb(SinkConformance):
     @pytest.fixture
-    def subject(self, database: MariaDatabase, mariadb_container: MariaDbContainer, how: str) -> Subject:
-        database.run("CREATE TABLE exam (n bigint, text varchar(60) CHECK (text <> ''))")
+    def sink_under_test(self, database: MariaDatabase, mariadb_container: MariaDbContainer, how: str) -> SinkUnderTest:
+        database.run("CREATE TABLE conformance (n bigint, text varchar(60) CHECK (text <> ''))")
 
         def restart() -> None:
             mariadb_container.kill()
             mariadb_container.start_again()
             database.connect()
 
-        return Subject(
-            make=lambda: SqlAlchemySink("exam", url=database.url, table="exam", commit=how),
-            read=lambda: [n for (n,) in database.run("SELECT n FROM exam")],
+        return SinkUnderTest(
+            make=lambda: SqlAlchemySink("conformance", url=database.url, table="conformance", commit=how),
+            read=lambda: [n for (n,) in database.run("SELECT n FROM conformance")],
             kill=True,
             restart=restart,
             refused=against_the_check,
@@ -107,7 +107,7 @@ def xid_of(committable: Committable) -> Xid:
 def test_what_its_own_session_still_holds_is_tried_again_and_never_taken_for_lost(
     database: MariaDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "PATIENCE", 0.2)
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.2)
     sink = database.sink()
     committable = write(sink, context(), words(0))
     sink.abort(committable)
@@ -312,7 +312,7 @@ def test_a_commit_while_the_server_is_down_is_tried_again_later(
     database: MariaDatabase,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(patience, "PATIENCE", 0.1)
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.1)
     committable = write(sink, context(), words(1))
     mariadb_container.kill()
     assert sink.commit(committable).status is CommitStatus.RETRY_LATER

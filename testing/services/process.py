@@ -117,12 +117,12 @@ class BackgroundProcess:
     def stop(self, signals: Sequence[tuple[signal.Signals, float]]) -> None:
         """Sends each signal in turn and gives it its seconds; what is left after the last is killed."""
         process = self.find()
-        for number, patience in signals:
+        for number, retry_seconds in signals:
             if process is None:
                 break
             with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
                 process.send_signal(number)
-                process.wait(patience)
+                process.wait(retry_seconds)
             process = self.find()
         self.kill()
 

@@ -6,11 +6,11 @@ What is nasty, all of it measured on the real one; integration/test_differential
 - 51 while markers are written; 90 for everything once the epoch has moved, whatever became of the transaction.
 - After EndTxn(abort) a zombie's next message opens a transaction again, under the same epoch.
 - InitProducerId by handle compares the epoch in every state except Ongoing: it aborts a newer epoch's transaction.
-- The time-out and a fence abort under the next epoch; the start time stays, so a description can prove it.
+- The timeout and a fence abort under the next epoch; the start time stays, so a description can prove it.
 - `kafka-transactions abort` ends a transaction in its partitions alone: the coordinator goes on to say Ongoing.
 - A partition without a leader is left out when markers are written (KAFKA-20734): committed rows stay invisible, and
   aborted ones become visible with the next commit of the same producer id.
-- The time-out runs whoever is away. A topic may be deleted while rows in it wait, and be created again with another id.
+- The timeout runs whoever is away. A topic may be deleted while rows in it wait, and be created again with another id.
 """
 
 from __future__ import annotations
@@ -316,7 +316,7 @@ class Broker:
             partition.leaderless_until = 0
 
     def expire(self, number: int) -> None:
-        """The time-out of some open transaction, long before its time."""
+        """The timeout of some open transaction, long before its time."""
         ongoing = [known for known in self.ids.values() if known.state == ONGOING]
         if ongoing:
             known = ongoing[number % len(ongoing)]

@@ -123,7 +123,7 @@ class DatabaseSink:
         return name.scope[:2] == scope[:2]
 
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
-        """Not used without a time-out."""
+        """Not used without a timeout."""
         return [ExternalState.UNKNOWN for _ in committables]
 
     def check_claim(self, scope: Scope, newest: Progress) -> None:

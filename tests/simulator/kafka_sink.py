@@ -91,7 +91,7 @@ class SimulatedClient:
         return [Listing(k.name, k.pid, k.state) for k in found if k is not None and (not states or k.state in states)]
 
     def describe_producers(
-        self, partitions: Collection[Partition], *, patience: float | None = None
+        self, partitions: Collection[Partition], *, retry_seconds: float | None = None
     ) -> dict[Partition, dict[tuple[int, int], int] | None]:
         """Whose transactions the partitions have open, as their leaders see it."""
         if self._once("describe producers", lambda: NONE) != NONE:
@@ -354,6 +354,6 @@ def kafka_in(world: World, broker: Broker) -> Iterator[None]:
         patch.object(pool, "secrets", SimpleNamespace(token_hex=lambda _: world.token()[:8])),
         patch.object(pool, "cluster_of", lambda _: cluster),
         patch.object(pool, "TransactionalProducer", SimpleNamespace(open=opened)),
-        patch.object(commits, "Rounds", rounds),
+        patch.object(commits, "Retries", rounds),
     ):
         yield

@@ -42,7 +42,7 @@ class Kind(StrEnum):
     LOSE_EXECUTOR = "lose executor"
     """A driver takes a running task for dead; the task sleeps and wakes up as a zombie."""
     EXPIRE = "expire"
-    """The broker's time-out aborts an open transaction."""
+    """The broker's timeout aborts an open transaction."""
     STALE_END = "stale end"
     """Somebody repeats a commit or an abort of a transaction that ended long ago."""
     ROLLBACK = "rollback"

@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from onceward.cli.operate.logs import Log
-from onceward.cli.operate.places import Names
-from onceward.cli.operate.settle import abort_undecided, chosen, commit_decided
+from onceward.cli.operate.resolve import abort_undecided, chosen, commit_decided
 from onceward.cli.operate.survey import survey
+from onceward.cli.operate.targets import Names
 from onceward.connectors.spark.exactly_once import EpochHandler
 from onceward.core.checkpoint import Coordinator, OnLost
 from onceward.core.errors import DataLossError, EpochConflictError, OncewardError
@@ -71,15 +71,15 @@ class Here:
         self._sinks = {sink.name: sink for sink in sinks}
 
     def names(self, pipelines: Collection[str]) -> set[Names]:
-        """See Place."""
+        """See Target."""
         return {Names(pipeline, sink) for pipeline in pipelines for sink in self._sinks}
 
     def holds(self, kind: str, sink: str) -> bool:  # noqa: ARG002
-        """See Place."""
+        """See Target."""
         return sink in self._sinks
 
     def sink(self, name: str) -> Any:
-        """See Place."""
+        """See Target."""
         return self._sinks[name]
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pgpq import encoders
 from pgpq import schema as pgpq_schema
 
-from .images import array_images, null_images, uuid_images, uuid_storage_images
+from .binary_encoding import encode_arrays, encode_nulls, encode_uuid_storage, encode_uuids
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,7 +73,7 @@ def conversion(arrow: pa.DataType, target: PgType) -> Conversion:
     if pa.types.is_dictionary(arrow):
         return _after(lambda array: array.dictionary_decode(), conversion(arrow.value_type, target))
     if pa.types.is_null(arrow):
-        return Conversion(pa.binary(), null_images)
+        return Conversion(pa.binary(), encode_nulls)
     if target.element is not None:
         return _list(arrow, target.element)
     if isinstance(arrow, pa.BaseExtensionType):
@@ -209,7 +209,7 @@ def _interval(arrow: pa.DataType, _: PgType) -> Conversion:
 
 def _uuid(arrow: pa.DataType, _: PgType) -> Conversion:
     if _is_text(arrow):
-        return Conversion(pa.binary(16), uuid_images)
+        return Conversion(pa.binary(16), encode_uuids)
     if pa.types.is_fixed_size_binary(arrow) and arrow.byte_width == 16:  # noqa: PLR2004 - a UUID's bytes
         return _to(arrow, 0)
     raise Unfit("give it as text or as 16 bytes")
@@ -217,7 +217,7 @@ def _uuid(arrow: pa.DataType, _: PgType) -> Conversion:
 
 def _extension(arrow: pa.BaseExtensionType, target: PgType) -> Conversion:
     if target.name == "uuid" and arrow.extension_name == "arrow.uuid":
-        return Conversion(pa.binary(16), uuid_storage_images)
+        return Conversion(pa.binary(16), encode_uuid_storage)
     return _after(lambda array: array.storage, conversion(arrow.storage_type, target))
 
 
@@ -240,7 +240,7 @@ def _list(arrow: pa.DataType, element: PgType) -> Conversion:
     plain = pa.types.is_list(arrow) or pa.types.is_large_list(arrow)
     if plain and inner.oid == element.oid and inner.wire == arrow.value_type and element.name != "jsonb":
         return _to(arrow, 0)
-    return Conversion(pa.large_binary(), partial(array_images, inner.convert, inner.builder, element.oid))
+    return Conversion(pa.large_binary(), partial(encode_arrays, inner.convert, inner.builder, element.oid))
 
 
 _RULES: Final[dict[str, Callable[[pa.DataType, PgType], Conversion]]] = {

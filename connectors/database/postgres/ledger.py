@@ -88,7 +88,7 @@ NO_LEDGER: Final = Facts(behind="", logs={}, committed=frozenset())
 OWN_TABLES: Final = ("ledger", "pipelines", "logs", "staged")
 
 
-class Standing(NamedTuple):
+class Ownership(NamedTuple):
     """What the ledger says of a decision log's names."""
 
     owner: str | None
@@ -156,8 +156,8 @@ class Ledger:
         standby, logs, committed = row
         return Facts(_STANDBY if standby else "", logs, frozenset(committed))
 
-    def standing_query(self, scope: Scope) -> tuple[sql.Composed, dict[str, str]]:
-        """Query and parameters that give a Standing."""
+    def ownership_query(self, scope: Scope) -> tuple[sql.Composed, dict[str, str]]:
+        """Query and parameters that give a Ownership."""
         return self.query(_STANDING), scope._asdict()
 
     def note(self, connection: Connection, scope: Scope) -> None:
@@ -175,9 +175,9 @@ class Ledger:
         if not self.exists(connection):
             return
         with connection.pipeline():
-            standing = connection.execute(*self.standing_query(scope))
+            ownership = connection.execute(*self.ownership_query(scope))
             progress = connection.execute(self.query(_PROGRESS), scope._asdict())
-        self.refuse_others(scope, Standing(*standing.fetchall()[0]))
+        self.refuse_others(scope, Ownership(*ownership.fetchall()[0]))
         known = Progress(*(progress.fetchone() or NOTHING))
         if known > newest:
             raise outdated_log(scope, known, newest, self.place)
@@ -189,23 +189,23 @@ class Ledger:
             EpochConflictError: Another decision log is, or has written under these names.
         """
         self.ensure(connection)
-        self.refuse_others(scope, self._standing(connection, scope))
+        self.refuse_others(scope, self._ownership(connection, scope))
         insert = "INSERT INTO {schema}.pipelines (pipeline, sink, log) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING"
         if not connection.execute(self.query(insert), list(scope)).rowcount:
-            self.refuse_others(scope, self._standing(connection, scope))
+            self.refuse_others(scope, self._ownership(connection, scope))
 
-    def refuse_others(self, scope: Scope, standing: Standing) -> None:
+    def refuse_others(self, scope: Scope, ownership: Ownership) -> None:
         """Raise EpochConflictError if another log owns the names."""
-        if standing.owner not in (None, scope.log):
-            raise other_log(scope, str(standing.owner), self.place)
+        if ownership.owner not in (None, scope.log):
+            raise other_log(scope, str(ownership.owner), self.place)
 
     @property
     def place(self) -> str:
         """For messages."""
         return f"the ledger in schema {self.schema!r}"
 
-    def _standing(self, connection: Connection, scope: Scope) -> Standing:
-        return Standing(*connection.execute(*self.standing_query(scope)).fetchall()[0])
+    def _ownership(self, connection: Connection, scope: Scope) -> Ownership:
+        return Ownership(*connection.execute(*self.ownership_query(scope)).fetchall()[0])
 
     def release(self, connection: Connection, scope: Scope) -> None:
         """Make `scope.log` the owner, whoever was, and set aside how far it had come."""

@@ -11,10 +11,10 @@ from onceward.core.errors import PostgresError
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 
 from ..epochs import epoch_by_epoch
-from ..patience import settle
+from ..retry import retry_until_known
 from .connections import borrowed
 from .failures import NO_SCHEMA, NO_TABLE, may_pass, server_words
-from .moving import Staged, move_rows, remove_rows
+from .merge_sql import Staged, move_rows, remove_rows
 from .staging import DURABLE
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _commit_epoch(target: Target, committables: list[Committable]) -> list[Commi
             outcomes.update(_look_up(connection, target, rest))
         return True
 
-    words = settle(round_trip)
+    words = retry_until_known(round_trip)
     unanswered = CommitOutcome(CommitStatus.RETRY_LATER, words)
     return [outcomes.get(c.transaction, unanswered) for c in committables]
 
@@ -134,7 +134,7 @@ def abort_staged(target: Target, committable: Committable) -> AbortOutcome:
             outcome = _abort_once(connection, target, committable)
         return outcome.status is not AbortStatus.RETRY_LATER
 
-    words = settle(round_trip)
+    words = retry_until_known(round_trip)
     if outcome.status is AbortStatus.RETRY_LATER and words:
         return AbortOutcome(AbortStatus.RETRY_LATER, words)
     return outcome

@@ -19,7 +19,7 @@ from psycopg import sql
 from onceward.core.errors import PostgresError
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 
-from ..patience import settle
+from ..retry import retry_until_known
 from .connections import borrowed
 from .copy_writer import CopyWriter
 from .failures import NOT_READY, OTHER_DATABASE, UNDEFINED_OBJECT, server_words
@@ -84,7 +84,7 @@ def commit_prepared(target: Target, committables: Sequence[Committable]) -> list
                     outcomes[committable.transaction] = _commit_once(connection, target, committable)
         return all(_settled(outcomes.get(c.transaction)) for c in committables)
 
-    words = settle(round_trip)
+    words = retry_until_known(round_trip)
     unanswered = CommitOutcome(CommitStatus.RETRY_LATER, words)
     return [outcomes.get(c.transaction, unanswered) for c in committables]
 
@@ -112,7 +112,7 @@ def abort_prepared(target: Target, committable: Committable) -> AbortOutcome:
             outcome = _abort_once(connection, target, committable)
         return outcome.status is not AbortStatus.RETRY_LATER
 
-    words = settle(round_trip)
+    words = retry_until_known(round_trip)
     if outcome.status is AbortStatus.RETRY_LATER and words:
         return AbortOutcome(AbortStatus.RETRY_LATER, words)
     return outcome

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from ..modes import CommitPath, key_columns, positive, write_mode
-from ..sink import DatabaseSink, Way
+from ..sink import DatabaseSink, Resolution
 from .checks import check_server, check_table, choose_path, read_server
 from .connections import borrowed
 from .dsn import Dsn
@@ -125,11 +125,11 @@ class PostgresSink(DatabaseSink[Writing]):
         what = f"{self.name!r}, table={str(self.target.table)!r}, mode={self.mode!r}{key}"
         return f"PostgresSink({what}, dsn={str(self.target.dsn)!r})"
 
-    def ways(self) -> Mapping[str, Way]:
+    def resolutions(self) -> Mapping[str, Resolution]:
         """See DatabaseSink."""
         return {
-            PREPARED: Way(partial(commit_prepared, self.target), partial(abort_prepared, self.target)),
-            STAGED: Way(partial(commit_staged, self.target), partial(abort_staged, self.target)),
+            PREPARED: Resolution(partial(commit_prepared, self.target), partial(abort_prepared, self.target)),
+            STAGED: Resolution(partial(commit_staged, self.target), partial(abort_staged, self.target)),
         }
 
     def validate(self, schema: pa.Schema) -> None:

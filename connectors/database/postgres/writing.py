@@ -21,7 +21,7 @@ from .connections import acquire, connect, give_back
 from .ddl import create_table
 from .explain import explain
 from .failures import NO_SCHEMA, NO_TABLE
-from .ledger import Standing
+from .ledger import Ownership
 from .target import new_name
 
 if TYPE_CHECKING:
@@ -142,16 +142,16 @@ class Writing(ABC):
     def _begin(self, connection: Connection) -> Connection:
         """Begin, unless another log owns the names; note first that this one writes here, if that is not noted."""
         ledger, scope = self.target.ledger, self.context.scope
-        standing = self._begin_and_look(connection)
-        if standing is None or not standing.noted:
+        ownership = self._begin_and_look(connection)
+        if ownership is None or not ownership.noted:
             connection.execute("ROLLBACK")
             ledger.note(connection, scope)
-            standing = self._begin_and_look(connection)
-        if standing is not None:
-            ledger.refuse_others(scope, standing)
+            ownership = self._begin_and_look(connection)
+        if ownership is not None:
+            ledger.refuse_others(scope, ownership)
         return connection
 
-    def _begin_and_look(self, connection: Connection) -> Standing | None:
+    def _begin_and_look(self, connection: Connection) -> Ownership | None:
         """In one round trip; None if there is no ledger."""
         milliseconds = max(1, round(self.target.lock_timeout * 1000))
         try:
@@ -162,12 +162,12 @@ class Writing(ABC):
                     "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', '0', true)",
                     [str(milliseconds)],
                 )
-                found = connection.execute(*self.target.ledger.standing_query(self.context.scope))
+                found = connection.execute(*self.target.ledger.ownership_query(self.context.scope))
         except psycopg.Error as error:
             if error.sqlstate in (NO_TABLE, NO_SCHEMA):
                 return None
             raise
-        return Standing(*found.fetchall()[0])
+        return Ownership(*found.fetchall()[0])
 
     @contextmanager
     def explained(self, what: str) -> Iterator[None]:

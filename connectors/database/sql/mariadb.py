@@ -56,7 +56,7 @@ class XaTransactions:
     """See TwoPhase."""
 
     def begin(self, connection: sa.Connection, name: TransactionName, lock_timeout: float) -> None:  # noqa: ARG002
-        """XA START; the lock time-out is the session's."""
+        """XA START; the lock timeout is the session's."""
         connection.exec_driver_sql(f"XA START {Xid.of(name)}")
 
     def prepare(self, connection: sa.Connection, name: TransactionName) -> None:

@@ -12,7 +12,7 @@ from onceward.core.errors import OncewardError, RetryableSinkError, SchemaError,
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 
 from ..epochs import epoch_by_epoch
-from ..patience import settle
+from ..retry import retry_until_known
 from . import ledger, own_tables
 from .engines import dialect_for, reading, transaction
 from .plan import make_plan
@@ -54,7 +54,7 @@ def _commit_epoch(target: Target, committables: list[Committable]) -> list[Commi
         outcomes.update(_look_up(target, rest))
         return True
 
-    said = settle(round_trip)
+    said = retry_until_known(round_trip)
     unanswered = CommitOutcome(CommitStatus.RETRY_LATER, said)
     return [outcomes.get(c.transaction, unanswered) for c in committables]
 
@@ -155,7 +155,7 @@ def abort_staged(target: Target, committable: Committable) -> AbortOutcome:
         outcome = _abort_once(target, committable)
         return outcome.status is not AbortStatus.RETRY_LATER
 
-    said = settle(round_trip)
+    said = retry_until_known(round_trip)
     if outcome.status is AbortStatus.RETRY_LATER and said:
         return AbortOutcome(AbortStatus.RETRY_LATER, said)
     return outcome

@@ -104,8 +104,8 @@ class PostgreSql:
 
     def engine_arguments(self, target: Target) -> dict[str, Any]:
         """The user's settings win; server-side prepared statements break when a table changes and behind poolers."""
-        patience = min(_CONNECT_SECONDS, math.ceil(target.answer_within))
-        settings = {**_DEFAULTS, "connect_timeout": patience}
+        seconds = min(_CONNECT_SECONDS, math.ceil(target.answer_within))
+        settings = {**_DEFAULTS, "connect_timeout": seconds}
         given = {key: value for key, value in settings.items() if key not in target.url.parsed.query}
         arguments = {**given, "prepare_threshold": None, "client_encoding": "utf8"}
         return {"isolation_level": "READ COMMITTED", "connect_args": arguments}
@@ -119,7 +119,7 @@ class PostgreSql:
             _guard_lent(engine, session, record)
 
     def open_transaction(self, connection: sa.Connection, target: Target) -> None:
-        """A lock time-out; and a commit that answers when it is safe, whatever the role's default says."""
+        """A lock timeout; and a commit that answers when it is safe, whatever the role's default says."""
         _set_locally(connection, target.lock_timeout)
         setting = sa.func.current_setting("synchronous_commit")
         connection.execute(sa.select(sa.func.set_config("synchronous_commit", "on", True)).where(setting == "off"))

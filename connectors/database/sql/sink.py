@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from ..modes import CommitPath, commit_path, key_columns, positive, write_mode
-from ..sink import DatabaseSink, Way
+from ..sink import DatabaseSink, Resolution
 from . import ledger
 from .checks import check_server, check_table, choose_path, path_without_server, read_server
 from .listing import inspect, list_lingering, list_of_log
@@ -118,11 +118,11 @@ class SqlAlchemySink(DatabaseSink[Writing]):
         what = f"{self.name!r}, table={str(self.target.table)!r}, mode={self.mode!r}{key}"
         return f"SqlAlchemySink({what}, url={str(self.target.url)!r})"
 
-    def ways(self) -> Mapping[str, Way]:
+    def resolutions(self) -> Mapping[str, Resolution]:
         """See DatabaseSink."""
         return {
-            PREPARED: Way(partial(commit_prepared, self.target), partial(abort_prepared, self.target)),
-            STAGED: Way(partial(commit_staged, self.target), partial(abort_staged, self.target)),
+            PREPARED: Resolution(partial(commit_prepared, self.target), partial(abort_prepared, self.target)),
+            STAGED: Resolution(partial(commit_staged, self.target), partial(abort_staged, self.target)),
         }
 
     def validate(self, schema: pa.Schema) -> None:

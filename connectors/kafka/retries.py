@@ -15,7 +15,7 @@ GROWTH: Final = 1.6
 LEAST: Final = 0.05
 
 
-class Rounds:
+class Retries:
     """Iterates over 0, 1, 2 … with exponential pauses and jitter in between, until time is over; at least once.
 
     Args:

@@ -23,17 +23,17 @@ _ARRAY_EMPTY: Final = struct.Struct(">iiI")
 _ARRAY_ONE_DIMENSION: Final = struct.Struct(">iiIii")
 
 
-def null_images(array: pa.Array) -> pa.Array:
+def encode_nulls(array: pa.Array) -> pa.Array:
     """Nulls of no type."""
     return pa.nulls(len(array), pa.binary())
 
 
-def uuid_storage_images(array: pa.Array) -> pa.Array:
+def encode_uuid_storage(array: pa.Array) -> pa.Array:
     """The sixteen bytes of Arrow's own uuid type."""
     return array.storage
 
 
-def uuid_images(array: pa.Array) -> pa.Array:
+def encode_uuids(array: pa.Array) -> pa.Array:
     """Sixteen bytes each, from text such as `12345678-1234-5678-1234-567812345678` (hyphens and braces optional).
 
     Raises:
@@ -50,11 +50,11 @@ def uuid_images(array: pa.Array) -> pa.Array:
     return pc.if_else(array.is_valid(), images, pa.scalar(None, pa.binary(16)))
 
 
-def array_images(
+def encode_arrays(
     convert: Callable[[pa.Array], pa.Array], builder: Callable[[pa.Field], Any], oid: int, array: pa.Array
 ) -> pa.Array:
     """One-dimensional arrays, each element in the image that pgpq makes of it, marked with the element type's oid."""
-    elements = _element_images(convert(array.flatten()), builder)
+    elements = _encode_elements(convert(array.flatten()), builder)
     images: list[bytes | None] = []
     position = 0
     for length in pc.list_value_length(array).to_pylist():
@@ -73,7 +73,7 @@ def _array(elements: list[bytes], oid: int) -> bytes:
     return _ARRAY_ONE_DIMENSION.pack(1, int(has_null), oid, len(elements), 1) + b"".join(elements)
 
 
-def _element_images(values: pa.Array, builder: Callable[[pa.Field], Any]) -> list[bytes]:
+def _encode_elements(values: pa.Array, builder: Callable[[pa.Field], Any]) -> list[bytes]:
     """Each value as its length (-1 for null) and bytes: in COPY's rows and in arrays these look the same."""
     schema = pa.schema([pa.field("element", values.type)])
     encoder = pgpq.ArrowToPostgresBinaryEncoder.new_with_encoders(schema, {"element": builder(schema.field(0))})

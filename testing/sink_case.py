@@ -1,4 +1,4 @@
-"""One pipeline of one test of the exam, and what the exam needs to know of a sink."""
+"""One pipeline of one conformance case, and what the suite needs to know of a sink."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def numbered(numbers: list[int]) -> pa.RecordBatch:
 
 
 @dataclass(frozen=True)
-class Subject:
-    """What the exam needs to know of a sink.
+class SinkUnderTest:
+    """What the conformance suite needs to know of a sink.
 
     Attributes:
         make: A new object of the sink, always with the same name and target.
@@ -90,19 +90,21 @@ class Subject:
     secret: str = ""
 
 
-class Exam:
+class SinkCase:
     """One pipeline of one test.
 
     Args:
-        subject: What is examined.
+        sink_under_test: What is tested.
         pipeline: Its name; default: a new one.
         store: Of its decision log; default: a new one in memory.
     """
 
-    def __init__(self, subject: Subject, pipeline: str | None = None, store: LogStore | None = None) -> None:
-        self.subject = subject
-        self.sink = subject.make()
-        self.pipeline = pipeline or f"exam-{secrets.token_hex(4)}"
+    def __init__(
+        self, sink_under_test: SinkUnderTest, pipeline: str | None = None, store: LogStore | None = None
+    ) -> None:
+        self.sink_under_test = sink_under_test
+        self.sink = sink_under_test.make()
+        self.pipeline = pipeline or f"conformance-{secrets.token_hex(4)}"
         self.store: LogStore = store or MemoryStore()
         self.first = secrets.randbelow(1 << 40) * 1000
         self.coordinator = self.start()
@@ -110,7 +112,7 @@ class Exam:
     def start(self, sink: TwoPhaseCommitSink[Any] | None = None) -> Coordinator:
         """A new writer: START, finish what is decided, sweep."""
         policy = CommitPolicy(commits=Backoff(first=0.01, most=0.2, attempts=100))
-        coordinator = Coordinator(self.pipeline, self.store, [sink or self.subject.make()], policy)
+        coordinator = Coordinator(self.pipeline, self.store, [sink or self.sink_under_test.make()], policy)
         coordinator.open()
         self.coordinator = coordinator
         return coordinator
@@ -131,7 +133,7 @@ class Exam:
     def prepare(self, epoch: int = 0, numbers: list[int] | None = None, *, subtask: int = 0) -> Committable:
         """Write and pre-commit."""
         writing = self.begin(epoch, subtask=subtask)
-        batch = self.subject.rows(self.numbers(epoch) if numbers is None else numbers)
+        batch = self.sink_under_test.rows(self.numbers(epoch) if numbers is None else numbers)
         self.sink.validate(batch.schema)
         writing.write(batch)
         committable = writing.pre_commit()
@@ -140,7 +142,7 @@ class Exam:
 
     def finish(self, epoch: int, *committables: Committable) -> None:
         """Decide and commit an epoch."""
-        about = EpochInput(query="exam", start=epoch - 1 if epoch else None, end=epoch)
+        about = EpochInput(query="conformance", start=epoch - 1 if epoch else None, end=epoch)
         acks = [
             Acknowledgement(epoch=epoch, subtask=n, attempt=0, sinks=(self.sink.name,), committables=(c,))
             for n, c in enumerate(committables)
@@ -150,7 +152,7 @@ class Exam:
 
     def seen(self) -> Counter[int]:
         """This test's numbers that show."""
-        return Counter(n for n in self.subject.read() if self.first <= n < self.first + 1000)
+        return Counter(n for n in self.sink_under_test.read() if self.first <= n < self.first + 1000)
 
     def shows(self, numbers: list[int]) -> None:
         """Exactly these show, each once."""
@@ -158,7 +160,7 @@ class Exam:
 
     def shows_as_promised(self, numbers: list[int]) -> None:
         """All of these show, each once if the sink promises that."""
-        seen = Counter(n for n in self.subject.read() if min(numbers) <= n <= max(numbers))
+        seen = Counter(n for n in self.sink_under_test.read() if min(numbers) <= n <= max(numbers))
         missing = Counter(numbers) - seen
         assert not missing, f"{missing.total()} rows are missing, among them {sorted(missing)[:5]}"
         if self.sink.guarantee is Guarantee.EXACTLY_ONCE:
@@ -167,11 +169,11 @@ class Exam:
 
     def lingering(self) -> list[Committable]:
         """What the sink finds under this pipeline's name."""
-        return list(self.subject.make().lingering(self.scope))
+        return list(self.sink_under_test.make().lingering(self.scope))
 
 
 def run(
-    exam: Exam,
+    case: SinkCase,
     steps: list[Step],
     *,
     sink: TwoPhaseCommitSink[Any] | None = None,
@@ -181,9 +183,9 @@ def run(
     """Run the sink in an embedded pipeline that fails at each of these steps once.
 
     Args:
-        exam: Whose sink, and whose numbers.
+        case: Whose sink, and whose numbers.
         steps: Where to fail.
-        sink: Instead of the exam's own.
+        sink: Instead of the case's own.
         store: Of the decision log.
         pause: Seconds before each batch, so that there are several epochs.
     """
@@ -196,17 +198,17 @@ def run(
             left.remove(step)
         raise ConnectionError(f"told to fail at {step}")
 
-    numbers = list(range(exam.first, exam.first + ROWS))
-    rows = pa.Table.from_batches([exam.subject.rows(numbers)])
+    numbers = list(range(case.first, case.first + ROWS))
+    rows = pa.Table.from_batches([case.sink_under_test.rows(numbers)])
     pipeline = Pipeline(
-        exam.pipeline + "-run",
+        case.pipeline + "-run",
         store=store or MemoryStore(),
         checkpoint=CheckpointConfig(interval=0.02, tolerable_failures=1000),
         restart=RestartStrategy.fixed_delay(attempts=1000, delay=0),
     )
     slow = Faults(delay("piece", pause, times=1000))
     source = FaultySource(SequenceSource(rows, units=2, batch_rows=4), slow)
-    pipeline.source(source, parallelism=2).sink(sink or exam.sink, parallelism=2)
+    pipeline.source(source, parallelism=2).sink(sink or case.sink, parallelism=2)
     with hooked(fails):
         pipeline.start()
         ended = pipeline.wait(120)
@@ -215,4 +217,4 @@ def run(
     assert ended, f"it did not come to its end; steps that were not reached: {left}"
     missed = [step for step in left if step in ALWAYS]
     assert not missed, f"these steps were never reached, so nothing was shown of them: {missed}"
-    exam.shows_as_promised(numbers)
+    case.shows_as_promised(numbers)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onceward.connectors.kafka import claims
+from onceward.connectors.kafka import ownership
 from onceward.connectors.kafka.answers import Description, Listing
 from onceward.connectors.kafka.codes import Code
 from onceward.connectors.kafka.handle import Handle
@@ -62,14 +62,14 @@ class Client:
 
 def test_only_what_carries_exactly_this_pipelines_and_sinks_name_lingers():
     client: Any = Client(*OTHERS, MINE, OTHER_LOG)
-    found = claims.lingering(client, MINE)
+    found = ownership.lingering(client, MINE)
     assert [(c.pipeline, c.sink, c.log) for c in found] == [MINE, OTHER_LOG]
     assert found[0].handle["topic_ids"] == {"t": "id-of-t"}
 
 
 def test_what_a_pipeline_left_elsewhere_is_of_its_log_and_of_any_sink():
     client: Any = Client(*OTHERS, MINE, OTHER_LOG)
-    found = claims.lingering_elsewhere(client, MINE.pipeline, MINE.log)
+    found = ownership.lingering_elsewhere(client, MINE.pipeline, MINE.log)
     assert sorted(c.sink for c in found) == ["ou", "out", "out2"]
     assert {(c.pipeline, c.log) for c in found} == {(MINE.pipeline, MINE.log)}
 
@@ -77,21 +77,21 @@ def test_what_a_pipeline_left_elsewhere_is_of_its_log_and_of_any_sink():
 def test_another_logs_commits_under_the_name_are_refused_until_they_are_accepted():
     client: Any = Client(*OTHERS, OTHER_LOG, state="CompleteCommit")
     with pytest.raises(EpochConflictError, match=r'Kafka knows .*9999aaaa.*rewind="'):
-        claims.check(client, MINE)
-    claims.accept(client, MINE)
-    claims.check(client, MINE)
+        ownership.check(client, MINE)
+    ownership.accept(client, MINE)
+    ownership.check(client, MINE)
 
 
 @pytest.mark.parametrize("client", [Client(*OTHERS, MINE, state="CompleteCommit"), Client(OTHER_LOG)])
 def test_a_name_that_no_other_log_has_committed_under_is_free(client: Any):
-    claims.check(client, MINE)
+    ownership.check(client, MINE)
 
 
 def test_what_the_brokers_did_not_remember_is_not_accepted():
     client: Any = Client(OTHER_LOG, state="CompleteCommit")
     client.register_answers = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     with pytest.raises(KafkaError, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
-        claims.accept(client, MINE)
+        ownership.accept(client, MINE)
 
 
 @pytest.mark.parametrize(("epoch", "found"), [(3, 3), (2, 2), (1, None), (4, None)])
@@ -99,5 +99,5 @@ def test_what_an_abort_left_open_in_a_partition_lingers(epoch: int, found: int |
     """A fence, and the broker's timeout, raise the producer epoch; the partition knows the one before."""
     client: Any = Client(MINE, state="CompleteAbort", epoch=3)
     client.open = {("t", 0): {(7, epoch): 5, (8, 3): 5}, ("t", 1): {}}
-    listed = [(c.handle["producer_epoch"], c.handle["partitions"]) for c in claims.lingering(client, MINE, ["t"])]
+    listed = [(c.handle["producer_epoch"], c.handle["partitions"]) for c in ownership.lingering(client, MINE, ["t"])]
     assert listed == ([(found, {"t": [0]})] if found is not None else [])

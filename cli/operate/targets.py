@@ -29,7 +29,7 @@ class Names(NamedTuple):
     sink: str
 
 
-class Place(Protocol):
+class Target(Protocol):
     """Where transactions are."""
 
     title: str
@@ -53,7 +53,7 @@ class Place(Protocol):
         ...
 
 
-class KafkaPlace:
+class KafkaTarget:
     """A Kafka cluster.
 
     Args:
@@ -71,26 +71,26 @@ class KafkaPlace:
         self.title = f"Kafka at {bootstrap_servers}"
 
     def names(self, pipelines: Collection[str]) -> set[Names]:  # noqa: ARG002 - all that there are
-        """See Place."""
-        from onceward.connectors.kafka.claims import open_names  # noqa: PLC0415
+        """See Target."""
         from onceward.connectors.kafka.cluster import cluster_of  # noqa: PLC0415
-        from onceward.connectors.kafka.reach import check_reachable  # noqa: PLC0415
+        from onceward.connectors.kafka.connectivity import check_reachable  # noqa: PLC0415
+        from onceward.connectors.kafka.ownership import open_names  # noqa: PLC0415
 
         check_reachable(self._settings)
         return {Names(*scope[:2]) for scope in open_names(cluster_of(self._settings).transactions)}
 
     def holds(self, kind: str, sink: str) -> bool:  # noqa: ARG002
-        """See Place."""
+        """See Target."""
         from onceward.connectors.kafka.handle import KIND  # noqa: PLC0415
 
         return kind == KIND
 
     def sink(self, name: str) -> Participant:
-        """See Place."""
+        """See Target."""
         return self._make(name, **self._how)
 
 
-class PostgresPlace:
+class PostgresTarget:
     """A PostgreSQL database.
 
     Args:
@@ -109,7 +109,7 @@ class PostgresPlace:
             self._how["ledger_schema"] = ledger_schema
 
     def names(self, pipelines: Collection[str]) -> set[Names]:  # noqa: ARG002 - all that there are
-        """See Place."""
+        """See Target."""
         from onceward.connectors.database.postgres.connections import borrowed  # noqa: PLC0415
         from onceward.connectors.database.postgres.listing import open_names  # noqa: PLC0415
 
@@ -118,18 +118,18 @@ class PostgresPlace:
             return {Names(*scope[:2]) for scope in open_names(connection, target.ledger)}
 
     def holds(self, kind: str, sink: str) -> bool:  # noqa: ARG002
-        """See Place."""
-        return kind in self._sink("any").ways()
+        """See Target."""
+        return kind in self._sink("any").resolutions()
 
     def sink(self, name: str) -> Participant:
-        """See Place."""
+        """See Target."""
         return self._sink(name)
 
     def _sink(self, name: str) -> PostgresSink:
         return self._make(name, table="any", **self._how)  # gid and staged row name what they are for
 
 
-class SinksPlace:
+class SinksTarget:
     """The pipeline's own sinks, of any class.
 
     Args:
@@ -149,7 +149,7 @@ class SinksPlace:
                 self._sinks[sink.name] = sink
 
     @classmethod
-    def load(cls, reference: str) -> SinksPlace:
+    def load(cls, reference: str) -> SinksTarget:
         """Import them.
 
         Args:
@@ -176,15 +176,15 @@ class SinksPlace:
         return cls(sinks, f"sinks of {reference}")
 
     def names(self, pipelines: Collection[str]) -> set[Names]:
-        """See Place: each sink lists by the pipeline's exact name."""
+        """See Target: each sink lists by the pipeline's exact name."""
         if not pipelines:
             raise ConfigurationError("--sinks list by their pipeline's name: give --pipeline, or its --store")
         return {Names(pipeline, sink) for pipeline in pipelines for sink in self._sinks}
 
     def holds(self, kind: str, sink: str) -> bool:  # noqa: ARG002
-        """See Place."""
+        """See Target."""
         return sink in self._sinks
 
     def sink(self, name: str) -> Participant:
-        """See Place."""
+        """See Target."""
         return self._sinks[name]

@@ -11,12 +11,12 @@ from onceward.core.errors import RetryableSinkError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PATIENCE = 3.0
+RETRY_SECONDS = 3.0
 """Seconds; whatever takes longer is RETRY_LATER, and its caller's decision."""
 
 
-def settle(round_trip: Callable[[], bool]) -> str:
-    """Call `round_trip` until it answers True (all settled) or PATIENCE is over.
+def retry_until_known(round_trip: Callable[[], bool]) -> str:
+    """Call `round_trip` until it answers True (all settled) or RETRY_SECONDS is over.
 
     A RetryableSinkError is a round without result: what it left open is asked again in the next one.
 
@@ -35,7 +35,7 @@ def settle(round_trip: Callable[[], bool]) -> str:
 
     Retrying(
         retry=retry_if_result(lambda settled: not settled),
-        stop=stop_after_delay(PATIENCE),
+        stop=stop_after_delay(RETRY_SECONDS),
         wait=wait_random_exponential(multiplier=0.005, max=0.5),
         retry_error_callback=_give_up,
     )(attempt)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..log import LogView
 
 
-class Standing(StrEnum):
+class TransactionStatus(StrEnum):
     """Where a transaction stands."""
 
     DECIDED = "decided"
@@ -29,24 +29,24 @@ class Standing(StrEnum):
     FOREIGN = "of another log"
     """It carries the name of the pipeline, and another decision log made it."""
     AHEAD = "ahead of the log"
-    """Its writer or epoch is one that this log has not come to: the log is an old copy."""
+    """Its writer or epoch is one that this log has not come to: the log is an outdated copy."""
     UNKNOWN = "log not given"
 
 
-def standing_of(committable: Committable, view: LogView | None) -> Standing:
+def status_of(committable: Committable, view: LogView | None) -> TransactionStatus:
     """What the log says of a transaction; a log of None was not given."""
     if view is None:
-        return Standing.UNKNOWN
+        return TransactionStatus.UNKNOWN
     if committable.log != view.log:
-        return Standing.FOREIGN
+        return TransactionStatus.FOREIGN
     if view.named(committable):
-        return Standing.DECIDED if view.undone is not None else Standing.COMPLETED
+        return TransactionStatus.DECIDED if view.undone is not None else TransactionStatus.COMPLETED
     if committable.writer > view.tail or _skips_an_epoch(committable, view):
-        return Standing.AHEAD
+        return TransactionStatus.AHEAD
     by_the_newest = committable.writer == ANY_EPOCH or committable.writer >= view.start
     if by_the_newest and (committable.epoch == ANY_EPOCH or committable.epoch > view.decided):
-        return Standing.IN_DOUBT
-    return Standing.LINGERING
+        return TransactionStatus.IN_DOUBT
+    return TransactionStatus.LINGERING
 
 
 def _skips_an_epoch(committable: Committable, view: LogView) -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-def examine(
+def run_checks(
     *,
     bootstrap_servers: str | None = None,
     kafka_config: Mapping[str, str] | None = None,

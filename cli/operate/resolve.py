@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from onceward.core.checkpoint import Backoff, CommitPolicy, OnLost, finish, sweep
-from onceward.core.checkpoint.standing import Standing
+from onceward.core.checkpoint.status import TransactionStatus
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError
 from onceward.core.log import LogWriter
 from onceward.core.transaction import ExternalState
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from .survey import Found
 
 _WHY_NOT = {
-    Standing.DECIDED: "a decision names it: it is committed, never aborted (`txn commit`)",
-    Standing.COMPLETED: "a completed decision names it: it is committed, never aborted",
-    Standing.FOREIGN: "another decision log made it. If that log is gone for good, say --orphaned",
-    Standing.UNKNOWN: "its decision log is not known: give it as --store. If it is gone for good, say --orphaned",
+    TransactionStatus.DECIDED: "a decision names it: it is committed, never aborted (`txn commit`)",
+    TransactionStatus.COMPLETED: "a completed decision names it: it is committed, never aborted",
+    TransactionStatus.FOREIGN: "another decision log made it. If that log is gone for good, say --orphaned",
+    TransactionStatus.UNKNOWN: "its decision log is not known: give it as --store. If it is gone for good, say "
+    "--orphaned",
 }
 _PATIENCE = Backoff(attempts=8)
 
@@ -80,7 +81,7 @@ def commit_decided(
         StoreError: The store did not answer.
     """
     check_alive(found)
-    decided = [one for one in found if one.standing is Standing.DECIDED]
+    decided = [one for one in found if one.status is TransactionStatus.DECIDED]
     sinks = participants(decided)
     _check_known(decided, sinks)
     _check_same(log, decision, log.view.undone)
@@ -102,16 +103,16 @@ def commit_decided(
 
 
 def check_alive(found: Sequence[Found]) -> None:
-    """Refuse a log that is an old copy, if the targets prove it.
+    """Refuse a log that is an outdated copy, if the targets prove it.
 
     Raises:
         ConfigurationError: They do; nothing was done.
     """
     for one in found:
-        if one.standing is Standing.AHEAD:
+        if one.status is TransactionStatus.AHEAD:
             raise ConfigurationError(
-                f"the decision log given is an old copy: {one.name} was made under it later than its newest entry. "
-                "Give the living one. Nothing was done",
+                f"the decision log given is an outdated copy: {one.name} was made under it later than its newest "
+                "entry. Give the current one. Nothing was done",
                 pipeline=one.committable.pipeline,
             )
 
@@ -178,19 +179,23 @@ def chosen(found: Sequence[Found], names: Sequence[str], *, orphaned: bool) -> l
         ConfigurationError: A name is not there, or must not be aborted.
     """
     check_alive(found)
-    may = {Standing.FOREIGN, Standing.UNKNOWN} if orphaned else {Standing.IN_DOUBT, Standing.LINGERING}
+    may = (
+        {TransactionStatus.FOREIGN, TransactionStatus.UNKNOWN}
+        if orphaned
+        else {TransactionStatus.IN_DOUBT, TransactionStatus.LINGERING}
+    )
     if not names:
         if orphaned:
             raise ConfigurationError("--orphaned needs the names of the transactions: nobody else can vouch for them")
-        return [one for one in found if one.held and one.standing in may]
+        return [one for one in found if one.held and one.status in may]
     by_name = {one.name: one for one in found if one.held}
     for name in names:
         if name not in by_name:
             raise ConfigurationError(f"{name} is not open or prepared in any of the targets given: see `txn list`")
-        standing = by_name[name].standing
-        if standing not in may:
+        status = by_name[name].status
+        if status not in may:
             why = "its decision log is here and can settle it: leave out --orphaned" if orphaned else ""
-            raise ConfigurationError(f"{name} is not aborted: {_WHY_NOT.get(standing, why)}")
+            raise ConfigurationError(f"{name} is not aborted: {_WHY_NOT.get(status, why)}")
     return [by_name[name] for name in dict.fromkeys(names)]
 
 
