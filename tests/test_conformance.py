@@ -1,4 +1,4 @@
-"""The conformance suite itself: right sinks pass all of it, each deliberately wrong one fails the case that is about its fault."""
+"""The conformance suite itself: right sinks pass it, and each wrong one fails the case that is about its fault."""
 
 from __future__ import annotations
 

@@ -57,8 +57,8 @@ def made(faults: Faults, call: str = "x") -> tuple[list[int], object]:
 @pytest.mark.parametrize(
     ("order", "often", "answer"),
     [
-        (fail, 0, "a fault to order: fail, at x"),
-        (lose_answer, 1, "a fault to order: lose the answer, at x"),
+        (fail, 0, "injected fault: fail, at x"),
+        (lose_answer, 1, "injected fault: lose the answer, at x"),
         (duplicate, 2, "answer"),
     ],
 )
