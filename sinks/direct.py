@@ -49,11 +49,9 @@ class DirectlyWritten(TwoPhaseCommitSink[Open]):
         return self.sink.guarantee
 
     def validate(self, schema: pa.Schema) -> None:
-        """See Sink."""
         self.sink.validate(schema)
 
     def validate_complete_mode(self) -> None:
-        """See Sink."""
         self.sink.validate_complete_mode()
 
     def begin(self, context: WriteContext) -> Open:

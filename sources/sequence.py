@@ -65,7 +65,6 @@ class SequenceSource(ResettableSource):
         return {str(unit): self._size(unit) for unit in self._mine}
 
     def latest(self, position: Position, limit: int | None = None, until: Position | None = None) -> Position:
-        """See ResettableSource."""
         ends = until if until is not None else self.end()
         for unit, at in position.items():
             if at > self._size(int(unit)):
@@ -80,7 +79,6 @@ class SequenceSource(ResettableSource):
         return [Split(unit, start.get(unit, 0), to) for unit, to in sorted(end.items()) if start.get(unit, 0) < to]
 
     def read(self, split: Split) -> Iterator[Piece]:
-        """See ResettableSource."""
         unit = int(split.unit)
         if split.end > self._size(unit):
             raise SourceError(f"unit {unit} of the sequence has {self._size(unit)} rows; row {split.end} was asked for")
@@ -91,7 +89,6 @@ class SequenceSource(ResettableSource):
             yield Piece(batch, to)
 
     def advance(self, position: Position, split: Split, to: int) -> Position:
-        """See ResettableSource."""
         return {**position, split.unit: to}
 
     def share(self, subtask: int, parallelism: int) -> Self:
@@ -101,7 +98,6 @@ class SequenceSource(ResettableSource):
         return part
 
     def merge(self, positions: Sequence[Position]) -> Position:
-        """See ResettableSource."""
         merged = {unit: at for position in positions for unit, at in position.items()}
         if merged.keys() != {str(unit) for unit in range(self._units)}:
             raise SourceError(

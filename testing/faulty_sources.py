@@ -51,45 +51,35 @@ class FaultySource(ResettableSource):
         return self.source.weakness
 
     def validate(self) -> None:
-        """See ResettableSource."""
         self._call("validate")
 
     def start(self) -> Position:
-        """See ResettableSource."""
         return self._call("start")
 
     def end(self) -> Position:
-        """See ResettableSource."""
         return self._call("end")
 
     def latest(self, position: Position, limit: int | None = None, until: Position | None = None) -> Position:
-        """See ResettableSource."""
         return self._call("latest", position, limit, until)
 
     def splits(self, start: Position, end: Position, parallelism: int = 1) -> Sequence[Split]:
-        """See ResettableSource."""
         found: Sequence[Split] = self._call("splits", start, end, parallelism)
         return found
 
     def read(self, split: Split) -> Iterator[Piece]:
-        """See ResettableSource."""
         for piece in self._call("read", split):
             yield self.faults.around("piece", partial(_same, piece), _source_fails)
 
     def advance(self, position: Position, split: Split, to: int) -> Position:
-        """See ResettableSource."""
         return self.source.advance(position, split, to)
 
     def share(self, subtask: int, parallelism: int) -> FaultySource:
-        """See ResettableSource."""
         return FaultySource(self.source.share(subtask, parallelism), self.faults)
 
     def merge(self, positions: Sequence[Position]) -> Position:
-        """See ResettableSource."""
         return self.source.merge(positions)
 
     def publish(self, position: Position) -> None:
-        """See ResettableSource."""
         self._call("publish", position)
 
     def _call(self, call: str, *arguments: Any) -> Any:
@@ -120,11 +110,9 @@ class FaultyLiveSource(LiveSource):
         return self.source.bounded
 
     def validate(self) -> None:
-        """See LiveSource."""
         self.faults.around("validate", self.source.validate, _source_fails)
 
     def listen(self, subtask: int, parallelism: int) -> Iterator[pa.RecordBatch | None]:
-        """See LiveSource."""
         for batch in self.faults.around("listen", partial(self.source.listen, subtask, parallelism), _source_fails):
             yield batch if batch is None else self.faults.around("arrival", partial(_same, batch), _source_fails)
 

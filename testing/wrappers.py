@@ -58,80 +58,63 @@ class FaultySink(TwoPhaseCommitSink[Any]):
         return self.sink.transaction_timeout
 
     def validate(self, schema: pa.Schema) -> None:
-        """See TwoPhaseCommitSink."""
         self._raise("validate", schema)
 
     def validate_complete_mode(self) -> None:
-        """See TwoPhaseCommitSink."""
         self.sink.validate_complete_mode()
 
     def begin(self, context: WriteContext) -> Any:
-        """See TwoPhaseCommitSink."""
         return self._raise("begin", context, again=False)
 
     def write(self, transaction: Any, batch: pa.RecordBatch) -> None:
-        """See TwoPhaseCommitSink."""
         self._raise("write", transaction, batch, again=False)
 
     def pre_commit(self, transaction: Any) -> Committable:
-        """See TwoPhaseCommitSink."""
         committable: Committable = self._raise("pre_commit", transaction, again=False)
         return committable
 
     def discard(self, transaction: Any) -> None:
-        """See TwoPhaseCommitSink."""
         self._raise("discard", transaction, again=False)
 
     def commit(self, committable: Committable) -> CommitOutcome:
-        """See TwoPhaseCommitSink."""
         return self.commit_many([committable])[0]
 
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
-        """See TwoPhaseCommitSink."""
         make = partial(self.sink.commit_many, committables)
         return self.faults.around(
             "commit_many", make, lambda words: [CommitOutcome(CommitStatus.RETRY_LATER, words)] * len(committables)
         )
 
     def abort(self, committable: Committable) -> AbortOutcome:
-        """See TwoPhaseCommitSink."""
         make = partial(self.sink.abort, committable)
         return self.faults.around("abort", make, lambda words: AbortOutcome(AbortStatus.RETRY_LATER, words))
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:
-        """See TwoPhaseCommitSink."""
         found: Iterable[Committable] = self._raise("lingering", scope)
         return found
 
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
-        """See TwoPhaseCommitSink."""
         make = partial(self.sink.inspect_many, committables)
         unknown = [ExternalState.UNKNOWN] * len(committables)
         return self.faults.around("inspect_many", make, lambda _words: unknown)
 
     def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
-        """See TwoPhaseCommitSink."""
         found: Iterable[Committable] = self._raise("lingering_elsewhere", pipeline, log)
         return found
 
     def check_claim(self, scope: Scope, newest: Progress) -> None:
-        """See TwoPhaseCommitSink."""
         self._raise("check_claim", scope, newest)
 
     def claim(self, scope: Scope) -> None:
-        """See TwoPhaseCommitSink."""
         self._raise("claim", scope)
 
     def release(self, scope: Scope) -> None:
-        """See TwoPhaseCommitSink."""
         self._raise("release", scope)
 
     def completed(self, scope: Scope, epoch: int) -> None:
-        """See TwoPhaseCommitSink."""
         self._raise("completed", scope, epoch)
 
     def warm_up(self, context: WriteContext) -> None:
-        """See TwoPhaseCommitSink."""
         self._raise("warm_up", context)
 
     def _raise(self, call: str, *arguments: Any, again: bool = True) -> Any:
@@ -157,23 +140,18 @@ class FaultyDirectSink(DirectSink[Any]):
         return self.sink.guarantee
 
     def validate(self, schema: pa.Schema) -> None:
-        """See DirectSink."""
         self._call("validate", schema)
 
     def open(self, context: WriteContext) -> Any:
-        """See DirectSink."""
         return self._call("open", context, again=False)
 
     def write(self, writer: Any, batch: pa.RecordBatch) -> None:
-        """See DirectSink."""
         self._call("write", writer, batch)
 
     def flush(self, writer: Any) -> None:
-        """See DirectSink."""
         self._call("flush", writer)
 
     def close(self, writer: Any) -> None:
-        """See DirectSink."""
         self._call("close", writer, again=False)
 
     def _call(self, call: str, *arguments: Any, again: bool = True) -> Any:
@@ -194,22 +172,18 @@ class FaultyStore:
         self.faults = faults
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """See LogStore."""
         stored: bool = self._call("put_if_absent", key, data)
         return stored
 
     def get(self, key: str) -> bytes | None:
-        """See LogStore."""
         found: bytes | None = self._call("get", key)
         return found
 
     def list_keys(self) -> list[str]:
-        """See LogStore."""
         found: list[str] = self._call("list_keys")
         return found
 
     def delete(self, key: str) -> None:
-        """See LogStore."""
         self._call("delete", key)
 
     def describe(self) -> str:

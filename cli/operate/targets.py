@@ -71,7 +71,6 @@ class KafkaTarget:
         self.title = f"Kafka at {bootstrap_servers}"
 
     def names(self, pipelines: Collection[str]) -> set[Names]:  # noqa: ARG002 - all that there are
-        """See Target."""
         from onceward.connectors.kafka.cluster import cluster_of  # noqa: PLC0415
         from onceward.connectors.kafka.connectivity import check_reachable  # noqa: PLC0415
         from onceward.connectors.kafka.ownership import open_names  # noqa: PLC0415
@@ -80,13 +79,11 @@ class KafkaTarget:
         return {Names(*scope[:2]) for scope in open_names(cluster_of(self._settings).transactions)}
 
     def holds(self, kind: str, sink: str) -> bool:  # noqa: ARG002
-        """See Target."""
         from onceward.connectors.kafka.handle import KIND  # noqa: PLC0415
 
         return kind == KIND
 
     def sink(self, name: str) -> Participant:
-        """See Target."""
         return self._make(name, **self._how)
 
 
@@ -109,7 +106,6 @@ class PostgresTarget:
             self._how["ledger_schema"] = ledger_schema
 
     def names(self, pipelines: Collection[str]) -> set[Names]:  # noqa: ARG002 - all that there are
-        """See Target."""
         from onceward.connectors.database.postgres.connections import borrowed  # noqa: PLC0415
         from onceward.connectors.database.postgres.listing import open_names  # noqa: PLC0415
 
@@ -118,11 +114,9 @@ class PostgresTarget:
             return {Names(*scope[:2]) for scope in open_names(connection, target.ledger)}
 
     def holds(self, kind: str, sink: str) -> bool:  # noqa: ARG002
-        """See Target."""
         return kind in self._sink("any").resolutions()
 
     def sink(self, name: str) -> Participant:
-        """See Target."""
         return self._sink(name)
 
     def _sink(self, name: str) -> PostgresSink:
@@ -182,9 +176,7 @@ class SinksTarget:
         return {Names(pipeline, sink) for pipeline in pipelines for sink in self._sinks}
 
     def holds(self, kind: str, sink: str) -> bool:  # noqa: ARG002
-        """See Target."""
         return sink in self._sinks
 
     def sink(self, name: str) -> Participant:
-        """See Target."""
         return self._sinks[name]

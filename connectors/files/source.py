@@ -124,7 +124,6 @@ class FileSource(ResettableSource):
         ]
 
     def read(self, split: Split) -> Iterator[Piece]:
-        """See ResettableSource."""
         at = 0
         name, size, changed = _of_unit(split.unit)
         try:
@@ -142,7 +141,6 @@ class FileSource(ResettableSource):
             raise SourceError(f"{self.directory / name} has {at} rows now; {split.end} were there")
 
     def advance(self, position: Position, split: Split, to: int) -> Position:
-        """See ResettableSource."""
         name, size, changed = _of_unit(split.unit)
         return {**position, name: [to, split.end, size, changed]}
 
@@ -155,7 +153,6 @@ class FileSource(ResettableSource):
         return part
 
     def merge(self, positions: Sequence[Position]) -> Position:
-        """See ResettableSource."""
         return {name: at for position in positions for name, at in position.items() if self._is_own(name)}
 
     def _files(self) -> dict[str, _Seen]:

@@ -116,7 +116,6 @@ class KafkaSource(ResettableSource):
 
     @property
     def weakness(self) -> str:
-        """See ResettableSource."""
         if str(self.settings[ISOLATION]).lower() != COMMITTED:
             return "delivers what is aborted later (isolation.level read_uncommitted), so a replay is another one"
         return ""

@@ -83,7 +83,6 @@ class Forward:
         self._subtask = subtask
 
     def deal(self, batch: pa.RecordBatch, channels: int) -> list[tuple[int, pa.RecordBatch]]:
-        """See Partitioner."""
         return [(self._subtask % channels, batch)]
 
 
@@ -94,7 +93,6 @@ class Rebalance:
         self._next = subtask
 
     def deal(self, batch: pa.RecordBatch, channels: int) -> list[tuple[int, pa.RecordBatch]]:
-        """See Partitioner."""
         self._next += 1
         return [(self._next % channels, batch)]
 
@@ -112,7 +110,6 @@ class ByKey:
         self._max = max_parallelism
 
     def deal(self, batch: pa.RecordBatch, channels: int) -> list[tuple[int, pa.RecordBatch]]:
-        """See Partitioner."""
         if channels == 1:
             return [(0, batch)]
         owners = [subtask_of(group, channels, self._max) for group in self._keys.groups(batch, self._max)]

@@ -158,7 +158,6 @@ class CheckpointCoordinator:
         return request
 
     def submit(self, request: Request, now: float) -> None:
-        """See request."""
         if self._stopped:
             request.fail(CheckpointFailedError("the pipeline is stopping"))
         else:

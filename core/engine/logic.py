@@ -153,7 +153,6 @@ class RecordLogic(Logic):
         self._function = function
 
     def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        """See Logic."""
         if self.kind == "filter":
             return self._filtered(batch)
         made: list[Record] = []
@@ -182,7 +181,6 @@ class BatchLogic(Logic):
         self._function = function
 
     def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        """See Logic."""
         made = self._guarded.call(batch.schema.names, lambda: self._function(batch))
         if not isinstance(made, pa.RecordBatch):
             error = TypeError(f"map_batches must return a pyarrow.RecordBatch, not {type(made).__name__}")

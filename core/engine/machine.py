@@ -145,19 +145,15 @@ class Machine:
     # Report: called by tasks, from any thread
 
     def acknowledged(self, ack: TaskAck) -> None:
-        """See Report."""
         self._tell(lambda: self.checkpoints.acknowledge(ack, self._world.monotonic()))
 
     def declined(self, task: TaskId, checkpoint: int, reason: str) -> None:
-        """See Report."""
         self._tell(lambda: self.checkpoints.decline(task, checkpoint, reason, self._world.monotonic()))
 
     def exhausted(self, task: TaskId) -> None:
-        """See Report."""
         self._tell(lambda: self._input_ended(task))
 
     def finished(self, task: TaskId) -> None:
-        """See Report."""
         self._tell(lambda: self._finished.add(task))
 
     def _input_ended(self, task: TaskId) -> None:
@@ -174,27 +170,22 @@ class Machine:
     # Effects: called by the coordinator of checkpoints
 
     def is_running(self, task: TaskId) -> bool:
-        """See Effects."""
         return task in self._open and task not in self._finished
 
     def trigger(self, task: TaskId, barrier: Barrier) -> None:
-        """See Effects."""
         if barrier.kind.drains:
             self._draining.add(barrier.checkpoint)
         self.tasks[task].post(Trigger(barrier))
         self._wake(task)
 
     def complete(self, pending: Pending) -> Any:
-        """See Effects."""
         return self._completer.complete(pending, self.checkpoints.pending)
 
     def completed(self, task: TaskId, checkpoint: int) -> None:
-        """See Effects."""
         self.tasks[task].post(Confirm(checkpoint))
         self._wake(task)
 
     def given_up(self, checkpoint: int, reason: str) -> None:
-        """See Effects."""
         for id_, task in self.tasks.items():
             task.post(GiveUp(checkpoint))
             self._wake(id_)
@@ -203,7 +194,6 @@ class Machine:
             self.failed(CheckpointFailedError(f"checkpoint {checkpoint}, which was to end the run, {reason}"))
 
     def discard(self, ack: TaskAck) -> None:
-        """See Effects."""
         try:
             if ack.target is None:
                 self._retained.discard(ack.state)
@@ -213,7 +203,6 @@ class Machine:
             _log.warning("files of a checkpoint that was given up are left: %s", error)
 
     def fail(self, error: OncewardError) -> None:
-        """See Effects."""
         self.failed(error)
 
     def _context(self, sink: str, subtask: int, epoch: int) -> WriteContext:

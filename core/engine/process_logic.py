@@ -79,11 +79,9 @@ class ProcessLogic(Logic):
         )
 
     def open(self) -> None:
-        """See Logic."""
         self._guarded.call("open", lambda: self._function.open(self._context))
 
     def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        """See Logic."""
         records: list[Record] = batch.to_pylist()
         made: list[Record] = []
         if self._keys is None or self._scope is None:
@@ -98,7 +96,6 @@ class ProcessLogic(Logic):
         return self._guarded.batch(made)
 
     def timer(self, now: float) -> Sequence[pa.RecordBatch] | None:
-        """See Logic."""
         due = self._timers.due(now) if self._timers is not None else None
         if due is None or self._scope is None:
             return None
@@ -109,20 +106,16 @@ class ProcessLogic(Logic):
         return self._guarded.batch(made)
 
     def next_timer(self) -> float | None:
-        """See Logic."""
         return self._timers.next() if self._timers is not None else None
 
     def finish(self) -> Sequence[pa.RecordBatch]:
-        """See Logic."""
         return self._guarded.batch(self._listed("finish", lambda: self._function.finish(self._context)))
 
     def before_barrier(self, barrier: Barrier) -> Sequence[pa.RecordBatch]:
-        """See Logic."""
         at = f"snapshot {barrier.checkpoint}"
         return self._guarded.batch(self._listed(at, lambda: self._function.snapshot(barrier.checkpoint, self._context)))
 
     def freeze(self, barrier: Barrier) -> Frozen:
-        """See Logic."""
         lists = {name: self._handle(name, state) for name, state in self._lists.items()}
         if self._table is None:
             return Frozen(lambda _storage, _folder: (SubtaskState(lists=lists), 0))
@@ -135,14 +128,12 @@ class ProcessLogic(Logic):
         return Frozen(write, discard=freezing.discard)
 
     def confirm(self, checkpoint: int) -> None:
-        """See Logic."""
         if self._table is not None:
             self._table.confirm(checkpoint)
         at = f"on_checkpoint_complete {checkpoint}"
         self._guarded.call(at, lambda: self._function.on_checkpoint_complete(checkpoint, self._context))
 
     def close(self) -> None:
-        """See Logic."""
         try:
             self._guarded.call("close", self._function.close)
         finally:

@@ -45,7 +45,6 @@ class _Sink(Logic):
         return batch
 
     def close(self) -> None:
-        """See Logic."""
         if self._projection is not None:
             self._projection.close()
 
@@ -69,7 +68,6 @@ class TwoPhaseLogic(_Sink):
         """By the checkpoint at whose barrier it was prepared; not known to be decided."""
 
     def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        """See Logic."""
         batch = self._mine(batch)
         if not batch.num_rows:
             return []
@@ -91,7 +89,6 @@ class TwoPhaseLogic(_Sink):
         return Frozen(nothing_to_write, tuple(self._prepared.values()))
 
     def confirm(self, checkpoint: int) -> None:
-        """See Logic."""
         self._prepared = {later: c for later, c in self._prepared.items() if later > checkpoint}
 
     def close(self) -> None:
@@ -110,7 +107,6 @@ class DirectLogic(_Sink):
         self._writer: Any = None
 
     def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        """See Logic."""
         batch = self._mine(batch)
         if not batch.num_rows:
             return []
@@ -126,7 +122,6 @@ class DirectLogic(_Sink):
         return Frozen(nothing_to_write)
 
     def close(self) -> None:
-        """See Logic."""
         super().close()
         if self._writer is not None:
             self._sink.close(self._writer)

@@ -32,13 +32,11 @@ class SourceLogic(Logic):
         self._subtask = subtask
 
     def before_barrier(self, barrier: Barrier) -> Sequence[pa.RecordBatch]:
-        """See Logic."""
         if self._told is not None:
             self._told.snapshot(barrier.checkpoint, self._subtask)
         return []
 
     def confirm(self, checkpoint: int) -> None:
-        """See Logic."""
         if self._told is not None:
             self._told.on_checkpoint_complete(checkpoint, self._subtask)
 
@@ -78,7 +76,6 @@ class ResettableLogic(SourceLogic):
         self._on_publish_failure = on_publish_failure
 
     def open(self) -> None:
-        """See Logic."""
         if self._source.bounded:
             self._until = self._source.end()
 
@@ -88,7 +85,6 @@ class ResettableLogic(SourceLogic):
         return self._position
 
     def poll(self) -> Any:
-        """See SourceLogic."""
         while True:
             if self._reading is None:
                 end = self._source.latest(self._position, until=self._until)
@@ -110,7 +106,6 @@ class ResettableLogic(SourceLogic):
         self._position = end
 
     def freeze(self, barrier: Barrier) -> Frozen:
-        """See Logic."""
         position = self._position
         if barrier.kind.commits:
             self._stored[barrier.checkpoint] = position
@@ -128,7 +123,6 @@ class ResettableLogic(SourceLogic):
                 self._on_publish_failure(error)
 
     def close(self) -> None:
-        """See Logic."""
         if self._reading is not None:
             self._reading.close()
 
@@ -142,7 +136,6 @@ class LiveLogic(SourceLogic):
         self._arriving: Iterator[pa.RecordBatch | None] | None = None
 
     def poll(self) -> Any:
-        """See SourceLogic."""
         if self._arriving is None:
             self._arriving = iter(self._listen())
         try:
@@ -151,6 +144,5 @@ class LiveLogic(SourceLogic):
             return EXHAUSTED
 
     def close(self) -> None:
-        """See Logic."""
         if isinstance(self._arriving, Generator):
             cast("Generator[object]", self._arriving).close()

@@ -38,14 +38,12 @@ class DirectoryStore:
             raise StoreError(f"cannot make the decision log's directory {self.path}: {error}") from error
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """See LogStore."""
         try:
             return put_once(self.path / key, data)
         except OSError as error:
             raise StoreError(f"cannot write entry {key} in {self.path}: {error}") from error
 
     def get(self, key: str) -> bytes | None:
-        """See LogStore."""
         try:
             data = (self.path / key).read_bytes()
             sync_folder(self.path)
@@ -56,7 +54,6 @@ class DirectoryStore:
         return data
 
     def list_keys(self) -> list[str]:
-        """See LogStore."""
         try:
             sync_folder(self.path)
             return sorted(file.name for file in self.path.iterdir() if not file.name.startswith("."))
@@ -64,7 +61,6 @@ class DirectoryStore:
             raise StoreError(f"cannot list {self.path}: {error}") from error
 
     def delete(self, key: str) -> None:
-        """See LogStore."""
         try:
             (self.path / key).unlink(missing_ok=True)
             sync_folder(self.path)
@@ -72,10 +68,8 @@ class DirectoryStore:
             raise StoreError(f"cannot delete entry {key} in {self.path}: {error}") from error
 
     def describe(self) -> str:
-        """See LogStore."""
         return f"directory {self.path}"
 
     @property
     def shared(self) -> bool:
-        """See LogStore."""
         return self._shared

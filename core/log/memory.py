@@ -13,7 +13,6 @@ class MemoryStore:
         self._lock = Lock()
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """See LogStore."""
         with self._lock:
             if key in self._values:
                 return False
@@ -21,24 +20,19 @@ class MemoryStore:
             return True
 
     def get(self, key: str) -> bytes | None:
-        """See LogStore."""
         return self._values.get(key)
 
     def list_keys(self) -> list[str]:
-        """See LogStore."""
         with self._lock:
             return sorted(self._values)
 
     def delete(self, key: str) -> None:
-        """See LogStore."""
         with self._lock:
             self._values.pop(key, None)
 
     def describe(self) -> str:
-        """See LogStore."""
         return "memory of this process"
 
     @property
     def shared(self) -> bool:
-        """See LogStore."""
         return False

@@ -72,7 +72,6 @@ class ObjectStore:
             )
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """See LogStore."""
         for _ in range(CONFLICTS):
             try:
                 self._fs.pipe_file(self._path(key), data, mode="create")
@@ -90,13 +89,10 @@ class ObjectStore:
         raise StoreError(f"cannot write entry {key} in {self.describe()}: other writers were at it {CONFLICTS} times")
 
     def get(self, key: str) -> bytes | None:
-        """See LogStore."""
         data: bytes | None = self._ask("read", lambda: bytes(self._fs.cat_file(self._path(key))), missing=None)
         return data
 
     def list_keys(self) -> list[str]:
-        """See LogStore."""
-
         def names() -> list[str]:
             self._fs.invalidate_cache(self.prefix)
             # Some servers list an empty folder as an entry of its own.
@@ -108,16 +104,13 @@ class ObjectStore:
         return found
 
     def delete(self, key: str) -> None:
-        """See LogStore."""
         self._ask("delete", lambda: self._fs.rm_file(self._path(key)), missing=None)
 
     def describe(self) -> str:
-        """See LogStore."""
         return f"object store {self._fs.unstrip_protocol(self.prefix)}"
 
     @property
     def shared(self) -> bool:
-        """See LogStore."""
         return True
 
     def _path(self, key: str) -> str:

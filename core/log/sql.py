@@ -95,7 +95,6 @@ class SqlStore:
             raise ConfigurationError(f"{self.describe()} cannot hold a decision log: {why}")
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """See LogStore."""
         try:
             with self._changing(f"write entry {key} in") as connection:
                 connection.execute(_TABLE.insert().values(pipeline=self.pipeline, entry=key, data=data))
@@ -104,29 +103,24 @@ class SqlStore:
         return True
 
     def get(self, key: str) -> bytes | None:
-        """See LogStore."""
         query = sa.select(_TABLE.c.data).where(self._mine, _TABLE.c.entry == key)
         with self._connected(f"read entry {key} in") as connection:
             data = connection.execute(query).scalar_one_or_none()
         return None if data is None else bytes(data)
 
     def list_keys(self) -> list[str]:
-        """See LogStore."""
         with self._connected("list") as connection:
             return sorted(connection.execute(sa.select(_TABLE.c.entry).where(self._mine)).scalars())
 
     def delete(self, key: str) -> None:
-        """See LogStore."""
         with self._changing(f"delete entry {key} in") as connection:
             connection.execute(_TABLE.delete().where(self._mine, _TABLE.c.entry == key))
 
     def describe(self) -> str:
-        """See LogStore."""
         return f"database {self._engine.url.render_as_string(hide_password=True)}"
 
     @property
     def shared(self) -> bool:
-        """See LogStore."""
         return self._engine.dialect.name != "sqlite"
 
     def close(self) -> None:

@@ -126,7 +126,6 @@ class PostgresSink(DatabaseSink[Writing]):
         return f"PostgresSink({what}, dsn={str(self.target.dsn)!r})"
 
     def resolutions(self) -> Mapping[str, Resolution]:
-        """See DatabaseSink."""
         return {
             PREPARED: Resolution(partial(commit_prepared, self.target), partial(abort_prepared, self.target)),
             STAGED: Resolution(partial(commit_staged, self.target), partial(abort_staged, self.target)),
@@ -165,7 +164,6 @@ class PostgresSink(DatabaseSink[Writing]):
         return inspect(self.target, committables)
 
     def check_claim(self, scope: Scope, newest: Progress) -> None:
-        """See what the ledger knows of the names."""
         with self._borrowed("cannot check who owns the names") as connection:
             self.target.ledger.check(connection, scope, newest)
 

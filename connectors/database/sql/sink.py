@@ -119,7 +119,6 @@ class SqlAlchemySink(DatabaseSink[Writing]):
         return f"SqlAlchemySink({what}, url={str(self.target.url)!r})"
 
     def resolutions(self) -> Mapping[str, Resolution]:
-        """See DatabaseSink."""
         return {
             PREPARED: Resolution(partial(commit_prepared, self.target), partial(abort_prepared, self.target)),
             STAGED: Resolution(partial(commit_staged, self.target), partial(abort_staged, self.target)),
@@ -154,7 +153,6 @@ class SqlAlchemySink(DatabaseSink[Writing]):
         return inspect(self.target, committables)
 
     def check_claim(self, scope: Scope, newest: Progress) -> None:
-        """See what the ledger knows of the names."""
         ledger.check(self.target, scope, newest)
 
     def claim(self, scope: Scope) -> None:

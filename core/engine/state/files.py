@@ -102,7 +102,6 @@ class LocalFiles:
         self._root = root
 
     def put(self, path: str, chunks: Iterable[bytes]) -> None:
-        """See Files."""
         target = self._root / path
         partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         make_folder(target.parent)
@@ -118,28 +117,23 @@ class LocalFiles:
         sync_folder(target.parent)
 
     def chunks(self, path: str) -> Iterator[bytes]:
-        """See Files."""
         with (self._root / path).open("rb") as file:
             while chunk := file.read(_CHUNK):
                 yield chunk
 
     def exists(self, path: str) -> bool:
-        """See Files."""
         return (self._root / path).exists()
 
     def names(self, folder: str) -> list[str]:
-        """See Files."""
         try:
             return [path.name for path in (self._root / folder).iterdir()]
         except FileNotFoundError:
             return []
 
     def delete(self, path: str) -> None:
-        """See Files."""
         (self._root / path).unlink(missing_ok=True)
 
     def delete_folder(self, folder: str) -> None:
-        """See Files."""
         shutil.rmtree(self._root / folder, ignore_errors=True)
 
 
@@ -156,7 +150,6 @@ class ObjectFiles:
         self._root = root.rstrip("/")
 
     def put(self, path: str, chunks: Iterable[bytes]) -> None:
-        """See Files."""
         with tempfile.NamedTemporaryFile(prefix="onceward-upload-") as file:
             file.writelines(chunks)
             file.flush()
@@ -164,19 +157,16 @@ class ObjectFiles:
                 self._fs.put_file(file.name, below(self._root, path))
 
     def chunks(self, path: str) -> Iterator[bytes]:
-        """See Files."""
         with _as_os_error(), self._fs.open(below(self._root, path), "rb") as file:
             while chunk := file.read(_CHUNK):
                 yield chunk
 
     def exists(self, path: str) -> bool:
-        """See Files."""
         with _as_os_error():
             self._fs.invalidate_cache(above(below(self._root, path)))
             return bool(self._fs.exists(below(self._root, path)))
 
     def names(self, folder: str) -> list[str]:
-        """See Files."""
         where = below(self._root, folder)
         with _as_os_error():
             self._fs.invalidate_cache(where)
@@ -188,12 +178,10 @@ class ObjectFiles:
         return [path.rpartition("/")[2] for path in paths if path != where]  # some servers list the folder itself
 
     def delete(self, path: str) -> None:
-        """See Files."""
         with suppress(FileNotFoundError), _as_os_error():
             self._fs.rm_file(below(self._root, path))
 
     def delete_folder(self, folder: str) -> None:
-        """See Files."""
         with suppress(OSError), _as_os_error():
             self._fs.rm(below(self._root, folder), recursive=True)
 

@@ -35,12 +35,10 @@ class MemoryTable(KeyedTable):
         self._rows: dict[bytes, dict[bytes, bytes]] = {}
 
     def get(self, row: bytes, column: bytes = b"") -> bytes | None:
-        """See KeyedTable."""
         found = self._rows.get(row)
         return found.get(column) if found is not None else None
 
     def put(self, row: bytes, value: bytes, column: bytes = b"") -> None:
-        """See KeyedTable."""
         found = self._rows.get(row)
         if found is None:
             self._rows[row] = {column: value}
@@ -48,7 +46,6 @@ class MemoryTable(KeyedTable):
             found[column] = value
 
     def delete(self, row: bytes, column: bytes = b"") -> None:
-        """See KeyedTable."""
         found = self._rows.get(row)
         if found is not None:
             found.pop(column, None)
@@ -56,22 +53,18 @@ class MemoryTable(KeyedTable):
                 del self._rows[row]
 
     def columns(self, row: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """See KeyedTable."""
         yield from sorted(self._rows.get(row, {}).items())
 
     def scan(self, prefix: bytes) -> Iterator[Cell]:
-        """See KeyedTable."""
         for row in sorted(row for row in self._rows if row.startswith(prefix)):
             for column, value in sorted(self._rows[row].items()):
                 yield row, column, value
 
     def load(self, cells: Iterable[Cell]) -> None:
-        """See KeyedTable."""
         for row, column, value in cells:
             self.put(row, value, column)
 
     def freeze(self, checkpoint: int, *, full: bool = False) -> Freezing:  # noqa: ARG002 - it is always full
-        """See KeyedTable."""
         frozen = [(row, list(columns.items())) for row, columns in self._rows.items()]
 
         def write(storage: CheckpointStorage | None, folder: str) -> tuple[KeyedHandle, int]:
@@ -86,7 +79,6 @@ class MemoryTable(KeyedTable):
         return Freezing(write, frozen.clear)
 
     def close(self) -> None:
-        """See KeyedTable."""
         self._rows.clear()
 
 
@@ -108,7 +100,6 @@ class MemoryBackend:
         return None
 
     def bind(self, name: str) -> StateBackend:  # noqa: ARG002 - nothing to keep apart
-        """See StateBackend."""
         return self
 
     def open(
@@ -119,7 +110,6 @@ class MemoryBackend:
         storage: CheckpointStorage | None,
         writer: int = 0,  # noqa: ARG002 - it shares no files
     ) -> KeyedTable:
-        """See StateBackend."""
         return _restored(MemoryTable(groups, str(task)), groups, restored, storage)
 
 
@@ -138,7 +128,6 @@ class FileBackend:
         self.storage: CheckpointStorage | None = CheckpointStorage(path)
 
     def bind(self, name: str) -> StateBackend:
-        """See StateBackend."""
         return FileBackend(folder_in(self.path, name))
 
     def open(
@@ -149,7 +138,6 @@ class FileBackend:
         storage: CheckpointStorage | None,
         writer: int = 0,  # noqa: ARG002 - it shares no files
     ) -> KeyedTable:
-        """See StateBackend."""
         return _restored(MemoryTable(groups, str(task)), groups, restored, storage)
 
 

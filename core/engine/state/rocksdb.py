@@ -65,36 +65,29 @@ class RocksTable(KeyedTable):
         self._written: dict[int, dict[str, FileRef]] = {}
 
     def get(self, row: bytes, column: bytes = b"") -> bytes | None:
-        """See KeyedTable."""
         found: bytes | None = self._db.get(row + column)
         return found
 
     def put(self, row: bytes, value: bytes, column: bytes = b"") -> None:
-        """See KeyedTable."""
         self._db[row + column] = value
 
     def delete(self, row: bytes, column: bytes = b"") -> None:
-        """See KeyedTable."""
         self._db.delete(row + column)
 
     def columns(self, row: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """See KeyedTable."""
         for key, value in self._db.items(from_key=row):
             if not key.startswith(row):
                 return
             yield key[len(row) :], value
 
     def scan(self, prefix: bytes) -> Iterator[Cell]:
-        """See KeyedTable."""
         return _cells(self._db, prefix)
 
     def load(self, cells: Iterable[Cell]) -> None:
-        """See KeyedTable."""
         for row, column, value in cells:
             self._db[row + column] = value
 
     def freeze(self, checkpoint: int, *, full: bool = False) -> Freezing:
-        """See KeyedTable."""
         frozen = self._folder / f"frozen-{checkpoint}-{secrets.token_hex(4)}"
         try:
             self._db.flush()
@@ -113,13 +106,11 @@ class RocksTable(KeyedTable):
         return Freezing(write, lambda: shutil.rmtree(frozen, ignore_errors=True))
 
     def confirm(self, checkpoint: int) -> None:
-        """See KeyedTable."""
         with self._lock:
             self._base = self._written.get(checkpoint, self._base)
             self._written = {later: files for later, files in self._written.items() if later > checkpoint}
 
     def close(self) -> None:
-        """See KeyedTable."""
         self._db.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -174,7 +165,6 @@ class RocksDBBackend:
         self.storage: CheckpointStorage | None = CheckpointStorage(path)
 
     def bind(self, name: str) -> StateBackend:
-        """See StateBackend."""
         return RocksDBBackend(folder_in(self.path, name), local=self.local, incremental=self.incremental)
 
     def open(
@@ -185,7 +175,6 @@ class RocksDBBackend:
         storage: CheckpointStorage | None,
         writer: int = 0,
     ) -> KeyedTable:
-        """See StateBackend."""
         if self.local is not None:
             self.local.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="onceward-state-", dir=self.local))
