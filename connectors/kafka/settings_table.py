@@ -186,18 +186,18 @@ SECURITY_PREFIXES: Final = ("ssl", "sasl.", "security.", "enable.ssl.", "enable.
 INTRODUCTION: Final = """\
 # Kafka settings
 
-Made from the table in connectors/kafka/settings_table.py; a test compares the two.
+This page is generated from connectors/kafka/settings_table.py; a test compares the two.
 
-Give settings under librdkafka's names: `KafkaSink(…, config={"compression.type": "lz4"})`, or as options of a Spark
-format with `kafka.` in front: `.option("kafka.compression.type", "lz4")`. Data goes through librdkafka
-(confluent-kafka). Commits, aborts and recovery go through kafka-python, because librdkafka cannot end a transaction
-that another process began. Whatever decides where to connect and who we are is carried to both.
+Use librdkafka's names for settings: `KafkaSink(…, config={"compression.type": "lz4"})`, or options of a Spark format
+with the prefix `kafka.`: `.option("kafka.compression.type", "lz4")`. Data goes through librdkafka (confluent-kafka).
+Commits, aborts and recovery go through kafka-python, because librdkafka cannot end a transaction that another process
+began. All connection and authentication settings are passed to both clients.
 
-A setting that is not in the table goes to librdkafka only. What librdkafka does not know is a ConfigurationError on the
-driver, before anything is read or written. That does not hold for security: a setting whose name begins with `ssl`,
-`sasl.`, `security.`, `https.`, `oauth`, `enable.ssl.` or `enable.sasl.` and which is not in the table is refused,
-because the commits would go over connections that do not obey it. Passwords, keys and tokens never appear in messages,
-logs, reprs or committables.
+A setting that is not in the table goes to librdkafka only. A setting that librdkafka does not know raises a
+ConfigurationError on the driver, before anything is read or written. Security settings are stricter: one whose name
+begins with `ssl`, `sasl.`, `security.`, `https.`, `oauth`, `enable.ssl.` or `enable.sasl.` and which is not in the table
+is refused, because commits would go over connections that ignore it. Passwords, keys and tokens never appear in
+messages, logs, reprs or committables.
 """
 
 
@@ -210,7 +210,7 @@ def goes_to(name: str) -> Goes | None:
 PERMISSIONS: Final = """\
 ## Permissions
 
-Where the brokers check permissions, a sink's user needs:
+If the brokers enforce ACLs, a sink's user needs:
 
 | Resource | Operations | For |
 |---|---|---|
@@ -220,7 +220,7 @@ Where the brokers check permissions, a sink's user needs:
 | transactional ids with the prefix `onceward:1:<pipeline>:` | Write, Describe | transactions, recovery |
 | transactional ids with the prefix `onceward-accepts:1:<pipeline>:` | Write, Describe | rewinding |
 | the cluster | DescribeConfigs | reading transaction.max.timeout.ms; without it Kafka's default is assumed |
-| the cluster | Alter | writing markers that a coordinator left out (KAFKA-20734), rarely needed |
+| the cluster | Alter | writing markers that a coordinator skipped (KAFKA-20734), rarely needed |
 """
 
 
