@@ -1,4 +1,4 @@
-"""`onceward dev up | down | status | env`: the local services from a shell."""
+"""`onceward dev up | down | status | env`: local services for development."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from onceward.core.errors import ConfigurationError
 if TYPE_CHECKING:
     from onceward.testing.services import DevServices
 
-app = typer.Typer(no_args_is_help=True, help="A real Kafka broker and PostgreSQL server in the background.")
+app = typer.Typer(no_args_is_help=True, help="Run a real Kafka broker and PostgreSQL server in the background.")
 
 Home = Annotated[
     Path | None,
-    typer.Option(help="State folder.", envvar="ONCEWARD_DEV_HOME", show_default=".run in the current folder"),
+    typer.Option(
+        help="Folder for the services' state.", envvar="ONCEWARD_DEV_HOME", show_default=".run in the current folder"
+    ),
 ]
-WithKafka = Annotated[bool, typer.Option("--kafka/--no-kafka", help="Whether Kafka is meant.")]
-WithPostgres = Annotated[bool, typer.Option("--postgres/--no-postgres", help="Whether PostgreSQL is meant.")]
+WithKafka = Annotated[bool, typer.Option("--kafka/--no-kafka", help="Include Kafka.")]
+WithPostgres = Annotated[bool, typer.Option("--postgres/--no-postgres", help="Include PostgreSQL.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
 def up(*, home: Home = None, kafka: WithKafka = True, postgres: WithPostgres = True, as_json: AsJson = False) -> None:
-    """Start the services that do not run, wait until they answer, and print their addresses."""
+    """Start the services that are not running, wait until they answer, and print their addresses."""
     services = _services(home, kafka=kafka, postgres=postgres)
     say = Console(stderr=True)
     if kafka:
@@ -44,9 +46,9 @@ def down(
     home: Home = None,
     kafka: WithKafka = True,
     postgres: WithPostgres = True,
-    delete: Annotated[bool, typer.Option("--delete", help="Delete their data, ports and passwords too.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Also delete their data, ports and passwords.")] = False,
 ) -> None:
-    """Stop the services; their data stays for the next start unless --delete is given."""
+    """Stop the services; keep their data for the next start unless --delete is given."""
     services = _services(home, kafka=kafka, postgres=postgres)
     for service in services.each:
         was_running = service.running
@@ -58,7 +60,7 @@ def down(
 
 @app.command()
 def status(*, home: Home = None, as_json: AsJson = False) -> None:
-    """Print which services run and their addresses; exit code 1 unless all run."""
+    """Print which services are running, and their addresses; exit with code 1 unless all are running."""
     services = _services(home)
     _show(services, as_json=as_json)
     if not all(service.running for service in services.each):
@@ -67,7 +69,7 @@ def status(*, home: Home = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def env(*, home: Home = None) -> None:
-    """Print the addresses as variables of a shell: eval "$(onceward dev env)"."""
+    """Print the addresses as shell variables, for eval "$(onceward dev env)"."""
     services = _services(home)
     if not all(service.running for service in services.each):
         raise ConfigurationError(f"no services run in {services.home}: start them with `onceward dev up`")

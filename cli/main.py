@@ -1,6 +1,6 @@
 """`onceward`: the command line.
 
-What a command needs is imported when it runs, so that each works with its own extra installed and no other.
+Each command imports what it needs when it runs, so that it works with only its own extra installed.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def demo(
     *,
     orders: Annotated[int, typer.Option(min=1, help="How many orders to produce.")] = 200_000,
     users: Annotated[int, typer.Option(min=1, help="How many users they belong to.")] = 200,
-    kills: Annotated[int, typer.Option(min=0, help="How often the driver is killed.")] = 5,
-    seed: Annotated[int, typer.Option(help="Of the orders and of the moments of the kills.")] = 1,
+    kills: Annotated[int, typer.Option(min=0, help="How many times to kill the driver.")] = 5,
+    seed: Annotated[int, typer.Option(help="Random seed of the orders and of the times of the kills.")] = 1,
     home: Annotated[Path, typer.Option(help="Folder for services, checkpoints and logs; emptied first.")] = Path(
         ".run/demo"
     ),
-    picture: Annotated[Path, typer.Option(help="Where the picture goes (PNG or SVG).")] = Path(".run/demo.png"),
+    picture: Annotated[Path, typer.Option(help="File for the picture (PNG or SVG).")] = Path(".run/demo.png"),
 ) -> None:
-    """Kafka → Spark → Kafka and PostgreSQL while everything is killed at random: no row missing, none duplicated."""
+    """Run Kafka → Spark → Kafka and PostgreSQL, kill everything at random, and check that each row is there once."""
     try:
         from .demo.command import demo as run_demo  # noqa: PLC0415 - needs the extra `demo`
     except ImportError as error:
@@ -76,19 +76,27 @@ def demo(
 @app.command()
 def doctor(
     *,
-    bootstrap_servers: Annotated[str | None, typer.Option(help="Kafka's address.")] = None,
+    bootstrap_servers: Annotated[str | None, typer.Option(help="Bootstrap servers of Kafka.")] = None,
     kafka: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting of the connection to Kafka; repeatable.")
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting for the connection to Kafka; repeatable.")
     ] = None,
     topic: Annotated[
-        list[str] | None, typer.Option(help="A topic of a sink or source: is it there, is it permitted; repeatable.")
+        list[str] | None,
+        typer.Option(help="A topic of a sink or source, to check existence and permissions; repeatable."),
     ] = None,
-    pipeline: Annotated[str | None, typer.Option(help="Whose transactional ids and decision log to check.")] = None,
+    pipeline: Annotated[
+        str | None, typer.Option(help="Name of the pipeline whose transactional ids and decision log to check.")
+    ] = None,
     dsn: Annotated[str | None, typer.Option(help="PostgreSQL's connection string.")] = None,
-    store: Annotated[str | None, typer.Option(help="The decision log's store, or the checkpoint folder.")] = None,
+    store: Annotated[
+        str | None, typer.Option(help="URL of the decision log's store, or the checkpoint folder.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check Java, Python, Kafka, PostgreSQL and the decision log: what is wrong, and what to do. Changes nothing."""
+    """Check Java, Python, Kafka, PostgreSQL and the decision log; report what is wrong and how to fix it.
+
+    Changes nothing.
+    """
     from .doctor import run_checks  # noqa: PLC0415 - looks at extras
     from .doctor.commands import exit_code, show  # noqa: PLC0415
 
@@ -112,9 +120,9 @@ def doctor(
 @app.command()
 def new_sink(
     name: Annotated[str, typer.Argument(help="Name of the module, for example billing_sink.")],
-    folder: Annotated[Path, typer.Option(help="Where to write it.")] = Path(),
+    folder: Annotated[Path, typer.Option(help="Folder to write it to.")] = Path(),
 ) -> None:
-    """Write a custom sink that works, to be changed into yours, and its conformance test."""
+    """Generate a working custom sink, as a starting point for your own, and its conformance test."""
     from .new_sink import write_skeleton  # noqa: PLC0415 - one command of many
 
     sink, test = write_skeleton(name, folder)
@@ -122,7 +130,7 @@ def new_sink(
 
 
 class RepeatsFiltered(logging.Filter):
-    """Drops what was logged before, apart from numbers: clients repeat a failed connection twice a second."""
+    """Drops repeated messages, ignoring numbers in them: clients report a failed connection twice a second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +145,7 @@ class RepeatsFiltered(logging.Filter):
 
 
 def main() -> None:
-    """Runs the command line; faults end it with one message, without a traceback."""
+    """Run the command line; an error ends it with one message, without a traceback."""
     warnings = logging.StreamHandler()
     warnings.addFilter(RepeatsFiltered())
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", handlers=[warnings])

@@ -1,4 +1,4 @@
-"""`onceward new-sink NAME`: a copy of examples/custom_sink.py and of its conformance test, under a name of your own."""
+"""`onceward new-sink NAME`: a copy of examples/custom_sink.py and its conformance test, under a name of your own."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Final
 from onceward.core.errors import ConfigurationError
 
 _SKELETON: Final = Path(__file__).with_name("skeleton")
-"""The wheel holds copies; in a checkout these are links to the examples."""
+"""The wheel contains copies; in a checkout these are links to the examples."""
 
 
 def write_skeleton(name: str, folder: Path) -> list[Path]:
     """Write NAME.py and test_NAME.py.
 
     Args:
-        name: Of the module, for example `billing_sink`; its class is called `BillingSink`.
-        folder: Where to.
+        name: Name of the module, for example `billing_sink`; its class is named `BillingSink`.
+        folder: Folder to write them to.
 
     Returns:
         The two files.
 
     Raises:
-        ConfigurationError: The name cannot be a module's, or a file is there already.
+        ConfigurationError: The name is not a valid module name, or a file already exists.
     """
     if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower() or not name[0].isalpha():
         raise ConfigurationError(f"{name!r} cannot be a module's name: give something like billing_sink")

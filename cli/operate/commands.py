@@ -18,24 +18,25 @@ from .survey import survey
 if TYPE_CHECKING:
     from .targets import Target
 
-app = typer.Typer(no_args_is_help=True, help="Transactions that are in doubt: list them, look at one, end them.")
+app = typer.Typer(no_args_is_help=True, help="List, inspect, commit and abort transactions that are in doubt.")
 
 Store = Annotated[
     list[str] | None,
-    typer.Option(help="A decision log: its store's URL, or the checkpoint folder; repeatable where it makes sense."),
+    typer.Option(help="URL of a decision log's store, or the checkpoint folder; repeatable for `list` and `inspect`."),
 ]
-Pipeline = Annotated[str | None, typer.Option(help="Its name; a folder tells it by itself.")]
-Servers = Annotated[str | None, typer.Option(help="Look into Kafka, at this address.")]
+Pipeline = Annotated[str | None, typer.Option(help="Name of the pipeline; not needed if --store is a folder.")]
+Servers = Annotated[str | None, typer.Option(help="Bootstrap servers of the Kafka cluster to search.")]
 KafkaSetting = Annotated[
-    list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting of the connection to Kafka; repeatable.")
+    list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting for the connection to Kafka; repeatable.")
 ]
-DsnOption = Annotated[str | None, typer.Option(help="Look into PostgreSQL, with this connection string.")]
+DsnOption = Annotated[str | None, typer.Option(help="Connection string of the PostgreSQL database to search.")]
 Schema = Annotated[str | None, typer.Option(help="Schema of onceward's own tables in PostgreSQL.")]
 Sinks = Annotated[
-    str | None, typer.Option(metavar="MODULE:NAME", help="The pipeline's own sinks, of any class, to be imported.")
+    str | None,
+    typer.Option(metavar="MODULE:NAME", help="The pipeline's own sinks, of any class, to import and search."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without it, only what would be done is shown.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it; without this option, only show what would be done.")]
 
 
 @app.command("list")
@@ -50,14 +51,14 @@ def list_(
     sinks: Sinks = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what is open, prepared or waiting for its commit under onceward's names, and what comes next for each."""
+    """List transactions under onceward's names that are open, prepared or awaiting commit, and what to do with each."""
     places = _places(bootstrap_servers, kafka, dsn, ledger_schema, sinks)
     show.table(survey(_logs(store, pipeline), places, pipeline), as_json=as_json)
 
 
 @app.command()
 def inspect(
-    transaction: Annotated[str, typer.Argument(help="Its name, as `list` shows it.")],
+    transaction: Annotated[str, typer.Argument(help="Name of the transaction, as shown by `list`.")],
     *,
     store: Store = None,
     pipeline: Pipeline = None,
@@ -68,7 +69,7 @@ def inspect(
     sinks: Sinks = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show all that is known of one transaction."""
+    """Show all that is known about one transaction."""
     places = _places(bootstrap_servers, kafka, dsn, ledger_schema, sinks)
     found = [one for one in survey(_logs(store, pipeline), places, pipeline) if one.name == transaction]
     if not found:
@@ -87,13 +88,13 @@ def commit(
     ledger_schema: Schema = None,
     sinks: Sinks = None,
     skip_lost: Annotated[
-        str | None, typer.Option(metavar="WHY", help="Go on without what can no longer be committed; goes on record.")
+        str | None, typer.Option(metavar="WHY", help="Reason to skip what can no longer be committed; goes on record.")
     ] = None,
     yes: Yes = False,
 ) -> None:
-    """Commit what is decided, whole, and note it as completed: what the pipeline's next start would do.
+    """Commit all that is decided, and record it as completed, as the pipeline's next start would do.
 
-    A run of the pipeline that is still alive is fenced by it and stops.
+    A run of the pipeline that is still alive is fenced and stops.
     """
     if skip_lost is not None and not skip_lost.strip():
         raise ConfigurationError("--skip-lost needs a reason: it goes on record")
@@ -122,7 +123,9 @@ def commit(
 
 @app.command()
 def abort(
-    transactions: Annotated[list[str] | None, typer.Argument(help="Their names; default: all in doubt.")] = None,
+    transactions: Annotated[
+        list[str] | None, typer.Argument(help="Names of the transactions; default: all in doubt.")
+    ] = None,
     *,
     store: Store = None,
     pipeline: Pipeline = None,
@@ -132,14 +135,14 @@ def abort(
     ledger_schema: Schema = None,
     sinks: Sinks = None,
     orphaned: Annotated[
-        bool, typer.Option("--orphaned", help="Their decision log is gone for good; they must be named.")
+        bool, typer.Option("--orphaned", help="Their decision log is gone for good; requires their names.")
     ] = False,
     yes: Yes = False,
 ) -> None:
-    """Abort what no decision names; what is decided is refused.
+    """Abort what no decision names; decided transactions are refused.
 
-    A new writer is put into the decision log first, so that none of it can be decided any more: a run of the pipeline
-    that is still alive is fenced by it and stops.
+    A new writer is put into the decision log first, so that none of these can be decided any more: a run of the
+    pipeline that is still alive is fenced and stops.
     """
     log = None if orphaned and not store else _one_log(store, pipeline, writing=yes)
     places = _places(bootstrap_servers, kafka, dsn, ledger_schema, sinks)
@@ -167,7 +170,7 @@ def abort(
 
 
 def checkpoints(*, store: Store = None, pipeline: Pipeline = None, as_json: AsJson = False) -> None:
-    """List the epochs that a decision log still holds, the engine's checkpoints, and what data was ever given up."""
+    """List the epochs that a decision log still holds, the engine's checkpoints, and all data that was ever given up."""
     from .epochs import history  # noqa: PLC0415 - the embedded engine
 
     show.history(history(_one_log(store, pipeline)), as_json=as_json)
