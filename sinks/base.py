@@ -1,10 +1,10 @@
-"""The classes to subclass.
+"""Base classes of sinks.
 
 Who calls what, in which order (the calls of one epoch of one subtask):
 
     executor:  begin → write, write, … → pre_commit          (or discard, if anything failed before)
     driver:    the decision becomes durable
-    driver:    commit_many → (restart?) commit_many again, until settled
+    driver:    commit_many → (restart?) commit_many again, until every outcome is known
     driver:    lingering → abort, for what no decision names
 
 A sink is a plain picklable object that holds configuration only; connections are opened where they are used.
@@ -40,7 +40,7 @@ class Guarantee(StrEnum):
 
 
 class Sink(ABC):
-    """Where an epoch's data goes.
+    """Base class of every sink: where an epoch's data goes.
 
     Args:
         name: Unique in its pipeline; part of every transaction's name, so it must not change between runs.
@@ -66,12 +66,12 @@ class Sink(ABC):
         """Check settings, target and `schema` on the driver, before anything is written.
 
         Raises:
-            ConfigurationError: A setting or the target's set-up makes the guarantee impossible.
+            ConfigurationError: A setting or the target's setup makes the guarantee impossible.
             SchemaError: A column does not fit; the message names it.
         """
 
     def validate_complete_mode(self) -> None:  # noqa: B027 - a sink may well take the whole result again
-        """Refuse Spark's output mode complete, where each epoch brings the whole result again, if it would not fit.
+        """Refuse Spark's output mode complete (each epoch brings the whole result again), unless the sink supports it.
 
         Raises:
             ConfigurationError: The target would show rows of earlier epochs beside those of the newest.
@@ -83,7 +83,7 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
 
     @property
     def guarantee(self) -> Guarantee:
-        """Exactly-once, unless a subclass knows better."""
+        """Exactly once, unless a subclass says otherwise."""
         return Guarantee.EXACTLY_ONCE
 
     @property
@@ -93,7 +93,7 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
 
     @abstractmethod
     def begin(self, context: WriteContext) -> Txn:
-        """Open a transaction. Called at the first batch of the epoch; never for an empty epoch."""
+        """Open a transaction. Called at the first batch of an epoch, and never for an empty epoch."""
 
     @abstractmethod
     def write(self, transaction: Txn, batch: pa.RecordBatch) -> None:
@@ -104,13 +104,13 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
         """Flush and prepare. When this returns, the data must survive this process and the target's restart."""
 
     def discard(self, transaction: Txn) -> None:
-        """Roll back a transaction that was not pre-committed, because the attempt failed. May be cut short."""
+        """Roll back a transaction that was not pre-committed, because the attempt failed. May be interrupted."""
 
     @abstractmethod
     def commit(self, committable: Committable) -> CommitOutcome:
         """Commit a prepared transaction: idempotent, from any process.
 
-        Called only for a committable that a durable decision names. A fault that may pass is RETRY_LATER; an answer
+        Called only for a committable that a durable decision names. A temporary fault is RETRY_LATER; an answer
         that was lost must be resolved by asking the target. Exceptions are bugs or misconfiguration.
         """
 
@@ -120,28 +120,28 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
 
     @abstractmethod
     def lingering(self, scope: Scope) -> Iterable[Committable]:
-        """What is prepared or open in the target under exactly this pipeline's and sink's name.
+        """List what is prepared or open in the target under exactly this pipeline's and sink's name.
 
         Transactions of another decision log under the same names are listed too, with their own `log`: the
         coordinator reports them and leaves them alone. Fields that the target's names do not carry are ANY_EPOCH.
-        A handle may be poorer than pre_commit's: while a decision waits, a name alone tells its transactions, so no
+        A handle may hold less than pre_commit's: while a decision waits, a name alone tells its transactions, so no
         name may be used again before its epoch is completed.
         """
 
     def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:  # noqa: ARG002
-        """What is prepared or open in the same target under exactly this pipeline and log, whatever the sink's name.
+        """List what is prepared or open in the same target under exactly this pipeline and log, for any sink's name.
 
-        The coordinator aborts, through this sink, what belongs to sinks that were renamed or removed: nobody else
+        The coordinator aborts, through this sink, what belongs to sinks that were renamed or removed: no other sink
         would ever list it. Default: nothing.
         """
         return ()
 
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
-        """Commit several, in order; override where one round trip serves many."""
+        """Commit several transactions, in order; override where one round trip serves many."""
         return [self.commit(committable) for committable in committables]
 
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
-        """Ask the target about each. Called before the decision when much of transaction_timeout has passed."""
+        """Ask the target about each one. Called before the decision if much of transaction_timeout has passed."""
         return [ExternalState.UNKNOWN for _ in committables]
 
     def check_claim(self, scope: Scope, newest: Progress) -> None:
@@ -175,21 +175,21 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
         """
 
     def completed(self, scope: Scope, epoch: int) -> None:
-        """Housekeeping after an epoch's COMPLETED entry is durable, for example pruning the ledger. May be skipped."""
+        """Do housekeeping after an epoch's COMPLETED entry is durable, for example prune the ledger. May be skipped."""
 
     def warm_up(self, context: WriteContext) -> None:
-        """Make the next epoch's resources ready, in the worker, after pre_commit. Must not block for long."""
+        """Prepare the next epoch's resources, in the worker, after pre_commit. Must not block for long."""
 
 
 class DirectSink(Sink, Generic[Txn]):
-    """A sink whose rows show as they are written, and again after a failure.
+    """A sink whose rows become visible as they are written, and again after a failure.
 
     The type parameter is that of its writer: a connection, a file.
     """
 
     @property
     def guarantee(self) -> Guarantee:
-        """At least once: a failure writes again what came after the newest checkpoint."""
+        """At least once: after a failure, what came after the newest checkpoint is written again."""
         return Guarantee.AT_LEAST_ONCE
 
     @abstractmethod
@@ -204,11 +204,11 @@ class DirectSink(Sink, Generic[Txn]):
         """Return when all rows written so far are safe in the target. Called at each barrier."""
 
     def close(self, writer: Txn) -> None:
-        """Give up the writer; also after a failure."""
+        """Close the writer; called after a failure too."""
 
 
 class IdempotentSink(DirectSink[Txn]):
-    """A sink in which writing the same rows again changes nothing: by key, or by a marker kept with the data.
+    """A sink in which writing the same rows again changes nothing, by key or by a marker kept with the data.
 
     After a failure its target shows older values for a while, until the rows since the newest checkpoint are written
     again; the final state is right.

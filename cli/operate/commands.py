@@ -170,7 +170,7 @@ def abort(
 
 
 def checkpoints(*, store: Store = None, pipeline: Pipeline = None, as_json: AsJson = False) -> None:
-    """List the epochs that a decision log still holds, the engine's checkpoints, and all data that was ever given up."""
+    """List the epochs that a decision log still holds, the engine's checkpoints, and all data ever given up."""
     from .epochs import history  # noqa: PLC0415 - the embedded engine
 
     show.history(history(_one_log(store, pipeline)), as_json=as_json)

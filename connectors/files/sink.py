@@ -3,8 +3,8 @@
 Files are written and completed out of every reader's sight, and renamed after the decision; file_area.py has the
 layout, and why a commit can be repeated by any process.
 
-An object store has no rename; there, a multipart upload that is completed by its id takes the place of it, and the id
-that of the path in the handle.
+An object store has no rename; there, a multipart upload that is completed by its id would take its place, and the
+handle would hold that id instead of the path.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Files:
     """The files of one transaction.
 
     Args:
-        context: Of the attempt.
-        area: Where they go.
-        format_: Of the files.
-        roll_bytes: Size after which a new file is begun.
+        context: Context of the attempt.
+        area: Where the files go.
+        format_: Format of the files.
+        roll_bytes: Size in bytes after which a new file is started.
     """
 
     def __init__(self, context: WriteContext, area: FileArea, format_: str, roll_bytes: int) -> None:
@@ -65,7 +65,7 @@ class Files:
         make_folder(self.folder)
 
     def write(self, partition: str, batch: pa.RecordBatch) -> None:
-        """Append to the partition's file; a new one for another schema, or when it is large enough."""
+        """Append to the partition's file; start a new one for another schema, or when it is large enough."""
         if partition in self._open:
             _, file = self._open[partition]
             if file.size >= self._roll or not file.fits(batch.schema):
@@ -112,14 +112,14 @@ OPTIONS: Final = (
 
 
 class FileSink(FolderSink[Files]):
-    """Writes files into a folder.
+    """Sink that writes files into a folder; each file appears whole, once, after its epoch's decision.
 
     Args:
         name: Unique in its pipeline.
-        directory: The folder, which the processes that write and the one that commits all see.
+        directory: The folder, which the writing processes and the committing process can all reach.
         format: "parquet", "csv" (with a header), "jsonl" or "arrow" (Arrow IPC files).
         partition_by: Columns whose values become folders (`country=de/`) and are left out of the files.
-        roll_bytes: Size in bytes after which a new file is begun; each epoch begins new ones anyway.
+        roll_bytes: Size in bytes after which a new file is started; each epoch starts new ones anyway.
         select: See Sink.
         where: See Sink.
 
@@ -153,7 +153,7 @@ class FileSink(FolderSink[Files]):
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Self:
-        """From Spark's options: `path`, `fileFormat`, `partitionBy` (columns, comma between), `rollBytes`, `name`.
+        """Make a sink from Spark's options: `path`, `fileFormat`, `partitionBy` (comma-separated), `rollBytes`, `name`.
 
         Raises:
             ConfigurationError: An option is unknown, missing or not readable.
@@ -172,7 +172,7 @@ class FileSink(FolderSink[Files]):
         FORMATS[self.format].check(self.name, left)
 
     def validate_complete_mode(self) -> None:
-        """Complete mode does not fit: files are only added."""
+        """Refuse complete mode: files are only added."""
         raise ConfigurationError(
             "output mode complete writes the whole result at each epoch, which would add every row again: use append",
             sink=self.name,
@@ -180,7 +180,7 @@ class FileSink(FolderSink[Files]):
 
     @with_file_errors
     def begin(self, context: WriteContext) -> Files:
-        """Make a transaction's folder."""
+        """Open a transaction: create its folder."""
         return Files(context, self._area, self.format, self.roll_bytes)
 
     @with_file_errors
@@ -208,7 +208,7 @@ class FileSink(FolderSink[Files]):
         transaction.discard()
 
     def commit(self, committable: Committable) -> CommitOutcome:
-        """Move each file to its finished name."""
+        """Rename each file to its final name."""
         transaction, files = committable.transaction, committable.handle["files"]
         try:
             missing = self._area.begin_commit(transaction, files)

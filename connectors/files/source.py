@@ -1,8 +1,8 @@
-"""FileSource: the files of a folder, and those that come.
+"""FileSource: the files of a folder, and those that arrive later.
 
 A unit is a file; a split is a range of its rows. A file must be complete when it appears (written under another name
-and renamed, as FileSink does) and not change afterwards: its size and time of change are kept with the position, and a
-file that is another one now is an error. Names that begin with "_" or "." are passed over.
+and renamed, as FileSink does) and not change afterwards: its size and modification time are kept with the position, and
+a file that was replaced is an error. Names that begin with "_" or "." are ignored.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class _Seen(NamedTuple):
 
 
 class FileSource(ResettableSource):
-    """Reads files as rows, oldest first.
+    """Source that reads the rows of all files in a folder, oldest first.
 
     Args:
-        directory: The folder; folders in it are read too.
+        directory: The folder; its subfolders are read too.
         format: "parquet", "csv" (with a header), "jsonl" or "arrow".
-        schema: Arrow schema of the rows; default: that of the oldest file there is.
-        bounded: End when all files that are there at the start are read; else wait for more.
+        schema: Arrow schema of the rows; default: that of the oldest file.
+        bounded: End when all files that exist at the start have been read; otherwise wait for more.
 
     Raises:
         ConfigurationError: A setting is wrong.
@@ -78,29 +78,29 @@ class FileSource(ResettableSource):
 
     @property
     def bounded(self) -> bool:
-        """Whether it ends."""
+        """Whether reading ends with the files that exist at the start."""
         return self._bounded
 
     def validate(self) -> None:
-        """Check that the folder is there.
+        """Check that the folder exists.
 
         Raises:
-            ConfigurationError: It is not.
+            ConfigurationError: It does not.
         """
         if not self.directory.is_dir():
             raise ConfigurationError(f"{self.directory} is no folder")
         _ = self.schema  # all subtasks read by one
 
     def start(self) -> Position:
-        """Nothing is read."""
+        """The position before the first file."""
         return {}
 
     def end(self) -> Position:
-        """All files that are there now."""
+        """The position after all files that exist now."""
         return self.latest({})
 
     def latest(self, position: Position, limit: int | None = None, until: Position | None = None) -> Position:
-        """See ResettableSource. A file is taken whole, so `limit` is passed by the last one."""
+        """The newest position that can be read now. A file is taken whole, so the last one may exceed `limit`."""
         files = self._files()
         self._check(position, files)
         end, left = dict(position), limit
@@ -116,7 +116,7 @@ class FileSource(ResettableSource):
         return end
 
     def splits(self, start: Position, end: Position, parallelism: int = 1) -> Sequence[Split]:  # noqa: ARG002 - files
-        """See ResettableSource; a file is not cut."""
+        """The files between two positions; a file is never split."""
         begins = {name: start[name][0] if name in start else 0 for name in end}
         oldest = sorted(end, key=lambda name: (end[name][3], name))
         return [
@@ -145,7 +145,7 @@ class FileSource(ResettableSource):
         return {**position, name: [to, split.end, size, changed]}
 
     def share(self, subtask: int, parallelism: int) -> Self:
-        """Each file belongs to one subtask, by its name."""
+        """The part of this source that one subtask reads; files are assigned by a hash of their names."""
         if self._schema is None and self._files():
             _ = self.schema
         part = copy.copy(self)
@@ -172,7 +172,7 @@ class FileSource(ResettableSource):
         """A file that was read to a part must still be the same; one that was read whole may be gone.
 
         Raises:
-            SourceError: It is not.
+            SourceError: The file was changed, or is gone.
         """
         for name, (read, rows, size, changed) in position.items():
             now = files.get(name)

@@ -195,8 +195,8 @@ began. All connection and authentication settings are passed to both clients.
 
 A setting that is not in the table goes to librdkafka only. A setting that librdkafka does not know raises a
 ConfigurationError on the driver, before anything is read or written. Security settings are stricter: one whose name
-begins with `ssl`, `sasl.`, `security.`, `https.`, `oauth`, `enable.ssl.` or `enable.sasl.` and which is not in the table
-is refused, because commits would go over connections that ignore it. Passwords, keys and tokens never appear in
+begins with `ssl`, `sasl.`, `security.`, `https.`, `oauth`, `enable.ssl.` or `enable.sasl.` and which is not in the
+table is refused, because commits would go over connections that ignore it. Passwords, keys and tokens never appear in
 messages, logs, reprs or committables.
 """
 

@@ -68,7 +68,7 @@ class KafkaTransaction:
 
 
 class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
-    """Writes rows as messages; each epoch becomes visible to read_committed consumers at its commit, once.
+    """Sink that writes rows as Kafka messages; each epoch becomes visible to read_committed consumers exactly once.
 
     Columns are those of Spark's own Kafka sink: `value` (binary or string; null is a tombstone), and, where wanted,
     `key` (binary or string), `headers` (array<struct<key: string, value: binary>>), `topic` (string) and `partition`
@@ -77,13 +77,14 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     Args:
         name: See Sink.
         bootstrap_servers: Comma-separated `host:port`, or a list of them.
-        topic: Topic of all rows; the column `topic` is ignored then. None: each row's own.
+        topic: Topic of all rows; the column `topic` is then ignored. None: each row names its own.
         config: Further settings under librdkafka's names; docs/kafka-settings.md says which go where.
         create_topic: Create the topic at start if it does not exist: with this many partitions, or with as many as the
-            brokers give a new topic (True). By default a topic that does not exist is an error, also where the brokers
-            would create it on their own.
+            brokers give a new topic (True). By default a topic that does not exist is an error, even if the brokers
+            would create it automatically.
         transaction_timeout: Seconds after which the broker aborts a transaction that nobody ends. Default: as long as
-            the broker allows (transaction.max.timeout.ms). An outage that lasts longer loses decided data, loudly.
+            the broker allows (transaction.max.timeout.ms). After a longer outage, decided data is lost and the run
+            stops with an error.
         select: See Sink.
         where: See Sink.
 
@@ -124,7 +125,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Self:
-        """A sink out of the options of a Spark format: `kafka.*`, `topic`, `createTopic`, `name` (default: kafka).
+        """Make a sink from the options of a Spark format: `kafka.*`, `topic`, `createTopic`, `name` (default: kafka).
 
         Raises:
             ConfigurationError: An option is unknown or refused.
@@ -143,7 +144,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return cluster_of(self.settings).limits().longest_timeout_ms / 1000
 
     def validate(self, schema: pa.Schema) -> None:
-        """Check columns, settings, topic and timeout; create the topic if that was asked for. See Sink.
+        """Check columns, settings, topic and timeout; create the topic if requested. See Sink.
 
         Raises:
             SchemaError: A column is missing or has a type that does not fit.
@@ -182,7 +183,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             )
 
     def begin(self, context: WriteContext) -> KafkaTransaction:
-        """Take a producer that is ready."""
+        """Open a transaction on a ready producer."""
         pool = self._pool(context.scope)
         return KafkaTransaction(context, pool, pool.take(context))
 
@@ -198,7 +199,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         transaction.producer.write(rows)
 
     def pre_commit(self, transaction: KafkaTransaction) -> Committable:
-        """Wait for the brokers' acknowledgements, ask for the handle, and let the producer go.
+        """Wait for the brokers' acknowledgements, ask for the handle, and release the producer.
 
         Raises:
             KafkaError: A message was refused, or the transaction is not open any more.
@@ -253,18 +254,18 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return [STATE[Observation.OPEN if transaction is None else next(seen)] for transaction in transactions]
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:
-        """Open transactions under exactly this name; see TwoPhaseCommitSink."""
+        """List open transactions under exactly this name; see TwoPhaseCommitSink."""
         return ownership.lingering(self._client, scope, [self.topic] if self.topic is not None else [])
 
     def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
-        """Open transactions of this pipeline and log in this cluster; see TwoPhaseCommitSink."""
+        """List open transactions of this pipeline and log in this cluster; see TwoPhaseCommitSink."""
         return ownership.lingering_elsewhere(self._client, pipeline, log)
 
     def check_claim(self, scope: Scope, newest: Progress) -> None:
         """Refuse a name that another log may have committed under; see TwoPhaseCommitSink.
 
-        How far this log had come Kafka does not know, and it can keep no claim: whoever has committed under the name
-        is what it remembers. So a log looks until it has decided something itself.
+        Kafka does not know how far this log had come, and cannot store a claim: it remembers only who has committed
+        under the name. So a log checks until it has decided something itself.
         """
         if newest == NOTHING:
             ownership.check(self._client, scope)
@@ -274,7 +275,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         ownership.accept(self._client, scope)
 
     def warm_up(self, context: WriteContext) -> None:
-        """Make the next epoch's producer ready in the background."""
+        """Prepare the next epoch's producer in the background."""
         self._pool(context.scope).warm_up(context)
 
     def _prepared(self, name: str) -> Prepared:

@@ -35,10 +35,10 @@ RETRY_SECONDS: Final = 120.0
 
 
 class KafkaSource(ResettableSource):
-    """Reads Kafka topics; columns key, value, topic, partition, offset, timestamp, timestampType[, headers].
+    """Source that reads Kafka topics: key, value, topic, partition, offset, timestamp, timestampType[, headers].
 
-    One of `topics`, `pattern` and `assign` says what is read. New partitions, and with `pattern` new topics, are picked
-    up and read from their beginning.
+    Exactly one of `topics`, `pattern` and `assign` selects what is read. New partitions, and with `pattern` new
+    topics, are picked up and read from their beginning.
 
     Args:
         bootstrap_servers: Comma-separated `host:port`, or a list of them.
@@ -48,19 +48,19 @@ class KafkaSource(ResettableSource):
         starting: Where a pipeline without a stored position begins: "earliest", "latest",
             `{"topic": {"0": 123}}` (-2 earliest, -1 latest; every partition must be named), a datetime with zone, or a
             Bound.
-        ending: Where it ends, likewise; None: never.
+        ending: Where reading ends, in the same forms; None: never.
         config: Further settings under librdkafka's names; docs/kafka-settings.md says which go where.
         include_headers: Add the column headers.
-        isolation: "read_committed" or "read_uncommitted", which also delivers what is aborted later: then a replay is
-            not identical, and nothing downstream is exactly once.
-        fail_on_data_loss: Whether records that are gone stop the reading; otherwise they are logged and left out.
-        min_partitions: Cut ranges so that there are at least so many.
-        max_offsets_per_trigger: How many offsets an epoch may take, about.
-        max_records_per_partition: Cut ranges that are longer.
+        isolation: "read_committed" or "read_uncommitted", which also delivers records that are aborted later: then a
+            replay is not identical, and nothing downstream is exactly once.
+        fail_on_data_loss: Whether lost records are an error; otherwise they are logged and left out.
+        min_partitions: Split ranges so that there are at least this many.
+        max_offsets_per_trigger: Approximate number of offsets that an epoch may take.
+        max_records_per_partition: Split ranges that are longer.
         group: Consumer group to which offsets are published after their epoch is completed. Default:
             `group.id` in `config`.
-        timeout: Seconds for which the brokers may deliver nothing of what they hold, or not answer at all. The first
-            answer must come within 10 s.
+        timeout: Seconds for which the brokers may deliver none of the records that they hold, or not answer at all.
+            The first answer must come within 10 s.
 
     Raises:
         ConfigurationError: A setting is wrong.
@@ -121,7 +121,7 @@ class KafkaSource(ResettableSource):
         return ""
 
     def validate(self) -> None:
-        """Check the settings, and that the topics are there.
+        """Check the settings, and that the topics exist.
 
         Raises:
             ConfigurationError: librdkafka refuses a setting.
@@ -137,11 +137,11 @@ class KafkaSource(ResettableSource):
         return self._own(start_offsets(self.starting, found.partitions, self._lookup()))
 
     def end(self) -> Position:
-        """`ending`, or the end as of now, resolved to offsets."""
+        """`ending`, or the current end, resolved to offsets."""
         return self._own(end_offsets(self.ending or FROM_LATEST, self._find().partitions, self._lookup()))
 
     def latest(self, position: Position, limit: int | None = None, until: Position | None = None) -> Position:
-        """How far can be read now; see ResettableSource."""
+        """The newest position that can be read now; see ResettableSource."""
         before = from_json(position)
         found = self._find()
         held = self._lookup().held([p for p in found.partitions if self._is_own(p)], before)
@@ -153,7 +153,7 @@ class KafkaSource(ResettableSource):
         return to_json(end)
 
     def range(self) -> tuple[Position, Position]:
-        """Start and end of a bounded reading, both resolved now.
+        """Start and end of a bounded read, both resolved now.
 
         Raises:
             ConfigurationError: It ends before it starts.
@@ -195,13 +195,13 @@ class KafkaSource(ResettableSource):
         return to_json({**from_json(position), Partition(topic, int(number)): to})
 
     def share(self, subtask: int, parallelism: int) -> Self:
-        """This source, less what other subtasks read."""
+        """This source, restricted to what this subtask reads."""
         part = copy.copy(self)
         part._share, part._ids = (subtask, parallelism), {}  # noqa: SLF001 - its own copy
         return part
 
     def merge(self, positions: Sequence[Position]) -> Position:
-        """One position out of several, less what is not in this share."""
+        """One position merged from several, restricted to this share."""
         merged = {partition: offset for position in positions for partition, offset in from_json(position).items()}
         return self._own(merged)
 

@@ -1,4 +1,4 @@
-"""Any ResettableSource as a stream of Spark: one of your own, FileSource, SequenceSource."""
+"""Any ResettableSource as a Spark stream: FileSource, SequenceSource, or your own."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ _ROWS = "maxRows"
 
 
 class AnySource(DataSource):
-    """The format behind `read_stream`: for each source a class of its own, under a name of its own.
+    """Format behind `read_stream`: each source gets its own subclass under its own name.
 
-    Spark carries the class with its source to its workers as it does a function. An option could not do that: it would
-    have to be unpickled, so whoever may set options could run code, and a plan would show the source with its secrets.
+    Spark carries the class with its source to its workers as it carries a function. An option could not do that: it
+    would have to be unpickled, so anyone who may set options could run code, and a plan would show the source with its
+    secrets.
     """
 
     format_name: ClassVar[str] = FORMAT
@@ -43,7 +44,7 @@ class AnySource(DataSource):
         return cls.format_name
 
     def schema(self) -> StructType:
-        """The source's, as Spark's types."""
+        """The source's schema, in Spark's types."""
         from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - imports pyarrow
 
         schema: StructType = from_arrow_schema(self.source.schema)
@@ -55,20 +56,20 @@ class AnySource(DataSource):
         return reader_of(self.source, int(rows) if rows else None)
 
     def reader(self, schema: StructType) -> SourceBatchReader:  # noqa: ARG002 - Spark's signature
-        """A batch reader of all there is."""
+        """A batch reader of all available rows."""
         return SourceBatchReader(self.source, self.source.start(), self.source.end())
 
 
 def read_stream(spark: SparkSession, source: ResettableSource, *, max_rows: int | None = None) -> DataFrame:
-    """A streaming DataFrame of any resettable source; its positions are stored in the query's checkpoint.
+    """Read any resettable source as a streaming DataFrame; its positions are stored in the query's checkpoint.
 
     Args:
         spark: The session. It keeps the source.
         source: Picklable; its class must be importable on the executors.
-        max_rows: Rows of one micro-batch, about; default: all there is.
+        max_rows: Approximate number of rows in one micro-batch; default: all that are available.
 
     Raises:
-        ConfigurationError: It is no ResettableSource, cannot be pickled, or `max_rows` is not above 0.
+        ConfigurationError: It is not a ResettableSource, cannot be pickled, or `max_rows` is not above 0.
         SourceError: The source does not answer.
     """
     if not isinstance(source, ResettableSource):
@@ -84,7 +85,7 @@ def read_stream(spark: SparkSession, source: ResettableSource, *, max_rows: int 
 
 
 def registered(spark: SparkSession, source: ResettableSource) -> str:
-    """Register a format that reads the source; its name.
+    """Register a format that reads the source, and return its name.
 
     Raises:
         ConfigurationError: The source cannot be pickled.

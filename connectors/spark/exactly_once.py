@@ -2,7 +2,7 @@
 
 The micro-batch boundary is the barrier. Executors write and pre-commit inside mapInArrow; the driver collects their
 acknowledgements, decides once for all sinks, commits, and puts COMPLETED before the function returns, hence before
-Spark logs the batch. A batch that Spark replays because it died in between is recognised and not written again.
+Spark logs the batch. A batch that Spark replays because it died in between is recognized and not written again.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ def exactly_once(
     rewind: str | None = None,
     on_complete: Callable[[int, EpochInput], None] | None = None,
 ) -> DataStreamWriter:
-    """Write a streaming DataFrame into one or more sinks, each record's effect exactly once.
+    """Write a streaming DataFrame into one or more sinks, so that each record takes effect exactly once in each.
 
     Args:
         df: A streaming DataFrame.
-        sinks: Where it goes; each with a name of its own. A sink's `select` and `where` choose its columns and rows.
+        sinks: Where it goes; each sink has its own name. A sink's `select` and `where` choose its columns and rows.
             A sink that promises less (an IdempotentSink, a DirectSink) keeps its own guarantee, and a warning says so.
-        checkpoint: Spark's checkpoint folder; without it the one that Spark's configuration gives.
+        checkpoint: Spark's checkpoint folder; by default the one that Spark's configuration sets.
         pipeline: Name of the pipeline, part of every transaction's name; by default the query's id.
         store: Where the decision log lives (a URL for `open_store`); by default inside the checkpoint.
         on_lost: What to do when a decided transaction can no longer be committed: "fail", "replay" or "skip".
-        adopt: Begin at whatever batch the query is at: it ran with another sink until now.
+        adopt: Start at whatever batch the query has reached, because it ran with another sink until now.
         rewind: Why the pipeline goes back to an older state on purpose; recorded in the log, and done once: a query
-            that is started again with the same words goes on.
+            that is started again with the same reason continues.
         on_complete: Called on the driver after an epoch's COMPLETED entry is durable, with its number and input.
             Called again for the newest epoch after a restart.
 
@@ -115,7 +115,7 @@ def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> Non
 
 
 class EpochHandler:
-    """The function that Spark calls with each micro-batch; one coordinator per run of the query."""
+    """Function that Spark calls with each micro-batch; it keeps one coordinator per run of the query."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ _log = logging.getLogger("onceward.postgres")
 
 
 class PostgresSink(DatabaseSink[Writing]):
-    """Writes rows into one table; each epoch becomes visible at its commit, once.
+    """Sink that writes rows into one PostgreSQL table; each epoch becomes visible exactly once, at its commit.
 
     Args:
         name: See Sink.
@@ -48,18 +48,18 @@ class PostgresSink(DatabaseSink[Writing]):
         key: Columns of a unique index, for upserts. The last row of a key wins; within an epoch the order is
             (subtask, position in the subtask), so rows of one key should be in one subtask.
         change_column: Column that says which rows of an upsert delete what has their key: "delete", "d", "-D"; the
-            other values of Debezium's `op`, Delta Lake's `_change_type` and Flink's RowKind upsert, or are what was
-            there before an update and are passed over. It is not written.
+            other values of Debezium's `op`, Delta Lake's `_change_type` and Flink's RowKind upsert, or mark
+            the old row of an update and are ignored. It is not written.
         create_table: Create the table from the data's schema if it is missing, `key` as its primary key.
         commit: How rows wait for the epoch's decision: "prepared" transactions (rows go into the table at once,
             invisible; needs max_prepared_transactions), or "staging" (rows go into a staging table and are merged
-            by one transaction per epoch). "auto": staging for upserts and where the server prepares nothing, else
-            prepared; `commit_path` says which it is.
+            by one transaction per epoch). "auto": staging for upserts and on servers without prepared transactions,
+            else prepared; `commit_path` says which.
         lock_timeout: Seconds a statement may wait for another transaction's lock before the attempt fails.
         answer_within: Seconds to wait for an answer at commit before the connection is cut and the server asked.
         ledger_schema: Schema of onceward's own tables, the same for all runs of a pipeline.
         ledger_epochs: For how many completed epochs ledger rows are kept.
-        parallelism: How many subtasks write at once, if known: validate then warns of too few prepared transactions.
+        parallelism: How many subtasks write at once, if known: `validate` then warns of too few prepared transactions.
         select: See Sink.
         where: See Sink.
 
@@ -108,7 +108,7 @@ class PostgresSink(DatabaseSink[Writing]):
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Self:
-        """From Spark's options: `dsn`, `dbtable` (or `table`), and the arguments above by name, in any case.
+        """Make a sink from Spark's options: `dsn`, `dbtable` (or `table`), and the arguments above, in any case.
 
         Raises:
             ConfigurationError: An option is unknown, missing or not readable.
@@ -117,7 +117,7 @@ class PostgresSink(DatabaseSink[Writing]):
 
     @property
     def commit_path(self) -> str | None:
-        """How rows wait: "prepared" or "staging"; None while commit="auto" has not asked the server."""
+        """How rows wait: "prepared" or "staging"; None until commit="auto" has asked the server."""
         return None if self._path is None else str(self._path)
 
     def __repr__(self) -> str:
@@ -132,7 +132,7 @@ class PostgresSink(DatabaseSink[Writing]):
         }
 
     def validate(self, schema: pa.Schema) -> None:
-        """Check connection, set-up, table, columns, privileges; create what is missing and was asked for."""
+        """Check connection, setup, table, columns and privileges; create what is missing and was requested."""
         with self._borrowed("cannot validate") as connection:
             facts = read_server(connection)
             self._path, why = choose_path(self.commit_mode, self.target, facts.max_prepared)
@@ -150,17 +150,17 @@ class PostgresSink(DatabaseSink[Writing]):
         return (PreparedWriting if self._path is CommitPath.PREPARED else StagedWriting)(self.target, context)
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:
-        """What is prepared in this database, or staged in this ledger schema, under exactly these names."""
+        """List what is prepared in this database, or staged in this ledger schema, under exactly these names."""
         with self._borrowed("cannot list") as connection:
             return list_lingering(connection, self.target.ledger, scope.pipeline, scope.sink)
 
     def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
-        """The same of all sinks of this pipeline and log."""
+        """List the same for all sinks of this pipeline and log."""
         with self._borrowed("cannot list") as connection:
             return list_of_log(connection, self.target.ledger, pipeline, log)
 
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
-        """Ask about each."""
+        """Ask the server about each transaction."""
         return inspect(self.target, committables)
 
     def check_claim(self, scope: Scope, newest: Progress) -> None:
@@ -168,7 +168,7 @@ class PostgresSink(DatabaseSink[Writing]):
             self.target.ledger.check(connection, scope, newest)
 
     def claim(self, scope: Scope) -> None:
-        """Note in the ledger that this decision log owns the names."""
+        """Record in the ledger that this decision log owns the names."""
         with self._borrowed("cannot claim") as connection:
             self.target.ledger.claim(connection, scope)
 
@@ -178,7 +178,7 @@ class PostgresSink(DatabaseSink[Writing]):
             self.target.ledger.release(connection, scope)
 
     def completed(self, scope: Scope, epoch: int) -> None:
-        """Prune the ledger now and then."""
+        """Prune the ledger periodically."""
         if prune_due(epoch) and epoch > self.ledger_epochs:
             with self._borrowed("cannot prune") as connection:
                 self.target.ledger.prune(connection, scope, epoch - self.ledger_epochs + 1)

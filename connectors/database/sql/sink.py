@@ -34,7 +34,7 @@ _log = logging.getLogger("onceward.sql")
 
 
 class SqlAlchemySink(DatabaseSink[Writing]):
-    """Writes rows into one table; each epoch becomes visible at its commit, once.
+    """Sink that writes rows into one table of an SQL database; each epoch becomes visible exactly once, at its commit.
 
     Args:
         name: See Sink.
@@ -48,15 +48,15 @@ class SqlAlchemySink(DatabaseSink[Writing]):
         create_table: Create the table from the data's schema if it is missing, `key` as its primary key.
         commit: How rows wait for the epoch's decision: "prepared" transactions (rows go into the table at once,
             invisible), or "staging" (rows go into a staging table and are merged by one transaction per epoch).
-            "auto": staging for upserts, for SQLite and where the server prepares nothing, else prepared;
-            `commit_path` says which it is.
+            "auto": staging for upserts, for SQLite and on servers without prepared transactions, else prepared;
+            `commit_path` says which.
         lock_timeout: Seconds a statement may wait for another transaction's lock before the attempt fails. MariaDB
             takes whole seconds.
         answer_within: Seconds to wait for an answer before the connection is cut, connecting included.
         ledger_schema: Schema (on MariaDB: database) of onceward's own tables, the same for all runs of a pipeline;
             default: the connection's default one. It must exist.
         ledger_epochs: For how many completed epochs ledger rows are kept.
-        parallelism: How many subtasks write at once, if known: validate then warns of too few prepared transactions.
+        parallelism: How many subtasks write at once, if known: `validate` then warns of too few prepared transactions.
         select: See Sink.
         where: See Sink.
 
@@ -101,7 +101,7 @@ class SqlAlchemySink(DatabaseSink[Writing]):
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Self:
-        """From Spark's options: `url`, `dbtable` (or `table`), and the arguments above by name, in any case.
+        """Make a sink from Spark's options: `url`, `dbtable` (or `table`), and the arguments above, in any case.
 
         Raises:
             ConfigurationError: An option is unknown, missing or not readable.
@@ -110,7 +110,7 @@ class SqlAlchemySink(DatabaseSink[Writing]):
 
     @property
     def commit_path(self) -> str | None:
-        """How rows wait: "prepared" or "staging"; None while commit="auto" has not asked the server."""
+        """How rows wait: "prepared" or "staging"; None until commit="auto" has asked the server."""
         return None if self._path is None else str(self._path)
 
     def __repr__(self) -> str:
@@ -125,7 +125,7 @@ class SqlAlchemySink(DatabaseSink[Writing]):
         }
 
     def validate(self, schema: pa.Schema) -> None:
-        """Check connection, set-up, table, columns, key; create what is missing and was asked for."""
+        """Check connection, setup, table, columns and key; create what is missing and was requested."""
         facts = read_server(self.target)
         self._path, why = choose_path(self.commit_mode, self.target, facts)
         check_server(facts, self.target, self.parallelism, self._path)
@@ -134,29 +134,29 @@ class SqlAlchemySink(DatabaseSink[Writing]):
         check_table(self.target, schema, self._path)
 
     def begin(self, context: WriteContext) -> Writing:
-        """Open a transaction, or begin to collect rows for staging."""
+        """Open a transaction, or start to collect rows for staging."""
         if self._path is None:
             self._path, why = choose_path(self.commit_mode, self.target, read_server(self.target))
             _log.info("sink %s commits through %s: %s", self.name, self._path, why)
         return (PreparedWriting if self._path is CommitPath.PREPARED else StagedWriting)(self.target, context)
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:
-        """What is prepared in this database, or staged beside this ledger, under exactly these names."""
+        """List what is prepared in this database, or staged beside this ledger, under exactly these names."""
         return list_lingering(self.target, scope.pipeline, scope.sink)
 
     def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
-        """The same of all sinks of this pipeline and log."""
+        """List the same for all sinks of this pipeline and log."""
         return list_of_log(self.target, pipeline, log)
 
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
-        """Ask about each."""
+        """Ask the database about each transaction."""
         return inspect(self.target, committables)
 
     def check_claim(self, scope: Scope, newest: Progress) -> None:
         ledger.check(self.target, scope, newest)
 
     def claim(self, scope: Scope) -> None:
-        """Note in the ledger that this decision log owns the names."""
+        """Record in the ledger that this decision log owns the names."""
         ledger.claim(self.target, scope)
 
     def release(self, scope: Scope) -> None:
@@ -164,6 +164,6 @@ class SqlAlchemySink(DatabaseSink[Writing]):
         ledger.release(self.target, scope)
 
     def completed(self, scope: Scope, epoch: int) -> None:
-        """Prune the ledger now and then."""
+        """Prune the ledger periodically."""
         if ledger.prune_due(epoch) and epoch > self.ledger_epochs:
             ledger.prune(self.target, scope, epoch - self.ledger_epochs + 1)
