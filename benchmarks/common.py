@@ -20,9 +20,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import SparkSession
 
-from onceward.cli.demo.pipeline import PEER_JARS
 from onceward.testing.services import DevServices, dev_services
-from onceward.testing.services.jars import ensure_jars
+from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,8 +14,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from onceward.cli.demo.pipeline import PEER_JARS
-from onceward.testing.services.jars import ensure_jars
+from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
 from .kafka_kit import read_all
 

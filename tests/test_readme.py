@@ -56,7 +56,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 def test_every_logger_is_documented() -> None:
     code = [
         path.read_text()
-        for folder in ("connectors", "core", "sinks", "sources")
+        for folder in ("cli", "connectors", "core", "sinks", "sources", "testing")
         for path in (ROOT / folder).rglob("*.py")
     ]
     used = {name for text in code for name in re.findall(r'getLogger\("(onceward\.[\w.]+)"\)', text)}

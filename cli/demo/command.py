@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.live import Live
 
 from onceward.testing.services import dev_services
-from onceward.testing.services.jars import ensure_jars
+from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
 from .display import live_view, summary
 from .picture import draw
-from .pipeline import PEER_JARS
 from .settings import DemoSettings
 from .supervisor import Story, run
 

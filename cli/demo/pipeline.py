@@ -19,7 +19,7 @@ from pyspark.sql import functions as sf
 from onceward.connectors.database.postgres.sink import PostgresSink
 from onceward.connectors.kafka.sink import KafkaSink
 from onceward.connectors.spark import exactly_once
-from onceward.testing.services.jars import ensure_jars
+from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
 from .orders import CENTS_PER_UNIT
 from .settings import DemoSettings
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.state import GroupState
 
-PEER_JARS = Path(__file__).parent.parent / "dev" / "spark-peers-4.2.0.lock"
 _QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """The driver lives for seconds only: time spent on optimising its code would not come back."""
 _ORDER = "order_id string, user int, amount int, currency string, status string"

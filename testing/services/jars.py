@@ -13,7 +13,7 @@ import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from .errors import DevServiceError
 from .places import cache_home
@@ -21,6 +21,9 @@ from .resolvers import usable_resolvers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+PEER_JARS: Final = Path(__file__).with_name("spark-peers-4.2.0.lock")
+"""Spark's own Kafka connector and PostgreSQL's JDBC driver, which the demo and the benchmarks compare with."""
 
 LOCK_COPY = "verified.lock"
 
