@@ -61,7 +61,7 @@ class Case:
         self.sink_case = SinkCase(
             SinkUnderTest(self.make, self.shown), "orders", DirectoryStore(self.checkpoint / "onceward")
         )
-        self.place = SinksTarget([self.make()], "the sinks")
+        self.sinks_target = SinksTarget([self.make()], "the sinks")
         (folder / "jobs.py").write_text(JOBS.format(target=str(self.target)))
 
     def make(self) -> FileSink:
@@ -84,7 +84,7 @@ class Case:
         return open_log(str(self.checkpoint))
 
     def survey(self) -> list[Found]:
-        return survey([self.log], [self.place])
+        return survey([self.log], [self.sinks_target])
 
     def commit(self, found: list[Found] | None = None, **how: Any) -> Committed | None:
         decision = self.log.view.undone
@@ -196,7 +196,7 @@ def test_a_target_that_was_not_given_fences_nobody(case: Case) -> None:
     case.finish_until(Step.COMMIT_BEFORE, 0, committable)
     tail = case.log.view.tail
     found = survey([case.log], [SinksTarget([], "none")])
-    assert [(one.place, one.state) for one in found] == [(None, ExternalState.UNKNOWN)]
+    assert [(one.target, one.state) for one in found] == [(None, ExternalState.UNKNOWN)]
     with pytest.raises(ConfigurationError, match=r"sink files.*--sinks"):
         case.commit(found)
     assert case.log.view.tail == tail
@@ -215,7 +215,7 @@ def test_the_wrong_folder_is_told_before_anybody_is_fenced_and_gives_nothing_up(
         with pytest.raises(ConfigurationError, match="is it the right one"):
             case.commit(survey([case.log], [wrong]), **how)
     assert case.log.view.tail == tail
-    case.place = SinksTarget([case.make()], "right")
+    case.sinks_target = SinksTarget([case.make()], "right")
     case.commit()
     case.sink_case.shows(case.sink_case.numbers(1))
 
@@ -287,13 +287,13 @@ def test_an_old_copy_of_the_log_ends_nothing_if_the_targets_show_it(case: Case) 
     shutil.copytree(case.checkpoint, case.folder / "copy")
     case.sink_case.finish(1, case.sink_case.prepare(1))
     case.finish_until(Step.COMMIT_BEFORE, 2, case.sink_case.prepare(2))
-    copy, place = open_log(str(case.folder / "copy")), case.place
-    [found] = survey([copy], [place])
+    copy, sinks_target = open_log(str(case.folder / "copy")), case.sinks_target
+    [found] = survey([copy], [sinks_target])
     assert found.status is TransactionStatus.AHEAD
     with pytest.raises(ConfigurationError, match="outdated copy"):
         chosen([found], [], orphaned=False)
     for logs in ([case.log, copy], [copy, case.log]):
-        assert [one.status for one in survey(logs, [place])] == [TransactionStatus.DECIDED]
+        assert [one.status for one in survey(logs, [sinks_target])] == [TransactionStatus.DECIDED]
 
 
 def test_what_somebody_else_voided_meanwhile_is_not_called_committed(case: Case) -> None:
@@ -311,20 +311,20 @@ def test_each_transaction_is_judged_by_its_own_log_of_those_given(case: Case) ->
     LogWriter(DirectoryStore(case.folder / "other"), "orders", CommitPolicy().writer_clock()).start()
     logs = [case.log, open_log(str(case.folder / "other"))]
     for given in (logs, logs[::-1]):
-        assert [one.status for one in survey(given, [case.place])] == [TransactionStatus.DECIDED]
+        assert [one.status for one in survey(given, [case.sinks_target])] == [TransactionStatus.DECIDED]
 
 
 def test_what_two_places_have_counts_once(case: Case) -> None:
     case.sink_case.prepare()
-    assert len(survey([case.log], [case.place, SinksTarget([case.make()], "again")])) == 1
+    assert len(survey([case.log], [case.sinks_target, SinksTarget([case.make()], "again")])) == 1
 
 
 def test_sinks_without_a_log_are_listed_by_their_pipelines_name(case: Case) -> None:
     case.sink_case.prepare()
-    assert [one.status for one in survey([], [case.place], "orders")] == [TransactionStatus.UNKNOWN]
-    assert survey([], [case.place], "orders-eu") == []
+    assert [one.status for one in survey([], [case.sinks_target], "orders")] == [TransactionStatus.UNKNOWN]
+    assert survey([], [case.sinks_target], "orders-eu") == []
     with pytest.raises(ConfigurationError, match="give --pipeline"):
-        survey([], [case.place])
+        survey([], [case.sinks_target])
 
 
 def test_what_the_target_has_ended_only_in_part_is_still_held(case: Case) -> None:
@@ -533,7 +533,7 @@ class TestCommands:
         """Console markup and emoji would change `:key:` and `:100:`."""
         found = Found(
             committable(sink="key", transaction="onceward:1:orders:key:0a0b0c0d:100:42:1:0:ab [red]"),
-            case.place,
+            case.sinks_target,
             TransactionStatus.IN_DOUBT,
             ExternalState.PREPARED,
             listed=True,

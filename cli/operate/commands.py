@@ -52,8 +52,8 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List transactions under onceward's names that are open, prepared or awaiting commit, and what to do with each."""
-    places = _places(bootstrap_servers, kafka, dsn, ledger_schema, sinks)
-    show.table(survey(_logs(store, pipeline), places, pipeline), as_json=as_json)
+    targets = _targets(bootstrap_servers, kafka, dsn, ledger_schema, sinks)
+    show.table(survey(_logs(store, pipeline), targets, pipeline), as_json=as_json)
 
 
 @app.command()
@@ -70,8 +70,8 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Show all that is known about one transaction."""
-    places = _places(bootstrap_servers, kafka, dsn, ledger_schema, sinks)
-    found = [one for one in survey(_logs(store, pipeline), places, pipeline) if one.name == transaction]
+    targets = _targets(bootstrap_servers, kafka, dsn, ledger_schema, sinks)
+    found = [one for one in survey(_logs(store, pipeline), targets, pipeline) if one.name == transaction]
     if not found:
         raise ConfigurationError(f"{transaction} is neither held by any of the targets given nor waiting for a commit")
     show.details(found, as_json=as_json)
@@ -99,12 +99,12 @@ def commit(
     if skip_lost is not None and not skip_lost.strip():
         raise ConfigurationError("--skip-lost needs a reason: it goes on record")
     log = _one_log(store, pipeline, writing=yes)
-    places = _places(bootstrap_servers, kafka, dsn, ledger_schema, sinks)
+    targets = _targets(bootstrap_servers, kafka, dsn, ledger_schema, sinks)
     decision = log.view.undone
     if decision is None:
         typer.echo(f"nothing to commit: no decision of pipeline {log.pipeline} waits")
         return
-    found = survey([log], places, log.pipeline)
+    found = survey([log], targets, log.pipeline)
     show.age(log)
     if not yes:
         show.table([one for one in found if one.status is TransactionStatus.DECIDED])
@@ -145,9 +145,9 @@ def abort(
     pipeline that is still alive is fenced and stops.
     """
     log = None if orphaned and not store else _one_log(store, pipeline, writing=yes)
-    places = _places(bootstrap_servers, kafka, dsn, ledger_schema, sinks)
+    targets = _targets(bootstrap_servers, kafka, dsn, ledger_schema, sinks)
     mine = log.pipeline if log is not None else pipeline
-    meant = chosen(survey([log] if log is not None else [], places, mine), transactions or [], orphaned=orphaned)
+    meant = chosen(survey([log] if log is not None else [], targets, mine), transactions or [], orphaned=orphaned)
     if not meant:
         typer.echo("nothing to abort")
         return
@@ -186,7 +186,7 @@ def _one_log(stores: list[str] | None, pipeline: str | None, *, writing: bool = 
     return _logs(stores, pipeline, writing=writing)[0]
 
 
-def _places(
+def _targets(
     servers: str | None, kafka: list[str] | None, dsn: str | None, schema: str | None, sinks: str | None
 ) -> list[Target]:
     from .targets import KafkaTarget, PostgresTarget, SinksTarget  # noqa: PLC0415 - Arrow, and extras
@@ -194,17 +194,17 @@ def _places(
     settings = pairs("--kafka", kafka)
     if (settings and servers is None) or (schema is not None and dsn is None):
         raise ConfigurationError("--kafka needs --bootstrap-servers, and --ledger-schema needs --dsn")
-    places: list[Target] = [] if sinks is None else [SinksTarget.load(sinks)]
+    targets: list[Target] = [] if sinks is None else [SinksTarget.load(sinks)]
     try:
         if servers is not None:
-            places.append(KafkaTarget(servers, settings))
+            targets.append(KafkaTarget(servers, settings))
         if dsn is not None:
-            places.append(PostgresTarget(dsn, schema))
+            targets.append(PostgresTarget(dsn, schema))
     except ModuleNotFoundError as error:
         extra = "kafka" if servers is not None and "kafka" in str(error.name) else "postgres"
         raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[{extra}]'") from error
-    if not places:
+    if not targets:
         raise ConfigurationError(
             "say where to look: --bootstrap-servers, --dsn, or the pipeline's own --sinks module:name"
         )
-    return places
+    return targets

@@ -63,18 +63,18 @@ def open_log(url: str, pipeline: str | None = None, *, writing: bool = False) ->
     if pipeline is None and scheme not in _FOLDERS:
         raise ConfigurationError(f"{scheme}:// holds the logs of several pipelines: name one with --pipeline")
     where = ""
-    for place in _places(url, scheme):
-        store = open_store(place, pipeline=pipeline or "any", existing=True)
+    for location in _locations(url, scheme):
+        store = open_store(location, pipeline=pipeline or "any", existing=True)
         where = where or store.describe()
         owner = next((entry.pipeline for _, entry in read(store).positions), None)
         if owner is not None and pipeline not in (None, owner):
             raise ConfigurationError(f"the decision log in {where} belongs to {owner!r}, not to {pipeline!r}")
         if owner is not None:
-            return Log(owner, open_store(place, pipeline=owner) if writing else store)
+            return Log(owner, open_store(location, pipeline=owner) if writing else store)
     raise NoDecisionLogError(f"{where} has no decision log{f' of {pipeline}' if pipeline else ''}")
 
 
-def _places(url: str, scheme: str) -> Iterator[str]:
+def _locations(url: str, scheme: str) -> Iterator[str]:
     """The URL, and what is in it if that is a checkpoint."""
     yield url
     path, mark, query = url.partition("?")

@@ -72,8 +72,8 @@ def commit_decided(
         policy: Clock and pauses.
 
     Raises:
-        ConfigurationError: A transaction is in none of the targets given, or not known there, or the log is an old
-            copy; nothing was done.
+        ConfigurationError: A transaction is in none of the targets given, or not known there, or the log is an
+            outdated copy; nothing was done.
         EpochConflictError: Another decision waits now; it was not touched.
         CommitPendingError: A target did not answer in time; the decision stands.
         DataLossError: A transaction can no longer be committed; the others are.
@@ -152,11 +152,11 @@ def abort_undecided(log: Log, found: Sequence[Found], *, policy: CommitPolicy | 
         FencedError: Another writer has started at the same time; nothing was aborted.
         StoreError: The store did not answer; nothing was aborted.
     """
-    sinks = {(one.place.title, one.committable.sink): one.place for one in found if one.place is not None}
+    sinks = {(one.target.title, one.committable.sink): one.target for one in found if one.target is not None}
     writer = LogWriter(log.store, log.pipeline, (policy or CommitPolicy()).writer_clock())
     writer.start()
     meant = {one.committable.identity() for one in found}
-    swept = sweep(writer, [place.sink(sink) for (_, sink), place in sinks.items()], only=meant)
+    swept = sweep(writer, [target.sink(sink) for (_, sink), target in sinks.items()], only=meant)
     if not swept.aborted and not writer.still_newest():
         raise FencedError("another writer has started meanwhile; nothing was aborted", pipeline=log.pipeline)
     return swept
@@ -164,7 +164,7 @@ def abort_undecided(log: Log, found: Sequence[Found], *, policy: CommitPolicy | 
 
 def abort_orphaned(found: Sequence[Found]) -> list[AbortOutcome]:
     """Abort exactly these, whose decision log is gone for good: nobody can decide or commit them any more."""
-    return [one.place.sink(one.committable.sink).abort(one.committable) for one in found if one.place is not None]
+    return [one.target.sink(one.committable.sink).abort(one.committable) for one in found if one.target is not None]
 
 
 def chosen(found: Sequence[Found], names: Sequence[str], *, orphaned: bool) -> list[Found]:

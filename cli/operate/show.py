@@ -45,7 +45,7 @@ def table(found: Sequence[Found], *, as_json: bool = False) -> None:
         known = [f"sink {c.sink} of {c.pipeline}"]
         known += [f"epoch {c.epoch}, subtask {c.subtask}"] if c.epoch != ANY_EPOCH else []
         known += [f"{c.rows} rows"] if c.rows else []
-        where = f"{one.state} in {one.place.title}" if one.place is not None else "in none of the targets given"
+        where = f"{one.state} in {one.target.title}" if one.target is not None else "in none of the targets given"
         console.print(c.transaction, style="bold")
         console.print(f"  {one.status}", style=_STYLE[one.status], end="")
         console.print(f"; {where}; {', '.join(known)}")

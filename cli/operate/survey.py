@@ -40,7 +40,7 @@ class Found:
 
     Attributes:
         committable: Its handle.
-        place: In which target; None if none of those given can have it.
+        target: In which target; None if none of those given can have it.
         status: What the decision log says.
         state: What the target says when it is asked for this one.
         listed: Whether the target lists it as open or prepared.
@@ -48,7 +48,7 @@ class Found:
     """
 
     committable: Committable
-    place: Target | None
+    target: Target | None
     status: TransactionStatus
     state: ExternalState
     listed: bool
@@ -81,7 +81,7 @@ class Found:
             "pipeline": c.pipeline,
             "sink": c.sink,
             "transaction": c.transaction,
-            "place": self.place.title if self.place is not None else None,
+            "target": self.target.title if self.target is not None else None,
             "status": self.status,
             "state": self.state,
             "held": self.held,
@@ -94,34 +94,34 @@ class Found:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _Observation:
     committable: Committable
-    place: Target | None
+    target: Target | None
     state: ExternalState
     listed: bool
 
 
-def survey(logs: Sequence[Log], places: Sequence[Target], pipeline: str | None = None) -> list[Found]:
+def survey(logs: Sequence[Log], targets: Sequence[Target], pipeline: str | None = None) -> list[Found]:
     """What is open, prepared, or waits for its commit.
 
     Args:
         logs: The decision logs that are known.
-        places: Where to look; of two that have the same transaction, the first counts.
+        targets: Where to look; of two that have the same transaction, the first counts.
         pipeline: Look at this one alone; None: at all.
 
     Raises:
-        ConfigurationError: A place cannot be searched without the name of a pipeline.
+        ConfigurationError: A target cannot be searched without the name of a pipeline.
         SinkError: A target did not answer.
         StoreError: A store did not answer.
     """
     known = {log.pipeline for log in logs} | ({pipeline} if pipeline is not None else set())
-    seen: dict[tuple[str, ...], _Seen] = {}
-    for place in places:
-        for found in _listed(place, known, pipeline):
+    seen: dict[tuple[str, ...], _Observation] = {}
+    for target in targets:
+        for found in _listed(target, known, pipeline):
             seen.setdefault((found.committable.pipeline, *found.committable.identity()), found)
     views = _newest([(log.pipeline, log.view) for log in logs if pipeline in (None, log.pipeline)])
     names = {_name(found.committable) for found in seen.values()}
-    waiting = [found for _, view in views for found in _waiting(view, places, names)]
+    waiting = [found for _, view in views for found in _waiting(view, targets, names)]
     return [_found(found, views) for found in [*seen.values(), *waiting]]
 
 
@@ -140,35 +140,36 @@ def participants(found: Iterable[Found]) -> Mapping[str, Participant]:
     Raises:
         ConfigurationError: One is in none of the targets given, or those of one sink are in two.
     """
-    places: dict[str, Target] = {}
+    targets: dict[str, Target] = {}
     for one in found:
         c = one.committable
-        if one.place is None:
+        if one.target is None:
             raise ConfigurationError(
                 f"transactions of kind {c.kind} (sink {c.sink}) can be reached through none of the targets given: give "
                 "--bootstrap-servers, --dsn, or the pipeline's own --sinks module:name",
                 pipeline=c.pipeline,
             )
-        if places.setdefault(c.sink, one.place) is not one.place:
+        if targets.setdefault(c.sink, one.target) is not one.target:
             raise ConfigurationError(
-                f"sink {c.sink} has transactions in {places[c.sink].title} and in {one.place.title}: give one of them",
+                f"sink {c.sink} has transactions in {targets[c.sink].title} and in {one.target.title}: give one of "
+                "them",
                 pipeline=c.pipeline,
             )
-    return {name: place.sink(name) for name, place in places.items()}
+    return {name: target.sink(name) for name, target in targets.items()}
 
 
-def _listed(place: Target, known: set[str], pipeline: str | None) -> Iterable[_Seen]:
-    for names in sorted(place.names(known)):
+def _listed(target: Target, known: set[str], pipeline: str | None) -> Iterable[_Observation]:
+    for names in sorted(target.names(known)):
         if pipeline not in (None, names.pipeline):
             continue
-        sink = place.sink(names.sink)
+        sink = target.sink(names.sink)
         listed = list(sink.lingering(Scope(names.pipeline, names.sink, "")))
         for committable, state in zip(listed, sink.inspect_many(listed), strict=True):
             # To be listed is an answer, where the target gives no better one.
-            yield _Seen(committable, place, _PREPARED if state is ExternalState.UNKNOWN else state, listed=True)
+            yield _Observation(committable, target, _PREPARED if state is ExternalState.UNKNOWN else state, listed=True)
 
 
-def _waiting(view: LogView, places: Sequence[Target], seen: set[tuple[str, ...]]) -> Iterable[_Seen]:
+def _waiting(view: LogView, targets: Sequence[Target], seen: set[tuple[str, ...]]) -> Iterable[_Observation]:
     """What the undone decision names and no listing showed."""
     decided = view.undone.committables if view.undone is not None else ()
     by_sink: dict[tuple[str, str], list[Committable]] = defaultdict(list)
@@ -176,18 +177,18 @@ def _waiting(view: LogView, places: Sequence[Target], seen: set[tuple[str, ...]]
         if _name(committable) not in seen:
             by_sink[committable.kind, committable.sink].append(committable)
     for (kind, sink), committables in by_sink.items():
-        place = next((place for place in places if place.holds(kind, sink)), None)
+        target = next((target for target in targets if target.holds(kind, sink)), None)
         unknown = [ExternalState.UNKNOWN for _ in committables]
-        states = place.sink(sink).inspect_many(committables) if place is not None else unknown
+        states = target.sink(sink).inspect_many(committables) if target is not None else unknown
         for committable, state in zip(committables, states, strict=True):
-            yield _Seen(committable, place, state, listed=False)
+            yield _Observation(committable, target, state, listed=False)
 
 
 def _name(committable: Committable) -> tuple[str, ...]:
     return (committable.pipeline, committable.sink, committable.transaction)
 
 
-def _found(seen: _Seen, views: Sequence[tuple[str, LogView]]) -> Found:
+def _found(seen: _Observation, views: Sequence[tuple[str, LogView]]) -> Found:
     """With the word of its own log if that is among them, else of another one of its pipeline."""
     c = seen.committable
     of_pipeline = [view for pipeline, view in views if pipeline == c.pipeline]
@@ -196,4 +197,4 @@ def _found(seen: _Seen, views: Sequence[tuple[str, LogView]]) -> Found:
     decided = view.named(c) if view is not None and status is TransactionStatus.DECIDED else None
     given_up = decided is not None and view is not None and c.transaction in view.skipped
     # The decision's committable knows more than the listing's.
-    return Found(decided or c, seen.place, status, seen.state, seen.listed, given_up)
+    return Found(decided or c, seen.target, status, seen.state, seen.listed, given_up)

@@ -124,7 +124,7 @@ class Coordinator:
         crash_point(Step.START_AFTER)
         goes_back = self._goes_back(self.view, wanted, epoch_input)
         unowned = self._own_names(release=goes_back or self.view.rewound)
-        unswept = self._sweep_now(abandoned=True, but=unowned)
+        unswept = self._sweep_now(abandoned=True, skip=unowned)
         self._finish_decided()
         if goes_back and wanted is not None:
             _log.warning("going back on purpose: the next epoch is %s (%s)", first_epoch, rewind)
@@ -338,14 +338,16 @@ class Coordinator:
                 unanswered[sink.name] = error
         return unanswered
 
-    def _sweep_now(self, *, busy: bool = False, abandoned: bool = False, but: Collection[str] = ()) -> Exception | None:
+    def _sweep_now(
+        self, *, busy: bool = False, abandoned: bool = False, skip: Collection[str] = ()
+    ) -> Exception | None:
         """Sweep; what a sink raised, if one did.
 
         What a target did not abort now holds locks and readers; the next epoch's end tries again.
         """
         self._swept = self.policy.monotonic()
         try:
-            swept = sweep(self.writer, self.sinks.values(), busy=busy, abandoned=abandoned, but=but)
+            swept = sweep(self.writer, self.sinks.values(), busy=busy, abandoned=abandoned, skip=skip)
             self._left_behind = bool(swept.left)
         except StoreError:
             raise

@@ -70,7 +70,7 @@ def sweep(
     only: Collection[tuple[str, str, str]] | None = None,
     busy: bool = False,
     abandoned: bool = False,
-    but: Collection[str] = (),
+    skip: Collection[str] = (),
 ) -> Swept:
     """Abort what lingers; a sweeper that is fenced aborts nothing.
 
@@ -80,7 +80,7 @@ def sweep(
         only: Identities of the transactions that are meant; None: all.
         busy: Subtasks of this writer are at work: touch only what names an older writer.
         abandoned: Also what sinks have left behind that this pipeline had once.
-        but: Names of sinks that are left alone.
+        skip: Names of sinks that are left alone.
 
     Raises:
         SinkError: A target did not answer; the others were swept.
@@ -93,7 +93,7 @@ def sweep(
     reported: list[Committable] = []
     left: list[Committable] = []
     errors: list[Exception] = []
-    for sink in (sink for sink in sinks if sink.name not in but):
+    for sink in (sink for sink in sinks if sink.name not in skip):
         try:
             listed = [*_own(sink, writer), *(_abandoned(sink, writer, names) if abandoned else ())]
         except Exception as error:  # noqa: BLE001 - whatever one sink raises, the others are swept

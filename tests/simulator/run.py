@@ -376,11 +376,11 @@ class Simulation:
         self.crowded = True
         policy = policy_of(self.world)(on_lost=OnLost(self.config.on_lost))
         skip = "so be it" if self.config.on_lost == "skip" else None
-        log, place = Log(PIPELINE, self.store), Here(self._sinks()())
+        log, target = Log(PIPELINE, self.store), Here(self._sinks()())
 
         def txn() -> None:
             decision = log.view.undone
-            found = survey([log], [place])
+            found = survey([log], [target])
             if arg % 2 == 0:
                 abort_undecided(log, chosen(found, [], orphaned=False), policy=policy)
             elif decision is not None:
