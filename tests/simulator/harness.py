@@ -25,7 +25,7 @@ from .spark import read_file
 from .world import Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from onceward.core.checkpoint import Participant, Swept
     from onceward.core.log import Entry, LogView, LogWriter
@@ -100,15 +100,23 @@ def _folders_store(world: World) -> Callable[..., Any]:
 def _audited(audit: Audit, sweep: Callable[..., Swept]) -> Callable[..., Swept]:
     """A sweep that nobody disturbs leaves nothing behind."""
 
-    def audited(writer: LogWriter, sinks: Iterable[Participant], **how: Any) -> Swept:
+    def audited(
+        writer: LogWriter,
+        sinks: Iterable[Participant],
+        *,
+        abandoned: bool = False,
+        busy: bool = False,
+        skip: Collection[str] = (),
+        **how: Any,
+    ) -> Swept:
         log, disturbed = audit.logs[writer.token.log], audit.world.disturbed
         lingering = audit.lingering(log)
-        swept = sweep(writer, sinks, **how)
+        swept = sweep(writer, sinks, abandoned=abandoned, busy=busy, skip=skip, **how)
         newest = (log.start, log.writer) == (writer.token.start, writer.token.writer)
-        if swept.left or how.get("busy") or how.get("but"):
+        if swept.left or busy or skip:
             return swept  # it said so, and is tried again
         names = {sink.name for sink in sinks}
-        meant = [txn for txn in lingering if how.get("abandoned") or txn.sink in names]
+        meant = [txn for txn in lingering if abandoned or txn.sink in names]
         left = [txn for txn in meant if txn.state == "prepared" and not txn.ending]
         if newest and left and disturbed == audit.world.disturbed:
             raise Violation("sweep", f"lingers after an undisturbed sweep: {left}")
