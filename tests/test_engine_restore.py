@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -481,9 +480,8 @@ def test_25_while_it_is_tried_again_other_calls_name_the_cause_in_time(rig: Rig)
             raise StoreError("the store is away")
 
     p = rig.pipeline(store=Away(), restart=RestartStrategy.fixed_delay(delay=60))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onceward.core.engine.pipeline.CommitPolicy", partial(CommitPolicy, puts=Backoff(attempts=0)))
-        p.start()
+    p._policy = CommitPolicy(puts=Backoff(attempts=0))
+    p.start()
     with pytest.raises(CheckpointFailedError, match=r"pipeline is restarting .*the store is away"):
         p.savepoint(rig.save, timeout=0.05)
     p.stop()

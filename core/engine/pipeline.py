@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import CommitPolicy, OnLost
+from ..checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from ..errors import ConfigurationError
 from ..log import LogStore, open_store
 from ..log.memory import MemoryStore
@@ -144,6 +145,9 @@ class Pipeline:
         on_lost: What to do if a decided transaction can no longer be committed: "fail"; "skip", which leaves an audit
             record; "replay", which goes back to the checkpoint before if every transaction of the lost one is proven
             not committed, and fails otherwise.
+        commit_timeout: Seconds for which a checkpoint's commit is tried again while a target does not answer; then
+            the attempt fails, and the restart strategy says when the next one commits it.
+        commit_backoff: Longest pause between two attempts, in seconds; the first pauses are shorter.
     """
 
     def __init__(
@@ -157,6 +161,8 @@ class Pipeline:
         max_parallelism: int = MAX_PARALLELISM,
         parallelism: int = 1,
         on_lost: str = OnLost.FAIL,
+        commit_timeout: float = COMMIT_TIMEOUT,
+        commit_backoff: float = COMMIT_BACKOFF,
         world: EngineWorld | None = None,
     ) -> None:
         self.name = check_pipeline_name(name)
@@ -169,9 +175,7 @@ class Pipeline:
         self.restart = restart or (RestartStrategy.exponential_delay() if periodic else RestartStrategy.none())
         self.graph = Graph(max_parallelism)
         self._parallelism = parallelism
-        if on_lost not in set(OnLost):
-            raise ConfigurationError(f"on_lost={on_lost!r}: give 'fail', 'skip' or 'replay'")
-        self._on_lost = OnLost(on_lost)
+        self._policy = CommitPolicy.of(on_lost, commit_timeout, commit_backoff)
         self._world = world or EngineWorld()
         self._job: Job | None = None
         self._thread: threading.Thread | None = None
@@ -232,14 +236,13 @@ class Pipeline:
         self.graph.check()
         for operator in self.graph.of_kind("source"):
             operator.what.validate()
-        policy = CommitPolicy(on_lost=self._on_lost)
         starter = Starter(
             self.name,
             self.graph,
             self.store,
             backend=self.backend,
             config=self.checkpoint,
-            policy=policy,
+            policy=self._policy,
         )
         path = locate(restore) if restore else None
         asked = Restore(path, claim, why, import_from, allow_non_restored_state)
