@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from .attempt import EngineWorld
 from .config import CheckpointConfig, Mode, Retention
+from .events import CheckpointFailedError, CheckpointRecord
 from .functions import FunctionContext, ProcessFunction
 from .guarantee import EndToEnd
 from .job import Job, JobState
-from .machine import EngineWorld
-from .pending import CheckpointFailedError, CheckpointRecord
 from .pipeline import Pipeline, Stream
 from .restart import RestartStrategy
 from .state.keyed import ListState, MapState, OperatorState, ReducingState, ValueState

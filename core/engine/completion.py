@@ -15,9 +15,8 @@ import msgspec
 from ..errors import OncewardError, OperatorError, ProtocolError
 from ..log import EpochInput
 from ..transaction import Acknowledgement
-from .checkpoints import InDoubtError
+from .events import CheckpointFailedError
 from .functions import states_of
-from .pending import CheckpointFailedError
 from .reference import Decided, Reference, Restored, inline, prove, resolve
 from .state.handles import Metadata, OperatorRecord, SubtaskState
 from .state.storage import CheckpointStorage
@@ -27,12 +26,24 @@ if TYPE_CHECKING:
 
     from ..checkpoint import Coordinator
     from .elements import Barrier, TaskId
+    from .events import Pending
     from .graph import Graph
-    from .pending import Pending
     from .retained import Retained
 
 QUERY = "embedded"
 """Identity in each decision: which operators there are may change, their state is found by uid."""
+
+
+class InDoubtError(OncewardError):
+    """Whether a checkpoint is durable and committed cannot be said here and now.
+
+    Args:
+        why: What happened.
+    """
+
+    def __init__(self, why: OncewardError) -> None:
+        super().__init__(str(why))
+        self.why = why
 
 
 class Completer:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from .config import Mode
-from .plan import is_two_phase
+from .graph import is_two_phase
 from .ports import Resettable
 
 if TYPE_CHECKING:

@@ -7,23 +7,23 @@ import threading
 from enum import StrEnum
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, OncewardError
-from .attempt import Attempt
 from .completion import is_final, unexpected
 from .config import Retention
 from .elements import Kind
+from .events import CheckpointFailedError
 from .origin import Restore
-from .pending import CheckpointFailedError
 from .state.storage import CheckpointStorage
+from .threads import ThreadedAttempt
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from .attempt import EngineWorld
     from .config import CheckpointConfig
-    from .machine import EngineWorld
-    from .pending import CheckpointRecord
+    from .events import CheckpointRecord
     from .restart import RestartStrategy
     from .start import Started, Starter
 
@@ -64,7 +64,7 @@ class Job:
         self._strategy = strategy
         self._world = world
         self._restore = restore
-        self._attempt: Attempt | None = None
+        self._attempt: ThreadedAttempt | None = None
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self.begun = threading.Event()
@@ -136,7 +136,7 @@ class Job:
         Raises:
             CheckpointFailedError: It was not made.
         """
-        return int(self._running(timeout).request(Kind.CHECKPOINT, None).wait(timeout))
+        return int(self._ask(Kind.CHECKPOINT, None, timeout))
 
     def savepoint(self, path: str | Path, timeout: float | None = None) -> str:
         """Make a savepoint while it runs. It commits nothing.
@@ -144,7 +144,7 @@ class Job:
         Raises:
             CheckpointFailedError: It was not made.
         """
-        return str(self._running(timeout).request(Kind.SAVEPOINT, _target(path)).wait(timeout))
+        return str(self._ask(Kind.SAVEPOINT, path, timeout))
 
     def stop_with_savepoint(self, path: str | Path, *, drain: bool = False, timeout: float | None = None) -> str:
         """Make a savepoint, commit what comes before it, and end.
@@ -158,7 +158,7 @@ class Job:
             CheckpointFailedError: It was not made; the run goes on, or has failed.
         """
         kind = Kind.DRAIN if drain else Kind.SUSPEND
-        made = str(self._running(timeout).request(kind, _target(path)).wait(timeout))
+        made = str(self._ask(kind, path, timeout))
         self.wait(timeout)
         return made
 
@@ -169,7 +169,16 @@ class Job:
         found = [*self._past, *(attempt.history if attempt is not None else [])]
         return found[-self._config.history :] if self._config.history else []
 
-    def _running(self, timeout: float | None) -> Attempt:
+    def _ask(self, kind: Kind, path: str | Path | None, timeout: float | None) -> Any:
+        """Ask for a checkpoint and wait for it."""
+        attempt = self._running(timeout)
+        answer = attempt.request(kind, _target(path) if path is not None else None)
+        try:
+            return answer.result(timeout)
+        except TimeoutError:
+            raise CheckpointFailedError(f"no {kind.name.lower()} after {timeout} s") from None
+
+    def _running(self, timeout: float | None) -> ThreadedAttempt:
         """The attempt that runs; one that starts is waited for."""
         deadline = inf if timeout is None else monotonic() + timeout
         while self.state in {JobState.CREATED, JobState.STARTING, JobState.RESTARTING} and monotonic() < deadline:
@@ -190,7 +199,7 @@ class Job:
             started = self._starter.start(self._restore, again=self._begun)
             # It is decided now: from here on a restart goes on from the newest decision.
             self._restore = Restore(allow_non_restored=self._restore.allow_non_restored)
-            attempt = Attempt(started, self._config, self._world)
+            attempt = ThreadedAttempt(started, self._config, self._world)
             self._begun = True
         except Exception as error:  # noqa: BLE001 - whatever it is, the restart strategy decides
             return unexpected("the pipeline could not be started", error)

@@ -12,15 +12,14 @@ from ..errors import ConfigurationError
 from ..log import LogStore, open_store
 from ..log.memory import MemoryStore
 from ..names import check_pipeline_name
+from .attempt import EngineWorld
 from .config import CheckpointConfig
+from .events import CheckpointFailedError
 from .functions import ProcessFunction
-from .graph import Graph, Operator
+from .graph import Graph, Operator, is_two_phase
 from .guarantee import EndToEnd, end_to_end
 from .job import Job
-from .machine import EngineWorld
 from .origin import Restore
-from .pending import CheckpointFailedError
-from .plan import is_two_phase
 from .ports import Direct, Live, Resettable
 from .projection import Projection
 from .restart import RestartStrategy
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from .events import CheckpointRecord
     from .functions import Record
-    from .pending import CheckpointRecord
     from .state.store import StateBackend
 
 _log = logging.getLogger("onceward.engine")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
 from .functions import states_of
+from .ports import Resettable
 from .state.keys import groups_of
 
 if TYPE_CHECKING:
@@ -117,3 +118,25 @@ def _items(record: OperatorRecord, name: str, redistribute: str, subtask: int, p
         return list(parts[subtask])
     everything = [item for part in parts for item in part]
     return everything if redistribute == "union" else everything[subtask::parallelism]
+
+
+def start_positions(graph: Graph, assigned: Mapping[TaskId, Assigned], *, skip: bool) -> dict[TaskId, Any]:
+    """Where each subtask of each resettable source begins.
+
+    Args:
+        graph: The operators.
+        assigned: What was restored.
+        skip: At most once: what came since is not read; each source goes on at its end.
+    """
+    found: dict[TaskId, Any] = {}
+    for operator in graph.of_kind("source"):
+        if not isinstance(operator.what, Resettable):
+            continue
+        for task in operator.tasks():
+            share = operator.what.share(task.subtask, operator.parallelism)
+            stored = assigned[task].positions
+            if stored is None:
+                found[task] = share.start()
+            else:
+                found[task] = share.end() if skip else share.merge(stored)
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from .elements import Barrier
     from .ports import Live, Position, Resettable
 
+_log = logging.getLogger("onceward.engine")
 EXHAUSTED: Final = object()
 """What `poll` gives at the end of a bounded source."""
 
@@ -57,23 +59,15 @@ class ResettableLogic(SourceLogic):
         source: This subtask's share.
         subtask: Its number.
         position: Where to begin.
-        on_publish_failure: Told what publishing failed with; it fails nothing.
     """
 
-    def __init__(
-        self,
-        source: Resettable,
-        subtask: int,
-        position: Position,
-        on_publish_failure: Callable[[OncewardError], None],
-    ) -> None:
+    def __init__(self, source: Resettable, subtask: int, position: Position) -> None:
         super().__init__(source, subtask)
         self._source = source
         self._position = position
         self._until: Position | None = None
         self._reading: Generator[pa.RecordBatch] | None = None
         self._stored: dict[int, Position] = {}
-        self._on_publish_failure = on_publish_failure
 
     def open(self) -> None:
         if self._source.bounded:
@@ -120,7 +114,7 @@ class ResettableLogic(SourceLogic):
             try:
                 self._source.publish(position)
             except OncewardError as error:
-                self._on_publish_failure(error)
+                _log.warning("a source could not publish its position: %s", error)
 
     def close(self) -> None:
         if self._reading is not None:

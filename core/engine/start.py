@@ -18,10 +18,10 @@ from ..log import LogWriter
 from .completion import Completer
 from .config import Mode
 from .elements import Barrier, TaskId
+from .graph import is_two_phase
 from .origin import find_origin
-from .plan import is_two_phase, start_positions
 from .reference import Reference, inline, prove_newest
-from .restore import assign, check_fits
+from .restore import assign, check_fits, start_positions
 from .retained import Retained
 from .state.handles import Metadata, OperatorRecord, SubtaskState
 
