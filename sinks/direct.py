@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from onceward.core.names import Scope
+    from onceward.core.sink import Guarantee
     from onceward.core.transaction import WriteContext
-
-    from .base import Guarantee
 
 KIND: Final = "direct"
 

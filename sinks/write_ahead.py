@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from onceward.core.errors import ConfigurationError, DataLossError, RetryableSinkError
 from onceward.core.folders import sync_folder
 from onceward.core.names import file_name, parse_file_name
+from onceward.core.sink import Guarantee
 from onceward.core.steps import Step, crash_point
 from onceward.core.transaction import (
     AbortOutcome,
@@ -31,7 +32,6 @@ from onceward.core.transaction import (
     WriteContext,
 )
 
-from .base import Guarantee
 from .folder_sink import FolderSink, with_file_errors
 from .folders import check_folder, elsewhere, file_errors, identity_of, sole
 from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, SegmentWriter, read_segment

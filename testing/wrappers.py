@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from onceward.core.log import LogStore
     from onceward.core.names import Scope
+    from onceward.core.sink import Guarantee
     from onceward.core.transaction import Committable, Progress, WriteContext
-    from onceward.sinks.base import Guarantee
 
     from .faults import Faults
 

@@ -1,12 +1,13 @@
 # ruff: noqa: ARG001, ARG002 - the fakes keep the protocols' signatures
-"""A store in memory with scripted faults, and a participant that remembers its calls; for tests of core/ alone."""
+"""A store in memory with scripted faults, and a sink that remembers its calls; for tests of core/ alone."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onceward.core.checkpoint import Backoff, CommitPolicy
 from onceward.core.errors import StoreError
+from onceward.core.sink import Guarantee, TwoPhaseCommit
 from onceward.core.transaction import (
     AbortOutcome,
     AbortStatus,
@@ -21,6 +22,8 @@ from onceward.core.transaction import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    import pyarrow as pa
 
     from onceward.core.names import Scope
 
@@ -83,12 +86,12 @@ def answer_lost(effect: Callable[[], bool]) -> bool:
     raise StoreError("answer lost")
 
 
-class FakeSink:
-    """Participant whose answers are scripted: `answers` is taken from the front, then every commit succeeds."""
+class FakeSink(TwoPhaseCommit[Any]):
+    """Sink whose answers are scripted: `answers` is taken from the front, then every commit succeeds."""
 
     def __init__(self, name: str = "a", timeout: float | None = None) -> None:
         self.name = name
-        self.transaction_timeout = timeout
+        self._timeout = timeout
         self.answers: list[CommitStatus | Exception] = []
         self.open: list[Committable] = []
         self.elsewhere: list[Committable] = []
@@ -102,10 +105,24 @@ class FakeSink:
         self.completed_error: Exception | None = None
         self.when_listed: Callable[[], object] | None = None
 
-    def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
-        return [self._commit(c) for c in committables]
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee.EXACTLY_ONCE
 
-    def _commit(self, committable: Committable) -> CommitOutcome:
+    @property
+    def transaction_timeout(self) -> float | None:
+        return self._timeout
+
+    def begin(self, context: WriteContext) -> Any:
+        raise NotImplementedError
+
+    def write(self, transaction: Any, batch: pa.RecordBatch) -> None:
+        raise NotImplementedError
+
+    def pre_commit(self, transaction: Any) -> Committable:
+        raise NotImplementedError
+
+    def commit(self, committable: Committable) -> CommitOutcome:
         self.calls.append(f"commit {committable.transaction}")
         answer = self.answers.pop(0) if self.answers else CommitStatus.COMMITTED
         if isinstance(answer, Exception):

@@ -547,7 +547,7 @@ class TestCommitting:
         def other_driver_starts(*_: object) -> list[object]:
             Coordinator("p", bench.store, [newer], policy()).open()
             bench.sink.answers = [UNKNOWN]
-            return [bench.sink._commit(committable)]
+            return [bench.sink.commit(committable)]
 
         bench.sink.commit_many = other_driver_starts  # type: ignore[assignment,method-assign]
         with pytest.raises(FencedError):

@@ -6,7 +6,7 @@ import getpass
 import os
 import socket
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onceward.core.checkpoint import Backoff, CommitPolicy, OnLost, finish, sweep
 from onceward.core.checkpoint.status import TransactionStatus
@@ -16,13 +16,14 @@ from onceward.core.transaction import ExternalState
 from onceward.core.transaction.recovery import PROVEN_NOT_COMMITTED
 from onceward.sinks.base import TwoPhaseCommitSink
 
-from .survey import participants
+from .survey import sinks_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from onceward.core.checkpoint import Participant, Swept
+    from onceward.core.checkpoint import Swept
     from onceward.core.log import Decide
+    from onceward.core.sink import TwoPhaseCommit
     from onceward.core.transaction import AbortOutcome
 
     from .logs import Log
@@ -82,7 +83,7 @@ def commit_decided(
     """
     check_alive(found)
     decided = [one for one in found if one.status is TransactionStatus.DECIDED]
-    sinks = participants(decided)
+    sinks = sinks_of(decided)
     _check_known(decided, sinks)
     _check_same(log, decision, log.view.undone)
     if log.view.undone is None:
@@ -127,7 +128,7 @@ def _check_same(log: Log, decision: Decide, waiting: Decide | None) -> None:
         )
 
 
-def _check_known(decided: Sequence[Found], sinks: Mapping[str, Participant]) -> None:
+def _check_known(decided: Sequence[Found], sinks: Mapping[str, TwoPhaseCommit[Any]]) -> None:
     """Who gives the wrong target is told before a run is fenced.
 
     Raises:

@@ -21,8 +21,8 @@ from .advice import advice
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from onceward.core.checkpoint import Participant
     from onceward.core.log import LogView
+    from onceward.core.sink import TwoPhaseCommit
 
     from .logs import Log
     from .targets import Target
@@ -134,7 +134,7 @@ def _newest(views: Iterable[tuple[str, LogView]]) -> list[tuple[str, LogView]]:
     return list(newest.values())
 
 
-def participants(found: Iterable[Found]) -> Mapping[str, Participant]:
+def sinks_of(found: Iterable[Found]) -> Mapping[str, TwoPhaseCommit[Any]]:
     """By which these of one pipeline are ended, by the name of the sink.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import DataLossError, ProtocolError
 from ..transaction import Acknowledgement, Committable, ExternalState
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..log import WriterToken
-    from .participant import Participant
+    from ..sink import TwoPhaseCommit
 
 _log = logging.getLogger("onceward.coordinator")
 
@@ -32,7 +32,7 @@ class Written(NamedTuple):
 
 
 def gather(
-    written: Written, sinks: Mapping[str, Participant], acknowledgements: Sequence[Acknowledgement]
+    written: Written, sinks: Mapping[str, TwoPhaseCommit[Any]], acknowledgements: Sequence[Acknowledgement]
 ) -> list[Committable]:
     """The committables in the order of epochs and subtasks.
 
@@ -57,7 +57,7 @@ def gather(
 
 
 def check_age(
-    written: Written, sinks: Mapping[str, Participant], committables: Sequence[Committable], *, age: float
+    written: Written, sinks: Mapping[str, TwoPhaseCommit[Any]], committables: Sequence[Committable], *, age: float
 ) -> None:
     """Ask the targets whether old transactions are still there, before a decision names them.
 

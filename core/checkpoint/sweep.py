@@ -20,19 +20,19 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..names import Scope
+from ..sink import by_urgency
 from ..steps import Step, crash_point
 from ..transaction import ANY_EPOCH, Committable, ExternalState
 from ..transaction.recovery import Action, LogState, action
-from .participant import by_urgency
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from ..log import LogView, LogWriter
-    from .participant import Participant
+    from ..sink import TwoPhaseCommit
 
 _log = logging.getLogger("onceward.sweep")
 
@@ -65,7 +65,7 @@ def classify(committable: Committable, view: LogView, start: int) -> LogState:
 
 def sweep(
     writer: LogWriter,
-    sinks: Iterable[Participant],
+    sinks: Iterable[TwoPhaseCommit[Any]],
     *,
     only: Collection[tuple[str, str, str]] | None = None,
     busy: bool = False,
@@ -119,11 +119,11 @@ def sweep(
     return Swept(tuple(aborted), tuple(reported), tuple(left))
 
 
-def _own(sink: Participant, writer: LogWriter) -> Iterable[Committable]:
+def _own(sink: TwoPhaseCommit[Any], writer: LogWriter) -> Iterable[Committable]:
     return sink.lingering(Scope(writer.pipeline, sink.name, writer.token.log))
 
 
-def _abandoned(sink: Participant, writer: LogWriter, names: Collection[str]) -> Iterable[Committable]:
+def _abandoned(sink: TwoPhaseCommit[Any], writer: LogWriter, names: Collection[str]) -> Iterable[Committable]:
     found = sink.lingering_elsewhere(writer.pipeline, writer.token.log)
     mine = [c for c in found if c.sink not in names and (c.pipeline, c.log) == (writer.pipeline, writer.token.log)]
     for committable in mine:
@@ -131,7 +131,7 @@ def _abandoned(sink: Participant, writer: LogWriter, names: Collection[str]) -> 
     return mine
 
 
-def _abort(sink: Participant, committable: Committable, errors: list[Exception]) -> bool:
+def _abort(sink: TwoPhaseCommit[Any], committable: Committable, errors: list[Exception]) -> bool:
     crash_point(Step.SWEEP_ABORT_BEFORE)
     try:
         outcome = sink.abort(committable)

@@ -16,6 +16,8 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from ..errors import OncewardError
+from ..sink import TwoPhaseCommit
+from ..source import ResettableSource
 from .channels import ByKey, Channel, Forward, Output, Partitioner, Rebalance
 from .checkpoints import State, advance, initial
 from .completion import InDoubtError
@@ -38,9 +40,7 @@ from .events import (
     Trigger,
 )
 from .gate import Gate
-from .graph import is_two_phase
 from .logic import BatchLogic, Guarded, Logic, RecordLogic, UnionLogic
-from .ports import Resettable
 from .process_logic import ProcessLogic
 from .sink_logic import DirectLogic, TwoPhaseLogic
 from .source_logic import LiveLogic, ResettableLogic
@@ -266,7 +266,7 @@ class Attempt(ABC):
                 return RecordLogic(kind, guarded, operator.what)
 
     def _source(self, operator: Operator, task: TaskId) -> Logic:
-        if isinstance(operator.what, Resettable):
+        if isinstance(operator.what, ResettableSource):
             share = operator.what.share(task.subtask, operator.parallelism)
             return ResettableLogic(share, task.subtask, self._started.positions[task])
         return LiveLogic(operator.what, task.subtask, operator.parallelism)
@@ -298,5 +298,5 @@ class Attempt(ABC):
         def context(epoch: int) -> WriteContext:
             return self._started.coordinator.context(sink.name, epoch, subtask=task.subtask)
 
-        kind = TwoPhaseLogic if is_two_phase(sink) else DirectLogic
+        kind = TwoPhaseLogic if isinstance(sink, TwoPhaseCommit) else DirectLogic
         return kind(sink, context, self._started.next_id, lock)

@@ -45,11 +45,6 @@ class Operator:
         return (TaskId(self.uid, subtask) for subtask in range(self.parallelism))
 
 
-def is_two_phase(sink: Any) -> bool:
-    """Whether a sink prepares and commits."""
-    return hasattr(sink, "pre_commit")
-
-
 class Graph:
     """All operators, in an order in which inputs come first.
 

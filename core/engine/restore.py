@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
+from ..source import ResettableSource
 from .functions import states_of
-from .ports import Resettable
 from .state.keys import groups_of
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def start_positions(graph: Graph, assigned: Mapping[TaskId, Assigned], *, skip: 
     """
     found: dict[TaskId, Any] = {}
     for operator in graph.of_kind("source"):
-        if not isinstance(operator.what, Resettable):
+        if not isinstance(operator.what, ResettableSource):
             continue
         for task in operator.tasks():
             share = operator.what.share(task.subtask, operator.parallelism)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from onceward.core.names import parse_transaction_name
+from onceward.core.sink import Guarantee
 from onceward.core.transaction import (
     AbortOutcome,
     AbortStatus,
@@ -15,7 +16,6 @@ from onceward.core.transaction import (
     WriteContext,
 )
 from onceward.core.transaction.ownership import other_log, outdated_log
-from onceward.sinks.base import Guarantee
 
 from .audit import Txn
 from .database import BUSY, DONE, Database, NoAnswerError, Session
