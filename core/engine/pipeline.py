@@ -22,7 +22,6 @@ from .graph import Graph, Operator
 from .guarantee import EndToEnd, end_to_end
 from .job import Job
 from .origin import Restore
-from .projection import Projection
 from .restart import RestartStrategy
 from .start import Starter
 from .state.files import locate
@@ -114,12 +113,11 @@ class Stream:
         """Where rows go; its name is its uid. Its `select` and `where` are DuckDB's SQL here (extra `duckdb`).
 
         Raises:
-            ConfigurationError: It is no sink, or DuckDB is needed and not there.
+            ConfigurationError: It is no sink, or DuckDB is needed and not there, or `select` or `where` is wrong.
         """
         if not isinstance(sink, (TwoPhaseCommit, Direct)):
             raise ConfigurationError(f"{type(sink).__name__} is no sink of the embedded engine")
-        if sink.select is not None or sink.where is not None:
-            Projection(sink.name, sink.select, sink.where).close()
+        sink.projection()  # or a ConfigurationError
         self._then("sink", sink, sink.name, parallelism)
         return self._pipeline
 
