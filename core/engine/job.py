@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .attempt import EngineWorld
-    from .config import CheckpointConfig
+    from .config import CheckpointConfig, RestartStrategy
     from .events import CheckpointRecord
-    from .restart import RestartStrategy
     from .start import Started, Starter
 
 _log = logging.getLogger("onceward.engine")
@@ -97,7 +96,7 @@ class Job:
                     return
                 self.failure = error
                 now = self._world.monotonic()
-                pause = None if is_hopeless(error) else restarts.after(now, now - began)
+                pause = None if is_hopeless(error) else restarts(now, now - began)
                 if pause is None:
                     raise error  # noqa: TRY301 - it is kept below like any other
                 _log.warning("pipeline %s restarts in %.1f s after: %s", self._starter.pipeline, pause, error)

@@ -15,14 +15,13 @@ from ..names import check_pipeline_name
 from ..sink import Direct, TwoPhaseCommit
 from ..source import LiveSource, ResettableSource
 from .attempt import EngineWorld
-from .config import CheckpointConfig
+from .config import CheckpointConfig, RestartStrategy
 from .events import CheckpointFailedError
 from .functions import ProcessFunction
 from .graph import Graph, Operator
 from .guarantee import EndToEnd, end_to_end
 from .job import Job
 from .origin import Restore
-from .restart import RestartStrategy
 from .start import Starter
 from .state.files import locate
 from .state.keys import MAX_PARALLELISM, KeyEncoder
