@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onceward.core import CheckpointConfig, MemoryBackend
-from onceward.core.engine.attempt import Attempt, EngineWorld
+from onceward.core.engine.attempt import Attempt
 from onceward.core.engine.checkpoints import State, advance, deadline, initial
 from onceward.core.engine.elements import Barrier, Kind, TaskId
 from onceward.core.engine.events import (
@@ -37,6 +37,7 @@ from onceward.core.engine.events import (
     Trigger,
 )
 from onceward.core.engine.graph import Graph
+from onceward.core.engine.start import EngineWorld
 from onceward.core.engine.state.handles import KeyedHandle, ListHandle, SubtaskState
 from onceward.core.errors import DecisionInDoubtError, StateError
 
@@ -361,8 +362,9 @@ class Shell(Attempt):
 
     def __init__(self) -> None:
         coordinator = SimpleNamespace(pipeline="p")
-        started: Any = SimpleNamespace(graph=Graph(1), backend=MemoryBackend(), coordinator=coordinator, next_id=5)
-        super().__init__(started, CheckpointConfig().checked(), EngineWorld())
+        setup = SimpleNamespace(graph=Graph(1), config=CheckpointConfig().checked(), world=EngineWorld())
+        started: Any = SimpleNamespace(setup=setup, backend=MemoryBackend(), coordinator=coordinator, next_id=5)
+        super().__init__(started)
 
     def tell(self, event: Event) -> None:
         """Nobody hears."""

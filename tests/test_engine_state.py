@@ -17,8 +17,8 @@ from onceward.core.engine.elements import Barrier, TaskId
 from onceward.core.engine.events import Pending
 from onceward.core.engine.graph import Graph
 from onceward.core.engine.reference import Reference
-from onceward.core.engine.restore import assign, check_fits
 from onceward.core.engine.retained import Retained
+from onceward.core.engine.start import assign, check_fits
 from onceward.core.engine.state import keys
 from onceward.core.engine.state.handles import (
     KeyedHandle,

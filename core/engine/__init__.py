@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from .attempt import EngineWorld
 from .config import CheckpointConfig, Mode, RestartStrategy, Retention
 from .events import CheckpointFailedError, CheckpointRecord
 from .functions import FunctionContext, ProcessFunction
 from .guarantee import EndToEnd
 from .job import Job, JobState
 from .pipeline import Pipeline, Stream
+from .start import EngineWorld
 from .state.keyed import ListState, MapState, OperatorState, ReducingState, ValueState
 from .state.memory import FileBackend, MemoryBackend
 

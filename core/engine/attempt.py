@@ -6,12 +6,9 @@ Without threads: threads.py runs it in some, and the simulator steps it itself.
 from __future__ import annotations
 
 import logging
-import random
-import time
 from abc import ABC, abstractmethod
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -49,10 +46,9 @@ from .state.storage import CheckpointStorage, folder_of
 from .task import Task, TaskWorld
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from ..transaction import WriteContext
-    from .config import CheckpointConfig
     from .elements import Barrier, TaskId
     from .graph import Operator
     from .start import Started
@@ -65,23 +61,6 @@ _Channels = dict[tuple["TaskId", "TaskId", int], Channel]
 """By producer, consumer, and the number of the consumer's input."""
 
 
-@dataclass(frozen=True)
-class EngineWorld:
-    """The world as the engine needs it; the simulator puts in its own.
-
-    Attributes:
-        monotonic: Seconds, for durations and deadlines.
-        now: Seconds since 1970, for timers.
-        between: A number between two others, at random.
-        choose: How a gate picks among its channels; None: in turns.
-    """
-
-    monotonic: Callable[[], float] = time.monotonic
-    now: Callable[[], float] = time.time
-    between: Callable[[float, float], float] = field(default=random.uniform)
-    choose: Callable[[Sequence[int]], int] | None = None
-
-
 class Attempt(ABC):
     """Tasks and checkpoints from START until the attempt ends, fails or is stopped.
 
@@ -91,10 +70,10 @@ class Attempt(ABC):
         history: The newest checkpoints that have ended.
     """
 
-    def __init__(self, started: Started, config: CheckpointConfig, world: EngineWorld) -> None:
-        self.world = world
+    def __init__(self, started: Started) -> None:
         self._started = started
-        self._config = config
+        self._graph, self._config = started.setup.graph, started.setup.config
+        self.world = world = started.setup.world
         self.history: tuple[CheckpointRecord, ...] = ()
         self._task_world = TaskWorld(
             self.tell, world.monotonic, world.now, self.run_later, self._place, started.backend.most
@@ -103,7 +82,7 @@ class Attempt(ABC):
         self.tasks = self._make_tasks()
         sources = frozenset(id_ for id_, task in self.tasks.items() if task.gate is None)
         self.state: State = initial(
-            config,
+            self._config,
             sources,
             frozenset(self.tasks),
             next_id=started.next_id,
@@ -180,7 +159,7 @@ class Attempt(ABC):
     def _discard(self, ack: Acknowledged) -> None:
         try:
             if ack.target is None:
-                self._started.retained.discard(ack.state)
+                self._started.completer.retained.discard(ack.state)
             else:
                 CheckpointStorage(ack.target).delete(ref.path for ref in ack.state.files)
         except OSError as error:
@@ -199,7 +178,7 @@ class Attempt(ABC):
         channels = self._channels()
         made: dict[TaskId, Task] = {}
         try:
-            for operator in self._started.graph.operators:
+            for operator in self._graph.operators:
                 for id_ in operator.tasks():
                     gate, outputs = self._gate(operator, id_, channels), self._outputs(operator, id_, channels)
                     made[id_] = Task(id_, self._logic(operator, id_), gate, outputs, self._task_world)
@@ -219,7 +198,7 @@ class Attempt(ABC):
     def _channels(self) -> _Channels:
         return {
             (producer, consumer, number): Channel(CHANNEL_CAPACITY)
-            for reader in self._started.graph.operators
+            for reader in self._graph.operators
             for number, (source, keys) in enumerate(reader.inputs)
             for producer in source.tasks()
             for consumer in reader.tasks()
@@ -235,7 +214,7 @@ class Attempt(ABC):
 
     def _outputs(self, operator: Operator, task: TaskId, channels: _Channels) -> list[Output]:
         outputs = []
-        for reader in self._started.graph.operators:
+        for reader in self._graph.operators:
             for number, (source, keys) in enumerate(reader.inputs):
                 if source is operator:
                     mine = [channels.get((task, consumer, number)) for consumer in reader.tasks()]
@@ -245,7 +224,7 @@ class Attempt(ABC):
 
     def _partitioner(self, operator: Operator, task: TaskId, reader: Operator, keys: KeyEncoder | None) -> Partitioner:
         if keys is not None:
-            return ByKey(keys, self._started.graph.max_parallelism)
+            return ByKey(keys, self._graph.max_parallelism)
         same = operator.parallelism == reader.parallelism
         return Forward(0) if same else Rebalance(task.subtask)
 
@@ -272,7 +251,7 @@ class Attempt(ABC):
         return LiveLogic(operator.what, task.subtask, operator.parallelism)
 
     def _process(self, operator: Operator, task: TaskId, guarded: Guarded) -> Logic:
-        started, most = self._started, self._started.graph.max_parallelism
+        started, most = self._started, self._graph.max_parallelism
         groups = groups_of(task.subtask, operator.parallelism, most)
         assigned = started.assigned[task]
         table = None

@@ -61,7 +61,7 @@ class Completer:
     ) -> None:
         self._graph = graph
         self._coordinator = coordinator
-        self._retained = retained
+        self.retained = retained
         self._restored = restored
         self._since = coordinator.policy.monotonic()
         self._savepoints: dict[int, Reference] = {}
@@ -87,7 +87,7 @@ class Completer:
                 self._prove_savepoints()
                 return barrier.target
         else:
-            reference = self._retained.write(metadata)
+            reference = self.retained.write(metadata)
         try:
             self._decide(pending, metadata, reference)
         except (Exception, SystemExit) as error:  # whatever a sink does: the decision may stand, and nothing is freed
@@ -98,9 +98,9 @@ class Completer:
         prove(reference, metadata.log, barrier.checkpoint)
         self._prove_savepoints()
         if barrier.target is None:
-            self._retained.keep(barrier.checkpoint, under_way)
+            self.retained.keep(barrier.checkpoint, under_way)
         else:
-            self._retained.superseded(under_way)
+            self.retained.superseded(under_way)
         return barrier.target or barrier.checkpoint
 
     def begin(self, metadata: Metadata, reference: Reference) -> None:

@@ -15,16 +15,15 @@ from .config import Retention
 from .elements import Kind
 from .events import CheckpointFailedError
 from .origin import Restore
+from .start import start
 from .state.storage import CheckpointStorage
 from .threads import ThreadedAttempt
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .attempt import EngineWorld
-    from .config import CheckpointConfig, RestartStrategy
     from .events import CheckpointRecord
-    from .start import Started, Starter
+    from .start import Setup, Started
 
 _log = logging.getLogger("onceward.engine")
 
@@ -50,18 +49,8 @@ class Job:
         failure: The newest failure.
     """
 
-    def __init__(
-        self,
-        starter: Starter,
-        config: CheckpointConfig,
-        strategy: RestartStrategy,
-        world: EngineWorld,
-        restore: Restore,
-    ) -> None:
-        self._starter = starter
-        self._config = config
-        self._strategy = strategy
-        self._world = world
+    def __init__(self, setup: Setup, restore: Restore) -> None:
+        self._setup = setup
         self._restore = restore
         self._attempt: ThreadedAttempt | None = None
         self._lock = threading.Lock()
@@ -86,20 +75,20 @@ class Job:
         Raises:
             OncewardError: It failed for good.
         """
-        restarts = self._strategy.begin()
+        restarts = self._setup.restart.begin()
         try:
             while True:
-                began = self._world.monotonic()
+                began = self._setup.world.monotonic()
                 error = self._one_attempt()
                 if error is None or self._cancel.is_set():
                     self.state = JobState.STOPPED if self._cancel.is_set() else JobState.FINISHED
                     return
                 self.failure = error
-                now = self._world.monotonic()
+                now = self._setup.world.monotonic()
                 pause = None if is_hopeless(error) else restarts(now, now - began)
                 if pause is None:
                     raise error  # noqa: TRY301 - it is kept below like any other
-                _log.warning("pipeline %s restarts in %.1f s after: %s", self._starter.pipeline, pause, error)
+                _log.warning("pipeline %s restarts in %.1f s after: %s", self._setup.pipeline, pause, error)
                 self.state = JobState.RESTARTING
                 self.restarts += 1
                 self.begun.set()
@@ -107,7 +96,7 @@ class Job:
                     self.state = JobState.STOPPED
                     return
         except BaseException as error:
-            _log.error("pipeline %s has failed: %s", self._starter.pipeline, error)
+            _log.error("pipeline %s has failed: %s", self._setup.pipeline, error)
             self.state = JobState.FAILED
             self.error = error
             raise
@@ -166,7 +155,7 @@ class Job:
         """The newest checkpoints, of earlier attempts too."""
         attempt = self._attempt
         found = [*self._past, *(attempt.history if attempt is not None else [])]
-        return found[-self._config.history :] if self._config.history else []
+        return found[-self._setup.config.history :] if self._setup.config.history else []
 
     def _ask(self, kind: Kind, path: str | Path | None, timeout: float | None) -> Any:
         """Ask for a checkpoint and wait for it."""
@@ -195,10 +184,10 @@ class Job:
     def _one_attempt(self) -> OncewardError | None:
         self.state = JobState.STARTING
         try:
-            started = self._starter.start(self._restore, again=self._begun)
+            started = start(self._setup, self._restore, again=self._begun)
             # It is decided now: from here on a restart goes on from the newest decision.
             self._restore = Restore(allow_non_restored=self._restore.allow_non_restored)
-            attempt = ThreadedAttempt(started, self._config, self._world)
+            attempt = ThreadedAttempt(started)
             self._begun = True
         except Exception as error:  # noqa: BLE001 - whatever it is, the restart strategy decides
             return unexpected("the pipeline could not be started", error)
@@ -220,8 +209,8 @@ class Job:
     def _settle(self) -> None:
         """Keep or delete the checkpoints of a run that did not end by itself."""
         policies = {
-            JobState.STOPPED: ("on_cancel", self._config.on_cancel),
-            JobState.FAILED: ("on_failure", self._config.on_failure),
+            JobState.STOPPED: ("on_cancel", self._setup.config.on_cancel),
+            JobState.FAILED: ("on_failure", self._setup.config.on_failure),
         }
         setting, policy = policies.get(self.state, ("", Retention.KEEP))
         started = self._started
@@ -230,7 +219,7 @@ class Job:
         try:
             if started.coordinator.writer.still_newest():
                 started.completer.drop_state(f"{setting}='delete'")
-                started.retained.delete_all()
+                started.completer.retained.delete_all()
         except OncewardError as error:
             _log.warning("checkpoints are not deleted: %s", error)
 

@@ -14,7 +14,6 @@ from ..log.memory import MemoryStore
 from ..names import check_pipeline_name
 from ..sink import Direct, TwoPhaseCommit
 from ..source import LiveSource, ResettableSource
-from .attempt import EngineWorld
 from .config import CheckpointConfig, RestartStrategy
 from .events import CheckpointFailedError
 from .functions import ProcessFunction
@@ -22,7 +21,7 @@ from .graph import Graph, Operator
 from .guarantee import EndToEnd, end_to_end
 from .job import Job
 from .origin import Restore
-from .start import Starter
+from .start import EngineWorld, Setup
 from .state.files import locate
 from .state.keys import MAX_PARALLELISM, KeyEncoder
 from .state.memory import MemoryBackend
@@ -229,18 +228,19 @@ class Pipeline:
         self.graph.check()
         for operator in self.graph.of_kind("source"):
             operator.what.validate()
-        policy = CommitPolicy(on_lost=self._on_lost)
-        starter = Starter(
-            self.name,
-            self.graph,
-            self.store,
+        setup = Setup(
+            pipeline=self.name,
+            graph=self.graph,
+            store=self.store,
             backend=self.backend,
             config=self.checkpoint,
-            policy=policy,
+            policy=CommitPolicy(on_lost=self._on_lost),
+            restart=self.restart,
+            world=self._world,
         )
         path = locate(restore) if restore else None
         asked = Restore(path, claim, why, import_from, allow_non_restored_state)
-        job = Job(starter, self.checkpoint, self.restart, self._world, asked)
+        job = Job(setup, asked)
         self._job = job
         self._thread = threading.Thread(target=self._run, args=(job,), name=f"onceward-{self.name}", daemon=True)
         self._thread.start()

@@ -9,7 +9,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from .attempt import Attempt, EngineWorld
+from .attempt import Attempt
 from .checkpoints import deadline
 from .completion import unexpected
 from .elements import Kind, TaskId
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..errors import OncewardError
-    from .config import CheckpointConfig
     from .start import Started
     from .task import Task
 
@@ -33,8 +32,8 @@ _ASYNC_THREADS = 4
 class ThreadedAttempt(Attempt):
     """An attempt in threads."""
 
-    def __init__(self, started: Started, config: CheckpointConfig, world: EngineWorld) -> None:
-        super().__init__(started, config, world)
+    def __init__(self, started: Started) -> None:
+        super().__init__(started)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._pool = ThreadPoolExecutor(_ASYNC_THREADS, thread_name_prefix="onceward-snapshot")
         self._stopping = threading.Event()

@@ -26,7 +26,7 @@ from onceward.core.engine.attempt import Attempt
 from onceward.core.engine.elements import Barrier, Kind
 from onceward.core.engine.events import Acknowledged, Event, Requested, Status, Tick
 from onceward.core.engine.origin import Restore
-from onceward.core.engine.start import Starter
+from onceward.core.engine.start import Setup, start
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import OncewardError, StateError
 from onceward.core.log.reader import read
@@ -57,7 +57,7 @@ class Machine(Attempt):
         self.simulation = simulation
         self.events: deque[Event] = deque()
         self.later: list[Callable[[], None]] = []
-        super().__init__(started, simulation.config, simulation.world)
+        super().__init__(started)
         for task in self.tasks.values():
             self.open(task)
         self.pace = {id_: simulation.random.choice([1.0, 1.0, 0.4, 0.1]) for id_ in self.tasks}
@@ -187,9 +187,17 @@ class Simulation:
     def note(self, what: str) -> None:
         self.trace.append(f"{self.time:9.2f} {what}")
 
-    def starter(self) -> Starter:
+    def setup(self) -> Setup:
         p = self.graph.pipeline
-        return Starter(p.name, p.graph, p.store, backend=p.backend, config=self.config, policy=self.policy)
+        return Setup(
+            pipeline=p.name,
+            graph=p.graph,
+            store=p.store,
+            backend=p.backend,
+            config=self.config,
+            policy=self.policy,
+            world=self.world,
+        )
 
     def one_attempt(self) -> bool:
         """Start and drive a machine until it ends (True), fails or crashes."""
@@ -214,7 +222,7 @@ class Simulation:
         self.look_around()
         command = self.operator.next()
         try:
-            started = self.starter().start(command)
+            started = start(self.setup(), command)
         except Crash:
             self.operator.accepted()
             raise
