@@ -10,8 +10,8 @@ import pytest
 
 from onceward.core import CheckpointConfig, MemoryBackend
 from onceward.core.engine.attempt import Attempt
+from onceward.core.engine.channels import Barrier, Kind, TaskId
 from onceward.core.engine.checkpoints import State, advance, deadline, initial
-from onceward.core.engine.elements import Barrier, Kind, TaskId
 from onceward.core.engine.events import (
     Acknowledged,
     Answer,

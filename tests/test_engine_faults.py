@@ -21,7 +21,7 @@ from onceward.core import (
     ValueState,
 )
 from onceward.core.engine import CheckpointFailedError, JobState
-from onceward.core.engine.elements import Barrier
+from onceward.core.engine.channels import Barrier
 from onceward.core.engine.state.rocksdb import RocksTable
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.engine.task import Task

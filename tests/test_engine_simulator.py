@@ -17,7 +17,7 @@ from .engine_simulator.simulation import Simulation, ViolationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onceward.core.engine.elements import Barrier
+    from onceward.core.engine.channels import Barrier
 
 RUNS = 100
 MUTANT_RUNS = 250

@@ -12,8 +12,8 @@ import pytest
 
 from onceward.core import FileBackend, MemoryBackend, OperatorState, ProcessFunction, RocksDBBackend
 from onceward.core.engine import completion
+from onceward.core.engine.channels import Barrier, TaskId
 from onceward.core.engine.completion import Completer
-from onceward.core.engine.elements import Barrier, TaskId
 from onceward.core.engine.events import Pending
 from onceward.core.engine.graph import Graph
 from onceward.core.engine.reference import Reference

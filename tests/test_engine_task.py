@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from onceward.core.engine.channels import Channel, Forward, Output
-from onceward.core.engine.elements import Barrier, Cancel, End, Kind, TaskId
+from onceward.core.engine.channels import Barrier, Cancel, Channel, End, Kind, Output, TaskId, forward
 from onceward.core.engine.events import Acknowledged, Confirm, Declined, Event, Finished, GiveUp, Trigger
 from onceward.core.engine.gate import Gate
 from onceward.core.engine.logic import Frozen, Logic
@@ -25,8 +24,6 @@ def batch(number: int) -> pa.RecordBatch:
 
 class Recording(Logic):
     """Notes what is done with it."""
-
-    kind = "map"
 
     def __init__(self, notes: list[str]) -> None:
         self.notes = notes
@@ -67,7 +64,7 @@ class Rig:
         world = TaskWorld(self.tell, lambda: 0.0, lambda: 0.0, self.later.append, lambda _: (None, ""))
         gate = Gate(self.inputs, aligned=True, clock=lambda: 0.0)
         self.logic = Recording(self.notes)
-        self.task = Task(TaskId("it", 0), self.logic, gate, [Output([self.output], Forward(0))], world)
+        self.task = Task(TaskId("it", 0), self.logic, gate, [Output([self.output], forward)], world)
 
     def tell(self, event: Event) -> None:
         match event:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ..errors import OncewardError
 from ..sink import TwoPhaseCommit
 from ..source import ResettableSource
-from .channels import ByKey, Channel, Forward, Output, Partitioner, Rebalance
+from .channels import Channel, Output, Partitioner, by_key, forward, rebalance
 from .checkpoints import State, advance, initial
 from .completion import InDoubtError
 from .config import Mode
@@ -37,7 +37,7 @@ from .events import (
     Trigger,
 )
 from .gate import Gate
-from .logic import BatchLogic, Guarded, Logic, RecordLogic, UnionLogic
+from .logic import BatchLogic, Guarded, Logic, RecordLogic
 from .process_logic import ProcessLogic
 from .sink_logic import DirectLogic, TwoPhaseLogic
 from .source_logic import LiveLogic, ResettableLogic
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ..transaction import WriteContext
-    from .elements import Barrier, TaskId
+    from .channels import Barrier, TaskId
     from .graph import Operator
     from .start import Started
     from .state.keys import KeyEncoder
@@ -224,9 +224,9 @@ class Attempt(ABC):
 
     def _partitioner(self, operator: Operator, task: TaskId, reader: Operator, keys: KeyEncoder | None) -> Partitioner:
         if keys is not None:
-            return ByKey(keys, self._graph.max_parallelism)
+            return by_key(keys, self._graph.max_parallelism)
         same = operator.parallelism == reader.parallelism
-        return Forward(0) if same else Rebalance(task.subtask)
+        return forward if same else rebalance(task.subtask)
 
     def _logic(self, operator: Operator, task: TaskId) -> Logic:
         guarded = Guarded(task, operator.schema)
@@ -238,7 +238,7 @@ class Attempt(ABC):
             case "process":
                 return self._process(operator, task, guarded)
             case "union":
-                return UnionLogic()
+                return Logic()
             case "sink":
                 return self._sink(operator, task)
             case kind:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from .elements import Barrier, Kind, TaskId
+from .channels import Barrier, Kind, TaskId
 from .events import (
     Acknowledged,
     Answer,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from ..checkpoint import Coordinator
-    from .elements import Barrier, TaskId
+    from .channels import Barrier, TaskId
     from .events import Pending
     from .graph import Graph
     from .retained import Retained

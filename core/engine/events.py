@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from ..errors import OncewardError
-from .elements import Barrier, Kind, TaskId  # noqa: TC001 - fields of dataclasses
+from .channels import Barrier, Kind, TaskId  # noqa: TC001 - fields of dataclasses
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
-from .elements import TaskId
+from .channels import TaskId
 from .state.keys import KeyEncoder, check_parallelism
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, OncewardError
+from .channels import Kind
 from .completion import is_final, unexpected
 from .config import Retention
-from .elements import Kind
 from .events import CheckpointFailedError
 from .origin import Restore
 from .start import start

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+import heapq
+import struct
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from ..errors import ConfigurationError, StateError
 from .functions import FunctionContext, ProcessFunction, states_of
 from .logic import Frozen, Guarded, Logic
+from .state import keys as key_groups
 from .state.handles import ListHandle, SubtaskState
 from .state.keyed import KeyedState, KeyScope, OperatorState
-from .timers import Timers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
-    from .elements import Barrier
+    from .channels import Barrier
     from .functions import Record
     from .state.keys import KeyEncoder
     from .state.storage import CheckpointStorage
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
+_TIMERS: Final = "!timers"
+_TIME: Final = struct.Struct(">d")
 
 
 class ProcessLogic(Logic):
@@ -44,8 +48,6 @@ class ProcessLogic(Logic):
         lists: Restored operator state.
         now: Processing time.
     """
-
-    kind = "process"
 
     def __init__(
         self,
@@ -183,3 +185,51 @@ class ProcessLogic(Logic):
         if self._timers is None or self._scope is None or not self._scope.entered:
             raise ConfigurationError("a timer belongs to a key: key_by first, and set it while a record is handled")
         return self._timers
+
+
+class Timers:
+    """Processing-time timers, one for each key and time: in keyed state, so checkpointed and distributed with it.
+
+    Args:
+        table: Where they are kept.
+        groups: The key groups of this subtask.
+        max_parallelism: Number of key groups.
+    """
+
+    def __init__(self, table: KeyedTable, groups: range, max_parallelism: int) -> None:
+        self._table = table
+        self._max = max_parallelism
+        self._heap: list[tuple[float, bytes]] = []
+        for group in groups:
+            for row, column, _ in table.scan(key_groups.row_prefix(group, _TIMERS)):
+                self._heap.append((_TIME.unpack(column)[0], key_groups.key_in(row)))
+        heapq.heapify(self._heap)
+
+    def set(self, key: bytes, at: float) -> None:
+        """Set a timer; setting it again changes nothing."""
+        row, column = self._row(key), _TIME.pack(at)
+        if self._table.get(row, column) is None:
+            self._table.put(row, b"", column)
+            heapq.heappush(self._heap, (at, key))
+
+    def drop(self, key: bytes, at: float) -> None:
+        """Take it back; the heap forgets it when its time comes."""
+        self._table.delete(self._row(key), _TIME.pack(at))
+
+    def next(self) -> float | None:
+        """When the next one is due."""
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now: float) -> tuple[float, bytes, Any] | None:
+        """Take the next one that is due: its time, its key's bytes, its key."""
+        while self._heap and self._heap[0][0] <= now:
+            at, key = heapq.heappop(self._heap)
+            row, column = self._row(key), _TIME.pack(at)
+            if self._table.get(row, column) is not None:
+                self._table.delete(row, column)
+                value = _unpack(key)
+                return at, key, tuple(value) if isinstance(value, list) else value
+        return None
+
+    def _row(self, key: bytes) -> bytes:
+        return key_groups.row(key_groups.group_of(key, self._max), _TIMERS, key)

@@ -19,12 +19,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ..transaction import Committable, WriteContext
-    from .elements import Barrier
+    from .channels import Barrier
 
 
 class _Sink(Logic):
-    kind = "sink"
-
     def __init__(self, sink: Any, lock: Lock) -> None:
         self._sink = sink
         self._lock = lock

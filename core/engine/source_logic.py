@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ..source import LiveSource, Position, ResettableSource, Source
-    from .elements import Barrier
+    from .channels import Barrier
 
 _log = logging.getLogger("onceward.engine")
 EXHAUSTED: Final = object()
@@ -25,8 +25,6 @@ EXHAUSTED: Final = object()
 
 class SourceLogic(Logic):
     """Base of what feeds a source's subtask."""
-
-    kind = "source"
 
     def __init__(self, source: Source, subtask: int) -> None:
         self._told = source
@@ -42,11 +40,6 @@ class SourceLogic(Logic):
     def poll(self) -> Any:
         """The next batch; None if there is none now; EXHAUSTED."""
         raise NotImplementedError
-
-    @property
-    def position(self) -> Position:
-        """How far was read; None if that cannot be said."""
-        return None
 
 
 class ResettableLogic(SourceLogic):
@@ -69,11 +62,6 @@ class ResettableLogic(SourceLogic):
     def open(self) -> None:
         if self._source.bounded:
             self._until = self._source.end()
-
-    @property
-    def position(self) -> Position:
-        """How far was read."""
-        return self._position
 
     def poll(self) -> Any:
         while True:

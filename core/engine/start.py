@@ -24,9 +24,9 @@ from ..errors import ConfigurationError
 from ..log import LogWriter
 from ..sink import TwoPhaseCommit
 from ..source import ResettableSource
+from .channels import Barrier, TaskId
 from .completion import Completer
 from .config import CheckpointConfig, Mode, RestartStrategy
-from .elements import Barrier, TaskId
 from .functions import states_of
 from .origin import find_origin
 from .reference import Reference, inline, prove_newest

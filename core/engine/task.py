@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import OncewardError, StateError
-from .elements import Barrier, Cancel, Element, End, TaskId
+from .channels import Barrier, Cancel, Element, End, TaskId
 from .events import Acknowledged, Confirm, Declined, Event, Exhausted, Finished, GiveUp, ToTask, Trigger
-from .gate import Aligned, Cancelled, Ended, Gate, Rows
+from .gate import Aligned, Gate
 from .source_logic import EXHAUSTED, SourceLogic
 
 if TYPE_CHECKING:
@@ -118,11 +118,11 @@ class Task:
     def _emit(self, batches: Sequence[pa.RecordBatch]) -> None:
         for batch in batches:
             for output in self.outputs:
-                self._outbox += output.deal(batch)
+                self._outbox += output.parts(batch)
 
     def _broadcast(self, element: Element) -> None:
         for output in self.outputs:
-            self._outbox += output.all(element)
+            self._outbox += [(channel, element) for channel in output.channels]
 
     def _read_source(self, source: SourceLogic) -> bool:
         if self._exhausted:
@@ -142,16 +142,16 @@ class Task:
         match event:
             case None:
                 return False
-            case Rows():
-                self._emit(self.logic.rows(event.batch))
             case Aligned():
                 self._snapshot(event.barrier, event.seconds, event.buffered)
-            case Cancelled():
+            case Cancel():
                 self._broadcast(Cancel(event.checkpoint))
                 self._world.tell(Declined(self.id, event.checkpoint, "its barrier was cancelled upstream"))
-            case Ended():
+            case End():
                 self._drain()
                 self._end()
+            case batch:
+                self._emit(self.logic.rows(batch))
         return True
 
     def _handle(self, message: ToTask) -> None:

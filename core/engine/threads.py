@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from .attempt import Attempt
+from .channels import Kind, TaskId
 from .checkpoints import deadline
 from .completion import unexpected
-from .elements import Kind, TaskId
 from .events import CheckpointFailedError, Event, Failed, Requested, Stopping, Tick
 
 if TYPE_CHECKING:

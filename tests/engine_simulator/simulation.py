@@ -23,7 +23,7 @@ from onceward.core import CheckpointConfig, FileBackend, MemoryBackend
 from onceward.core.checkpoint import Backoff, CommitPolicy, OnLost
 from onceward.core.engine import EngineWorld, Mode
 from onceward.core.engine.attempt import Attempt
-from onceward.core.engine.elements import Barrier, Kind
+from onceward.core.engine.channels import Barrier, Kind
 from onceward.core.engine.events import Acknowledged, Event, Requested, Status, Tick
 from onceward.core.engine.origin import Restore
 from onceward.core.engine.start import Setup, start
@@ -39,7 +39,7 @@ from .operator import Operator
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onceward.core.engine.elements import TaskId
+    from onceward.core.engine.channels import TaskId
     from onceward.core.engine.start import Started
 
 MOST_STEPS = 200_000

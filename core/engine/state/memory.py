@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from ..elements import TaskId
+    from ..channels import TaskId
     from .store import Cell
 
 MOST_BYTES: Final = 5_000_000

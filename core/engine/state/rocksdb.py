@@ -34,7 +34,7 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ..elements import TaskId
+    from ..channels import TaskId
     from .store import Cell
 
 _SUFFIX: Final = ".sst"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ..elements import TaskId
+    from ..channels import TaskId
     from .handles import KeyedHandle
     from .storage import CheckpointStorage
 
