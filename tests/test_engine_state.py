@@ -17,7 +17,7 @@ from onceward.core.engine.completion import Completer
 from onceward.core.engine.events import Pending
 from onceward.core.engine.graph import Graph
 from onceward.core.engine.reference import Reference
-from onceward.core.engine.retained import Retained
+from onceward.core.engine.retained import Retained, SharedFiles
 from onceward.core.engine.start import assign, check_fits
 from onceward.core.engine.state import keys
 from onceward.core.engine.state.handles import (
@@ -30,7 +30,6 @@ from onceward.core.engine.state.handles import (
     encode_metadata,
 )
 from onceward.core.engine.state.memory import cells_of
-from onceward.core.engine.state.registry import SharedFiles
 from onceward.core.engine.state.storage import CheckpointStorage, folder_of
 from onceward.core.errors import ConfigurationError, StateDamagedError, StateError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .config import CheckpointConfig, Mode, RestartStrategy, Retention
 from .events import CheckpointFailedError, CheckpointRecord
 from .functions import FunctionContext, ProcessFunction
-from .guarantee import EndToEnd
+from .graph import EndToEnd
 from .job import Job, JobState
 from .pipeline import Pipeline, Stream
 from .start import EngineWorld

@@ -1,18 +1,33 @@
-"""The logical graph of a pipeline: operators, and the edges between them."""
+"""The logical graph of a pipeline: operators, the edges between them, and what it guarantees.
+
+What a reader of the targets sees of each record: the weakest of source, engine and sink.
+
+    source kind, sink kind     direct          idempotent         write-ahead log    two-phase
+    live (not resettable)      at-most-once    at-most-once       at-most-once       at-most-once
+    resettable                 at-least-once   effectively-once   as the sink says   exactly-once
+
+in the engine's exactly-once mode. In at-least-once mode nothing is better than at-least-once; in at-most-once mode
+nothing is better than at-most-once. With no checkpoints the input's end is the only one.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..errors import ConfigurationError
+from ..sink import Guarantee
+from ..source import ResettableSource
 from .channels import TaskId
+from .config import Mode
 from .state.keys import KeyEncoder, check_parallelism
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
+
+    from .config import CheckpointConfig
 
 
 @dataclass
@@ -104,3 +119,64 @@ class Graph:
         names = [o.what.name for o in self.of_kind("sink")]
         if len(set(names)) != len(names):
             raise ConfigurationError(f"sinks need names of their own; there are {', '.join(sorted(names))}")
+
+
+_ORDER: Final = (
+    Guarantee.AT_MOST_ONCE,
+    Guarantee.AT_LEAST_ONCE,
+    Guarantee.EFFECTIVELY_ONCE,
+    Guarantee.EXACTLY_ONCE,
+)
+"""From weak to strong. At-most-once is put first: a record that is lost cannot be told from one that never was."""
+
+
+class EndToEnd(NamedTuple):
+    """A pipeline's guarantee.
+
+    Attributes:
+        level: That of the weakest part.
+        why: What weakens it; empty for exactly-once.
+    """
+
+    level: Guarantee
+    why: tuple[str, ...]
+
+
+def end_to_end(graph: Graph, config: CheckpointConfig) -> EndToEnd:
+    """The weakest of all parts, and which parts are weaker than exactly-once."""
+    parts = [_of_mode(config.mode)]
+    parts += [_of_source(operator) for operator in graph.of_kind("source")]
+    parts += [_of_sink(operator) for operator in graph.of_kind("sink")]
+    level = min((level for level, _ in parts), key=_ORDER.index)
+    return EndToEnd(level, tuple(why for part, why in parts if part is not Guarantee.EXACTLY_ONCE))
+
+
+def _of_mode(mode: Mode) -> tuple[Guarantee, str]:
+    match mode:
+        case Mode.EXACTLY_ONCE:
+            return Guarantee.EXACTLY_ONCE, ""
+        case Mode.AT_LEAST_ONCE:
+            return Guarantee.AT_LEAST_ONCE, "the engine does not align barriers (mode at-least-once)"
+        case Mode.AT_MOST_ONCE:
+            return Guarantee.AT_MOST_ONCE, "the engine reads nothing again after a failure (mode at-most-once)"
+
+
+def _of_source(operator: Operator) -> tuple[Guarantee, str]:
+    source = operator.what
+    if not isinstance(source, ResettableSource):
+        return (
+            Guarantee.AT_MOST_ONCE,
+            f"source {operator.uid} cannot be read again, so a failure loses what was in progress",
+        )
+    if source.weakness:
+        return Guarantee.AT_LEAST_ONCE, f"source {operator.uid} {source.weakness}"
+    return Guarantee.EXACTLY_ONCE, ""
+
+
+def _of_sink(operator: Operator) -> tuple[Guarantee, str]:
+    level: Guarantee = operator.what.guarantee
+    if level is Guarantee.EXACTLY_ONCE:
+        return level, ""
+    if level is Guarantee.EFFECTIVELY_ONCE:
+        return level, f"sink {operator.uid} is idempotent, not transactional: after a failure older values may show"
+    return level, f"sink {operator.uid} shows rows as they are written, and again after a failure"

@@ -17,8 +17,7 @@ from ..source import LiveSource, ResettableSource
 from .config import CheckpointConfig, RestartStrategy
 from .events import CheckpointFailedError
 from .functions import ProcessFunction
-from .graph import Graph, Operator
-from .guarantee import EndToEnd, end_to_end
+from .graph import EndToEnd, Graph, Operator, end_to_end
 from .job import Job
 from .origin import Restore
 from .start import EngineWorld, Setup

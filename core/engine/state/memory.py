@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Final
 from ...errors import ConfigurationError
 from .files import locate
 from .handles import KeyedHandle
-from .rows import encode_cells, restored_cells
 from .storage import CheckpointStorage, folder_in, inside
-from .store import Freezing, KeyedTable, StateBackend
+from .store import Freezing, KeyedTable, StateBackend, encode_cells, restored_cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -22,9 +22,8 @@ from ...errors import ConfigurationError, StateDamagedError, StateError
 from .files import locate
 from .handles import FileRef, KeyedHandle
 from .keys import group_in, row_prefix
-from .rows import encode_cells, restored_cells
 from .storage import SHARED, CheckpointStorage, folder_in, inside
-from .store import Freezing, KeyedTable, StateBackend
+from .store import Freezing, KeyedTable, StateBackend, encode_cells, restored_cells
 
 try:
     from rocksdict import AccessType, Checkpoint, Options, Rdict, WriteOptions
