@@ -41,6 +41,7 @@ from .logic import BatchLogic, Guarded, Logic, RecordLogic
 from .process_logic import ProcessLogic
 from .sink_logic import DirectLogic, TwoPhaseLogic
 from .source_logic import LiveLogic, ResettableLogic
+from .state.keyed import KeyScope
 from .state.keys import groups_of
 from .state.storage import CheckpointStorage, folder_of
 from .task import Task, TaskWorld
@@ -252,19 +253,17 @@ class Attempt(ABC):
 
     def _process(self, operator: Operator, task: TaskId, guarded: Guarded) -> Logic:
         started, most = self._started, self._graph.max_parallelism
-        groups = groups_of(task.subtask, operator.parallelism, most)
-        assigned = started.assigned[task]
-        table = None
+        assigned, scope = started.assigned[task], None
         if operator.keys is not None:
+            groups = groups_of(task.subtask, operator.parallelism, most)
             writer = started.coordinator.writer.token.start
             table = started.backend.open(task, groups, assigned.keyed, started.restored_storage, writer)
+            scope = KeyScope(table, groups, most)
         return ProcessLogic(
             operator.what,
             guarded,
             keys=operator.keys,
-            table=table,
-            groups=groups,
-            max_parallelism=most,
+            scope=scope,
             parallelism=operator.parallelism,
             lists=assigned.lists,
             now=self.world.now,
