@@ -105,16 +105,13 @@ class Attempt(ABC):
 
     @property
     def failure(self) -> OncewardError | None:
-        """The first failure."""
         return self.state.failure
 
     @property
     def all_finished(self) -> bool:
-        """Whether every task has ended."""
         return self.state.finished == self.state.tasks
 
     def open(self, task: Task) -> None:
-        """Make a task ready; from its thread."""
         task.logic.open()
         self.tell(Opened(task.id))
 

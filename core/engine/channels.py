@@ -86,11 +86,7 @@ class TaskId:
 
 
 class Channel:
-    """From one subtask to another, first in, first out. One reader, one writer.
-
-    Args:
-        capacity: Elements that it holds at most.
-    """
+    """From one subtask to another, first in, first out. One reader, one writer."""
 
     def __init__(self, capacity: int) -> None:
         self._elements: deque[Element] = deque()
@@ -110,7 +106,6 @@ class Channel:
         return True
 
     def take(self) -> Element | None:
-        """The oldest element, if there is one."""
         if not self._elements:
             return None
         element = self._elements.popleft()
@@ -121,12 +116,10 @@ class Channel:
 
     @property
     def readable(self) -> bool:
-        """Whether there is something to take."""
         return bool(self._elements)
 
     @property
     def buffered_bytes(self) -> int:
-        """Size of the batches in it."""
         return sum(e.nbytes for e in list(self._elements) if isinstance(e, pa.RecordBatch))
 
 
@@ -178,5 +171,4 @@ class Output:
     partitioner: Partitioner
 
     def parts(self, batch: pa.RecordBatch) -> list[tuple[Channel, Element]]:
-        """A batch's parts and where they go."""
         return [(self.channels[i], part) for i, part in self.partitioner(batch, len(self.channels))]

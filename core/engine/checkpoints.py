@@ -207,7 +207,6 @@ class _Step:
             self.request(Requested(Kind.FINAL))
 
     def pass_time(self) -> None:
-        """Give up what is too old, begin what may begin."""
         timeout = self.state.config.timeout
         for pending in self.state.pending:
             if self.now - pending.triggered >= timeout:
@@ -284,7 +283,6 @@ class _Step:
         self.answer(pending.answer, result)
 
     def stop(self, reason: str) -> None:
-        """What is in progress is given up."""
         self.set(stopped=True)
         for pending in self.state.pending:
             self.give_up(pending, reason)

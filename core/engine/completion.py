@@ -35,11 +35,7 @@ QUERY = "embedded"
 
 
 class InDoubtError(OncewardError):
-    """Whether a checkpoint is durable and committed cannot be said here and now.
-
-    Args:
-        why: What happened.
-    """
+    """Whether a checkpoint is durable and committed cannot be said here and now."""
 
     def __init__(self, why: OncewardError) -> None:
         super().__init__(str(why))
@@ -129,7 +125,6 @@ class Completer:
         self.begin(stateless, inline(stateless))
 
     def metadata(self, barrier: Barrier, states: Mapping[TaskId, SubtaskState]) -> Metadata:
-        """What its tasks stored."""
         return Metadata(
             pipeline=self._coordinator.pipeline,
             log=self._coordinator.writer.token.log,

@@ -273,15 +273,12 @@ class Pending:
 
     @property
     def checkpoint(self) -> int:
-        """Its id."""
         return self.barrier.checkpoint
 
     def committables(self) -> list[Committable]:
-        """All that its tasks prepared."""
         return [c for task in sorted(self.acks) for c in self.acks[task][0].committables]
 
     def record(self, now: float, status: Status, reason: str = "") -> CheckpointRecord:
-        """What to remember of it."""
         return CheckpointRecord(
             checkpoint=self.checkpoint,
             kind=self.barrier.kind.name.lower(),

@@ -46,14 +46,7 @@ Input: TypeAlias = pa.RecordBatch | Aligned | Cancel | End
 
 
 class Gate:
-    """Reads a task's channels.
-
-    Args:
-        channels: In the order of their numbers.
-        aligned: Whether to align (exactly-once) or only to count (at-least-once).
-        clock: Seconds, monotonic.
-        choose: Picks one of the channels that can be read; in turns if None.
-    """
+    """Reads a task's channels."""
 
     def __init__(
         self,
@@ -91,7 +84,6 @@ class Gate:
         return self._events.pop(0)
 
     def is_blocked(self, number: int) -> bool:
-        """Whether a channel waits for the others' barriers."""
         return self._aligned and any(number in arrived for arrived in self._arrived.values())
 
     def give_up(self, checkpoint: int) -> None:

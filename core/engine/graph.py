@@ -52,20 +52,14 @@ class Operator:
 
     @property
     def keys(self) -> KeyEncoder | None:
-        """How its input is keyed."""
         return self.inputs[0][1] if self.inputs else None
 
     def tasks(self) -> Iterator[TaskId]:
-        """Its subtasks."""
         return (TaskId(self.uid, subtask) for subtask in range(self.parallelism))
 
 
 class Graph:
-    """All operators, in an order in which inputs come first.
-
-    Args:
-        max_parallelism: Number of key groups.
-    """
+    """All operators, in an order in which inputs come first."""
 
     def __init__(self, max_parallelism: int) -> None:
         check_parallelism("the pipeline", 1, max_parallelism)
@@ -82,11 +76,6 @@ class Graph:
         inputs: list[tuple[Operator, KeyEncoder | None]],
         schema: pa.Schema | None = None,
     ) -> Operator:
-        """Add an operator.
-
-        Raises:
-            ConfigurationError: Its uid is taken, or its parallelism impossible.
-        """
         uid = uid or f"{kind}-{len(self.operators)}"
         if any(operator.uid == uid for operator in self.operators):
             raise ConfigurationError(f"two operators have the uid {uid!r}: give each one of its own")
@@ -98,7 +87,6 @@ class Graph:
         return operator
 
     def of_kind(self, kind: str) -> list[Operator]:
-        """Operators of a kind."""
         return [operator for operator in self.operators if operator.kind == kind]
 
     def readers(self, operator: Operator) -> list[tuple[Operator, KeyEncoder | None]]:
@@ -106,11 +94,6 @@ class Graph:
         return [(reader, keys) for reader in self.operators for source, keys in reader.inputs if source is operator]
 
     def check(self) -> None:
-        """Check that it can run.
-
-        Raises:
-            ConfigurationError: Something is missing.
-        """
         if not self.of_kind("source"):
             raise ConfigurationError("the pipeline has no source")
         loose = [o.uid for o in self.operators if o.kind != "sink" and not self.readers(o)]

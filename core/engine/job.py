@@ -55,12 +55,11 @@ class Job:
         self._attempt: ThreadedAttempt | None = None
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self.begun = threading.Event()
+        self._begun = threading.Event()
         """The first attempt runs, or has failed."""
         self._cancel = threading.Event()
         self._past: list[CheckpointRecord] = []
         self._started: Started | None = None
-        self._begun = False
         self.state = JobState.CREATED
         self.restarts = 0
         self.failure: OncewardError | None = None
@@ -69,12 +68,16 @@ class Job:
         self.restored: int | None = None
         """Id of the checkpoint that the newest attempt began with."""
 
-    def run(self) -> None:
-        """Run to the end.
+    def start(self) -> None:
+        """Run in the background; returns when the first attempt runs, or has failed."""
+        threading.Thread(target=self._run, name=f"onceward-{self._setup.pipeline}", daemon=True).start()
+        try:
+            self._begun.wait()
+        except BaseException:
+            self.stop()
+            raise
 
-        Raises:
-            OncewardError: It failed for good.
-        """
+    def _run(self) -> None:
         restarts = self._setup.restart.begin()
         try:
             while True:
@@ -91,21 +94,20 @@ class Job:
                 _log.warning("pipeline %s restarts in %.1f s after: %s", self._setup.pipeline, pause, error)
                 self.state = JobState.RESTARTING
                 self.restarts += 1
-                self.begun.set()
+                self._begun.set()
                 if self._cancel.wait(pause):
                     self.state = JobState.STOPPED
                     return
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is kept for whoever waits
             _log.error("pipeline %s has failed: %s", self._setup.pipeline, error)
             self.state = JobState.FAILED
             self.error = error
-            raise
         finally:
             try:
                 self._settle()
             finally:
                 self._ended.set()
-                self.begun.set()
+                self._begun.set()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it has ended; whether it has."""
@@ -158,7 +160,6 @@ class Job:
         return found[-self._setup.config.history :] if self._setup.config.history else []
 
     def _ask(self, kind: Kind, path: str | Path | None, timeout: float | None) -> Any:
-        """Ask for a checkpoint and wait for it."""
         attempt = self._running(timeout)
         answer = attempt.request(kind, _target(path) if path is not None else None)
         try:
@@ -184,11 +185,10 @@ class Job:
     def _one_attempt(self) -> OncewardError | None:
         self.state = JobState.STARTING
         try:
-            started = start(self._setup, self._restore, again=self._begun)
+            started = start(self._setup, self._restore, again=self._started is not None)
             # It is decided now: from here on a restart goes on from the newest decision.
             self._restore = Restore(allow_non_restored=self._restore.allow_non_restored)
             attempt = ThreadedAttempt(started)
-            self._begun = True
         except Exception as error:  # noqa: BLE001 - whatever it is, the restart strategy decides
             return unexpected("the pipeline could not be started", error)
         self.restored = started.restored
@@ -197,7 +197,7 @@ class Job:
             if self._cancel.is_set():
                 attempt.stop()
         self.state = JobState.RUNNING
-        self.begun.set()
+        self._begun.set()
         self._started = started
         try:
             return attempt.run()
@@ -207,7 +207,6 @@ class Job:
                 self._attempt = None
 
     def _settle(self) -> None:
-        """Keep or delete the checkpoints of a run that did not end by itself."""
         policies = {
             JobState.STOPPED: ("on_cancel", self._setup.config.on_cancel),
             JobState.FAILED: ("on_failure", self._setup.config.on_failure),

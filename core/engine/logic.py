@@ -86,11 +86,6 @@ class Guarded:
         self._schema = schema
 
     def call(self, record: Any, function: Callable[[], T]) -> T:
-        """Call it.
-
-        Raises:
-            OperatorError: It failed.
-        """
         try:
             return function()
         except OncewardError:
@@ -99,7 +94,6 @@ class Guarded:
             raise self.failed(record, error) from error
 
     def failed(self, record: Any, error: Exception) -> OperatorError:
-        """The error to raise."""
         shown = repr(record)
         shown = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"
         return OperatorError(
@@ -133,13 +127,7 @@ class Guarded:
 
 
 class RecordLogic(Logic):
-    """map, filter, flat_map: a function of single records.
-
-    Args:
-        kind: Which of them.
-        guarded: Names the operator in errors.
-        function: The user's.
-    """
+    """map, filter, flat_map: a function of single records."""
 
     def __init__(self, kind: str, guarded: Guarded, function: Callable[[Record], Any]) -> None:
         self._kind = kind

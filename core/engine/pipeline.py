@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import CommitPolicy, OnLost
@@ -169,7 +167,6 @@ class Pipeline:
         self._on_lost = OnLost(on_lost)
         self._world = world or EngineWorld()
         self._job: Job | None = None
-        self._thread: threading.Thread | None = None
 
     def source(self, source: Any, *, uid: str | None = None, parallelism: int | None = None) -> Stream:
         """Where rows come from."""
@@ -241,13 +238,7 @@ class Pipeline:
         asked = Restore(path, claim, why, import_from, allow_non_restored_state)
         job = Job(setup, asked)
         self._job = job
-        self._thread = threading.Thread(target=self._run, args=(job,), name=f"onceward-{self.name}", daemon=True)
-        self._thread.start()
-        try:
-            job.begun.wait()
-        except BaseException:
-            job.stop()
-            raise
+        job.start()
         if job.error is not None:
             raise job.error
         return job
@@ -268,8 +259,7 @@ class Pipeline:
     def stop(self) -> None:
         """End the run as it is, and wait for that: what is not checkpointed is read again by the next run."""
         self._the_job().stop()
-        if self._thread is not None:
-            self._thread.join()
+        self._the_job().wait()
 
     def savepoint(self, path: str | Path, timeout: float | None = None) -> str:
         """Make a savepoint while the pipeline runs; it commits nothing. See Job.savepoint."""
@@ -288,10 +278,6 @@ class Pipeline:
         if self._job is None:
             raise CheckpointFailedError(f"pipeline {self.name} has not been started")
         return self._job
-
-    def _run(self, job: Job) -> None:
-        with suppress(BaseException):  # the job keeps it, and wait() raises it
-            job.run()
 
     def _add(
         self,

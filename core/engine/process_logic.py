@@ -29,17 +29,7 @@ _unpack = msgspec.msgpack.Decoder().decode
 
 
 class ProcessLogic(Logic):
-    """One subtask of `process`.
-
-    Args:
-        function: The user's; this subtask works on a copy.
-        guarded: Names the operator in errors.
-        keys: How keys are made; None for a stream without.
-        scope: Keyed state; None for a stream without keys.
-        parallelism: Number of subtasks.
-        lists: Restored operator state.
-        now: Processing time.
-    """
+    """One subtask of `process`."""
 
     def __init__(
         self,

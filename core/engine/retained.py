@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from .state.storage import CheckpointStorage
 
 _log = logging.getLogger("onceward.engine")
-
-
 _Use = tuple[str, int, str]
 """Operator's uid, subtask, path."""
 
@@ -32,9 +30,6 @@ class SharedFiles:
 
     References are counted by (subtask, file), as in "Incremental Checkpointing in Apache Flink" (2018). A file that a
     checkpoint uploaded which was given up was never registered, and is deleted at once.
-
-    Args:
-        delete: Deletes files.
     """
 
     def __init__(self, delete: Callable[[Iterable[str]], None]) -> None:
@@ -65,15 +60,12 @@ class SharedFiles:
         self._delete([path for path in paths if not self.refers(path)])
 
     def discard(self, state: SubtaskState) -> None:
-        """Delete what a given up checkpoint's subtask wrote, less what completed checkpoints refer to."""
         self._delete([ref.path for ref in state.files if not (ref.shared and self.refers(ref.path))])
 
     def refers(self, path: str) -> bool:
-        """Whether a completed checkpoint refers to the file."""
         return any(known == path for _, _, known in self._counts)
 
     def count(self, uid: str, subtask: int, path: str) -> int:
-        """_Uses of one subtask's checkpoints to a file."""
         return self._counts[uid, subtask, path]
 
 
@@ -128,11 +120,9 @@ class Retained:
         self._clean([], under_way)
 
     def delete_all(self) -> None:
-        """Delete all of them: their state was dropped, or the run will not be restored."""
         self._clean(list(self.folders))
 
     def discard(self, state: SubtaskState) -> None:
-        """Free what a task wrote for a checkpoint that was given up."""
         self.shared.discard(state)
 
     def restored(self, reference: Reference, *, up_to: int, clean: bool) -> None:

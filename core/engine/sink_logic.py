@@ -41,14 +41,7 @@ class _Sink(Logic):
 
 
 class TwoPhaseLogic(_Sink):
-    """One subtask of a TwoPhaseCommitSink.
-
-    Args:
-        sink: The sink.
-        context: Of an epoch's number, in which context it is written.
-        epoch: The first epoch: beyond all that were decided.
-        lock: Shared by the sink's subtasks.
-    """
+    """One subtask of a TwoPhaseCommitSink."""
 
     def __init__(self, sink: Any, context: Callable[[int], WriteContext], epoch: int, lock: Lock) -> None:
         super().__init__(sink, lock)
@@ -83,7 +76,6 @@ class TwoPhaseLogic(_Sink):
         self._prepared = {later: c for later, c in self._prepared.items() if later > checkpoint}
 
     def close(self) -> None:
-        """Roll back what was not prepared; what was is left to the next start."""
         if self._writing is not None:
             self._writing.discard()
 

@@ -43,13 +43,7 @@ class SourceLogic(Logic):
 
 
 class ResettableLogic(SourceLogic):
-    """One subtask of a resettable source.
-
-    Args:
-        source: This subtask's share.
-        subtask: Its number.
-        position: Where to begin.
-    """
+    """One subtask of a resettable source."""
 
     def __init__(self, source: ResettableSource, subtask: int, position: Position) -> None:
         super().__init__(source, subtask)
@@ -91,7 +85,6 @@ class ResettableLogic(SourceLogic):
         return Frozen(lambda _storage, _folder: (SubtaskState(position=position), 0))
 
     def confirm(self, checkpoint: int) -> None:
-        """Publish how far was read, now that it is committed."""
         super().confirm(checkpoint)
         position = self._stored.get(checkpoint)
         self._stored = {later: kept for later, kept in self._stored.items() if later > checkpoint}

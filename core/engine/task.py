@@ -50,15 +50,7 @@ class TaskWorld:
 
 
 class Task:
-    """One subtask.
-
-    Args:
-        id_: Which.
-        logic: What it does.
-        gate: Its inputs; None for a source.
-        outputs: Its outputs.
-        world: Its surroundings.
-    """
+    """One subtask."""
 
     def __init__(
         self, id_: TaskId, logic: Logic, gate: Gate | None, outputs: Sequence[Output], world: TaskWorld
@@ -79,7 +71,6 @@ class Task:
         self._source = logic if isinstance(logic, SourceLogic) else None
 
     def post(self, message: ToTask) -> None:
-        """Tell it something; from any thread."""
         self._control.append(message)
 
     def step(self) -> bool:

@@ -118,7 +118,6 @@ class ThreadedAttempt(Attempt):
             self._handle(event)
 
     def _work(self, task: Task) -> None:
-        """A task's thread."""
         ready = self._ready[task.id]
         try:
             self.open(task)

@@ -21,12 +21,7 @@ MOST_BYTES: Final = 5_000_000
 
 
 class MemoryTable(KeyedTable):
-    """Cells in dictionaries. Freezing copies them; bytes are not copied.
-
-    Args:
-        groups: The key groups it owns.
-        task: Name of its files.
-    """
+    """Cells in dictionaries. Freezing copies them; bytes are not copied."""
 
     def __init__(self, groups: range, task: str) -> None:
         self._groups = groups

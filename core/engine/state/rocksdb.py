@@ -42,14 +42,7 @@ FORM: Final = "rocksdb"
 
 
 class RocksTable(KeyedTable):
-    """One subtask's RocksDB.
-
-    Args:
-        folder: Its working folder, which is its own.
-        groups: The key groups it owns.
-        task: Name of its files.
-        incremental: Whether a snapshot refers to files that the newest completed one holds.
-    """
+    """One subtask's RocksDB."""
 
     def __init__(self, folder: Path, groups: range, task: str, *, incremental: bool) -> None:
         self._folder = folder
