@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .errors import ExternalError
-from .transaction import ExternalState
+from .transaction import Observation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -116,9 +116,9 @@ class TwoPhaseCommit(Named, Generic[Txn]):
         """Commit several transactions, in order; override where one round trip serves many."""
         return [self.commit(committable) for committable in committables]
 
-    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
         """Ask the target about each one. Called before the decision if much of transaction_timeout has passed."""
-        return [ExternalState.UNKNOWN for _ in committables]
+        return [Observation.UNKNOWN for _ in committables]
 
     def check_claim(self, scope: Scope, newest: Progress) -> None:
         """Refuse a decision log that would write again what the target holds; called at each start, writes nothing.

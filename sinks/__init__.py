@@ -8,7 +8,7 @@ from onceward.core.transaction import (
     CommitOutcome,
     CommitStatus,
     Committable,
-    ExternalState,
+    Observation,
     WriteContext,
 )
 
@@ -22,9 +22,9 @@ __all__ = [
     "CommitStatus",
     "Committable",
     "DirectSink",
-    "ExternalState",
     "Guarantee",
     "IdempotentSink",
+    "Observation",
     "Scope",
     "Sink",
     "TwoPhaseCommitSink",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, ExternalState
+from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, Observation
 
 from .base import DirectSink, TwoPhaseCommitSink
 
@@ -83,6 +83,6 @@ class DirectlyWritten(TwoPhaseCommitSink[Open]):
         """Nothing."""
         return ()
 
-    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
         """All are written."""
-        return [ExternalState.COMMITTED for _ in committables]
+        return [Observation.COMMITTED for _ in committables]

@@ -15,7 +15,7 @@ from onceward.core.transaction import (
     CommitOutcome,
     CommitStatus,
     Committable,
-    ExternalState,
+    Observation,
     Progress,
     WriteContext,
 )
@@ -98,7 +98,7 @@ class FakeSink(TwoPhaseCommit[Any]):
         self.committed: list[str] = []
         self.aborted: list[str] = []
         self.calls: list[str] = []
-        self.states: dict[str, ExternalState] = {}
+        self.states: dict[str, Observation] = {}
         self.abort_status = AbortStatus.ABORTED
         self.keeps_open = False
         self.claim_error: Exception | None = None
@@ -144,8 +144,8 @@ class FakeSink(TwoPhaseCommit[Any]):
             self.when_listed()
         return listed
 
-    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
-        return [self.states.get(c.transaction, ExternalState.PREPARED) for c in committables]
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
+        return [self.states.get(c.transaction, Observation.PREPARED) for c in committables]
 
     def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
         return [c for c in self.elsewhere if (c.pipeline, c.log) == (pipeline, log)]

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from onceward.core.checkpoint import Backoff, CommitPolicy, OnLost, finish, sweep
-from onceward.core.checkpoint.status import TransactionStatus
+from onceward.core.checkpoint.recovery import TransactionStatus
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError
 from onceward.core.log import LogWriter
-from onceward.core.transaction import ExternalState
-from onceward.core.transaction.recovery import PROVEN_NOT_COMMITTED
+from onceward.core.transaction.outcome import PROVEN_NOT_COMMITTED
 from onceward.sinks.base import TwoPhaseCommitSink
 
-from .survey import sinks_of
+from .survey import UNPROVEN, sinks_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -137,7 +136,7 @@ def _check_known(decided: Sequence[Found], sinks: Mapping[str, TwoPhaseCommit[An
     for name, sink in sinks.items():
         mine = [one for one in decided if one.committable.sink == name]
         can_tell = type(sink).inspect_many is not TwoPhaseCommitSink.inspect_many
-        if can_tell and all(not one.listed and one.state is ExternalState.UNKNOWN for one in mine):
+        if can_tell and all(not one.listed and one.state in UNPROVEN for one in mine):
             raise ConfigurationError(
                 f"the target given for sink {name} does not know {mine[0].name}, which is decided, or cannot tell now: "
                 "is it the right one? If it is, start the pipeline, which asks again. Nothing was done"

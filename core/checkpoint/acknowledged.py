@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import DataLossError, ProtocolError
-from ..transaction import Acknowledgement, Committable, ExternalState
+from ..transaction import Acknowledgement, Committable, Observation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,7 +77,7 @@ def check_age(
             continue
         _log.warning("epoch %s is %.0f s old; sink %s's timeout is %.0f s", written.epoch, age, sink.name, timeout)
         states = zip(mine, sink.inspect_many(mine), strict=True)
-        gone = [c for c, state in states if state in (ExternalState.ABORTED, ExternalState.EXPIRED)]
+        gone = [c for c, state in states if state in (Observation.ABORTED, Observation.EXPIRED)]
         if gone:
             error = DataLossError(
                 f"{len(gone)} transactions ended before they were decided, after {age:.0f} s (timeout {timeout:.0f} "

@@ -17,7 +17,8 @@ from ..errors import CommitPendingError, DataLossError, EpochConflictError, Exte
 from ..names import Scope
 from ..sink import by_urgency
 from ..steps import Step, crash_point
-from ..transaction.recovery import AFTER_COMMIT, PROVEN_NOT_COMMITTED, AfterCommit
+from ..transaction import CommitStatus
+from ..transaction.outcome import PROVEN_NOT_COMMITTED
 from .policy import CommitPolicy, OnLost
 
 if TYPE_CHECKING:
@@ -116,10 +117,11 @@ class _Share:
         crash_point(Step.COMMIT_BEFORE)
         outcomes = self.sink.commit_many(epoch)
         crash_point(Step.COMMIT_AFTER)
-        answered = [(c, outcome, AFTER_COMMIT[outcome.status]) for c, outcome in zip(epoch, outcomes, strict=True)]
-        self.failures += [(c, outcome) for c, outcome, after in answered if after is AfterCommit.LOST]
-        self.detail = next((outcome.detail for _, outcome, after in answered if after is AfterCommit.AGAIN), "")
-        epoch[:] = [c for c, _, after in answered if after is AfterCommit.AGAIN]
+        unsettled = [(c, outcome) for c, outcome in zip(epoch, outcomes, strict=True) if not outcome.settled]
+        later = [(c, outcome) for c, outcome in unsettled if outcome.status is CommitStatus.RETRY_LATER]
+        self.failures += [one for one in unsettled if one not in later]
+        self.detail = later[0][1].detail if later else ""
+        epoch[:] = [c for c, _ in later]
         return not epoch
 
 

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any
 from ..names import Scope
 from ..sink import by_urgency
 from ..steps import Step, crash_point
-from ..transaction import ANY_EPOCH, Committable, ExternalState
-from ..transaction.recovery import Action, LogState, action
+from ..transaction import ANY_EPOCH, Committable, Observation
+from .recovery import Action, action, status_for_sweeper
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from ..log import LogView, LogWriter
+    from ..log import LogWriter
     from ..sink import TwoPhaseCommit
 
 _log = logging.getLogger("onceward.sweep")
@@ -50,17 +50,6 @@ class Swept:
     aborted: tuple[Committable, ...] = ()
     reported: tuple[Committable, ...] = ()
     left: tuple[Committable, ...] = ()
-
-
-def classify(committable: Committable, view: LogView, start: int) -> LogState:
-    """What the log says of a listed transaction, to the writer whose START is at `start`."""
-    if committable.log != view.log or committable.writer > start:
-        return LogState.NO_START
-    if view.named(committable):
-        return LogState.DECIDED if view.undone is not None else LogState.COMPLETED
-    if committable.writer == start and committable.epoch > view.decided:
-        return LogState.NO_START
-    return LogState.STARTED
 
 
 def sweep(
@@ -106,7 +95,7 @@ def sweep(
         if not writer.still_newest():
             break
         for committable in listed:
-            what = action(classify(committable, writer.view, writer.token.start), ExternalState.PREPARED)
+            what = action(status_for_sweeper(committable, writer.view, writer.token.start), Observation.PREPARED)
             if what is Action.REPORT:
                 reported.append(committable)
             elif what is Action.ABORT:
