@@ -21,7 +21,7 @@ from onceward.core import (
     ValueState,
 )
 from onceward.core.engine import CheckpointFailedError, JobState
-from onceward.core.engine.elements import Barrier
+from onceward.core.engine.channels import Barrier
 from onceward.core.engine.state.rocksdb import RocksTable
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.engine.task import Task
@@ -178,7 +178,7 @@ def test_84_a_given_up_checkpoint_after_a_restore_deletes_nothing_that_was_resto
     again = totals(target, source, store=store, backend=RocksDBBackend(tmp_path), checkpoint=CheckpointConfig())
     job = again.start(restore=str(first), why="a test")
     reach(source, job, 3)
-    for task in job._attempt.machine.tasks.values():
+    for task in job._attempt.tasks.values():
         task.post = lambda _: None  # type: ignore[method-assign]  # nobody hears of the next one
     threading.Thread(target=lambda: job._attempt and job._attempt.request(Barrier(0).kind, None)).start()
     time.sleep(0.1)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import CommitPolicy, OnLost
@@ -15,17 +13,13 @@ from ..log.memory import MemoryStore
 from ..names import check_pipeline_name
 from ..sink import Direct, TwoPhaseCommit
 from ..source import LiveSource, ResettableSource
-from .config import CheckpointConfig
+from .config import CheckpointConfig, RestartStrategy
+from .events import CheckpointFailedError
 from .functions import ProcessFunction
-from .graph import Graph, Operator
-from .guarantee import EndToEnd, end_to_end
+from .graph import EndToEnd, Graph, Operator, end_to_end
 from .job import Job
-from .machine import EngineWorld
 from .origin import Restore
-from .pending import CheckpointFailedError
-from .projection import Projection
-from .restart import RestartStrategy
-from .start import Starter
+from .start import EngineWorld, Setup
 from .state.files import locate
 from .state.keys import MAX_PARALLELISM, KeyEncoder
 from .state.memory import MemoryBackend
@@ -36,8 +30,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from .events import CheckpointRecord
     from .functions import Record
-    from .pending import CheckpointRecord
     from .state.store import StateBackend
 
 _log = logging.getLogger("onceward.engine")
@@ -115,12 +109,11 @@ class Stream:
         """Where rows go; its name is its uid. Its `select` and `where` are DuckDB's SQL here (extra `duckdb`).
 
         Raises:
-            ConfigurationError: It is no sink, or DuckDB is needed and not there.
+            ConfigurationError: It is no sink, or DuckDB is needed and not there, or `select` or `where` is wrong.
         """
         if not isinstance(sink, (TwoPhaseCommit, Direct)):
             raise ConfigurationError(f"{type(sink).__name__} is no sink of the embedded engine")
-        if sink.select is not None or sink.where is not None:
-            Projection(sink.name, sink.select, sink.where).close()
+        sink.projection()  # or a ConfigurationError
         self._then("sink", sink, sink.name, parallelism)
         return self._pipeline
 
@@ -178,7 +171,6 @@ class Pipeline:
         self._policy = CommitPolicy.of(on_lost, commit_timeout, commit_backoff)
         self._world = world or EngineWorld()
         self._job: Job | None = None
-        self._thread: threading.Thread | None = None
 
     def source(self, source: Any, *, uid: str | None = None, parallelism: int | None = None) -> Stream:
         """Where rows come from."""
@@ -236,25 +228,21 @@ class Pipeline:
         self.graph.check()
         for operator in self.graph.of_kind("source"):
             operator.what.validate()
-        starter = Starter(
-            self.name,
-            self.graph,
-            self.store,
+        setup = Setup(
+            pipeline=self.name,
+            graph=self.graph,
+            store=self.store,
             backend=self.backend,
             config=self.checkpoint,
             policy=self._policy,
+            restart=self.restart,
+            world=self._world,
         )
         path = locate(restore) if restore else None
         asked = Restore(path, claim, why, import_from, allow_non_restored_state)
-        job = Job(starter, self.checkpoint, self.restart, self._world, asked)
+        job = Job(setup, asked)
         self._job = job
-        self._thread = threading.Thread(target=self._run, args=(job,), name=f"onceward-{self.name}", daemon=True)
-        self._thread.start()
-        try:
-            job.begun.wait()
-        except BaseException:
-            job.stop()
-            raise
+        job.start()
         if job.error is not None:
             raise job.error
         return job
@@ -275,8 +263,7 @@ class Pipeline:
     def stop(self) -> None:
         """End the run as it is, and wait for that: what is not checkpointed is read again by the next run."""
         self._the_job().stop()
-        if self._thread is not None:
-            self._thread.join()
+        self._the_job().wait()
 
     def savepoint(self, path: str | Path, timeout: float | None = None) -> str:
         """Make a savepoint while the pipeline runs; it commits nothing. See Job.savepoint."""
@@ -295,10 +282,6 @@ class Pipeline:
         if self._job is None:
             raise CheckpointFailedError(f"pipeline {self.name} has not been started")
         return self._job
-
-    def _run(self, job: Job) -> None:
-        with suppress(BaseException):  # the job keeps it, and wait() raises it
-            job.run()
 
     def _add(
         self,
