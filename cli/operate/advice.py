@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from onceward.core.checkpoint.status import TransactionStatus
-from onceward.core.transaction.recovery import Action, LogState, action
+from onceward.core.checkpoint.recovery import Action, TransactionStatus, action
 
 if TYPE_CHECKING:
-    from onceward.core.transaction import ExternalState
+    from onceward.core.transaction import Observation
 
-_IN_THE_LOG: Final = {
-    TransactionStatus.DECIDED: LogState.DECIDED,
-    TransactionStatus.COMPLETED: LogState.COMPLETED,
-    TransactionStatus.LINGERING: LogState.STARTED,
-}
 _REPORT: Final = {
     TransactionStatus.COMPLETED: "its decision is completed, and yet the target has it open: ask those who run the "
     "target",
@@ -37,7 +31,7 @@ _ADVICE: Final = {
 }
 
 
-def advice(status: TransactionStatus, state: ExternalState) -> str:
+def advice(status: TransactionStatus, state: Observation) -> str:
     """What happens with it, or what an operator can do."""
-    what = action(_IN_THE_LOG.get(status, LogState.NO_START), state)
+    what = action(status, state)
     return _REPORT[status] if what is Action.REPORT else _ADVICE[what]

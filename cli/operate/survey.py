@@ -9,26 +9,28 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from onceward.core.checkpoint.status import TransactionStatus, status_of
+from onceward.core.checkpoint.recovery import TransactionStatus, status_of
 from onceward.core.errors import ConfigurationError
 from onceward.core.names import Scope
-from onceward.core.transaction import ANY_EPOCH, Committable, ExternalState
+from onceward.core.transaction import ANY_EPOCH, Committable, Observation
 
 from .advice import advice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from onceward.core.checkpoint import Participant
     from onceward.core.log import LogView
+    from onceward.core.sink import TwoPhaseCommit
 
     from .logs import Log
     from .targets import Target
 
-_PREPARED = ExternalState.PREPARED
-_ENDED = frozenset({ExternalState.ABORTED, ExternalState.EXPIRED})
+_PREPARED = Observation.PREPARED
+UNPROVEN: Final = frozenset({Observation.UNKNOWN, Observation.ABSENT, Observation.NO_ANSWER})
+"""What tells nothing of a transaction."""
+_ENDED = frozenset({Observation.ABORTED, Observation.EXPIRED})
 GIVEN_UP = (
     "given up on somebody's word (`onceward checkpoints` says whose): the next start completes its epoch without it"
 )
@@ -50,7 +52,7 @@ class Found:
     committable: Committable
     target: Target | None
     status: TransactionStatus
-    state: ExternalState
+    state: Observation
     listed: bool
     given_up: bool = False
 
@@ -62,7 +64,7 @@ class Found:
     @property
     def held(self) -> bool:
         """Whether it holds locks or readers."""
-        return self.listed and self.state is not ExternalState.COMMITTED
+        return self.listed and self.state is not Observation.COMMITTED
 
     @property
     def next(self) -> str:
@@ -94,10 +96,10 @@ class Found:
 
 
 @dataclass(frozen=True)
-class _Observation:
+class _Seen:
     committable: Committable
     target: Target | None
-    state: ExternalState
+    state: Observation
     listed: bool
 
 
@@ -115,7 +117,7 @@ def survey(logs: Sequence[Log], targets: Sequence[Target], pipeline: str | None 
         StoreError: A store did not answer.
     """
     known = {log.pipeline for log in logs} | ({pipeline} if pipeline is not None else set())
-    seen: dict[tuple[str, ...], _Observation] = {}
+    seen: dict[tuple[str, ...], _Seen] = {}
     for target in targets:
         for found in _listed(target, known, pipeline):
             seen.setdefault((found.committable.pipeline, *found.committable.identity()), found)
@@ -134,7 +136,7 @@ def _newest(views: Iterable[tuple[str, LogView]]) -> list[tuple[str, LogView]]:
     return list(newest.values())
 
 
-def participants(found: Iterable[Found]) -> Mapping[str, Participant]:
+def sinks_of(found: Iterable[Found]) -> Mapping[str, TwoPhaseCommit[Any]]:
     """By which these of one pipeline are ended, by the name of the sink.
 
     Raises:
@@ -158,7 +160,7 @@ def participants(found: Iterable[Found]) -> Mapping[str, Participant]:
     return {name: target.sink(name) for name, target in targets.items()}
 
 
-def _listed(target: Target, known: set[str], pipeline: str | None) -> Iterable[_Observation]:
+def _listed(target: Target, known: set[str], pipeline: str | None) -> Iterable[_Seen]:
     for names in sorted(target.names(known)):
         if pipeline not in (None, names.pipeline):
             continue
@@ -166,10 +168,10 @@ def _listed(target: Target, known: set[str], pipeline: str | None) -> Iterable[_
         listed = list(sink.lingering(Scope(names.pipeline, names.sink, "")))
         for committable, state in zip(listed, sink.inspect_many(listed), strict=True):
             # To be listed is an answer, where the target gives no better one.
-            yield _Observation(committable, target, _PREPARED if state is ExternalState.UNKNOWN else state, listed=True)
+            yield _Seen(committable, target, _PREPARED if state in UNPROVEN else state, listed=True)
 
 
-def _waiting(view: LogView, targets: Sequence[Target], seen: set[tuple[str, ...]]) -> Iterable[_Observation]:
+def _waiting(view: LogView, targets: Sequence[Target], seen: set[tuple[str, ...]]) -> Iterable[_Seen]:
     """What the undone decision names and no listing showed."""
     decided = view.undone.committables if view.undone is not None else ()
     by_sink: dict[tuple[str, str], list[Committable]] = defaultdict(list)
@@ -178,17 +180,17 @@ def _waiting(view: LogView, targets: Sequence[Target], seen: set[tuple[str, ...]
             by_sink[committable.kind, committable.sink].append(committable)
     for (kind, sink), committables in by_sink.items():
         target = next((target for target in targets if target.holds(kind, sink)), None)
-        unknown = [ExternalState.UNKNOWN for _ in committables]
+        unknown = [Observation.UNKNOWN for _ in committables]
         states = target.sink(sink).inspect_many(committables) if target is not None else unknown
         for committable, state in zip(committables, states, strict=True):
-            yield _Observation(committable, target, state, listed=False)
+            yield _Seen(committable, target, state, listed=False)
 
 
 def _name(committable: Committable) -> tuple[str, ...]:
     return (committable.pipeline, committable.sink, committable.transaction)
 
 
-def _found(seen: _Observation, views: Sequence[tuple[str, LogView]]) -> Found:
+def _found(seen: _Seen, views: Sequence[tuple[str, LogView]]) -> Found:
     """With the word of its own log if that is among them, else of another one of its pipeline."""
     c = seen.committable
     of_pipeline = [view for pipeline, view in views if pipeline == c.pipeline]

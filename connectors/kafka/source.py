@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from onceward.core.errors import ConfigurationError, SourceError
-from onceward.sources.base import Piece, Position, ResettableSource, Split
+from onceward.core.source import Piece, Position, ResettableSource, Split
 
 from . import planning
 from .bounds import FROM_LATEST, Bound, bound, check_end

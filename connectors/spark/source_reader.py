@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from onceward.sources.base import ResettableSource, Split
+    from onceward.core.source import ResettableSource, Split
 
 _log = logging.getLogger("onceward.spark")
 
