@@ -62,7 +62,7 @@ test-all: ## For nights: `make test` on the disk, with long simulator runs, kill
 .PHONY: long
 long: setup ## The unit tests that take long: three thousand runs of the simulator
 	@echo "== long unit tests"
-	@$(PYTEST) tests -m "slow $(SELECT)" $(ARGS)
+	@$(PYTEST) tests -m "slow $(SELECT)" --numprocesses auto $(ARGS)
 
 .PHONY: integration
 integration: java setup ## The tests on real services alone; ARGS="-k word" selects

@@ -115,6 +115,7 @@ def test_killed_again_and_again_nothing_is_missing_or_duplicated(
     dsn: str,
     start: Callable[..., subprocess.Popen[str]],
     tmp_path: Path,
+    *,
     kills: int,
 ):
     topics = (topic(partitions=PARTITIONS), topic(partitions=PARTITIONS))

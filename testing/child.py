@@ -1,10 +1,10 @@
 """The process in which a sink is killed: `python -m onceward.testing.child FOLDER`, started by killing.py.
 
 It runs the sink in an embedded pipeline in forks of itself. The first run is clean and tells which durable steps are
-passed, which methods are called and which modules are imported; these are imported before the other forks are made, so
-that each of some forty does not spend its time on that again. Then each run goes on where the one before was killed, and
-is killed at the next of these points; when a run comes to its end all the same, a new pipeline begins with new rows. The
-last run is not killed.
+passed, which methods are called and which modules are imported: these are imported before the other forks are made, so
+that each of some forty need not do it again. Then each run goes on where the one before was killed, and is killed at
+the next of these points; when a run comes to its end all the same, a new pipeline begins with new rows. The last run is
+not killed.
 """
 
 from __future__ import annotations
