@@ -441,6 +441,7 @@ def refuses_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_state_that_cannot_be_frozen_declines_the_checkpoint_and_restarts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    """Scenario 32."""
     target, source = Target(), Slowly(ROWS, batch_rows=100)
     config = CheckpointConfig(tolerable_failures=1)
     p = totals(target, source, backend=RocksDBBackend(tmp_path), checkpoint=config)
