@@ -8,8 +8,9 @@ export PYTHON ?= python3
 export VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Processes of the integration tests; each has a broker, a database and a Spark session of its own.
-WORKERS ?= 2
+# Processes of the integration tests; each has a broker, a database and a Spark session of its own. They wait for
+# half of their time, so that there is one more than a small machine has cores.
+WORKERS ?= 3
 # What tests write lies in memory where there is room for it, since most of their time would be spent in fsync.
 # `make test-all` uses the disk, and runs what is marked "nightly", too.
 SCRATCH ?= $(shell scripts/scratch.sh)
