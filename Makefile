@@ -58,7 +58,8 @@ test: java check long integration ## All but nightly and container tests, on a r
 
 .PHONY: test-all
 test-all: ## For nights: `make test` on the disk, with long simulator runs, kill series, more variants; container tests
-	@$(MAKE) test containers SCRATCH=$${TMPDIR:-/tmp} SELECT=
+	@$(MAKE) test SCRATCH=$${TMPDIR:-/tmp} SELECT=
+	@SELECT= scripts/with-docker.sh scripts/container-tests.sh
 
 .PHONY: long
 long: setup ## The unit tests that take long: three thousand runs of the simulator
