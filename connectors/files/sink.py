@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from onceward.core.errors import ConfigurationError, SinkError
 from onceward.core.folders import make_folder, sync_folder
-from onceward.core.kit.options import Option, read_options
+from onceward.core.kit.options import arguments
 from onceward.core.transaction import (
     AbortOutcome,
     AbortStatus,
@@ -102,15 +102,6 @@ class Files:
         self.finished.append(name)
 
 
-OPTIONS: Final = (
-    Option("path", "directory", required=True),
-    Option("name", "name"),
-    Option("fileFormat", "format"),
-    Option("partitionBy", "partition_by", lambda text: tuple(column.strip() for column in text.split(","))),
-    Option("rollBytes", "roll_bytes", int),
-)
-
-
 class FileSink(FolderSink[Files]):
     """Sink that writes files into a folder; each file appears whole, once, after its epoch's decision.
 
@@ -158,7 +149,8 @@ class FileSink(FolderSink[Files]):
         Raises:
             ConfigurationError: An option is unknown, missing or not readable.
         """
-        return cls(**{"name": "files", **read_options("a file sink", options, OPTIONS)})
+        aliases = {"path": "directory", "fileFormat": "format"}
+        return cls(**arguments(cls, {"name": "files", **options}, aliases=aliases))
 
     def validate(self, schema: pa.Schema) -> None:
         """Check the columns.

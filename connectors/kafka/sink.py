@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from onceward.core.errors import ConfigurationError, KafkaError
-from onceward.core.kit.options import Option, flag, read_options
+from onceward.core.kit.options import arguments
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable
 from onceward.core.transaction.ownership import NOTHING
 from onceward.sinks.base import TwoPhaseCommitSink
@@ -44,18 +44,6 @@ if TYPE_CHECKING:
 NOTHING_WRITTEN = "nothing was written"
 FLUSH_SHARE = 0.5
 """Share of the transaction's timeout that a flush may take."""
-
-
-def _create_topic(text: str) -> bool | int:
-    return int(text) if text.strip().isdecimal() else flag(text)
-
-
-OPTIONS = (
-    Option("name", "name"),
-    Option("topic", "topic"),
-    Option("createTopic", "create_topic", _create_topic),
-    Option("transactionTimeout", "transaction_timeout", float),
-)
 
 
 class KafkaTransaction:
@@ -131,7 +119,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             ConfigurationError: An option is unknown or refused.
         """
         config, rest = split_options(options)
-        return cls(**{"name": "kafka", "config": config, **read_options("a Kafka sink", rest, OPTIONS)})
+        return cls(config=config, **arguments(cls, {"name": "kafka", **rest}, omit=("bootstrap_servers",)))
 
     def __repr__(self) -> str:
         return f"KafkaSink({self.name!r}, topic={self.topic!r}, {self.settings})"

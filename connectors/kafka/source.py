@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from onceward.core.errors import ConfigurationError, SourceError
+from onceward.core.kit.options import spelled
 from onceward.sources.base import Piece, Position, ResettableSource, Split
 
 from . import planning
@@ -271,6 +272,6 @@ def _check_numbers(source: KafkaSource) -> None:
     for name in ("min_partitions", "max_offsets_per_trigger", "max_records_per_partition"):
         value = getattr(source, name)
         if value is not None and value < 1:
-            raise ConfigurationError(f"{name} must be 1 or more, not {value}")
+            raise ConfigurationError(f"{name} ({spelled(name)}) must be 1 or more, not {value}")
     if source.timeout <= 0:
         raise ConfigurationError(f"timeout must be more than 0 s, not {source.timeout}")

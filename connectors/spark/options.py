@@ -11,6 +11,7 @@ import msgspec
 
 from onceward.core.checkpoint import CommitPolicy, OnLost
 from onceward.core.errors import ConfigurationError
+from onceward.core.kit.options import arguments
 from onceward.core.log import LogStore, open_store
 from onceward.core.names import check_pipeline_name
 
@@ -53,17 +54,13 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ConfigurationError: A value is not usable.
         """
-        low = {key.lower(): value for key, value in options.items()}
-        pipeline = low.get("pipeline")
-        return cls(
-            pipeline=check_pipeline_name(pipeline) if pipeline is not None else None,
-            store=low.get("store"),
-            checkpoint=_absolute(low["checkpointlocation"]) if "checkpointlocation" in low else None,
-            run_key=low.get("runkey"),
-            on_lost=check_on_lost(low.get("onlost", OnLost.FAIL)),
-            adopt=flag("adopt", low.get("adopt", "false")),
-            rewind=low.get("rewind"),
-        )
+        own = {name: text for name, text in options.items() if name.lower() in COMMON - {"queryname", "name", "path"}}
+        given = arguments(cls, own, aliases={"checkpointLocation": "checkpoint"})
+        if "pipeline" in given:
+            check_pipeline_name(given["pipeline"])
+        if "checkpoint" in given:
+            given["checkpoint"] = _absolute(given["checkpoint"])
+        return cls(**given)
 
     def policy(self) -> CommitPolicy:
         """The coordinator's policy."""
@@ -95,18 +92,6 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.store is not None:
             return open_store(self.store, pipeline=pipeline)
         return default_store(self.checkpoint_root(), pipeline)
-
-
-def flag(name: str, text: str) -> bool:
-    """True or false.
-
-    Raises:
-        ConfigurationError: It is neither.
-    """
-    text = text.strip().lower()
-    if text not in {"true", "false"}:
-        raise ConfigurationError(f"option {name} must be true or false, not {text!r}")
-    return text == "true"
 
 
 def check_on_lost(text: str) -> OnLost:

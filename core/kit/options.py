@@ -1,13 +1,92 @@
-"""Reading a sink's arguments from the options of a Spark format, which come as text and without regard to case."""
+"""Arguments out of options that come as text and without regard to case, as those of a Spark format do."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import inspect
+from enum import Enum
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args, get_origin
+
+import msgspec
 
 from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
+
+_ANNOTATIONS: Final = {"Collection": list, "Mapping": dict, "Path": str, "Sequence": list}
+"""For names in signatures that their modules import for type checkers alone."""
+_KINDS: Final = {int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def arguments(
+    make: Callable[..., Any],
+    options: Mapping[str, str],
+    *,
+    aliases: Mapping[str, str] | None = None,
+    omit: Collection[str] = (),
+) -> dict[str, Any]:
+    """Arguments out of options, by a signature: an option is called as its argument, in any case.
+
+    Underscores do not count either, so `rowsPerSend` gives `rows_per_send`. Lists are separated by commas. Arguments
+    that are mappings, and `select` and `where`, cannot be given. No value that cannot be read is repeated: it may be a
+    password at the wrong place.
+
+    Args:
+        make: The class or function that takes the arguments.
+        options: As given.
+        aliases: Options that are not called as their arguments: `{"dbtable": "table"}`.
+        omit: Further arguments that no option gives.
+
+    Raises:
+        ConfigurationError: An option is unknown, missing or not readable.
+    """
+    found = inspect.signature(make, eval_str=True, locals=_ANNOTATIONS).parameters.values()
+    taken = {p.name: p for p in found if p.name not in {"select", "where", *omit} and not _is_mapping(p.annotation)}
+    called = dict(aliases or {})
+    called |= {spelled(name): name for name in taken if name not in called.values()}
+    known = {_plain(option): option for option in called}
+    unknown = sorted(name for name in options if _plain(name) not in known)
+    if unknown:
+        raise ConfigurationError(f"unknown options {unknown}: {make.__name__} takes {', '.join(called)}")
+    given = {known[_plain(name)]: text for name, text in options.items()}
+    missing = {p.name for p in taken.values() if p.default is p.empty} - {called[option] for option in given}
+    if missing:
+        needed = [next(option for option in called if called[option] == name) for name in taken if name in missing]
+        raise ConfigurationError(f"{make.__name__} needs the options {needed}")
+    return {called[option]: _value(option, taken[called[option]].annotation, text) for option, text in given.items()}
+
+
+def spelled(argument: str) -> str:
+    """How an argument is spelled as an option: `rowsPerSend` for `rows_per_send`."""
+    first, *others = argument.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type that it is."""
+    return get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+
+
+def _is_mapping(annotation: Any) -> bool:
+    return any(get_origin(kind) is dict for kind in _choices(annotation))
+
+
+def _value(option: str, annotation: Any, text: str) -> Any:
+    kinds = [kind for kind in _choices(annotation) if kind is not type(None)]
+    lists = [kind for kind in kinds if get_origin(kind) is list]
+    try:
+        if lists:
+            return msgspec.convert([part.strip() for part in text.split(",")], lists[0], strict=False)
+        return text if str in kinds else msgspec.convert(text.strip().lower(), annotation, strict=False)
+    except msgspec.ValidationError:
+        raise ConfigurationError(f"option {option} is not {' or '.join(map(_described, kinds))}") from None
+
+
+def _described(kind: Any) -> str:
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return f"one of {', '.join(choice.value for choice in kind)}"
+    return _KINDS.get(kind, "readable")
 
 
 class Option(NamedTuple):
