@@ -12,12 +12,13 @@ from redis.connection import parse_url
 from redis.retry import Retry
 
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SinkError
+from onceward.core.kit.options import check_seconds
 from onceward.core.kit.processwide import PerProcess
-
-from .settings import RedisSettings, check_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from .settings import RedisSettings
 
 _MAY_PASS: Final = ("BUSY ", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM ", "READONLY", "TRYAGAIN")
 """First words of error replies about the server's state, not about the request."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _ANNOTATIONS: Final = {"Collection": list, "Mapping": dict, "Path": str, "Sequence": list}
 """For names in signatures that their modules import for type checkers alone."""
+MOST_SECONDS: Final = 86400
+"""Of a timeout: sockets refuse some larger numbers, when it is too late."""
 _KINDS: Final = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
@@ -61,6 +63,16 @@ def spelled(argument: str) -> str:
     """How an argument is spelled as an option: `rowsPerSend` for `rows_per_send`."""
     first, *others = argument.split("_")
     return first + "".join(map(str.capitalize, others))
+
+
+def check_seconds(name: str, seconds: float) -> None:
+    """Refuse a timeout that no socket takes.
+
+    Raises:
+        ConfigurationError: It is one.
+    """
+    if not 0 < seconds <= MOST_SECONDS:
+        raise ConfigurationError(f"{name} must be above 0 seconds and at most a day, not {seconds}")
 
 
 def _choices(annotation: Any) -> tuple[Any, ...]:
