@@ -110,7 +110,7 @@ UNSIGNED = {"enable.sasl.oauthbearer.unsecure.jwt": "true", "sasl.oauthbearer.co
 
 
 def tokens(config):
-    from onceward.connectors.kafka.oauth import TokenSource
+    from onceward.connectors.kafka.security import TokenSource
 
     return tuple(TokenSource({**UNSIGNED, "sasl.oauthbearer.config": config}).token())
 

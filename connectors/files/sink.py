@@ -31,8 +31,7 @@ from onceward.sinks.folder_sink import FolderSink, with_file_errors
 from onceward.sinks.folders import check_folder, elsewhere, identity_of
 
 from .area import ABORT, COMMIT, FileArea, hidden
-from .formats import FORMATS, OpenFile
-from .partitions import check_partitions, parts
+from .formats import FORMATS, OpenFile, check_partitions, parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

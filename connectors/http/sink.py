@@ -17,8 +17,7 @@ from onceward.core.kit.options import arguments
 from onceward.core.kit.rows import check_columns, json_rows
 from onceward.sinks.write_ahead import ROWS_PER_SEND, Segment, WriteAheadLogSink
 
-from .answers import Answer, Verdict, judge
-from .client import clients
+from .client import Answer, Verdict, clients, judge
 from .settings import HttpSettings, with_authentication
 
 if TYPE_CHECKING:

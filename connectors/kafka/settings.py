@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.secrets import HIDDEN
 
-from .oauth import TokenSource
+from .security import TokenSource, tls_context
 from .settings_table import ALIASES, CONNECTION, SECURITY_PREFIXES, TABLE, Goes, goes_to, is_secret
-from .tls import tls_context
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,11 +17,10 @@ from . import planning
 from .bounds import FROM_LATEST, Bound, bound, check_end
 from .consumer import Gone, RangeConsumer, borrowed
 from .lookup import Lookup
-from .messages import schema, to_batch
 from .positions import Offsets, Partition, from_json, in_share, to_json
-from .resolving import end_offsets, start_offsets
+from .rows import schema, to_batch
 from .settings import KafkaSettings
-from .topics import Found, Selection, find
+from .topics import Found, Selection, end_offsets, find, start_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -21,11 +21,10 @@ from onceward.sinks.folder_sink import newest_of
 from onceward.sinks.folders import FolderClaims
 from onceward.sinks.write_ahead import ROWS_PER_SEND, Attempt, Segment, WriteAheadLogSink
 
-from .client import clients, evaluate, translated
+from .client import check_facts, clients, evaluate, read_facts, translated
 from .delivery import GO_ON, Delivery, Loss, deliver
 from .forms import FORMS, KeyTemplate, check_form, written
 from .script import CLAIM, PRUNE, RELEASE, marker_key
-from .server import check_facts, read_facts
 from .settings import RedisSettings
 
 if TYPE_CHECKING:

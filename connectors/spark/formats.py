@@ -12,9 +12,9 @@ from pyspark.sql.datasource import DataSource
 
 from onceward.core.errors import ConfigurationError
 
-from .arrow import arrow_schema
 from .executors import warn_of_python
 from .options import COMMON, FormatOptions
+from .projection import arrow_schema
 from .publication import is_ours, publisher_from_options
 
 if TYPE_CHECKING:

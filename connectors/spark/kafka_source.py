@@ -23,8 +23,7 @@ from onceward.connectors.kafka.source import KafkaSource
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import arguments
 
-from .read_limits import LIMITS
-from .source_reader import BeforeLimits, SourceBatchReader, SourceStreamReader
+from .source_reader import LIMITS, BeforeLimits, SourceBatchReader, SourceStreamReader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
