@@ -12,7 +12,7 @@ import msgspec
 from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 _ANNOTATIONS: Final = {"Collection": list, "Mapping": dict, "Path": str, "Sequence": list}
 """For names in signatures that their modules import for type checkers alone."""
@@ -73,6 +73,18 @@ def check_seconds(name: str, seconds: float) -> None:
     """
     if not 0 < seconds <= MOST_SECONDS:
         raise ConfigurationError(f"{name} must be above 0 seconds and at most a day, not {seconds}")
+
+
+def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
+    """Values by name. No value is repeated in an error: it may be a password.
+
+    Raises:
+        ConfigurationError: One has no "=".
+    """
+    for number, pair in enumerate(given or (), 1):
+        if "=" not in pair:
+            raise ConfigurationError(f"{option} takes NAME=VALUE; number {number} of those given has no '='")
+    return dict(pair.partition("=")[::2] for pair in given or ())
 
 
 def _choices(annotation: Any) -> tuple[Any, ...]:
