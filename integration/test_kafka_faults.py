@@ -11,7 +11,7 @@ from onceward.connectors.kafka.cluster import cluster_of
 from onceward.connectors.kafka.coordinator import TransactionCoordinatorClient
 from onceward.connectors.kafka.wire import Wire
 from onceward.core.errors import KafkaError
-from onceward.core.transaction import AbortStatus, CommitStatus, ExternalState
+from onceward.core.transaction import AbortStatus, CommitStatus, Observation
 from onceward.testing.services import KafkaServer
 
 from .kafka_kit import Bench, eventually, handle_of, numbered, rows, writer_process
@@ -34,7 +34,7 @@ def test_12_13_77_a_killed_broker_keeps_what_was_pre_committed(bench, kafka):
         kill()
     kafka.kill()
     restarted(kafka)
-    assert bench.sink.inspect_many([committable]) == [ExternalState.PREPARED]
+    assert bench.sink.inspect_many([committable]) == [Observation.PREPARED]
     assert bench.sink.commit(committable).status is CommitStatus.COMMITTED
     assert bench.values() == [b"a", b"b"]
 
@@ -48,7 +48,7 @@ def test_19_20_no_broker_is_retry_later_and_the_commit_succeeds_afterwards(bench
     assert outcome.status is CommitStatus.RETRY_LATER
     assert "NO_ANSWER" in outcome.detail
     assert bench.sink.abort(committable).status is AbortStatus.RETRY_LATER
-    assert bench.sink.inspect_many([committable]) == [ExternalState.UNKNOWN]
+    assert bench.sink.inspect_many([committable]) == [Observation.UNKNOWN]
     restarted(kafka)
     eventually(lambda: bench.sink.commit(committable).settled, "committed after the restart")
     assert bench.values() == [b"x"]

@@ -11,11 +11,11 @@ from confluent_kafka.admin import AdminClient
 from onceward.connectors.kafka import commits
 from onceward.connectors.kafka.cluster import cluster_of
 from onceward.connectors.kafka.sink import KafkaSink
-from onceward.connectors.kafka.verdict import Observation
+from onceward.connectors.kafka.verdict import Fate
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, KafkaError, SchemaError
 from onceward.core.names import Scope
-from onceward.core.transaction import AbortStatus, CommitStatus, ExternalState, Progress
+from onceward.core.transaction import AbortStatus, CommitStatus, Observation, Progress
 from onceward.core.transaction.ownership import NOTHING
 
 from .kafka_kit import Bench, eventually, handle_of, numbered, prepared_of, rows, writer_process
@@ -36,10 +36,10 @@ def test_01_02_03_data_are_invisible_until_the_commit_and_then_there_once(bench)
     assert bench.values() == []
     committable = bench.sink.pre_commit(transaction)
     assert bench.values() == []
-    assert bench.sink.inspect_many([committable]) == [ExternalState.PREPARED]
+    assert bench.sink.inspect_many([committable]) == [Observation.PREPARED]
     assert bench.sink.commit(committable).status is CommitStatus.COMMITTED
     assert sorted(bench.values()) == sorted(str(i).encode() for i in range(100))
-    assert bench.sink.inspect_many([committable]) == [ExternalState.COMMITTED]
+    assert bench.sink.inspect_many([committable]) == [Observation.COMMITTED]
 
 
 def test_04_an_epoch_without_rows_leaves_nothing_at_the_broker(bench):
@@ -97,7 +97,7 @@ def test_22_a_decided_transaction_that_somebody_aborted_is_proven_lost(bench):
     bench.client.end_many([handle_of(committable)], commit=False)
     outcome = bench.sink.commit(committable)
     assert outcome.status is CommitStatus.LOST
-    assert bench.sink.inspect_many([committable]) == [ExternalState.ABORTED]
+    assert bench.sink.inspect_many([committable]) == [Observation.ABORTED]
     assert bench.values() == []
 
 
@@ -107,10 +107,10 @@ def test_22_markers_written_behind_the_coordinators_back_are_found_out(bench, ka
     handle = handle_of(committable)
     write_abort_marker(kafka.bootstrap_servers, bench.topic, handle)
     eventually(
-        lambda: commits.look_at(bench.client, [prepared_of(committable)]) == [Observation.BEHIND], "the marker is there"
+        lambda: commits.look_at(bench.client, [prepared_of(committable)]) == [Fate.BEHIND], "the marker is there"
     )
     assert bench.state_of(committable) == "Ongoing"
-    assert bench.sink.inspect_many([committable]) == [ExternalState.ABORTED]
+    assert bench.sink.inspect_many([committable]) == [Observation.ABORTED]
     assert bench.sink.commit(committable).status is CommitStatus.LOST
 
 
@@ -131,7 +131,7 @@ def test_23_an_id_that_was_used_again_proves_nothing(bench):
     bench.sink.commit(committable)
     take_over(bench, committable.transaction)
     assert bench.sink.commit(committable).status is CommitStatus.UNKNOWN
-    assert bench.sink.inspect_many([committable]) == [ExternalState.UNKNOWN]
+    assert bench.sink.inspect_many([committable]) == [Observation.UNKNOWN]
     assert bench.sink.abort(committable).status is AbortStatus.UNKNOWN
 
 
@@ -296,7 +296,7 @@ def test_41_43_a_decided_transaction_that_timed_out_is_proven_lost(kafka, topic)
     bench = Bench(kafka.bootstrap_servers, topic(), transaction_timeout=1.5)
     committable = bench.write(rows("late"))
     eventually(lambda: bench.state_of(committable) == "CompleteAbort", "timed out", seconds=30)
-    assert bench.sink.inspect_many([committable]) == [ExternalState.EXPIRED]
+    assert bench.sink.inspect_many([committable]) == [Observation.EXPIRED]
     outcome = bench.sink.commit(committable)
     assert outcome.status is CommitStatus.LOST
     assert "timeout" in outcome.detail

@@ -12,7 +12,7 @@ import pytest
 from onceward.connectors.database import retry
 from onceward.connectors.database.postgres.prepared import PreparedWriting
 from onceward.core.errors import ConfigurationError, PostgresError, RetryableSinkError
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation
 
 from .postgres_kit import (
     SCHEMA,
@@ -126,7 +126,7 @@ def test_what_was_pre_committed_survives_a_crash_of_the_server(
     server.start()
     server.wait_ready()
     database.reconnect()
-    assert list(sink.inspect_many(committables)) == [ExternalState.PREPARED] * 2
+    assert list(sink.inspect_many(committables)) == [Observation.PREPARED] * 2
     assert [o.status for o in sink.commit_many(committables)] == [CommitStatus.COMMITTED] * 2
     assert database.rows() == expected(0) + expected(10)
 
@@ -401,7 +401,7 @@ def test_another_database_of_a_server_is_a_clear_error_and_no_loss(server: Postg
         assert list(elsewhere.lingering(SCOPE)) == []
         assert make_sink(database).commit(committable).status is CommitStatus.COMMITTED
         assert elsewhere.commit(committable).status is CommitStatus.UNKNOWN
-        assert list(elsewhere.inspect_many([committable])) == [ExternalState.UNKNOWN]
+        assert list(elsewhere.inspect_many([committable])) == [Observation.UNKNOWN]
 
 
 def test_two_databases_of_one_server_do_not_disturb_each_other(server: PostgresServer, database: Database) -> None:

@@ -9,7 +9,7 @@ import pytest
 from onceward.connectors.database.postgres.sink import PostgresSink
 from onceward.core.errors import EpochConflictError
 from onceward.core.names import Scope
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation
 from onceward.core.transaction.ownership import NOTHING
 
 from .postgres_kit import (
@@ -71,14 +71,14 @@ def test_rows_written_without_a_checkpoint_are_invisible(sink: PostgresSink, dat
 def test_rows_pre_committed_without_a_decision_are_invisible(sink: PostgresSink, database: Database) -> None:
     committable = write(sink, context(), words(1))
     assert database.rows() == []
-    assert list(sink.inspect_many([committable])) == [ExternalState.PREPARED]
+    assert list(sink.inspect_many([committable])) == [Observation.PREPARED]
 
 
 def test_rows_of_a_complete_epoch_are_visible_exactly_once(sink: PostgresSink, database: Database) -> None:
     committables = [write(sink, context(subtask=n), words(10 * n), words(10 * n + 3)) for n in range(3)]
     assert statuses(sink, *committables) == [CommitStatus.COMMITTED] * 3
     assert database.rows() == expected(0, 6) + expected(10, 6) + expected(20, 6)
-    assert list(sink.inspect_many(committables)) == [ExternalState.COMMITTED] * 3
+    assert list(sink.inspect_many(committables)) == [Observation.COMMITTED] * 3
     assert database.one("SELECT sum(rows) FROM onceward.ledger") == 18
     assert [c.rows for c in committables] == [6, 6, 6]
 
@@ -191,7 +191,7 @@ def test_a_decided_transaction_that_somebody_aborted_is_lost(sink: PostgresSink)
     outcome = sink.commit(committable)
     assert outcome.status is CommitStatus.LOST
     assert "nor in the ledger" in outcome.detail
-    assert list(sink.inspect_many([committable])) == [ExternalState.ABORTED]
+    assert list(sink.inspect_many([committable])) == [Observation.ABORTED]
 
 
 def test_a_lost_one_does_not_keep_the_others_from_their_commit(sink: PostgresSink, database: Database) -> None:

@@ -20,7 +20,7 @@ from onceward.connectors.database import retry
 from onceward.connectors.database.sql.engines import close_idle
 from onceward.connectors.database.sql.sink import SqlAlchemySink
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SqlError
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, WriteContext
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, WriteContext
 
 from .postgres_kit import (
     SCHEMA,
@@ -399,7 +399,7 @@ def test_76_what_an_operator_rolled_back_is_lost_and_what_he_committed_is_commit
     assert sink.commit(done).status is CommitStatus.ALREADY_COMMITTED
     assert sink.abort(lost).status is AbortStatus.ABORTED
     assert sink.abort(done).status is AbortStatus.COMMITTED
-    assert list(sink.inspect_many([lost, done])) == [ExternalState.ABORTED, ExternalState.COMMITTED]
+    assert list(sink.inspect_many([lost, done])) == [Observation.ABORTED, Observation.COMMITTED]
     assert database.rows() == expected(10)
 
 
@@ -414,7 +414,7 @@ def test_77_what_was_pre_committed_survives_a_crash_of_the_server(
     server.start()
     server.wait_ready()
     database.reconnect()
-    assert list(sink.inspect_many(committables)) == [ExternalState.PREPARED] * 2
+    assert list(sink.inspect_many(committables)) == [Observation.PREPARED] * 2
     assert [o.status for o in sink.commit_many(committables)] == [CommitStatus.COMMITTED] * 2
     assert database.rows() == expected(0) + expected(10)
 

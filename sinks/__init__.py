@@ -1,17 +1,18 @@
 """Sinks: the classes to subclass. The ready ones are in `onceward` and, by system, in `onceward.connectors`."""
 
 from onceward.core.names import Scope
+from onceward.core.sink import Guarantee
 from onceward.core.transaction import (
     AbortOutcome,
     AbortStatus,
     CommitOutcome,
     CommitStatus,
     Committable,
-    ExternalState,
+    Observation,
     WriteContext,
 )
 
-from .base import DirectSink, Guarantee, IdempotentSink, Sink, TwoPhaseCommitSink
+from .base import DirectSink, IdempotentSink, Sink, TwoPhaseCommitSink
 from .write_ahead import WriteAheadLogSink
 
 __all__ = [
@@ -21,9 +22,9 @@ __all__ = [
     "CommitStatus",
     "Committable",
     "DirectSink",
-    "ExternalState",
     "Guarantee",
     "IdempotentSink",
+    "Observation",
     "Scope",
     "Sink",
     "TwoPhaseCommitSink",

@@ -1,45 +1,23 @@
-"""Base classes of sinks.
+"""Base classes of sinks, to subclass.
 
-Who calls what, in which order (the calls of one epoch of one subtask):
-
-    executor:  begin → write, write, … → pre_commit          (or discard, if anything failed before)
-    driver:    the decision becomes durable
-    driver:    commit_many → (restart?) commit_many again, until every outcome is known
-    driver:    lingering → abort, for what no decision names
-
-A sink is a plain picklable object that holds configuration only; connections are opened where they are used.
-The shape follows Flink's TwoPhaseCommitSinkFunction and its successor, TwoPhaseCommittingSink (FLIP-143, FLIP-372);
-the commit by handle, in any process, is what lets it work without long-lived writers.
+A sink is a plain picklable object that holds configuration only; connections are opened where they are used. Which
+method is called when, and what each must guarantee, is said once: in onceward.core.sink.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from enum import StrEnum
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
-from onceward.core.names import Scope, check_sink_name
-from onceward.core.transaction import AbortOutcome, CommitOutcome, Committable, ExternalState, Progress, WriteContext
+from onceward.core.names import check_sink_name
+from onceward.core.sink import Direct, Guarantee, Named, TwoPhaseCommit, Txn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import pyarrow as pa
 
-Txn = TypeVar("Txn")
 
-
-class Guarantee(StrEnum):
-    """What a reader of the target sees of each record after any number of failures."""
-
-    EXACTLY_ONCE = "exactly-once"
-    EFFECTIVELY_ONCE = "effectively-once"
-    """The final state is right; in between, after a failure, older values may show for a while."""
-    AT_LEAST_ONCE = "at-least-once"
-    AT_MOST_ONCE = "at-most-once"
-
-
-class Sink(ABC):
+class Sink(Named):
     """Base class of every sink: where an epoch's data goes.
 
     Args:
@@ -48,21 +26,12 @@ class Sink(ABC):
         where: SQL condition; this sink gets only rows for which it is true (default: all rows).
     """
 
-    name: str
-    select: Sequence[str] | None
-    where: str | None
-
     def __init__(self, name: str, *, select: Sequence[str] | None = None, where: str | None = None) -> None:
         self.name = check_sink_name(name)
         self.select = list(select) if select is not None else None
         self.where = where
 
-    @property
-    @abstractmethod
-    def guarantee(self) -> Guarantee:
-        """What this sink promises when driven by onceward."""
-
-    def validate(self, schema: pa.Schema) -> None:  # noqa: B027 - a sink without checks is fine
+    def validate(self, schema: pa.Schema) -> None:
         """Check settings, target and `schema` on the driver, before anything is written.
 
         Raises:
@@ -70,7 +39,7 @@ class Sink(ABC):
             SchemaError: A column does not fit; the message names it.
         """
 
-    def validate_complete_mode(self) -> None:  # noqa: B027 - a sink may well take the whole result again
+    def validate_complete_mode(self) -> None:
         """Refuse Spark's output mode complete (each epoch brings the whole result again), unless the sink supports it.
 
         Raises:
@@ -78,7 +47,7 @@ class Sink(ABC):
         """
 
 
-class TwoPhaseCommitSink(Sink, Generic[Txn]):
+class TwoPhaseCommitSink(Sink, TwoPhaseCommit[Txn]):
     """A sink whose target can prepare a transaction that outlives the process which wrote it."""
 
     @property
@@ -86,102 +55,8 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
         """Exactly once, unless a subclass says otherwise."""
         return Guarantee.EXACTLY_ONCE
 
-    @property
-    def transaction_timeout(self) -> float | None:
-        """Seconds after which the target aborts an open transaction by itself; None if it never does."""
-        return None
 
-    @abstractmethod
-    def begin(self, context: WriteContext) -> Txn:
-        """Open a transaction. Called at the first batch of an epoch, and never for an empty epoch."""
-
-    @abstractmethod
-    def write(self, transaction: Txn, batch: pa.RecordBatch) -> None:
-        """Write one batch inside the transaction. Nothing may become visible."""
-
-    @abstractmethod
-    def pre_commit(self, transaction: Txn) -> Committable:
-        """Flush and prepare. When this returns, the data must survive this process and the target's restart."""
-
-    def discard(self, transaction: Txn) -> None:
-        """Roll back a transaction that was not pre-committed, because the attempt failed. May be interrupted."""
-
-    @abstractmethod
-    def commit(self, committable: Committable) -> CommitOutcome:
-        """Commit a prepared transaction: idempotent, from any process.
-
-        Called only for a committable that a durable decision names. A temporary fault is RETRY_LATER; an answer
-        that was lost must be resolved by asking the target. Exceptions are bugs or misconfiguration.
-        """
-
-    @abstractmethod
-    def abort(self, committable: Committable) -> AbortOutcome:
-        """Abort exactly this transaction (not whatever its name holds now): idempotent, from any process."""
-
-    @abstractmethod
-    def lingering(self, scope: Scope) -> Iterable[Committable]:
-        """List what is prepared or open in the target under exactly this pipeline's and sink's name.
-
-        Transactions of another decision log under the same names are listed too, with their own `log`: the
-        coordinator reports them and leaves them alone. Fields that the target's names do not carry are ANY_EPOCH.
-        A handle may hold less than pre_commit's: while a decision waits, a name alone tells its transactions, so no
-        name may be used again before its epoch is completed.
-        """
-
-    def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:  # noqa: ARG002
-        """List what is prepared or open in the same target under exactly this pipeline and log, for any sink's name.
-
-        The coordinator aborts, through this sink, what belongs to sinks that were renamed or removed: no other sink
-        would ever list it. Default: nothing.
-        """
-        return ()
-
-    def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
-        """Commit several transactions, in order; override where one round trip serves many."""
-        return [self.commit(committable) for committable in committables]
-
-    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
-        """Ask the target about each one. Called before the decision if much of transaction_timeout has passed."""
-        return [ExternalState.UNKNOWN for _ in committables]
-
-    def check_claim(self, scope: Scope, newest: Progress) -> None:
-        """Refuse a decision log that would write again what the target holds; called at each start, writes nothing.
-
-        Args:
-            scope: The names, and the log.
-            newest: Generation and epoch of the log's newest decision.
-
-        Raises:
-            EpochConflictError: The target knows this pipeline and sink from another decision log, for example
-                because the checkpoint folder was deleted (`other_log`); or it knows a committed transaction of this
-                log that is newer than `newest`, because the log is an outdated copy (`outdated_log`). Both errors are
-                made by `core.transaction.ownership`.
-        """
-
-    def claim(self, scope: Scope) -> None:
-        """Make this decision log the owner of the names in the target; idempotent, and of two logs at once one wins.
-
-        Called once the log's first decision for this sink is durable, before that decision's first commit: a start
-        that fails before leaves no claim behind.
-
-        Raises:
-            EpochConflictError: Another decision log owns them.
-        """
-
-    def release(self, scope: Scope) -> None:
-        """Forget other decision logs, and how far this one had come, for an explicit rewind; idempotent.
-
-        Called instead of `check_claim` until the first decision after the rewind. A claim of this log stays.
-        """
-
-    def completed(self, scope: Scope, epoch: int) -> None:
-        """Do housekeeping after an epoch's COMPLETED entry is durable, for example prune the ledger. May be skipped."""
-
-    def warm_up(self, context: WriteContext) -> None:
-        """Prepare the next epoch's resources, in the worker, after pre_commit. Must not block for long."""
-
-
-class DirectSink(Sink, Generic[Txn]):
+class DirectSink(Sink, Direct[Txn]):
     """A sink whose rows become visible as they are written, and again after a failure.
 
     The type parameter is that of its writer: a connection, a file.
@@ -191,20 +66,6 @@ class DirectSink(Sink, Generic[Txn]):
     def guarantee(self) -> Guarantee:
         """At least once: after a failure, what came after the newest checkpoint is written again."""
         return Guarantee.AT_LEAST_ONCE
-
-    @abstractmethod
-    def open(self, context: WriteContext) -> Txn:
-        """Open a writer for one subtask. Called at its first batch, in the process that writes."""
-
-    @abstractmethod
-    def write(self, writer: Txn, batch: pa.RecordBatch) -> None:
-        """Write one batch."""
-
-    def flush(self, writer: Txn) -> None:
-        """Return when all rows written so far are safe in the target. Called at each barrier."""
-
-    def close(self, writer: Txn) -> None:
-        """Close the writer; called after a failure too."""
 
 
 class IdempotentSink(DirectSink[Txn]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, ExternalState
+from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, Observation
 
 from .base import DirectSink, TwoPhaseCommitSink
 
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from onceward.core.names import Scope
+    from onceward.core.sink import Guarantee
     from onceward.core.transaction import WriteContext
-
-    from .base import Guarantee
 
 KIND: Final = "direct"
 
@@ -84,6 +83,6 @@ class DirectlyWritten(TwoPhaseCommitSink[Open]):
         """Nothing."""
         return ()
 
-    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
         """All are written."""
-        return [ExternalState.COMMITTED for _ in committables]
+        return [Observation.COMMITTED for _ in committables]

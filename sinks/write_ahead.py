@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from onceward.core.errors import ConfigurationError, DataLossError, RetryableSinkError
 from onceward.core.folders import sync_folder
 from onceward.core.names import file_name, parse_file_name
+from onceward.core.sink import Guarantee
 from onceward.core.steps import Step, crash_point
 from onceward.core.transaction import (
     AbortOutcome,
@@ -27,11 +28,11 @@ from onceward.core.transaction import (
     CommitOutcome,
     CommitStatus,
     Committable,
-    ExternalState,
+    Observation,
     WriteContext,
+    commit_outcome,
 )
 
-from .base import Guarantee
 from .folder_sink import FolderSink, with_file_errors
 from .folders import check_folder, elsewhere, file_errors, identity_of, sole
 from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, SegmentWriter, read_segment
@@ -179,9 +180,9 @@ class WriteAheadLogSink(FolderSink[Segment]):
                 if there and not self._is_done(committable):
                     self._send(committable, segment)
                     return CommitOutcome(CommitStatus.COMMITTED)
-            return self._after_segment(committable)
+            return commit_outcome(*self._after_segment(committable))
         except DataLossError as error:
-            return self._lost(committable, str(error))
+            return commit_outcome(*self._lost(committable, str(error)))
         except RetryableSinkError as error:
             return CommitOutcome(CommitStatus.RETRY_LATER, str(error))
 
@@ -194,21 +195,21 @@ class WriteAheadLogSink(FolderSink[Segment]):
         return done
 
     @with_file_errors
-    def _after_segment(self, committable: Committable) -> CommitOutcome:
+    def _after_segment(self, committable: Committable) -> tuple[Observation, str]:
         segment = self._path(committable, SEGMENT)
         if self._is_done(committable):
-            return CommitOutcome(CommitStatus.ALREADY_COMMITTED)
+            return Observation.COMMITTED, ""
         if self._is_outlived(committable):
-            return CommitOutcome(CommitStatus.UNKNOWN, f"{segment} is gone; it may have been delivered")
+            return Observation.UNKNOWN, f"{segment} is gone; it may have been delivered"
         return self._lost(committable, f"{segment} is gone")
 
-    def _lost(self, committable: Committable, why: str) -> CommitOutcome:
+    def _lost(self, committable: Committable, why: str) -> tuple[Observation, str]:
         """Some of it may have been delivered, if sending has begun: writing it again would duplicate that."""
         if self._path(committable, MARKS).exists():
-            return CommitOutcome(CommitStatus.UNKNOWN, f"{why}; some of it may have been delivered")
+            return Observation.UNKNOWN, f"{why}; some of it may have been delivered"
         if wrong := elsewhere(Path(self.directory), committable):
-            return CommitOutcome(CommitStatus.RETRY_LATER, wrong)
-        return CommitOutcome(CommitStatus.LOST, why)
+            return Observation.NO_ANSWER, wrong
+        return Observation.ABORTED, why
 
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
         """In order: what comes behind something that cannot be sent now waits."""
@@ -243,19 +244,18 @@ class WriteAheadLogSink(FolderSink[Segment]):
         return self._path(committable, DONE).exists() or self._path(committable, MARKS).exists()
 
     @with_file_errors
-    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
         """Look for the segment, and for what says that it is sent."""
         return [self._inspect(committable) for committable in committables]
 
-    def _inspect(self, committable: Committable) -> ExternalState:
+    def _inspect(self, committable: Committable) -> Observation:
         if self._path(committable, DONE).exists():
-            return ExternalState.COMMITTED
+            return Observation.COMMITTED
         if self._path(committable, SEGMENT).exists():
-            return ExternalState.PREPARED
+            return Observation.PREPARED
         if not committable.handle or self._is_outlived(committable):
-            return ExternalState.UNKNOWN
-        lost = self._lost(committable, "").status is CommitStatus.LOST
-        return ExternalState.ABORTED if lost else ExternalState.UNKNOWN
+            return Observation.UNKNOWN
+        return self._lost(committable, "")[0]
 
     @property
     def _place(self) -> Path:

@@ -1,6 +1,7 @@
 """Sources: resettable, so that an epoch can be read again exactly as it was. The ready ones are in `onceward`."""
 
-from .base import LiveSource, Piece, Position, ResettableSource, Source, Split
+from onceward.core.source import LiveSource, Piece, Position, ResettableSource, Source, Split
+
 from .sequence import SequenceSource
 
 __all__ = [

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import pyarrow as pa
 
 from onceward.core.errors import ConfigurationError, SourceError
-
-from .base import Piece, Position, ResettableSource, Split
+from onceward.core.source import Piece, Position, ResettableSource, Split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

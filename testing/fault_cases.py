@@ -12,7 +12,7 @@ import pytest
 from onceward.core.errors import DataLossError, OncewardError, SchemaError
 from onceward.core.log.memory import MemoryStore
 from onceward.core.steps import Step, hooked
-from onceward.core.transaction import ExternalState
+from onceward.core.transaction import Observation
 
 from .faults import Faults, duplicate, fail, lose_answer
 from .killing import kill_everywhere
@@ -102,7 +102,7 @@ class FaultCases:
         with hooked(outage), pytest.raises(DataLossError):
             case.finish(0, committable)
         assert decided, "it was refused before it was decided"
-        assert sink.inspect_many([committable])[0] not in (ExternalState.PREPARED, ExternalState.COMMITTED)
+        assert sink.inspect_many([committable])[0] not in (Observation.PREPARED, Observation.COMMITTED)
         assert sink.commit(committable).status not in GOOD
         case.shows([])
 

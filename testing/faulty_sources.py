@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from onceward.sources.base import LiveSource, ResettableSource
+from onceward.core.source import LiveSource, ResettableSource
 
 from .faults import InjectedSourceError, raising
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from onceward.sources.base import Piece, Position, Split
+    from onceward.core.source import Piece, Position, Split
 
     from .faults import Faults
 

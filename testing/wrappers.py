@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, ExternalState
+from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation
 from onceward.sinks.base import DirectSink, TwoPhaseCommitSink
 
 from .faults import InjectedSinkError, InjectedStoreError, raising
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from onceward.core.log import LogStore
     from onceward.core.names import Scope
+    from onceward.core.sink import Guarantee
     from onceward.core.transaction import Committable, Progress, WriteContext
-    from onceward.sinks.base import Guarantee
 
     from .faults import Faults
 
@@ -93,9 +93,9 @@ class FaultySink(TwoPhaseCommitSink[Any]):
         found: Iterable[Committable] = self._raise("lingering", scope)
         return found
 
-    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
         make = partial(self.sink.inspect_many, committables)
-        unknown = [ExternalState.UNKNOWN] * len(committables)
+        unknown = [Observation.UNKNOWN] * len(committables)
         return self.faults.around("inspect_many", make, lambda _words: unknown)
 
     def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:

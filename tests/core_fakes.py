@@ -1,12 +1,13 @@
 # ruff: noqa: ARG001, ARG002 - the fakes keep the protocols' signatures
-"""A store in memory with scripted faults, and a participant that remembers its calls; for tests of core/ alone."""
+"""A store in memory with scripted faults, and a sink that remembers its calls; for tests of core/ alone."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onceward.core.checkpoint import Backoff, CommitPolicy
 from onceward.core.errors import StoreError
+from onceward.core.sink import Guarantee, TwoPhaseCommit
 from onceward.core.transaction import (
     AbortOutcome,
     AbortStatus,
@@ -14,13 +15,15 @@ from onceward.core.transaction import (
     CommitOutcome,
     CommitStatus,
     Committable,
-    ExternalState,
+    Observation,
     Progress,
     WriteContext,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    import pyarrow as pa
 
     from onceward.core.names import Scope
 
@@ -83,29 +86,43 @@ def answer_lost(effect: Callable[[], bool]) -> bool:
     raise StoreError("answer lost")
 
 
-class FakeSink:
-    """Participant whose answers are scripted: `answers` is taken from the front, then every commit succeeds."""
+class FakeSink(TwoPhaseCommit[Any]):
+    """Sink whose answers are scripted: `answers` is taken from the front, then every commit succeeds."""
 
     def __init__(self, name: str = "a", timeout: float | None = None) -> None:
         self.name = name
-        self.transaction_timeout = timeout
+        self._timeout = timeout
         self.answers: list[CommitStatus | Exception] = []
         self.open: list[Committable] = []
         self.elsewhere: list[Committable] = []
         self.committed: list[str] = []
         self.aborted: list[str] = []
         self.calls: list[str] = []
-        self.states: dict[str, ExternalState] = {}
+        self.states: dict[str, Observation] = {}
         self.abort_status = AbortStatus.ABORTED
         self.keeps_open = False
         self.claim_error: Exception | None = None
         self.completed_error: Exception | None = None
         self.when_listed: Callable[[], object] | None = None
 
-    def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
-        return [self._commit(c) for c in committables]
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee.EXACTLY_ONCE
 
-    def _commit(self, committable: Committable) -> CommitOutcome:
+    @property
+    def transaction_timeout(self) -> float | None:
+        return self._timeout
+
+    def begin(self, context: WriteContext) -> Any:
+        raise NotImplementedError
+
+    def write(self, transaction: Any, batch: pa.RecordBatch) -> None:
+        raise NotImplementedError
+
+    def pre_commit(self, transaction: Any) -> Committable:
+        raise NotImplementedError
+
+    def commit(self, committable: Committable) -> CommitOutcome:
         self.calls.append(f"commit {committable.transaction}")
         answer = self.answers.pop(0) if self.answers else CommitStatus.COMMITTED
         if isinstance(answer, Exception):
@@ -127,8 +144,8 @@ class FakeSink:
             self.when_listed()
         return listed
 
-    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
-        return [self.states.get(c.transaction, ExternalState.PREPARED) for c in committables]
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
+        return [self.states.get(c.transaction, Observation.PREPARED) for c in committables]
 
     def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
         return [c for c in self.elsewhere if (c.pipeline, c.log) == (pipeline, log)]

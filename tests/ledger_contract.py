@@ -13,7 +13,7 @@ import pytest
 from onceward.connectors.database.sink import DatabaseSink
 from onceward.core.errors import EpochConflictError
 from onceward.core.names import Scope
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, Progress, WriteContext
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, Progress, WriteContext
 from onceward.core.transaction.ownership import NOTHING
 
 SCOPE = Scope("orders", "words", "0123abcd")
@@ -144,7 +144,7 @@ class LedgerContract:
         committable = prepare(sink)
         assert sink.abort(committable).status is AbortStatus.ABORTED
         assert sink.abort(committable).status is AbortStatus.ABORTED
-        assert list(sink.inspect_many([committable])) == [ExternalState.ABORTED]
+        assert list(sink.inspect_many([committable])) == [Observation.ABORTED]
         sink.claim(SCOPE)
         assert sink.commit(committable).status is CommitStatus.LOST
 
@@ -153,7 +153,7 @@ class LedgerContract:
         committable = prepare(sink)
         elsewhere.claim(SCOPE)
         assert elsewhere.commit(committable).status is CommitStatus.UNKNOWN
-        assert list(elsewhere.inspect_many([committable])) == [ExternalState.UNKNOWN]
+        assert list(elsewhere.inspect_many([committable])) == [Observation.UNKNOWN]
         sink.claim(SCOPE)
         assert sink.commit(committable).status is CommitStatus.COMMITTED
 

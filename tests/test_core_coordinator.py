@@ -21,7 +21,7 @@ from onceward.core.errors import (
     StoreError,
 )
 from onceward.core.log import EpochInput, Rewind, read
-from onceward.core.transaction import ANY_EPOCH, AbortStatus, CommitStatus, Committable, ExternalState
+from onceward.core.transaction import ANY_EPOCH, AbortStatus, CommitStatus, Committable, Observation
 
 from .core_fakes import FakeSink, MemoryStore, acknowledgement, answer_lost, not_written, policy, prepared
 
@@ -431,7 +431,7 @@ class TestAcknowledgements:
 
 
 class TestAge:
-    def bench(self, age: float, state: ExternalState) -> tuple[Bench, Coordinator, Committable]:
+    def bench(self, age: float, state: Observation) -> tuple[Bench, Coordinator, Committable]:
         now = [0.0]
         bench = Bench(FakeSink(timeout=40.0), monotonic=lambda: now[0])
         coordinator = bench.opened()
@@ -443,12 +443,12 @@ class TestAge:
         return bench, coordinator, committable
 
     def test_a_young_transaction_is_not_asked_for(self):
-        bench, coordinator, committable = self.bench(10.0, ExternalState.ABORTED)
+        bench, coordinator, committable = self.bench(10.0, Observation.ABORTED)
         coordinator.commit(0, [acknowledgement(committable)], about(0))
         assert bench.sink.committed == [committable.transaction]
 
-    @pytest.mark.parametrize("state", [ExternalState.ABORTED, ExternalState.EXPIRED])
-    def test_an_old_one_that_ended_is_not_decided(self, state: ExternalState):
+    @pytest.mark.parametrize("state", [Observation.ABORTED, Observation.EXPIRED])
+    def test_an_old_one_that_ended_is_not_decided(self, state: Observation):
         bench, coordinator, committable = self.bench(10.1, state)
         with pytest.raises(DataLossError, match="ended before they were decided"):
             coordinator.commit(0, [acknowledgement(committable)], about(0))
@@ -457,13 +457,13 @@ class TestAge:
 
     def test_one_that_a_newer_writer_has_swept_is_no_loss(self):
         """The driver that slept is fenced, and nobody is alarmed."""
-        bench, coordinator, committable = self.bench(10.1, ExternalState.ABORTED)
+        bench, coordinator, committable = self.bench(10.1, Observation.ABORTED)
         bench.opened()
         with pytest.raises(FencedError, match="a newer writer"):
             coordinator.commit(0, [acknowledgement(committable)], about(0))
 
-    @pytest.mark.parametrize("state", [ExternalState.OPEN, ExternalState.PREPARED, ExternalState.UNKNOWN])
-    def test_an_old_one_that_may_be_there_is_decided(self, state: ExternalState):
+    @pytest.mark.parametrize("state", [Observation.OPEN, Observation.PREPARED, Observation.UNKNOWN])
+    def test_an_old_one_that_may_be_there_is_decided(self, state: Observation):
         bench, coordinator, committable = self.bench(30.0, state)
         coordinator.commit(0, [acknowledgement(committable)], about(0))
         assert bench.sink.committed == [committable.transaction]
@@ -471,7 +471,7 @@ class TestAge:
     @pytest.mark.parametrize(("own", "told", "asked"), [(0.0, 10.1, True), (30.0, 10.0, False)])
     def test_f_the_age_that_came_with_the_epoch_counts(self, own: float, told: float, asked: bool):
         """Where another process admitted and wrote it, the time since is not known here."""
-        bench, coordinator, committable = self.bench(own, ExternalState.EXPIRED)
+        bench, coordinator, committable = self.bench(own, Observation.EXPIRED)
         if asked:
             with pytest.raises(DataLossError):
                 coordinator.commit(0, [acknowledgement(committable)], about(0), age=told)
@@ -480,7 +480,7 @@ class TestAge:
         assert len(bench.sink.committed) == 1 - asked
 
     def test_an_epoch_without_rows_has_no_age(self):
-        _, coordinator, _ = self.bench(1000.0, ExternalState.ABORTED)
+        _, coordinator, _ = self.bench(1000.0, Observation.ABORTED)
         coordinator.commit(0, [acknowledgement()], about(0))
         assert coordinator.view.completed == 0
 
@@ -547,7 +547,7 @@ class TestCommitting:
         def other_driver_starts(*_: object) -> list[object]:
             Coordinator("p", bench.store, [newer], policy()).open()
             bench.sink.answers = [UNKNOWN]
-            return [bench.sink._commit(committable)]
+            return [bench.sink.commit(committable)]
 
         bench.sink.commit_many = other_driver_starts  # type: ignore[assignment,method-assign]
         with pytest.raises(FencedError):

@@ -6,53 +6,58 @@ from itertools import product
 
 import pytest
 
+from onceward.core.checkpoint.recovery import RECOVERY, Action, TransactionStatus, action
 from onceward.core.errors import LifecycleError
 from onceward.core.log import CommitPermit, Decide
-from onceward.core.transaction import AbortStatus, CommitOutcome, CommitStatus, ExternalState
-from onceward.core.transaction.lifecycle import PREDECESSORS, Lifecycle, TransactionState
-from onceward.core.transaction.recovery import (
-    AFTER_COMMIT,
-    PROVEN_NOT_COMMITTED,
-    RECOVERY,
-    Action,
-    AfterCommit,
-    LogState,
-    action,
+from onceward.core.transaction import (
+    AbortStatus,
+    CommitOutcome,
+    CommitStatus,
+    Observation,
+    abort_outcome,
+    commit_outcome,
 )
+from onceward.core.transaction.lifecycle import PREDECESSORS, Lifecycle, TransactionState
+from onceward.core.transaction.outcome import OUTCOMES, PROVEN_NOT_COMMITTED
 
 from .test_core_entries import BASE, COMMITTABLE
 
 
 def test_every_pair_of_states_has_exactly_one_action():
-    assert set(RECOVERY) == set(product(LogState, ExternalState))
-    for log, external in product(LogState, ExternalState):
-        assert action(log, external) in Action
+    assert set(RECOVERY) == set(TransactionStatus)
+    for status, seen in product(TransactionStatus, Observation):
+        assert action(status, seen) in Action
 
 
 def test_only_a_durable_and_open_decision_commits():
-    assert {log for (log, _), what in RECOVERY.items() if what is Action.COMMIT} == {LogState.DECIDED}
+    commits = {status for status, rows in RECOVERY.items() if Action.COMMIT in rows.values()}
+    assert commits == {TransactionStatus.DECIDED}
 
 
 def test_nothing_that_a_decision_names_is_ever_aborted():
-    assert {log for (log, _), what in RECOVERY.items() if what is Action.ABORT} == {LogState.STARTED}
+    aborts = {status for status, rows in RECOVERY.items() if Action.ABORT in rows.values()}
+    assert aborts == {TransactionStatus.LINGERING}
 
 
 def test_what_is_not_of_this_log_is_never_changed():
-    answers = {what for (log, _), what in RECOVERY.items() if log is LogState.NO_START}
-    assert answers <= {Action.REPORT, Action.NOTHING}
+    foreign = {action(TransactionStatus.FOREIGN, seen) for seen in Observation}
+    assert foreign == {Action.REPORT, Action.NOTHING}
 
 
 def test_a_decided_transaction_that_is_gone_is_loud():
-    for external in (ExternalState.ABORTED, ExternalState.EXPIRED):
-        assert action(LogState.DECIDED, external) is Action.LOST
+    for seen in (Observation.ABORTED, Observation.EXPIRED):
+        assert action(TransactionStatus.DECIDED, seen) is Action.LOST
 
 
-def test_every_commit_answer_has_exactly_one_consequence():
-    assert set(AFTER_COMMIT) == set(CommitStatus)
-    settled = {status for status in CommitStatus if CommitOutcome(status).settled}
-    assert settled == {status for status, after in AFTER_COMMIT.items() if after is AfterCommit.SETTLED}
-    assert CommitStatus.UNKNOWN not in PROVEN_NOT_COMMITTED
-    assert not PROVEN_NOT_COMMITTED & settled
+def test_every_observation_proves_one_thing_to_a_commit_and_one_to_an_abort():
+    assert set(OUTCOMES) == set(Observation)
+    settled = {seen for seen in Observation if commit_outcome(seen).settled}
+    assert settled == {Observation.COMMITTED}
+    proven = {seen for seen in Observation if commit_outcome(seen).status in PROVEN_NOT_COMMITTED}
+    assert proven == {Observation.ABORTED, Observation.EXPIRED}
+    gone = {seen for seen in Observation if abort_outcome(seen).done}
+    assert gone == {*proven, Observation.ABSENT}
+    assert not PROVEN_NOT_COMMITTED & {status for status in CommitStatus if CommitOutcome(status).settled}
 
 
 def test_abort_says_who_won():

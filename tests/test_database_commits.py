@@ -45,7 +45,7 @@ from onceward.core.transaction import (
     CommitOutcome,
     CommitStatus,
     Committable,
-    ExternalState,
+    Observation,
     Progress,
     WriteContext,
 )
@@ -479,7 +479,7 @@ def test_a_commit_between_two_questions_does_not_look_like_an_abort(monkeypatch:
 
     server.execute = then_committed  # type: ignore[method-assign]
     [state] = states.inspect(serve(monkeypatch, server), [WAITING])
-    assert state in (ExternalState.PREPARED, ExternalState.COMMITTED)
+    assert state in (Observation.PREPARED, Observation.COMMITTED)
 
 
 @pytest.mark.parametrize(

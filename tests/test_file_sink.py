@@ -32,7 +32,7 @@ from onceward.core.transaction import (
     Acknowledgement,
     CommitStatus,
     Committable,
-    ExternalState,
+    Observation,
     Progress,
     WriteContext,
 )
@@ -313,12 +313,12 @@ def test_what_may_have_been_committed_and_taken_away_long_ago_is_not_called_lost
     for committable in (old, new):
         sink.commit(committable)
     sink.completed(SCOPE, 2)
-    assert sink.inspect_many([old, new]) == [ExternalState.COMMITTED] * 2
+    assert sink.inspect_many([old, new]) == [Observation.COMMITTED] * 2
     for path in tmp_path.glob("*.parquet"):
         path.unlink()
     assert sink.commit(old).status is CommitStatus.UNKNOWN
     assert sink.commit(new).status is CommitStatus.ALREADY_COMMITTED
-    assert sink.inspect_many([old, new]) == [ExternalState.UNKNOWN, ExternalState.COMMITTED]
+    assert sink.inspect_many([old, new]) == [Observation.UNKNOWN, Observation.COMMITTED]
 
 
 def test_what_lingers_is_found_by_its_exact_name(tmp_path: Path):

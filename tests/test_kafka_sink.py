@@ -15,7 +15,7 @@ from onceward.connectors.kafka.producer import DeliveryFailures, TransactionalPr
 from onceward.connectors.kafka.sink import KafkaSink, KafkaTransaction
 from onceward.core.errors import ConfigurationError, KafkaError
 from onceward.core.names import PooledName, Scope
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, Progress, WriteContext
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, Progress, WriteContext
 from onceward.core.transaction.ownership import NOTHING
 
 SASL = {
@@ -89,7 +89,7 @@ def test_a_transaction_in_which_nothing_was_written_needs_no_broker():
     empty = Committable(kind="kafka", pipeline="p", sink="out", log="ab12", writer=0, epoch=0, transaction="id")
     assert sink.commit(empty).status is CommitStatus.COMMITTED
     assert sink.abort(empty).status is AbortStatus.ABORTED
-    assert sink.inspect_many([empty]) == [ExternalState.PREPARED]
+    assert sink.inspect_many([empty]) == [Observation.PREPARED]
 
 
 def test_a_sink_is_made_and_pickled_without_the_client_libraries():

@@ -10,10 +10,11 @@ from onceward.connectors.kafka.codes import PASSING, Code, code_name
 from onceward.connectors.kafka.coordinator import Description
 from onceward.connectors.kafka.handle import Handle, Prepared, listed_committable
 from onceward.connectors.kafka.ownership import never_committed
-from onceward.connectors.kafka.verdict import ABORT, COMMIT, STATE, Inside, Observation, judge, judge_partitions
+from onceward.connectors.kafka.verdict import OBSERVED, Fate, Inside, judge, judge_partitions
 from onceward.core.errors import LogDamagedError
 from onceward.core.names import PooledName, Scope
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation
+from onceward.core.transaction.outcome import OUTCOMES
 
 MINE = Handle("id", 7, 3, 1000)
 PREPARED = Prepared(MINE, frozenset({("t", 0), ("t", 1)}))
@@ -29,14 +30,16 @@ STATES = [
     "SomethingNew",
 ]
 NEXT = MINE._replace(producer_epoch=4)
+COMMIT = {fate: OUTCOMES[seen][0] for fate, seen in OBSERVED.items()}
+ABORT = {fate: OUTCOMES[seen][1] for fate, seen in OBSERVED.items()}
 
 
 def seen(state, handle=MINE, code=Code.NONE):
     return judge(MINE, Description(code, state, handle))
 
 
-def test_every_kind_of_evidence_has_one_meaning_in_each_table():
-    assert set(COMMIT) == set(ABORT) == set(STATE) == set(Observation)
+def test_every_fate_is_one_observation():
+    assert set(OBSERVED) == set(Fate)
 
 
 def test_a_commit_is_believed_only_if_this_very_transaction_is_shown_committed():
@@ -50,49 +53,49 @@ def test_a_commit_is_believed_only_if_this_very_transaction_is_shown_committed()
     for state, handle in itertools.product(STATES, others):
         assert COMMIT[seen(state, handle)] is not CommitStatus.ALREADY_COMMITTED
         assert ABORT[seen(state, handle)] is not AbortStatus.COMMITTED
-    assert [state for state in STATES if seen(state) is Observation.COMMITTED] == ["PrepareCommit", "CompleteCommit"]
+    assert [state for state in STATES if seen(state) is Fate.COMMITTED] == ["PrepareCommit", "CompleteCommit"]
 
 
 def test_nothing_but_this_very_open_transaction_is_ever_sent_a_request():
     for state, handle in itertools.product(
         STATES, [NEXT, MINE._replace(started_ms=1001), MINE._replace(producer_id=8)]
     ):
-        assert seen(state, handle) is not Observation.OPEN
-    assert [state for state in STATES if seen(state) is Observation.OPEN] == ["Ongoing"]
+        assert seen(state, handle) is not Fate.OPEN
+    assert [state for state in STATES if seen(state) is Fate.OPEN] == ["Ongoing"]
 
 
 def test_loss_is_proven_by_an_abort_with_the_same_start():
-    assert seen("CompleteAbort") is Observation.ABORTED
-    assert seen("CompleteAbort", NEXT) is Observation.OVERTHROWN
-    assert COMMIT[Observation.OVERTHROWN] is COMMIT[Observation.ABORTED] is CommitStatus.LOST
-    assert STATE[Observation.OVERTHROWN] is ExternalState.EXPIRED
+    assert seen("CompleteAbort") is Fate.ABORTED
+    assert seen("CompleteAbort", NEXT) is Fate.OVERTHROWN
+    assert COMMIT[Fate.OVERTHROWN] is COMMIT[Fate.ABORTED] is CommitStatus.LOST
+    assert OBSERVED[Fate.OVERTHROWN] is Observation.EXPIRED
 
 
 def test_a_raised_epoch_is_an_abort_only_if_the_coordinator_says_that_it_aborted():
     """A coordinator may raise the epoch at a commit, too (KIP-890)."""
-    aborts = {state for state in STATES if seen(state, NEXT) is Observation.OVERTHROWN}
+    aborts = {state for state in STATES if seen(state, NEXT) is Fate.OVERTHROWN}
     assert aborts == {"PrepareAbort", "CompleteAbort", "PrepareEpochFence"}
-    assert all(seen(state, NEXT) is Observation.REPLACED for state in set(STATES) - aborts)
+    assert all(seen(state, NEXT) is Fate.REPLACED for state in set(STATES) - aborts)
 
 
 def test_an_id_that_was_initialised_again_tells_nothing():
     for state in STATES:
-        assert seen(state, NEXT._replace(started_ms=-1)) is Observation.REPLACED
-    assert COMMIT[Observation.REPLACED] is CommitStatus.UNKNOWN
-    assert ABORT[Observation.REPLACED] is AbortStatus.UNKNOWN
+        assert seen(state, NEXT._replace(started_ms=-1)) is Fate.REPLACED
+    assert COMMIT[Fate.REPLACED] is CommitStatus.UNKNOWN
+    assert ABORT[Fate.REPLACED] is AbortStatus.UNKNOWN
 
 
 @pytest.mark.parametrize("code", [*sorted(PASSING), Code.UNKNOWN_SERVER_ERROR, 12345])
 def test_no_answer_is_never_an_answer(code):
-    assert seen("CompleteCommit", code=code) is Observation.NO_WORD
-    assert COMMIT[Observation.NO_WORD] is CommitStatus.RETRY_LATER
+    assert seen("CompleteCommit", code=code) is Fate.NO_WORD
+    assert COMMIT[Fate.NO_WORD] is CommitStatus.RETRY_LATER
 
 
 def test_an_unknown_id_was_never_written_or_is_long_gone():
     description = Description(Code.TRANSACTIONAL_ID_NOT_FOUND)
-    assert judge(MINE, description) is Observation.ABSENT
-    assert ABORT[Observation.ABSENT] is AbortStatus.ABORTED
-    assert COMMIT[Observation.ABSENT] is CommitStatus.UNKNOWN
+    assert judge(MINE, description) is Fate.ABSENT
+    assert ABORT[Fate.ABSENT] is AbortStatus.ABORTED
+    assert COMMIT[Fate.ABSENT] is CommitStatus.UNKNOWN
 
 
 def test_a_partition_tells_of_the_transactions_that_are_open_in_it():

@@ -26,13 +26,13 @@ from onceward.cli.operate.survey import Found, advice, survey
 from onceward.cli.operate.targets import SinksTarget
 from onceward.core import CheckpointConfig, FileBackend
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator, OnLost, Swept
-from onceward.core.checkpoint.status import TransactionStatus, status_of
+from onceward.core.checkpoint.recovery import TransactionStatus, status_of
 from onceward.core.errors import CommitPendingError, ConfigurationError, DataLossError, EpochConflictError, FencedError
 from onceward.core.log import Decide, DirectoryStore, LogView, LogWriter, Resolved
 from onceward.core.log.records import audit_records
 from onceward.core.log.view import NONE
 from onceward.core.steps import Step, hooked
-from onceward.core.transaction import ANY_EPOCH, Committable, ExternalState
+from onceward.core.transaction import ANY_EPOCH, Committable, Observation
 from onceward.sources import SequenceSource
 from onceward.testing.sink_case import SinkCase, SinkUnderTest, numbered
 
@@ -195,7 +195,7 @@ def test_a_target_that_was_not_given_fences_nobody(case: Case) -> None:
     case.finish_until(Step.COMMIT_BEFORE, 0, committable)
     tail = case.log.view.tail
     found = survey([case.log], [SinksTarget([], "none")])
-    assert [(one.target, one.state) for one in found] == [(None, ExternalState.UNKNOWN)]
+    assert [(one.target, one.state) for one in found] == [(None, Observation.UNKNOWN)]
     with pytest.raises(ConfigurationError, match=r"sink files.*--sinks"):
         case.commit(found)
     assert case.log.view.tail == tail
@@ -235,9 +235,9 @@ def test_a_driver_that_skips_what_is_lost_does_not_skip_what_is_elsewhere(case: 
 class Telling(FileSink):
     """A FileSink that can be asked."""
 
-    answer = ExternalState.UNKNOWN
+    answer = Observation.UNKNOWN
 
-    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
         return [self.answer for _ in committables]
 
 
@@ -329,7 +329,7 @@ def test_sinks_without_a_log_are_listed_by_their_pipelines_name(case: Case) -> N
 def test_what_the_target_has_ended_only_in_part_is_still_held(case: Case) -> None:
     case.sink_case.prepare()
     half = Telling("files", case.target, format="jsonl")
-    half.answer = ExternalState.EXPIRED
+    half.answer = Observation.EXPIRED
     [found] = survey([case.log], [SinksTarget([half], "half")])
     assert found.held
     assert "txn abort" in found.next
@@ -399,8 +399,8 @@ def test_what_a_decision_names_stands_by_its_completion(undone: bool, expected: 
 
 
 @pytest.mark.parametrize("status", TransactionStatus)
-@pytest.mark.parametrize("state", ExternalState)
-def test_there_is_advice_for_all_that_can_be_seen(status: TransactionStatus, state: ExternalState) -> None:
+@pytest.mark.parametrize("state", Observation)
+def test_there_is_advice_for_all_that_can_be_seen(status: TransactionStatus, state: Observation) -> None:
     assert advice(status, state)
 
 
@@ -534,7 +534,7 @@ class TestCommands:
             committable(sink="key", transaction="onceward:1:orders:key:0a0b0c0d:100:42:1:0:ab [red]"),
             case.sinks_target,
             TransactionStatus.IN_DOUBT,
-            ExternalState.PREPARED,
+            Observation.PREPARED,
             listed=True,
         )
         show.table([found])

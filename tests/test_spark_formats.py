@@ -15,7 +15,7 @@ from onceward.core.errors import CommitPendingError, DataLossError, EpochConflic
 from onceward.core.log import read
 from onceward.core.log.directory import DirectoryStore
 from onceward.core.steps import Step, hooked
-from onceward.core.transaction import ExternalState, WriteContext
+from onceward.core.transaction import Observation, WriteContext
 
 from .core_fakes import policy
 from .spark_kit import Checkpoint, SparkSink, batches, running, target_called
@@ -164,9 +164,9 @@ class Clock:
     def policy(self) -> CommitPolicy:
         return policy(monotonic=lambda: self.now)
 
-    def inspect(self, committables: Sequence[object]) -> list[ExternalState]:
+    def inspect(self, committables: Sequence[object]) -> list[Observation]:
         self.asked += len(committables)
-        return [ExternalState.EXPIRED for _ in committables]
+        return [Observation.EXPIRED for _ in committables]
 
 
 @pytest.fixture

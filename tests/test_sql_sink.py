@@ -16,7 +16,7 @@ from onceward.connectors.database.sql.xids import Xid, gtrid_of, read_xid
 from onceward.connectors.database.verdict import Facts
 from onceward.core.errors import ConfigurationError, RetryableSinkError
 from onceward.core.names import Scope, TransactionName
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, WriteContext
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, WriteContext
 
 POSTGRES = "postgresql+psycopg://writer:ge%20heim%26%25@127.0.0.1:1/shop?connect_timeout=1"
 MARIADB = "mariadb+pymysql://writer:ge%20heim%26%25@127.0.0.1:1/shop"
@@ -288,7 +288,7 @@ def test_an_absent_row_proves_something_only_in_the_right_ledger(
 ) -> None:
     assert facts.commit_outcome(committable(), "words").status == CommitStatus(commit)
     assert facts.abort_outcome(committable(), "words").status == AbortStatus(abort)
-    assert facts.state(committable()) == ExternalState(state)
+    assert facts.state(committable()) == Observation(state)
 
 
 # MariaDB's keys

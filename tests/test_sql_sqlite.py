@@ -22,7 +22,7 @@ from onceward.connectors.database.sql.sink import SqlAlchemySink
 from onceward.connectors.database.sql.sqlite import _set_up
 from onceward.core.errors import ConfigurationError, EpochConflictError, RetryableSinkError, SchemaError, SqlError
 from onceward.core.names import Scope
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, WriteContext
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, WriteContext
 from onceward.core.transaction.ownership import NOTHING
 
 from .ledger_contract import LedgerContract
@@ -89,7 +89,7 @@ def test_staged_rows_are_in_no_readers_table_until_one_transaction_moves_them(da
     sink = database.sink()
     parts = [write(sink, context(subtask=n), words(10 * n)) for n in range(2)]
     assert database.rows() == []
-    assert list(sink.inspect_many(parts)) == [ExternalState.PREPARED] * 2
+    assert list(sink.inspect_many(parts)) == [Observation.PREPARED] * 2
     assert [o.status for o in sink.commit_many(parts)] == [CommitStatus.COMMITTED] * 2
     assert database.rows() == expected(0) + expected(10)
     assert database.run("SELECT count(*) FROM onceward_staged") == [(0,)]

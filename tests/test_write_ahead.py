@@ -17,7 +17,7 @@ from onceward.core.errors import EpochConflictError, RetryableSinkError, SinkErr
 from onceward.core.log.memory import MemoryStore
 from onceward.core.names import Scope, file_name, parse_file_name
 from onceward.core.steps import Step, hooked
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, Progress, WriteContext
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, Progress, WriteContext
 from onceward.core.transaction.ownership import NOTHING
 from onceward.sinks import Guarantee, WriteAheadLogSink
 from onceward.sinks.folders import IDENTITY
@@ -382,11 +382,11 @@ def test_what_may_have_been_sent_long_ago_is_not_called_lost(tmp_path: Path):
     old, new = prepared(sink, range(2), epoch=1), prepared(sink, range(2), epoch=2)
     for committable in (old, new):
         sink.commit(committable)
-    assert sink.inspect_many([old, new]) == [ExternalState.COMMITTED] * 2
+    assert sink.inspect_many([old, new]) == [Observation.COMMITTED] * 2
     sink.completed(SCOPE, 2)
     assert sink.commit(old).status is CommitStatus.UNKNOWN
     assert sink.commit(new).status is CommitStatus.ALREADY_COMMITTED
-    assert sink.inspect_many([old, new]) == [ExternalState.UNKNOWN, ExternalState.COMMITTED]
+    assert sink.inspect_many([old, new]) == [Observation.UNKNOWN, Observation.COMMITTED]
 
 
 def test_a_crash_after_the_last_row_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

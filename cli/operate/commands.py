@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onceward.core.checkpoint.status import TransactionStatus
+from onceward.core.checkpoint.recovery import TransactionStatus
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import pairs
 

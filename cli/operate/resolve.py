@@ -6,23 +6,23 @@ import getpass
 import os
 import socket
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onceward.core.checkpoint import Backoff, CommitPolicy, OnLost, finish, sweep
-from onceward.core.checkpoint.status import TransactionStatus
+from onceward.core.checkpoint.recovery import TransactionStatus
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError
 from onceward.core.log import LogWriter
-from onceward.core.transaction import ExternalState
-from onceward.core.transaction.recovery import PROVEN_NOT_COMMITTED
+from onceward.core.transaction.outcome import PROVEN_NOT_COMMITTED
 from onceward.sinks.base import TwoPhaseCommitSink
 
-from .survey import participants
+from .survey import UNPROVEN, sinks_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from onceward.core.checkpoint import Participant, Swept
+    from onceward.core.checkpoint import Swept
     from onceward.core.log import Decide
+    from onceward.core.sink import TwoPhaseCommit
     from onceward.core.transaction import AbortOutcome
 
     from .logs import Log
@@ -82,7 +82,7 @@ def commit_decided(
     """
     check_alive(found)
     decided = [one for one in found if one.status is TransactionStatus.DECIDED]
-    sinks = participants(decided)
+    sinks = sinks_of(decided)
     _check_known(decided, sinks)
     _check_same(log, decision, log.view.undone)
     if log.view.undone is None:
@@ -127,7 +127,7 @@ def _check_same(log: Log, decision: Decide, waiting: Decide | None) -> None:
         )
 
 
-def _check_known(decided: Sequence[Found], sinks: Mapping[str, Participant]) -> None:
+def _check_known(decided: Sequence[Found], sinks: Mapping[str, TwoPhaseCommit[Any]]) -> None:
     """Who gives the wrong target is told before a run is fenced.
 
     Raises:
@@ -136,7 +136,7 @@ def _check_known(decided: Sequence[Found], sinks: Mapping[str, Participant]) -> 
     for name, sink in sinks.items():
         mine = [one for one in decided if one.committable.sink == name]
         can_tell = type(sink).inspect_many is not TwoPhaseCommitSink.inspect_many
-        if can_tell and all(not one.listed and one.state is ExternalState.UNKNOWN for one in mine):
+        if can_tell and all(not one.listed and one.state in UNPROVEN for one in mine):
             raise ConfigurationError(
                 f"the target given for sink {name} does not know {mine[0].name}, which is decided, or cannot tell now: "
                 "is it the right one? If it is, start the pipeline, which asks again. Nothing was done"

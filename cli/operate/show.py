@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from onceward.core.checkpoint.status import TransactionStatus
+from onceward.core.checkpoint.recovery import TransactionStatus
 from onceward.core.transaction import ANY_EPOCH
 
 if TYPE_CHECKING:

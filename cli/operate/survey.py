@@ -11,27 +11,20 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from onceward.core.checkpoint.status import TransactionStatus, status_of
+from onceward.core.checkpoint.recovery import Action, TransactionStatus, action, status_of
 from onceward.core.errors import ConfigurationError
 from onceward.core.names import Scope
-from onceward.core.transaction import ANY_EPOCH, Committable, ExternalState
-from onceward.core.transaction.recovery import Action, LogState, action
+from onceward.core.transaction import ANY_EPOCH, Committable, Observation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from onceward.core.checkpoint import Participant
     from onceward.core.log import LogView
+    from onceward.core.sink import TwoPhaseCommit
 
     from .logs import Log
     from .targets import Target
 
-
-_IN_THE_LOG: Final = {
-    TransactionStatus.DECIDED: LogState.DECIDED,
-    TransactionStatus.COMPLETED: LogState.COMPLETED,
-    TransactionStatus.LINGERING: LogState.STARTED,
-}
 _REPORT: Final = {
     TransactionStatus.COMPLETED: "its decision is completed, and yet the target has it open: ask those who run the "
     "target",
@@ -54,14 +47,16 @@ _ADVICE: Final = {
 }
 
 
-def advice(status: TransactionStatus, state: ExternalState) -> str:
+def advice(status: TransactionStatus, state: Observation) -> str:
     """What happens with it, or what an operator can do."""
-    what = action(_IN_THE_LOG.get(status, LogState.NO_START), state)
+    what = action(status, state)
     return _REPORT[status] if what is Action.REPORT else _ADVICE[what]
 
 
-_PREPARED = ExternalState.PREPARED
-_ENDED = frozenset({ExternalState.ABORTED, ExternalState.EXPIRED})
+_PREPARED = Observation.PREPARED
+UNPROVEN: Final = frozenset({Observation.UNKNOWN, Observation.ABSENT, Observation.NO_ANSWER})
+"""What tells nothing of a transaction."""
+_ENDED = frozenset({Observation.ABORTED, Observation.EXPIRED})
 GIVEN_UP = (
     "given up on somebody's word (`onceward checkpoints` says whose): the next start completes its epoch without it"
 )
@@ -83,7 +78,7 @@ class Found:
     committable: Committable
     target: Target | None
     status: TransactionStatus
-    state: ExternalState
+    state: Observation
     listed: bool
     given_up: bool = False
 
@@ -95,7 +90,7 @@ class Found:
     @property
     def held(self) -> bool:
         """Whether it holds locks or readers."""
-        return self.listed and self.state is not ExternalState.COMMITTED
+        return self.listed and self.state is not Observation.COMMITTED
 
     @property
     def next(self) -> str:
@@ -127,10 +122,10 @@ class Found:
 
 
 @dataclass(frozen=True)
-class _Observation:
+class _Seen:
     committable: Committable
     target: Target | None
-    state: ExternalState
+    state: Observation
     listed: bool
 
 
@@ -148,7 +143,7 @@ def survey(logs: Sequence[Log], targets: Sequence[Target], pipeline: str | None 
         StoreError: A store did not answer.
     """
     known = {log.pipeline for log in logs} | ({pipeline} if pipeline is not None else set())
-    seen: dict[tuple[str, ...], _Observation] = {}
+    seen: dict[tuple[str, ...], _Seen] = {}
     for target in targets:
         for found in _listed(target, known, pipeline):
             seen.setdefault((found.committable.pipeline, *found.committable.identity()), found)
@@ -167,7 +162,7 @@ def _newest(views: Iterable[tuple[str, LogView]]) -> list[tuple[str, LogView]]:
     return list(newest.values())
 
 
-def participants(found: Iterable[Found]) -> Mapping[str, Participant]:
+def sinks_of(found: Iterable[Found]) -> Mapping[str, TwoPhaseCommit[Any]]:
     """By which these of one pipeline are ended, by the name of the sink.
 
     Raises:
@@ -191,7 +186,7 @@ def participants(found: Iterable[Found]) -> Mapping[str, Participant]:
     return {name: target.sink(name) for name, target in targets.items()}
 
 
-def _listed(target: Target, known: set[str], pipeline: str | None) -> Iterable[_Observation]:
+def _listed(target: Target, known: set[str], pipeline: str | None) -> Iterable[_Seen]:
     for names in sorted(target.names(known)):
         if pipeline not in (None, names.pipeline):
             continue
@@ -199,10 +194,10 @@ def _listed(target: Target, known: set[str], pipeline: str | None) -> Iterable[_
         listed = list(sink.lingering(Scope(names.pipeline, names.sink, "")))
         for committable, state in zip(listed, sink.inspect_many(listed), strict=True):
             # To be listed is an answer, where the target gives no better one.
-            yield _Observation(committable, target, _PREPARED if state is ExternalState.UNKNOWN else state, listed=True)
+            yield _Seen(committable, target, _PREPARED if state in UNPROVEN else state, listed=True)
 
 
-def _waiting(view: LogView, targets: Sequence[Target], seen: set[tuple[str, ...]]) -> Iterable[_Observation]:
+def _waiting(view: LogView, targets: Sequence[Target], seen: set[tuple[str, ...]]) -> Iterable[_Seen]:
     """What the undone decision names and no listing showed."""
     decided = view.undone.committables if view.undone is not None else ()
     by_sink: dict[tuple[str, str], list[Committable]] = defaultdict(list)
@@ -211,17 +206,17 @@ def _waiting(view: LogView, targets: Sequence[Target], seen: set[tuple[str, ...]
             by_sink[committable.kind, committable.sink].append(committable)
     for (kind, sink), committables in by_sink.items():
         target = next((target for target in targets if target.holds(kind, sink)), None)
-        unknown = [ExternalState.UNKNOWN for _ in committables]
+        unknown = [Observation.UNKNOWN for _ in committables]
         states = target.sink(sink).inspect_many(committables) if target is not None else unknown
         for committable, state in zip(committables, states, strict=True):
-            yield _Observation(committable, target, state, listed=False)
+            yield _Seen(committable, target, state, listed=False)
 
 
 def _name(committable: Committable) -> tuple[str, ...]:
     return (committable.pipeline, committable.sink, committable.transaction)
 
 
-def _found(seen: _Observation, views: Sequence[tuple[str, LogView]]) -> Found:
+def _found(seen: _Seen, views: Sequence[tuple[str, LogView]]) -> Found:
     """With the word of its own log if that is among them, else of another one of its pipeline."""
     c = seen.committable
     of_pipeline = [view for pipeline, view in views if pipeline == c.pipeline]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from onceward.connectors.database.postgres.sink import PostgresSink
-    from onceward.core.checkpoint import Participant
+    from onceward.core.sink import TwoPhaseCommit
 
 
 class Names(NamedTuple):
@@ -48,7 +48,7 @@ class Target(Protocol):
         """Whether committables of this kind and sink are here."""
         ...
 
-    def sink(self, name: str) -> Participant:
+    def sink(self, name: str) -> TwoPhaseCommit[Any]:
         """By which transactions of this sink are listed and ended."""
         ...
 
@@ -83,7 +83,7 @@ class KafkaTarget:
 
         return kind == KIND
 
-    def sink(self, name: str) -> Participant:
+    def sink(self, name: str) -> TwoPhaseCommit[Any]:
         return self._make(name, **self._how)
 
 
@@ -116,7 +116,7 @@ class PostgresTarget:
     def holds(self, kind: str, sink: str) -> bool:  # noqa: ARG002
         return kind in self._sink("any").resolutions()
 
-    def sink(self, name: str) -> Participant:
+    def sink(self, name: str) -> TwoPhaseCommit[Any]:
         return self._sink(name)
 
     def _sink(self, name: str) -> PostgresSink:
@@ -178,5 +178,5 @@ class SinksTarget:
     def holds(self, kind: str, sink: str) -> bool:  # noqa: ARG002
         return sink in self._sinks
 
-    def sink(self, name: str) -> Participant:
+    def sink(self, name: str) -> TwoPhaseCommit[Any]:
         return self._sinks[name]

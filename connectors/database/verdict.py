@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, ExternalState
+from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,10 +36,10 @@ _ABORTS: Final = {
     Verdict.UNKNOWN: AbortStatus.UNKNOWN,
 }
 _STATES: Final = {
-    Verdict.COMMITTED: ExternalState.COMMITTED,
-    Verdict.NOT_COMMITTED: ExternalState.ABORTED,
-    Verdict.ASK_AGAIN: ExternalState.UNKNOWN,
-    Verdict.UNKNOWN: ExternalState.UNKNOWN,
+    Verdict.COMMITTED: Observation.COMMITTED,
+    Verdict.NOT_COMMITTED: Observation.ABORTED,
+    Verdict.ASK_AGAIN: Observation.UNKNOWN,
+    Verdict.UNKNOWN: Observation.UNKNOWN,
 }
 
 
@@ -84,7 +84,7 @@ class Facts:
             return AbortOutcome(AbortStatus.ABORTED, _joined(said, "nor has this decision log ever written here"))
         return AbortOutcome(_ABORTS[verdict], _joined(said, why))
 
-    def state(self, committable: Committable) -> ExternalState:
+    def state(self, committable: Committable) -> Observation:
         """The state of a transaction that is not waiting."""
         return _STATES[self.judge(committable)[0]]
 

@@ -24,8 +24,9 @@ from onceward.core.transaction import (
     CommitOutcome,
     CommitStatus,
     Committable,
-    ExternalState,
+    Observation,
     WriteContext,
+    commit_outcome,
 )
 from onceward.sinks.folder_sink import FolderSink, with_file_errors
 from onceward.sinks.folders import check_folder, elsewhere, identity_of
@@ -208,23 +209,23 @@ class FileSink(FolderSink[Files]):
                     CommitStatus.LOST, f"{self._area.pending(transaction) / hidden(missing[0])} is gone"
                 )
             if not self._area.has_begun(transaction):
-                return self._without_proof(committable)
+                return commit_outcome(*self._without_proof(committable))
             moved = self._area.finish(transaction, files)
         except OSError as error:
             return CommitOutcome(CommitStatus.RETRY_LATER, f"{self.directory}: {error}")
         return CommitOutcome(CommitStatus.COMMITTED if moved else CommitStatus.ALREADY_COMMITTED)
 
-    def _without_proof(self, committable: Committable) -> CommitOutcome:
+    def _without_proof(self, committable: Committable) -> tuple[Observation, str]:
         """Neither pending nor known to be committed."""
         files, pending = committable.handle["files"], self._area.pending(committable.transaction)
         finished = [self._area.final(committable.transaction, file).exists() for file in files]
         if all(finished):
-            return CommitOutcome(CommitStatus.ALREADY_COMMITTED)
+            return Observation.COMMITTED, ""
         if wrong := elsewhere(self._area.path, committable):
-            return CommitOutcome(CommitStatus.RETRY_LATER, wrong)
+            return Observation.NO_ANSWER, wrong
         if any(finished) or self._is_outlived(committable):
-            return CommitOutcome(CommitStatus.UNKNOWN, f"{pending} is gone; its files may have been finished")
-        return CommitOutcome(CommitStatus.LOST, f"{pending} is gone, and was not committed")
+            return Observation.UNKNOWN, f"{pending} is gone; its files may have been finished"
+        return Observation.ABORTED, f"{pending} is gone, and was not committed"
 
     def abort(self, committable: Committable) -> AbortOutcome:
         """Delete the pending files, unless their commit has begun."""
@@ -238,26 +239,20 @@ class FileSink(FolderSink[Files]):
         return AbortOutcome(AbortStatus.UNKNOWN, "there is no trace of it")
 
     @with_file_errors
-    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
         """Look for the pending folder, for the proof of a commit, then for the files."""
         return [self._inspect(committable) for committable in committables]
 
-    def _inspect(self, committable: Committable) -> ExternalState:
+    def _inspect(self, committable: Committable) -> Observation:
         transaction, files = committable.transaction, committable.handle.get("files", ())
         if self._area.pending(transaction).exists():
-            return ExternalState.PREPARED
+            return Observation.PREPARED
         if self._area.has_begun(transaction):
             finished = self._area.is_finished(transaction, files)
-            return ExternalState.COMMITTED if finished else ExternalState.PREPARED
+            return Observation.COMMITTED if finished else Observation.PREPARED
         if not files:
-            return ExternalState.UNKNOWN
-        match self._without_proof(committable).status:
-            case CommitStatus.ALREADY_COMMITTED:
-                return ExternalState.COMMITTED
-            case CommitStatus.LOST:
-                return ExternalState.ABORTED
-            case _:
-                return ExternalState.UNKNOWN
+            return Observation.UNKNOWN
+        return self._without_proof(committable)[0]
 
     @property
     def _area(self) -> FileArea:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.dataset
 
 from onceward.core.errors import ConfigurationError, SourceError
-from onceward.sources.base import Piece, Position, ResettableSource, Split
+from onceward.core.source import Piece, Position, ResettableSource, Split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

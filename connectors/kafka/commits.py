@@ -37,12 +37,19 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
+from onceward.core.transaction import (
+    AbortOutcome,
+    AbortStatus,
+    CommitOutcome,
+    CommitStatus,
+    abort_outcome,
+    commit_outcome,
+)
 
 from .codes import FORBIDDEN, Code, code_name
 from .inspector import Inspector
 from .retries import Retries
-from .verdict import Inside, Observation, abort_outcome, commit_outcome
+from .verdict import OBSERVED, Fate, Inside, words
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -63,13 +70,13 @@ PARTS_OF_TIMEOUT: Final = 64
 """How exactly a transaction's age is found out, for messages."""
 
 
-def look_at(client: TransactionCoordinatorClient, transactions: Sequence[Prepared]) -> list[Observation]:
+def look_at(client: TransactionCoordinatorClient, transactions: Sequence[Prepared]) -> list[Fate]:
     """What became of each transaction; asks again while partitions do not answer."""
     found: list[Inspection] = []
     inspector = Inspector(client)
     for _ in Retries(RETRY_SECONDS):
         found = inspector.inspect(transactions)
-        if all(one.seen is not Observation.OPEN or one.whole for one in found):
+        if all(one.seen is not Fate.OPEN or one.whole for one in found):
             break
     return [one.seen for one in found]
 
@@ -92,7 +99,7 @@ def commit(client: TransactionCoordinatorClient, transactions: Sequence[Prepared
         waiting = [t for t in waiting if outcomes[t].status is CommitStatus.RETRY_LATER]
         if not waiting:
             break
-    outcomes |= _with_time_left(client, outcomes, {t: found[t] for t in waiting if found[t].seen is Observation.OPEN})
+    outcomes |= _with_time_left(client, outcomes, {t: found[t] for t in waiting if found[t].seen is Fate.OPEN})
     return [outcomes[transaction] for transaction in transactions]
 
 
@@ -107,12 +114,12 @@ def _outcome(inspector: Inspector, transaction: Prepared, found: Inspection, sen
     """
     later = CommitStatus.RETRY_LATER
     if found.stuck:
-        words = f"open, but {_names(found)} does not answer; it is not waited for after half of the timeout"
-        return CommitOutcome(later, words)
-    if found.seen is Observation.OPEN and not found.whole:
+        waits = f"open, but {_names(found)} does not answer; it is not waited for after half of the timeout"
+        return CommitOutcome(later, waits)
+    if found.seen is Fate.OPEN and not found.whole:
         return CommitOutcome(later, f"{found.seen.value}, but {found.inside.value}")
-    if found.seen is not Observation.COMMITTED:
-        return commit_outcome(found.seen, found.code or sent or Code.NONE)
+    if found.seen is not Fate.COMMITTED:
+        return commit_outcome(OBSERVED[found.seen], words(found.seen, found.code or sent or Code.NONE))
     if found.ended:
         status = CommitStatus.COMMITTED if sent == Code.NONE else CommitStatus.ALREADY_COMMITTED
         return CommitOutcome(status, _lost_with(transaction, found.deleted))
@@ -179,13 +186,13 @@ def abort(client: TransactionCoordinatorClient, transaction: Prepared) -> AbortO
     inspector = Inspector(client)
     for _ in Retries(RETRY_SECONDS):
         [found] = inspector.inspect([transaction])
-        outcome = abort_outcome(found.seen, found.code)
-        if found.seen is Observation.BEHIND or found.whole:
+        outcome = abort_outcome(OBSERVED[found.seen], words(found.seen, found.code))
+        if found.seen is Fate.BEHIND or found.whole:
             code = client.fence(handle.transactional_id, handle.producer_id, handle.producer_epoch)
             outcome = AbortOutcome(AbortStatus.RETRY_LATER, f"fencing was answered with {code_name(code)}")
             if code in FORBIDDEN:
                 break
-        elif found.seen in (Observation.ABORTED, Observation.OVERTHROWN) and not found.ended:
+        elif found.seen in (Fate.ABORTED, Fate.OVERTHROWN) and not found.ended:
             code = inspector.finish_partitions(transaction, commit=False) if found.complete else Code.NONE
             outcome = AbortOutcome(AbortStatus.RETRY_LATER, _skipped(code) if found.complete else found.inside.value)
         elif outcome.status is not AbortStatus.RETRY_LATER and found.complete:
@@ -204,9 +211,9 @@ def _lost_with(transaction: Prepared, deleted: Collection[str]) -> str:
     """What is to be said of topics that were deleted while their rows waited for the commit."""
     if not deleted:
         return ""
-    words = f"the rows in {', '.join(sorted(deleted))} are gone: the topic was deleted before they were committed"
-    _log.warning("%s is committed, but %s", transaction.handle.transactional_id, words)
-    return words
+    lost = f"the rows in {', '.join(sorted(deleted))} are gone: the topic was deleted before they were committed"
+    _log.warning("%s is committed, but %s", transaction.handle.transactional_id, lost)
+    return lost
 
 
 def _skipped(code: int) -> str:

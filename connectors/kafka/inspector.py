@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from .codes import Code
-from .verdict import Inside, Observation, judge, judge_partitions
+from .verdict import Fate, Inside, judge, judge_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Inspection(NamedTuple):
     """What coordinator and partitions say of a transaction."""
 
-    seen: Observation
+    seen: Fate
     inside: Inside
     complete: bool
     """Whether the coordinator has finished ending it."""
@@ -33,12 +33,12 @@ class Inspection(NamedTuple):
     @property
     def whole(self) -> bool:
         """Whether it is open, as far as it can be."""
-        return self.seen is Observation.OPEN and self.inside in (Inside.OPEN, Inside.GONE)
+        return self.seen is Fate.OPEN and self.inside in (Inside.OPEN, Inside.GONE)
 
     @property
     def stuck(self) -> bool:
         """Whether it is open, and nothing but a silent partition says that it might not be."""
-        return self.seen is Observation.OPEN and self.inside is Inside.SILENT
+        return self.seen is Fate.OPEN and self.inside is Inside.SILENT
 
     @property
     def ended(self) -> bool:
@@ -76,8 +76,8 @@ class Inspector:
         seen = judge(transaction.handle, description)
         deleted = self._deleted.get(transaction, frozenset())
         inside = judge_partitions(transaction, self._producers, deleted)
-        if seen is Observation.OPEN and transaction in self._ended_before:
-            seen = Observation.BEHIND
+        if seen is Fate.OPEN and transaction in self._ended_before:
+            seen = Fate.BEHIND
         if inside in (Inside.ENDED, Inside.MIXED):
             self._ended_before.add(transaction)
         silent = sorted(p for p in transaction.partitions if self._producers.get(p) is None and p[0] not in deleted)
@@ -85,13 +85,13 @@ class Inspector:
             seen=seen,
             inside=inside,
             complete=not description.state.startswith("Prepare"),
-            code=description.code if seen is Observation.NO_WORD else Code.NONE,
+            code=description.code if seen is Fate.NO_WORD else Code.NONE,
             timeout_ms=description.timeout_ms,
             silent=tuple(silent),
             deleted=deleted,
         )
 
-    def _find_deleted(self, found: Sequence[tuple[Prepared, Observation]]) -> None:
+    def _find_deleted(self, found: Sequence[tuple[Prepared, Fate]]) -> None:
         """Ask for the topics whose partitions are silent, or have ended what the coordinator calls open."""
         doubtful = {t: {p[0] for p in t.partitions if self._is_doubtful(t, seen, p)} for t, seen in found}
         asked = set().union(*doubtful.values())
@@ -101,9 +101,9 @@ class Inspector:
             if gone:
                 self._deleted[transaction] = self._deleted.get(transaction, frozenset()) | gone
 
-    def _is_doubtful(self, transaction: Prepared, seen: Observation, partition: Partition) -> bool:
+    def _is_doubtful(self, transaction: Prepared, seen: Fate, partition: Partition) -> bool:
         open_ = self._producers.get(partition)
-        return open_ is None or (seen is Observation.OPEN and transaction.producer not in open_)
+        return open_ is None or (seen is Fate.OPEN and transaction.producer not in open_)
 
     def _is_deleted(self, transaction: Prepared, topic: str, ids: Mapping[str, str | None]) -> bool:
         if topic not in ids:

@@ -12,7 +12,7 @@ import itertools
 from heapq import heapify, heapreplace
 from typing import TYPE_CHECKING, NamedTuple
 
-from onceward.sources.base import Split
+from onceward.core.source import Split
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -51,7 +51,7 @@ from onceward.core.names import PooledName
 from .cluster import cluster_of
 from .codes import Code
 from .producer import TransactionalProducer
-from .verdict import Observation, judge
+from .verdict import Fate, judge
 
 if TYPE_CHECKING:
     from onceward.core.names import Scope
@@ -174,7 +174,7 @@ class ProducerPool:
             return True
         name = str(candidate.name)
         described = cluster_of(self._key.settings).transactions.describe([name])
-        return judge(candidate.prepared.handle, described[name]) is Observation.COMMITTED
+        return judge(candidate.prepared.handle, described[name]) is Fate.COMMITTED
 
     def _raised(self, candidate: Candidate) -> bool:
         """Raise the producer epoch once more before an id's second transaction: see ownership.never_committed."""

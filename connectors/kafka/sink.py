@@ -26,7 +26,7 @@ from .pool import PoolKey, pool_of
 from .producer import check_settings
 from .rows import Rows, check_columns
 from .settings import KafkaSettings, split_options
-from .verdict import STATE, Observation
+from .verdict import OBSERVED, Fate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from onceward.core.names import Scope
-    from onceward.core.transaction import ExternalState, Progress, WriteContext
+    from onceward.core.transaction import Observation, Progress, WriteContext
 
     from .cluster import Cluster
     from .coordinator import TransactionCoordinatorClient
@@ -235,11 +235,11 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             return AbortOutcome(AbortStatus.ABORTED, NOTHING_WRITTEN)
         return commits.abort(self._client, transaction)
 
-    def inspect_many(self, committables: Sequence[Committable]) -> list[ExternalState]:
+    def inspect_many(self, committables: Sequence[Committable]) -> list[Observation]:
         """Ask coordinators and partitions; see TwoPhaseCommitSink."""
         transactions = [Prepared.of(committable) for committable in committables]
         seen = iter(commits.look_at(self._client, [t for t in transactions if t is not None]))
-        return [STATE[Observation.OPEN if transaction is None else next(seen)] for transaction in transactions]
+        return [OBSERVED[Fate.OPEN if transaction is None else next(seen)] for transaction in transactions]
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:
         """List open transactions under exactly this name; see TwoPhaseCommitSink."""

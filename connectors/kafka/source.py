@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from onceward.core.errors import ConfigurationError, SourceError
 from onceward.core.kit.options import spelled
-from onceward.sources.base import Piece, Position, ResettableSource, Split
+from onceward.core.source import Piece, Position, ResettableSource, Split
 
 from . import planning
 from .bounds import FROM_LATEST, Bound, bound, check_end

@@ -11,7 +11,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, ExternalState
+from onceward.core.transaction import Observation
 
 from .codes import Code, code_name
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .handle import Handle, Partition, Prepared
 
 
-class Observation(StrEnum):
+class Fate(StrEnum):
     """What became of the transaction."""
 
     OPEN = "open"
@@ -37,26 +37,26 @@ class Observation(StrEnum):
 
 _ABORTS: Final = frozenset({"PrepareAbort", "CompleteAbort", "PrepareEpochFence"})
 _SAME: Final = {
-    "Ongoing": Observation.OPEN,
-    "PrepareCommit": Observation.COMMITTED,
-    "CompleteCommit": Observation.COMMITTED,
-    **dict.fromkeys(_ABORTS, Observation.ABORTED),
+    "Ongoing": Fate.OPEN,
+    "PrepareCommit": Fate.COMMITTED,
+    "CompleteCommit": Fate.COMMITTED,
+    **dict.fromkeys(_ABORTS, Fate.ABORTED),
 }
 """What the coordinator's states mean for the transaction that the handle names."""
 
 
-def judge(handle: Handle, description: Description) -> Observation:
+def judge(handle: Handle, description: Description) -> Fate:
     """Compare a handle with what its coordinator says of the id."""
     now = description.handle
     if description.code == Code.TRANSACTIONAL_ID_NOT_FOUND:
-        return Observation.ABSENT
+        return Fate.ABSENT
     if description.code != Code.NONE or now is None:
-        return Observation.NO_WORD
+        return Fate.NO_WORD
     if now == handle:
-        return _SAME.get(description.state, Observation.REPLACED)
+        return _SAME.get(description.state, Fate.REPLACED)
     if now == handle._replace(producer_epoch=handle.producer_epoch + 1) and description.state in _ABORTS:
-        return Observation.OVERTHROWN
-    return Observation.REPLACED
+        return Fate.OVERTHROWN
+    return Fate.REPLACED
 
 
 class Inside(StrEnum):
@@ -91,50 +91,18 @@ def judge_partitions(
     return Inside.MIXED if any(mine) else Inside.ENDED
 
 
-COMMIT: Final[dict[Observation, CommitStatus]] = {
-    Observation.OPEN: CommitStatus.RETRY_LATER,
-    Observation.COMMITTED: CommitStatus.ALREADY_COMMITTED,
-    Observation.ABORTED: CommitStatus.LOST,
-    Observation.OVERTHROWN: CommitStatus.LOST,
-    Observation.BEHIND: CommitStatus.LOST,
-    Observation.REPLACED: CommitStatus.UNKNOWN,
-    Observation.ABSENT: CommitStatus.UNKNOWN,
-    Observation.NO_WORD: CommitStatus.RETRY_LATER,
-}
-"""Outcome of a commit that was not, or not successfully, sent."""
-
-ABORT: Final[dict[Observation, AbortStatus]] = {
-    Observation.OPEN: AbortStatus.RETRY_LATER,
-    Observation.COMMITTED: AbortStatus.COMMITTED,
-    Observation.ABORTED: AbortStatus.ABORTED,
-    Observation.OVERTHROWN: AbortStatus.ABORTED,
-    Observation.BEHIND: AbortStatus.ABORTED,
-    Observation.REPLACED: AbortStatus.UNKNOWN,
-    Observation.ABSENT: AbortStatus.ABORTED,
-    Observation.NO_WORD: AbortStatus.RETRY_LATER,
-}
-
-STATE: Final[dict[Observation, ExternalState]] = {
-    Observation.OPEN: ExternalState.PREPARED,
-    Observation.COMMITTED: ExternalState.COMMITTED,
-    Observation.ABORTED: ExternalState.ABORTED,
-    Observation.OVERTHROWN: ExternalState.EXPIRED,
-    Observation.BEHIND: ExternalState.ABORTED,
-    Observation.REPLACED: ExternalState.UNKNOWN,
-    Observation.ABSENT: ExternalState.UNKNOWN,
-    Observation.NO_WORD: ExternalState.UNKNOWN,
+OBSERVED: Final[dict[Fate, Observation]] = {
+    Fate.OPEN: Observation.PREPARED,
+    Fate.COMMITTED: Observation.COMMITTED,
+    Fate.ABORTED: Observation.ABORTED,
+    Fate.OVERTHROWN: Observation.EXPIRED,
+    Fate.BEHIND: Observation.ABORTED,
+    Fate.REPLACED: Observation.UNKNOWN,
+    Fate.ABSENT: Observation.ABSENT,
+    Fate.NO_WORD: Observation.NO_ANSWER,
 }
 
 
-def commit_outcome(seen: Observation, code: int = Code.NONE) -> CommitOutcome:
-    """The outcome of a commit, from the last description and, if it was sent, from EndTxn's code."""
-    return CommitOutcome(COMMIT[seen], _words(seen, code))
-
-
-def abort_outcome(seen: Observation, code: int = Code.NONE) -> AbortOutcome:
-    """The outcome of an abort, from the last description."""
-    return AbortOutcome(ABORT[seen], _words(seen, code))
-
-
-def _words(seen: Observation, code: int) -> str:
+def words(seen: Fate, code: int = Code.NONE) -> str:
+    """For people: what became of it, and the code that says why nothing else is known."""
     return f"{seen.value}; the coordinator answered {code_name(code)}" if code != Code.NONE else seen.value

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pyspark.sql.datasource import DataSource
 
 from onceward.core.errors import ConfigurationError
-from onceward.sources.base import ResettableSource
+from onceward.core.source import ResettableSource
 
 from .source_reader import SourceBatchReader, SourceStreamReader, reader_of
 

@@ -15,8 +15,9 @@ from onceward.core.checkpoint import Admission, CommitPolicy, Coordinator, OnLos
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.log import LogStore, open_store
 from onceward.core.names import check_pipeline_name
+from onceward.core.sink import Guarantee
 from onceward.core.transaction import Acknowledgement
-from onceward.sinks.base import DirectSink, Guarantee, TwoPhaseCommitSink
+from onceward.sinks.base import DirectSink, TwoPhaseCommitSink
 from onceward.sinks.direct import DirectlyWritten
 
 from .executors import warn_of_python

@@ -2,7 +2,6 @@
 
 from .commit import finish
 from .coordinator import Admission, Coordinator
-from .participant import Participant
 from .policy import Backoff, CommitPolicy, OnLost
 from .sweep import Swept, sweep
 
@@ -12,7 +11,6 @@ __all__ = [
     "CommitPolicy",
     "Coordinator",
     "OnLost",
-    "Participant",
     "Swept",
     "finish",
     "sweep",

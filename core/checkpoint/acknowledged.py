@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import DataLossError, ProtocolError
-from ..transaction import Acknowledgement, Committable, ExternalState
+from ..transaction import Acknowledgement, Committable, Observation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..log import WriterToken
-    from .participant import Participant
+    from ..sink import TwoPhaseCommit
 
 _log = logging.getLogger("onceward.coordinator")
 
@@ -32,7 +32,7 @@ class Written(NamedTuple):
 
 
 def gather(
-    written: Written, sinks: Mapping[str, Participant], acknowledgements: Sequence[Acknowledgement]
+    written: Written, sinks: Mapping[str, TwoPhaseCommit[Any]], acknowledgements: Sequence[Acknowledgement]
 ) -> list[Committable]:
     """The committables in the order of epochs and subtasks.
 
@@ -57,7 +57,7 @@ def gather(
 
 
 def check_age(
-    written: Written, sinks: Mapping[str, Participant], committables: Sequence[Committable], *, age: float
+    written: Written, sinks: Mapping[str, TwoPhaseCommit[Any]], committables: Sequence[Committable], *, age: float
 ) -> None:
     """Ask the targets whether old transactions are still there, before a decision names them.
 
@@ -77,7 +77,7 @@ def check_age(
             continue
         _log.warning("epoch %s is %.0f s old; sink %s's timeout is %.0f s", written.epoch, age, sink.name, timeout)
         states = zip(mine, sink.inspect_many(mine), strict=True)
-        gone = [c for c, state in states if state in (ExternalState.ABORTED, ExternalState.EXPIRED)]
+        gone = [c for c, state in states if state in (Observation.ABORTED, Observation.EXPIRED)]
         if gone:
             error = DataLossError(
                 f"{len(gone)} transactions ended before they were decided, after {age:.0f} s (timeout {timeout:.0f} "

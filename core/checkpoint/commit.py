@@ -11,28 +11,31 @@ from __future__ import annotations
 
 import logging
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CommitPendingError, DataLossError, EpochConflictError, ExternalError, FencedError
 from ..names import Scope
+from ..sink import by_urgency
 from ..steps import Step, crash_point
-from ..transaction.recovery import AFTER_COMMIT, PROVEN_NOT_COMMITTED, AfterCommit
-from .participant import by_urgency
+from ..transaction import CommitStatus
+from ..transaction.outcome import PROVEN_NOT_COMMITTED
 from .policy import CommitPolicy, OnLost
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..log import CommitPermit, LogWriter
+    from ..sink import TwoPhaseCommit
     from ..transaction import CommitOutcome, Committable
-    from .participant import Participant
 
 _log = logging.getLogger("onceward.commit")
 
 Failures = list[tuple["Committable", "CommitOutcome"]]
 
 
-def finish(permit: CommitPermit, writer: LogWriter, sinks: Mapping[str, Participant], policy: CommitPolicy) -> bool:
+def finish(
+    permit: CommitPermit, writer: LogWriter, sinks: Mapping[str, TwoPhaseCommit[Any]], policy: CommitPolicy
+) -> bool:
     """Commit what the decision names and put COMPLETED; idempotent. False if the decision was voided instead.
 
     Raises:
@@ -54,7 +57,7 @@ def finish(permit: CommitPermit, writer: LogWriter, sinks: Mapping[str, Particip
     return _conclude(permit, shares, writer, policy)
 
 
-def _check_sinks(permit: CommitPermit, sinks: Mapping[str, Participant]) -> None:
+def _check_sinks(permit: CommitPermit, sinks: Mapping[str, TwoPhaseCommit[Any]]) -> None:
     decision = permit.decision
     missing = sorted({c.sink for c in decision.committables} - sinks.keys())
     if missing:
@@ -73,7 +76,7 @@ class _Share:
     only when those before it have ended, or an upsert that has to wait would overwrite a later one's rows.
     """
 
-    def __init__(self, permit: CommitPermit, sink: Participant, writer: LogWriter) -> None:
+    def __init__(self, permit: CommitPermit, sink: TwoPhaseCommit[Any], writer: LogWriter) -> None:
         self.sink = sink
         self.failures: Failures = []
         self.error: Exception | None = None
@@ -114,10 +117,11 @@ class _Share:
         crash_point(Step.COMMIT_BEFORE)
         outcomes = self.sink.commit_many(epoch)
         crash_point(Step.COMMIT_AFTER)
-        answered = [(c, outcome, AFTER_COMMIT[outcome.status]) for c, outcome in zip(epoch, outcomes, strict=True)]
-        self.failures += [(c, outcome) for c, outcome, after in answered if after is AfterCommit.LOST]
-        self.detail = next((outcome.detail for _, outcome, after in answered if after is AfterCommit.AGAIN), "")
-        epoch[:] = [c for c, _, after in answered if after is AfterCommit.AGAIN]
+        unsettled = [(c, outcome) for c, outcome in zip(epoch, outcomes, strict=True) if not outcome.settled]
+        later = [(c, outcome) for c, outcome in unsettled if outcome.status is CommitStatus.RETRY_LATER]
+        self.failures += [one for one in unsettled if one not in later]
+        self.detail = later[0][1].detail if later else ""
+        epoch[:] = [c for c, _ in later]
         return not epoch
 
 
@@ -155,7 +159,7 @@ def _pending(permit: CommitPermit, shares: Sequence[_Share]) -> CommitPendingErr
     )
 
 
-def _deadline(sink: Participant) -> str:
+def _deadline(sink: TwoPhaseCommit[Any]) -> str:
     """What a user must know about the most urgent sink: it may forget the transactions."""
     try:
         timeout = sink.transaction_timeout

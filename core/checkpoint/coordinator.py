@@ -32,7 +32,7 @@ from .sweep import sweep
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from .participant import Participant
+    from ..sink import TwoPhaseCommit
 
 _log = logging.getLogger("onceward.coordinator")
 
@@ -64,7 +64,7 @@ class Coordinator:
         self,
         pipeline: str,
         store: LogStore,
-        sinks: Sequence[Participant],
+        sinks: Sequence[TwoPhaseCommit[Any]],
         policy: CommitPolicy | None = None,
         *,
         gaps: bool = False,
@@ -317,7 +317,7 @@ class Coordinator:
         self.writer.bar()
         sweep(self.writer, self.sinks.values())
 
-    def _scope(self, sink: Participant) -> Scope:
+    def _scope(self, sink: TwoPhaseCommit[Any]) -> Scope:
         return Scope(self.pipeline, sink.name, self.writer.token.log)
 
     def _own_names(self, *, release: bool) -> dict[str, Exception]:

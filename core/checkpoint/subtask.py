@@ -6,7 +6,7 @@ acknowledges "nothing written".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..errors import LifecycleError
 from ..steps import Step, crash_point
@@ -15,37 +15,14 @@ from ..transaction.lifecycle import Lifecycle, TransactionState
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from ..sink import TwoPhaseCommit
     from ..transaction import Committable, WriteContext
-
-
-class Preparer(Protocol):
-    """The executor's side of a sink. What each method must guarantee is said in sinks.base.TwoPhaseCommitSink."""
-
-    def begin(self, context: WriteContext) -> Any:
-        """Open a transaction."""
-        ...
-
-    def write(self, transaction: Any, batch: pa.RecordBatch) -> None:
-        """Write one batch inside it."""
-        ...
-
-    def pre_commit(self, transaction: Any) -> Committable:
-        """Flush and prepare."""
-        ...
-
-    def discard(self, transaction: Any) -> None:
-        """Roll back what was not prepared."""
-        ...
-
-    def warm_up(self, context: WriteContext) -> None:
-        """Make the next epoch's resources ready."""
-        ...
 
 
 class SubtaskEpoch:
     """One attempt of one subtask at one epoch of one sink."""
 
-    def __init__(self, sink: Preparer, context: WriteContext) -> None:
+    def __init__(self, sink: TwoPhaseCommit[Any], context: WriteContext) -> None:
         self.sink = sink
         self.context = context
         self._transaction: Any = None

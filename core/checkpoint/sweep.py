@@ -20,19 +20,19 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..names import Scope
+from ..sink import by_urgency
 from ..steps import Step, crash_point
-from ..transaction import ANY_EPOCH, Committable, ExternalState
-from ..transaction.recovery import Action, LogState, action
-from .participant import by_urgency
+from ..transaction import ANY_EPOCH, Committable, Observation
+from .recovery import Action, action, status_for_sweeper
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from ..log import LogView, LogWriter
-    from .participant import Participant
+    from ..log import LogWriter
+    from ..sink import TwoPhaseCommit
 
 _log = logging.getLogger("onceward.sweep")
 
@@ -52,20 +52,9 @@ class Swept:
     left: tuple[Committable, ...] = ()
 
 
-def classify(committable: Committable, view: LogView, start: int) -> LogState:
-    """What the log says of a listed transaction, to the writer whose START is at `start`."""
-    if committable.log != view.log or committable.writer > start:
-        return LogState.NO_START
-    if view.named(committable):
-        return LogState.DECIDED if view.undone is not None else LogState.COMPLETED
-    if committable.writer == start and committable.epoch > view.decided:
-        return LogState.NO_START
-    return LogState.STARTED
-
-
 def sweep(
     writer: LogWriter,
-    sinks: Iterable[Participant],
+    sinks: Iterable[TwoPhaseCommit[Any]],
     *,
     only: Collection[tuple[str, str, str]] | None = None,
     busy: bool = False,
@@ -106,7 +95,7 @@ def sweep(
         if not writer.still_newest():
             break
         for committable in listed:
-            what = action(classify(committable, writer.view, writer.token.start), ExternalState.PREPARED)
+            what = action(status_for_sweeper(committable, writer.view, writer.token.start), Observation.PREPARED)
             if what is Action.REPORT:
                 reported.append(committable)
             elif what is Action.ABORT:
@@ -119,11 +108,11 @@ def sweep(
     return Swept(tuple(aborted), tuple(reported), tuple(left))
 
 
-def _own(sink: Participant, writer: LogWriter) -> Iterable[Committable]:
+def _own(sink: TwoPhaseCommit[Any], writer: LogWriter) -> Iterable[Committable]:
     return sink.lingering(Scope(writer.pipeline, sink.name, writer.token.log))
 
 
-def _abandoned(sink: Participant, writer: LogWriter, names: Collection[str]) -> Iterable[Committable]:
+def _abandoned(sink: TwoPhaseCommit[Any], writer: LogWriter, names: Collection[str]) -> Iterable[Committable]:
     found = sink.lingering_elsewhere(writer.pipeline, writer.token.log)
     mine = [c for c in found if c.sink not in names and (c.pipeline, c.log) == (writer.pipeline, writer.token.log)]
     for committable in mine:
@@ -131,7 +120,7 @@ def _abandoned(sink: Participant, writer: LogWriter, names: Collection[str]) -> 
     return mine
 
 
-def _abort(sink: Participant, committable: Committable, errors: list[Exception]) -> bool:
+def _abort(sink: TwoPhaseCommit[Any], committable: Committable, errors: list[Exception]) -> bool:
     crash_point(Step.SWEEP_ABORT_BEFORE)
     try:
         outcome = sink.abort(committable)

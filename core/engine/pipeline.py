@@ -12,6 +12,8 @@ from ..errors import ConfigurationError
 from ..log import LogStore, open_store
 from ..log.memory import MemoryStore
 from ..names import check_pipeline_name
+from ..sink import Direct, TwoPhaseCommit
+from ..source import LiveSource, ResettableSource
 from .config import CheckpointConfig
 from .functions import ProcessFunction
 from .graph import Graph, Operator
@@ -20,8 +22,6 @@ from .job import Job
 from .machine import EngineWorld
 from .origin import Restore
 from .pending import CheckpointFailedError
-from .plan import is_two_phase
-from .ports import Direct, Live, Resettable
 from .projection import Projection
 from .restart import RestartStrategy
 from .start import Starter
@@ -116,7 +116,7 @@ class Stream:
         Raises:
             ConfigurationError: It is no sink, or DuckDB is needed and not there.
         """
-        if not (is_two_phase(sink) or isinstance(sink, Direct)):
+        if not isinstance(sink, (TwoPhaseCommit, Direct)):
             raise ConfigurationError(f"{type(sink).__name__} is no sink of the embedded engine")
         if sink.select is not None or sink.where is not None:
             Projection(sink.name, sink.select, sink.where).close()
@@ -178,8 +178,10 @@ class Pipeline:
 
     def source(self, source: Any, *, uid: str | None = None, parallelism: int | None = None) -> Stream:
         """Where rows come from."""
-        if not isinstance(source, (Resettable, Live)):
-            raise ConfigurationError(f"{type(source).__name__} is no source: it needs the methods of ResettableSource")
+        if not isinstance(source, (ResettableSource, LiveSource)):
+            raise ConfigurationError(
+                f"{type(source).__name__} is no source: it must be a ResettableSource or a LiveSource"
+            )
         return self._add("source", source, uid, parallelism, inputs=[])
 
     def guarantee(self) -> EndToEnd:
@@ -229,7 +231,7 @@ class Pipeline:
             raise ConfigurationError(f"pipeline {self.name} is running")
         self.graph.check()
         for operator in self.graph.of_kind("source"):
-            operator.what.validate() if hasattr(operator.what, "validate") else None
+            operator.what.validate()
         policy = CommitPolicy(on_lost=self._on_lost)
         starter = Starter(
             self.name,

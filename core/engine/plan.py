@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from ..sink import TwoPhaseCommit
+from ..source import ResettableSource
 from .channels import ByKey, Channel, Forward, Output, Partitioner, Rebalance
 from .config import Mode
 from .gate import Gate
 from .logic import BatchLogic, Guarded, Logic, RecordLogic, UnionLogic
-from .ports import Resettable
 from .process_logic import ProcessLogic
 from .sink_logic import DirectLogic, TwoPhaseLogic
 from .source_logic import LiveLogic, ResettableLogic
@@ -139,7 +140,7 @@ class Planner:
                 return RecordLogic(kind, guarded, operator.what)
 
     def _source(self, operator: Operator, task: TaskId) -> Logic:
-        if isinstance(operator.what, Resettable):
+        if isinstance(operator.what, ResettableSource):
             share = operator.what.share(task.subtask, operator.parallelism)
             return ResettableLogic(share, task.subtask, self.positions[task], self.publish_failed)
         return LiveLogic(operator.what, task.subtask, operator.parallelism)
@@ -169,13 +170,8 @@ class Planner:
         def context(epoch: int) -> WriteContext:
             return self.context(sink.name, task.subtask, epoch)
 
-        kind = TwoPhaseLogic if is_two_phase(sink) else DirectLogic
+        kind = TwoPhaseLogic if isinstance(sink, TwoPhaseCommit) else DirectLogic
         return kind(sink, context, self.first_epoch, lock)
-
-
-def is_two_phase(sink: Any) -> bool:
-    """Whether a sink prepares and commits."""
-    return hasattr(sink, "pre_commit")
 
 
 def start_positions(graph: Graph, assigned: Mapping[TaskId, Assigned], *, skip: bool) -> dict[TaskId, Any]:
@@ -188,7 +184,7 @@ def start_positions(graph: Graph, assigned: Mapping[TaskId, Assigned], *, skip: 
     """
     found: dict[TaskId, Any] = {}
     for operator in graph.of_kind("source"):
-        if not isinstance(operator.what, Resettable):
+        if not isinstance(operator.what, ResettableSource):
             continue
         for task in operator.tasks():
             share = operator.what.share(task.subtask, operator.parallelism)

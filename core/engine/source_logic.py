@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from ..errors import OncewardError
 from .logic import Frozen, Logic
-from .ports import Checkpointed
 from .state.handles import SubtaskState
 
 if TYPE_CHECKING:
@@ -15,8 +14,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from ..source import LiveSource, Position, ResettableSource, Source
     from .elements import Barrier
-    from .ports import Live, Position, Resettable
 
 EXHAUSTED: Final = object()
 """What `poll` gives at the end of a bounded source."""
@@ -27,18 +26,16 @@ class SourceLogic(Logic):
 
     kind = "source"
 
-    def __init__(self, source: object, subtask: int) -> None:
-        self._told = source if isinstance(source, Checkpointed) else None
+    def __init__(self, source: Source, subtask: int) -> None:
+        self._told = source
         self._subtask = subtask
 
     def before_barrier(self, barrier: Barrier) -> Sequence[pa.RecordBatch]:
-        if self._told is not None:
-            self._told.snapshot(barrier.checkpoint, self._subtask)
+        self._told.snapshot(barrier.checkpoint, self._subtask)
         return []
 
     def confirm(self, checkpoint: int) -> None:
-        if self._told is not None:
-            self._told.on_checkpoint_complete(checkpoint, self._subtask)
+        self._told.on_checkpoint_complete(checkpoint, self._subtask)
 
     def poll(self) -> Any:
         """The next batch; None if there is none now; EXHAUSTED."""
@@ -62,7 +59,7 @@ class ResettableLogic(SourceLogic):
 
     def __init__(
         self,
-        source: Resettable,
+        source: ResettableSource,
         subtask: int,
         position: Position,
         on_publish_failure: Callable[[OncewardError], None],
@@ -130,7 +127,7 @@ class ResettableLogic(SourceLogic):
 class LiveLogic(SourceLogic):
     """One subtask of a source that cannot be read again."""
 
-    def __init__(self, source: Live, subtask: int, parallelism: int) -> None:
+    def __init__(self, source: LiveSource, subtask: int, parallelism: int) -> None:
         super().__init__(source, subtask)
         self._listen: Callable[[], Iterator[pa.RecordBatch | None]] = lambda: source.listen(subtask, parallelism)
         self._arriving: Iterator[pa.RecordBatch | None] | None = None

@@ -15,11 +15,12 @@ import msgspec
 
 from ..checkpoint import CommitPolicy, Coordinator
 from ..log import LogWriter
+from ..sink import TwoPhaseCommit
 from .completion import Completer
 from .config import Mode
 from .elements import Barrier, TaskId
 from .origin import find_origin
-from .plan import is_two_phase, start_positions
+from .plan import start_positions
 from .reference import Reference, inline, prove_newest
 from .restore import assign, check_fits
 from .retained import Retained
@@ -95,7 +96,7 @@ class Starter:
         Raises:
             OncewardError: Nothing was begun, or the next start with the same `restore` goes on from here.
         """
-        sinks = [o.what for o in self._graph.of_kind("sink") if is_two_phase(o.what)]
+        sinks = [o.what for o in self._graph.of_kind("sink") if isinstance(o.what, TwoPhaseCommit)]
         coordinator = Coordinator(self.pipeline, self._store, sinks, self._policy, gaps=True)
         while True:
             log = LogWriter(self._store, self.pipeline, self._policy.writer_clock())

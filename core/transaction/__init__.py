@@ -1,8 +1,8 @@
-"""Transactions: lifecycle, committables, outcomes, the permit to commit, and the recovery table."""
+"""Transactions: lifecycle, committables, what a target shows of them, and what that proves."""
 
 from .committable import ANY_EPOCH, Acknowledgement, Committable
 from .context import WriteContext
-from .outcome import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, ExternalState
+from .outcome import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation, abort_outcome, commit_outcome
 from .ownership import Progress
 
 __all__ = [
@@ -13,7 +13,9 @@ __all__ = [
     "CommitOutcome",
     "CommitStatus",
     "Committable",
-    "ExternalState",
+    "Observation",
     "Progress",
     "WriteContext",
+    "abort_outcome",
+    "commit_outcome",
 ]

@@ -7,6 +7,7 @@ RETRY_LATER, never COMMITTED.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -65,12 +66,57 @@ class AbortOutcome(msgspec.Struct, frozen=True):
         return self.status is AbortStatus.ABORTED
 
 
-class ExternalState(StrEnum):
-    """What the external system says of a transaction."""
+class Observation(StrEnum):
+    """What a target showed of a transaction when it was asked."""
 
     OPEN = "open"
+    """Not prepared yet; it may still be written to."""
     PREPARED = "prepared"
+    """It waits to be committed or aborted."""
     COMMITTED = "committed"
     ABORTED = "aborted"
-    UNKNOWN = "unknown"
+    """Proven: it ended without its commit."""
     EXPIRED = "expired"
+    """Proven: its timeout ended it, or a newer owner of its name did."""
+    ABSENT = "absent"
+    """There is no trace of it, and it may have been committed; but nothing is left that could be aborted."""
+    UNKNOWN = "unknown"
+    """There is no trace of it, and nobody can tell how it ended."""
+    NO_ANSWER = "no answer"
+    """The target could not be asked now."""
+
+
+OUTCOMES: Final[dict[Observation, tuple[CommitStatus, AbortStatus]]] = {
+    Observation.OPEN: (CommitStatus.RETRY_LATER, AbortStatus.RETRY_LATER),
+    Observation.PREPARED: (CommitStatus.RETRY_LATER, AbortStatus.RETRY_LATER),
+    Observation.COMMITTED: (CommitStatus.ALREADY_COMMITTED, AbortStatus.COMMITTED),
+    Observation.ABORTED: (CommitStatus.LOST, AbortStatus.ABORTED),
+    Observation.EXPIRED: (CommitStatus.LOST, AbortStatus.ABORTED),
+    Observation.ABSENT: (CommitStatus.UNKNOWN, AbortStatus.ABORTED),
+    Observation.UNKNOWN: (CommitStatus.UNKNOWN, AbortStatus.UNKNOWN),
+    Observation.NO_ANSWER: (CommitStatus.RETRY_LATER, AbortStatus.RETRY_LATER),
+}
+"""What a commit and an abort that changed nothing proved, by what the target showed. Sinks only say what they saw."""
+
+PROVEN_NOT_COMMITTED: Final = frozenset({CommitStatus.LOST, CommitStatus.FENCED})
+"""Outcomes that allow a decision to be voided: UNKNOWN is not among them."""
+
+
+def commit_outcome(seen: Observation, detail: str = "") -> CommitOutcome:
+    """The outcome of a commit that did not, or not provably, commit anything itself.
+
+    Args:
+        seen: What the target shows now.
+        detail: Its own words.
+    """
+    return CommitOutcome(OUTCOMES[seen][0], detail)
+
+
+def abort_outcome(seen: Observation, detail: str = "") -> AbortOutcome:
+    """The outcome of an abort that did not, or not provably, abort anything itself.
+
+    Args:
+        seen: What the target shows now.
+        detail: Its own words.
+    """
+    return AbortOutcome(OUTCOMES[seen][1], detail)

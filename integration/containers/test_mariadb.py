@@ -20,7 +20,7 @@ from onceward.connectors.database.sql.sink import SqlAlchemySink
 from onceward.connectors.database.sql.xids import Xid
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SqlError
 from onceward.core.names import parse_transaction_name
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, ExternalState, WriteContext
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, WriteContext
 from onceward.testing.conformance import SinkConformance, SinkUnderTest
 from onceward.testing.containers import MariaDbContainer
 
@@ -118,7 +118,7 @@ def test_what_its_own_session_still_holds_is_tried_again_and_never_taken_for_los
     outcome = sink.commit(committable)
     assert (outcome.status, "held by the session" in outcome.detail) == (CommitStatus.RETRY_LATER, True)
     assert sink.abort(committable).status is AbortStatus.RETRY_LATER
-    assert list(sink.inspect_many([committable])) == [ExternalState.PREPARED]
+    assert list(sink.inspect_many([committable])) == [Observation.PREPARED]
     holder.close()
     monkeypatch.undo()
     assert sink.commit(committable).status is CommitStatus.COMMITTED
@@ -290,7 +290,7 @@ def test_76_what_an_operator_rolled_back_is_lost_and_what_he_committed_is_commit
     assert sink.commit(done).status is CommitStatus.ALREADY_COMMITTED
     assert sink.abort(lost).status is AbortStatus.ABORTED
     assert sink.abort(done).status is AbortStatus.COMMITTED
-    assert list(sink.inspect_many([lost, done])) == [ExternalState.ABORTED, ExternalState.COMMITTED]
+    assert list(sink.inspect_many([lost, done])) == [Observation.ABORTED, Observation.COMMITTED]
     assert database.rows() == expected(10)
 
 
@@ -301,7 +301,7 @@ def test_77_what_was_pre_committed_survives_a_crash_of_the_server(
     mariadb_container.kill()
     mariadb_container.start_again()
     database.connect()
-    assert list(sink.inspect_many(committables)) == [ExternalState.PREPARED] * 2
+    assert list(sink.inspect_many(committables)) == [Observation.PREPARED] * 2
     assert [o.status for o in sink.commit_many(committables)] == [CommitStatus.COMMITTED] * 2
     assert database.rows() == expected(0) + expected(10)
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         CommitOutcome,
         CommitStatus,
         Committable,
-        ExternalState,
+        Observation,
         Progress,
         WriteContext,
     )
@@ -51,7 +51,6 @@ __all__ = [
     "CommitStatus",
     "Committable",
     "DirectSink",
-    "ExternalState",
     "FileBackend",
     "FileSink",
     "FileSource",
@@ -64,6 +63,7 @@ __all__ = [
     "LiveSource",
     "MapState",
     "MemoryBackend",
+    "Observation",
     "OperatorState",
     "Pipeline",
     "PostgresSink",
@@ -104,7 +104,7 @@ _MODULES: Final = {
         CheckpointConfig FileBackend ListState MapState MemoryBackend OperatorState Pipeline ProcessFunction
         ReducingState RestartStrategy RocksDBBackend ValueState open_store""",
     ".core.transaction": """
-        AbortOutcome AbortStatus CommitOutcome CommitStatus Committable ExternalState Progress WriteContext""",
+        AbortOutcome AbortStatus CommitOutcome CommitStatus Committable Observation Progress WriteContext""",
     ".sinks": "DirectSink Guarantee IdempotentSink Scope TwoPhaseCommitSink WriteAheadLogSink",
     ".sources": "LiveSource ResettableSource SequenceSource",
 }

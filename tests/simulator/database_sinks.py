@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from onceward.core.names import parse_transaction_name
+from onceward.core.sink import Guarantee
 from onceward.core.transaction import (
     AbortOutcome,
     AbortStatus,
     CommitOutcome,
     CommitStatus,
     Committable,
-    ExternalState,
+    Observation,
     WriteContext,
 )
 from onceward.core.transaction.ownership import other_log, outdated_log
-from onceward.sinks.base import Guarantee
 
 from .audit import Txn
 from .database import BUSY, DONE, Database, NoAnswerError, Session
@@ -122,9 +122,9 @@ class DatabaseSink:
         """Exactly this pipeline's and sink's; a mutant compares prefixes."""
         return name.scope[:2] == scope[:2]
 
-    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
         """Not used without a timeout."""
-        return [ExternalState.UNKNOWN for _ in committables]
+        return [Observation.UNKNOWN for _ in committables]
 
     def check_claim(self, scope: Scope, newest: Progress) -> None:
         """The owner, and how far it had come."""

@@ -27,8 +27,9 @@ from .world import Violation
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from onceward.core.checkpoint import Participant, Swept
+    from onceward.core.checkpoint import Swept
     from onceward.core.log import Entry, LogView, LogWriter
+    from onceward.core.sink import TwoPhaseCommit
 
     from .audit import Audit
     from .broker import Broker
@@ -102,7 +103,7 @@ def _audited(audit: Audit, sweep: Callable[..., Swept]) -> Callable[..., Swept]:
 
     def audited(
         writer: LogWriter,
-        sinks: Iterable[Participant],
+        sinks: Iterable[TwoPhaseCommit[Any]],
         *,
         abandoned: bool = False,
         busy: bool = False,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from onceward.connectors.kafka.handle import Partition
     from onceward.core.names import PooledName, Scope
-    from onceward.core.transaction import CommitOutcome, ExternalState
+    from onceward.core.transaction import CommitOutcome, Observation
 
     from .audit import Audit
     from .broker import Broker
@@ -249,7 +249,7 @@ class KafkaLikeSink(KafkaSink):
         finally:
             self.broker.committing -= 1
 
-    def inspect_many(self, committables: Sequence[Committable]) -> list[ExternalState]:
+    def inspect_many(self, committables: Sequence[Committable]) -> list[Observation]:
         """As the real one; the audit learns that somebody asked."""
         for committable in committables:
             if (txn := self.audit.prepared.get(committable.identity())) is not None:

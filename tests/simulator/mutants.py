@@ -19,7 +19,7 @@ from unittest.mock import patch
 from onceward.connectors.kafka import commits, inspector, pool
 from onceward.connectors.kafka.handle import Handle, Prepared, listed_committable
 from onceward.connectors.kafka.sink import KafkaTransaction
-from onceward.connectors.kafka.verdict import Observation, judge
+from onceward.connectors.kafka.verdict import Fate, judge
 from onceward.connectors.spark import query
 from onceward.connectors.spark import writer as writer_module
 from onceward.connectors.spark.exactly_once import EpochHandler
@@ -456,7 +456,7 @@ def _serve_going_on(self: pool.ProducerPool, context: WriteContext) -> None:
 def _abort_believing(client: Any, transaction: Prepared) -> AbortOutcome:
     outcome = _REAL_ABORT(client, transaction)
     seen = judge(transaction.handle, client.describe([transaction.handle[0]])[transaction.handle[0]])
-    return AbortOutcome(AbortStatus.ABORTED) if seen in (Observation.ABORTED, Observation.OVERTHROWN) else outcome
+    return AbortOutcome(AbortStatus.ABORTED) if seen in (Fate.ABORTED, Fate.OVERTHROWN) else outcome
 
 
 _REAL_ABORT = commits.abort

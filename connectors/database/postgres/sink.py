@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from onceward.core.names import Scope
-    from onceward.core.transaction import Committable, ExternalState, Progress, WriteContext
+    from onceward.core.transaction import Committable, Observation, Progress, WriteContext
 
     from .connections import Connection
 
@@ -159,7 +159,7 @@ class PostgresSink(DatabaseSink[Writing]):
         with self._borrowed("cannot list") as connection:
             return list_of_log(connection, self.target.ledger, pipeline, log)
 
-    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
         """Ask the server about each transaction."""
         return inspect(self.target, committables)
 

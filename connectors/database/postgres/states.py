@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onceward.core.transaction import ExternalState
+from onceward.core.transaction import Observation
 
 from .connections import borrowed
 from .listing import list_lingering
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .target import Target
 
 
-def inspect(target: Target, committables: Sequence[Committable]) -> list[ExternalState]:
+def inspect(target: Target, committables: Sequence[Committable]) -> list[Observation]:
     """The state of each, of one pipeline's sink.
 
     First what is prepared or staged, then the ledger: in the other order a commit in between would look like an abort.
@@ -29,4 +29,4 @@ def inspect(target: Target, committables: Sequence[Committable]) -> list[Externa
     with borrowed(target.dsn, "cannot inspect", answer_within=target.answer_within) as connection:
         waiting = {c.transaction for c in list_lingering(connection, target.ledger, first.pipeline, first.sink)}
         facts = target.ledger.facts(connection, first.pipeline, first.sink, gids)
-    return [ExternalState.PREPARED if c.transaction in waiting else facts.state(c) for c in committables]
+    return [Observation.PREPARED if c.transaction in waiting else facts.state(c) for c in committables]

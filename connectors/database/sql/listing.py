@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onceward.core.transaction import ExternalState
+from onceward.core.transaction import Observation
 
 from . import ledger, own_tables
 from .engines import dialect_for, reading
@@ -39,7 +39,7 @@ def list_of_log(target: Target, pipeline: str, log: str) -> list[Committable]:
     return [committable for listed in found for committable in listed if committable.log == log]
 
 
-def inspect(target: Target, committables: Sequence[Committable]) -> list[ExternalState]:
+def inspect(target: Target, committables: Sequence[Committable]) -> list[Observation]:
     """The state of each, of one pipeline's sink.
 
     First what is prepared or staged, then the ledger: in the other order a commit in between would look like an abort.
@@ -51,7 +51,7 @@ def inspect(target: Target, committables: Sequence[Committable]) -> list[Externa
         waiting = {c.transaction for c in _list(target, connection, first.pipeline, first.sink)}
         ended = [c.transaction for c in committables if c.transaction not in waiting]
         facts = ledger.facts(target, connection, first.pipeline, first.sink, ended)
-    return [ExternalState.PREPARED if c.transaction in waiting else facts.state(c) for c in committables]
+    return [Observation.PREPARED if c.transaction in waiting else facts.state(c) for c in committables]
 
 
 def _list(target: Target, connection: sa.Connection, pipeline: str, sink: str) -> list[Committable]:

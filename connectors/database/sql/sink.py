@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sqlalchemy import URL
 
     from onceward.core.names import Scope
-    from onceward.core.transaction import Committable, ExternalState, Progress, WriteContext
+    from onceward.core.transaction import Committable, Observation, Progress, WriteContext
 
 _log = logging.getLogger("onceward.sql")
 
@@ -148,7 +148,7 @@ class SqlAlchemySink(DatabaseSink[Writing]):
         """List the same for all sinks of this pipeline and log."""
         return list_of_log(self.target, pipeline, log)
 
-    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[ExternalState]:
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
         """Ask the database about each transaction."""
         return inspect(self.target, committables)
 

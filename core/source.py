@@ -74,6 +74,15 @@ class Source(ABC):
             SourceError: The source does not answer, or lacks what is to be read.
         """
 
+    def snapshot(self, checkpoint: int, subtask: int) -> None:  # noqa: B027 - most sources need no hook
+        """Called by the embedded engine in each subtask: the checkpoint's barrier comes next, after what was given."""
+
+    def on_checkpoint_complete(self, checkpoint: int, subtask: int) -> None:  # noqa: B027 - most sources need no hook
+        """Called by the embedded engine in each subtask: the checkpoint is completed, and with it all before it.
+
+        Not called for a savepoint that commits nothing.
+        """
+
 
 class LiveSource(Source):
     """A source that cannot be read again: what a failure catches under way is lost (at most once).
