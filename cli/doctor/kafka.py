@@ -9,13 +9,11 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclOperation
 from confluent_kafka.admin._config import ConfigResource
 
-from onceward.connectors.kafka.cluster import cluster_of
+from onceward.connectors.kafka.admin import admin_of, check_reachable, cluster_of
 from onceward.connectors.kafka.codes import Code, code_name
-from onceward.connectors.kafka.connectivity import check_reachable
 from onceward.connectors.kafka.settings import KafkaSettings
 from onceward.core.errors import KafkaError
 from onceward.core.names import FORMAT, check_pipeline_name
@@ -24,6 +22,8 @@ from .finding import Finding, failed, ok, skipped, warning
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+
+    from confluent_kafka.admin import AdminClient
 
 _ANSWER_SECONDS: Final = 15
 _SHORT_TIMEOUT_MS: Final = 15 * 60 * 1000
@@ -41,7 +41,7 @@ def check_kafka(
     settings = KafkaSettings(bootstrap_servers, config)
     try:
         check_reachable(settings)
-        admin = AdminClient({**settings.for_admin(), "log_level": 0})  # what goes wrong is said below
+        admin = admin_of(settings).client
         cluster = admin.list_topics(timeout=_ANSWER_SECONDS)
         facts = _config(admin, ConfigResource.Type.BROKER, str(next(iter(cluster.brokers))))
     except KafkaError as error:
@@ -186,7 +186,7 @@ def _cluster(admin: AdminClient) -> Finding:
 
 def _ids(settings: KafkaSettings, pipeline: str) -> Finding:
     """Describe is seen by asking for an id that nobody has; Write only shows when it is used."""
-    prefix = f"onceward:1:{check_pipeline_name(pipeline)}:"
+    prefix = f"{FORMAT}:{check_pipeline_name(pipeline)}:"
     described = cluster_of(settings).transactions.describe([f"{prefix}doctor"])
     code = described[f"{prefix}doctor"].code
     if code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:

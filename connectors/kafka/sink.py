@@ -17,9 +17,8 @@ from onceward.core.transaction.ownership import NOTHING
 from onceward.sinks.base import TwoPhaseCommitSink
 
 from . import commits, ownership
-from .cluster import cluster_of
+from .admin import check_reachable, cluster_of
 from .codes import Code
-from .connectivity import check_reachable
 from .errors import kafka_error
 from .handle import KIND, VERSION, Prepared
 from .pool import PoolKey, pool_of
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from onceward.core.names import Scope
     from onceward.core.transaction import Observation, Progress, WriteContext
 
-    from .cluster import Cluster
+    from .admin import Cluster
     from .coordinator import TransactionCoordinatorClient
     from .pool import ProducerPool
     from .producer import TransactionalProducer

@@ -14,6 +14,7 @@ from onceward.core.kit.options import spelled
 from onceward.core.source import Piece, Position, ResettableSource, Split
 
 from . import planning
+from .admin import publish_offsets
 from .bounds import FROM_LATEST, Bound, bound, check_end
 from .consumer import Gone, RangeConsumer, borrowed
 from .lookup import Lookup
@@ -212,8 +213,6 @@ class KafkaSource(ResettableSource):
             KafkaError: The brokers refuse.
         """
         if self.group is not None:
-            from .offsets import publish_offsets  # noqa: PLC0415 - few sources have a group
-
             publish_offsets(self.settings, self.group, position)
 
     @property
