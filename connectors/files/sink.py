@@ -1,6 +1,6 @@
 """FileSink: Parquet, CSV, JSON lines and Arrow files in a folder, exactly once.
 
-Files are written and completed out of every reader's sight, and renamed after the decision; file_area.py has the
+Files are written and completed out of every reader's sight, and renamed after the decision; area.py has the
 layout, and why a commit can be repeated by any process.
 
 An object store has no rename; there, a multipart upload that is completed by its id would take its place, and the

@@ -1,6 +1,6 @@
 """KafkaSource: topics as a resettable source, read_committed and bounded by the last stable offset.
 
-Planning (planning.py) is pure; what the brokers hold comes from kafka_lookup.py; ranges are read by kafka_consumer.py.
+Planning (planning.py) is pure; what the brokers hold comes from lookup.py; ranges are read by consumer.py.
 """
 
 from __future__ import annotations
