@@ -21,7 +21,7 @@ import msgspec
 
 from onceward.core.checkpoint import CommitPolicy, OnLost
 from onceward.core.errors import ConfigurationError
-from onceward.core.kit.options import arguments
+from onceward.core.kit.options import arguments, option_names
 from onceward.core.log import EpochInput, LogStore, open_store, read
 from onceward.core.log.directory import DirectoryStore
 from onceward.core.names import PIPELINE_LENGTH, check_pipeline_name
@@ -31,10 +31,7 @@ from .store import default_store
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-COMMON = frozenset(
-    {"pipeline", "store", "onlost", "adopt", "rewind", "checkpointlocation", "queryname", "runkey", "name", "path"}
-)
-"""Names of the options read here, in lower case; Spark adds a query's name to its options."""
+_ALIASES: Final = {"checkpointLocation": "checkpoint"}
 
 
 class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +62,8 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ConfigurationError: A value is not usable.
         """
-        own = {name: text for name, text in options.items() if name.lower() in COMMON - {"queryname", "name", "path"}}
-        given = arguments(cls, own, aliases={"checkpointLocation": "checkpoint"})
+        own = {name: text for name, text in options.items() if name.lower() in _OWN}
+        given = arguments(cls, own, aliases=_ALIASES)
         if "pipeline" in given:
             check_pipeline_name(given["pipeline"])
         if "checkpoint" in given:
@@ -103,6 +100,11 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.store is not None:
             return open_store(self.store, pipeline=pipeline)
         return default_store(self.checkpoint_root(), pipeline)
+
+
+_OWN: Final = frozenset(option.lower() for option in option_names(FormatOptions, aliases=_ALIASES))
+COMMON: Final = _OWN | {"queryname", "name", "path"}
+"""Options that every format has, in lower case; Spark adds a query's name to its options."""
 
 
 def check_on_lost(text: str) -> OnLost:

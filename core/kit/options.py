@@ -43,20 +43,27 @@ def arguments(
     Raises:
         ConfigurationError: An option is unknown, missing or not readable.
     """
+    known = option_names(make, aliases=aliases, omit=omit)
+    plain = {_plain(option): option for option in known}
+    unknown = sorted(name for name in options if _plain(name) not in plain)
+    if unknown:
+        raise ConfigurationError(f"unknown options {unknown}: {make.__name__} takes {', '.join(known)}")
+    given = {plain[_plain(name)]: text for name, text in options.items()}
+    there = {known[option].name for option in given}
+    missing = {p.name: option for option, p in reversed(known.items()) if p.default is p.empty and p.name not in there}
+    if missing:
+        raise ConfigurationError(f"{make.__name__} needs the options {sorted(missing.values())}")
+    return {known[option].name: _value(option, known[option].annotation, text) for option, text in given.items()}
+
+
+def option_names(
+    make: Callable[..., Any], *, aliases: Mapping[str, str] | None = None, omit: Collection[str] = ()
+) -> dict[str, inspect.Parameter]:
+    """The options that `arguments` reads, as they are documented, and the parameter that each gives."""
     found = inspect.signature(make, eval_str=True, locals=_ANNOTATIONS).parameters.values()
     taken = {p.name: p for p in found if p.name not in {"select", "where", *omit} and not _is_mapping(p.annotation)}
-    called = dict(aliases or {})
-    called |= {spelled(name): name for name in taken if name not in called.values()}
-    known = {_plain(option): option for option in called}
-    unknown = sorted(name for name in options if _plain(name) not in known)
-    if unknown:
-        raise ConfigurationError(f"unknown options {unknown}: {make.__name__} takes {', '.join(called)}")
-    given = {known[_plain(name)]: text for name, text in options.items()}
-    missing = {p.name for p in taken.values() if p.default is p.empty} - {called[option] for option in given}
-    if missing:
-        needed = [next(option for option in called if called[option] == name) for name in taken if name in missing]
-        raise ConfigurationError(f"{make.__name__} needs the options {needed}")
-    return {called[option]: _value(option, taken[called[option]].annotation, text) for option, text in given.items()}
+    other = {option: taken[name] for option, name in (aliases or {}).items()}
+    return other | {spelled(name): p for name, p in taken.items() if p not in other.values()}
 
 
 def spelled(argument: str) -> str:
