@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from onceward.core.checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.core.errors import ConfigurationError, NoDecisionLogError, OncewardError
 from onceward.testing.java import find_java, java_version
 
@@ -44,9 +45,15 @@ def run_checks(
         *check_packages(),
         check_python(),
         check_store(store, pipeline),
+        _commit_timeout(),
         *_kafka(bootstrap_servers, kafka_config or {}, topics, pipeline),
         *_postgres(dsn),
     ]
+
+
+def _commit_timeout() -> Finding:
+    found = f"{COMMIT_TIMEOUT:g} s, with pauses of up to {COMMIT_BACKOFF:g} s, unless the pipeline sets it"
+    return ok("commit_timeout", f"{found}: for so long a decided commit is tried again before CommitPendingError")
 
 
 def _client(check: str, missing: str | None, *, asked: bool) -> Finding:

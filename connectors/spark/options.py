@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from onceward.core.checkpoint import CommitPolicy, OnLost
+from onceward.core.checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import arguments, option_names
 from onceward.core.log import EpochInput, LogStore, open_store, read
@@ -42,7 +43,9 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
         store: URL of the decision log's store; by default inside the checkpoint.
         checkpoint: The query's checkpoint location (streaming).
         run_key: Identity of a batch run: a rerun with the same one writes nothing again.
-        on_lost: See CommitPolicy.
+        on_lost: See exactly_once.
+        commit_timeout: In seconds; see exactly_once.
+        commit_backoff: In seconds; see exactly_once.
         adopt: See exactly_once.
         rewind: See exactly_once.
     """
@@ -52,6 +55,8 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str | None = None
     run_key: str | None = None
     on_lost: OnLost = OnLost.FAIL
+    commit_timeout: float = COMMIT_TIMEOUT
+    commit_backoff: float = COMMIT_BACKOFF
     adopt: bool = False
     rewind: str | None = None
 
@@ -68,11 +73,17 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
             check_pipeline_name(given["pipeline"])
         if "checkpoint" in given:
             given["checkpoint"] = _absolute(given["checkpoint"])
-        return cls(**given)
+        parsed = cls(**given)
+        parsed.policy()
+        return parsed
 
     def policy(self) -> CommitPolicy:
-        """The coordinator's policy."""
-        return CommitPolicy(on_lost=self.on_lost)
+        """The coordinator's policy.
+
+        Raises:
+            ConfigurationError: A value is not usable.
+        """
+        return CommitPolicy.of(self.on_lost, self.commit_timeout, self.commit_backoff)
 
     def checkpoint_root(self) -> str:
         """The checkpoint, which a streaming format must be told.
@@ -105,18 +116,6 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
 _OWN: Final = frozenset(option.lower() for option in option_names(FormatOptions, aliases=_ALIASES))
 COMMON: Final = _OWN | {"queryname", "name", "path"}
 """Options that every format has, in lower case; Spark adds a query's name to its options."""
-
-
-def check_on_lost(text: str) -> OnLost:
-    """What to do with lost data.
-
-    Raises:
-        ConfigurationError: It is none of the choices.
-    """
-    try:
-        return OnLost(text.lower())
-    except ValueError:
-        raise ConfigurationError(f"on_lost is {text!r}; give one of {[choice.value for choice in OnLost]}") from None
 
 
 def _absolute(checkpoint: str) -> str:
