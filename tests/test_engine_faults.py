@@ -441,6 +441,7 @@ def refuses_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_state_that_cannot_be_frozen_declines_the_checkpoint_and_restarts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    """Scenario 32."""
     target, source = Target(), Slowly(ROWS, batch_rows=100)
     config = CheckpointConfig(tolerable_failures=1)
     p = totals(target, source, backend=RocksDBBackend(tmp_path), checkpoint=config)
@@ -536,7 +537,7 @@ def test_a_sequence_that_is_dealt_otherwise_than_before_is_refused():
 def test_a_setting_of_another_type_is_refused():
     with pytest.raises(ConfigurationError, match="timeout=None"):
         CheckpointConfig(timeout=None).checked()  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="on_lost='foo'"):
+    with pytest.raises(ConfigurationError, match="on_lost is 'foo'"):
         pipeline(on_lost="foo")
     with pytest.raises(ConfigurationError, match=r"interval='1s'.*number of seconds"):
         CheckpointConfig(interval="1s").checked()  # type: ignore[arg-type]

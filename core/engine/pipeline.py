@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import CommitPolicy, OnLost
+from ..checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from ..errors import ConfigurationError
 from ..log import LogStore, open_store
 from ..log.memory import MemoryStore
@@ -137,6 +138,9 @@ class Pipeline:
         on_lost: What to do if a decided transaction can no longer be committed: "fail"; "skip", which leaves an audit
             record; "replay", which goes back to the checkpoint before if every transaction of the lost one is proven
             not committed, and fails otherwise.
+        commit_timeout: Seconds for which a checkpoint's commit is tried again while a target does not answer; then
+            the attempt fails, and the restart strategy says when the next one commits it.
+        commit_backoff: Longest pause between two attempts, in seconds; the first pauses are shorter.
     """
 
     def __init__(
@@ -150,6 +154,8 @@ class Pipeline:
         max_parallelism: int = MAX_PARALLELISM,
         parallelism: int = 1,
         on_lost: str = OnLost.FAIL,
+        commit_timeout: float = COMMIT_TIMEOUT,
+        commit_backoff: float = COMMIT_BACKOFF,
         world: EngineWorld | None = None,
     ) -> None:
         self.name = check_pipeline_name(name)
@@ -162,9 +168,7 @@ class Pipeline:
         self.restart = restart or (RestartStrategy.exponential_delay() if periodic else RestartStrategy.none())
         self.graph = Graph(max_parallelism)
         self._parallelism = parallelism
-        if on_lost not in set(OnLost):
-            raise ConfigurationError(f"on_lost={on_lost!r}: give 'fail', 'skip' or 'replay'")
-        self._on_lost = OnLost(on_lost)
+        self._policy = CommitPolicy.of(on_lost, commit_timeout, commit_backoff)
         self._world = world or EngineWorld()
         self._job: Job | None = None
 
@@ -230,7 +234,7 @@ class Pipeline:
             store=self.store,
             backend=self.backend,
             config=self.checkpoint,
-            policy=CommitPolicy(on_lost=self._on_lost),
+            policy=self._policy,
             restart=self.restart,
             world=self._world,
         )

@@ -119,7 +119,7 @@ class Simulation:
             between=self.random.uniform,
             choose=self.random.choice,
         )
-        pause = Backoff(sleep=self.pass_time, fraction=self.random.random)
+        pause = Backoff(attempts=12, sleep=self.pass_time, fraction=self.random.random)
         self.policy = CommitPolicy(
             on_lost=OnLost.REPLAY,
             commits=pause,
