@@ -32,9 +32,9 @@ from .events import (
     ToTask,
     Trigger,
 )
+from .functions import ProcessLogic
 from .gate import Gate
 from .logic import BatchLogic, Guarded, Logic, RecordLogic
-from .process_logic import ProcessLogic
 from .sink_logic import DirectLogic, TwoPhaseLogic
 from .source_logic import LiveLogic, ResettableLogic
 from .state.keyed import KeyScope
