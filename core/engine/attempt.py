@@ -131,7 +131,10 @@ class Attempt(ABC):
                 self._discard(effect.ack)
             case Answer():
                 with suppress(InvalidStateError):  # whoever asked was told that nobody hears any more
-                    effect.to.set_exception(effect.error) if effect.error else effect.to.set_result(effect.result)
+                    if effect.error is not None:
+                        effect.to.set_exception(effect.error)
+                    else:
+                        effect.to.set_result(effect.result)
             case Remember():
                 most = self._config.history
                 self.history = (*self.history, effect.record)[-most:] if most else ()
