@@ -40,11 +40,12 @@ def message(record: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     servers, topic_in, topic_out, dsn, table, folder, parallelism = sys.argv[1:]
+    name = f"endured-{topic_in}"  # brokers know it
     many = int(parallelism)
     pipeline = Pipeline(
-        "endured",
+        name,
         checkpoint=CheckpointConfig(interval=0.3, tolerable_failures=5),
-        store=open_store(str(Path(folder) / "log"), pipeline="endured"),
+        store=open_store(str(Path(folder) / "log"), pipeline=name),
         backend=RocksDBBackend(Path(folder) / "state"),
     )
     orders = pipeline.source(

@@ -101,12 +101,11 @@ class State:
     @property
     def may_begin_at(self) -> float:
         """When the next one may begin; infinity: only after something else has happened."""
-        busy = [*self.pending, *([self.completing] if self.completing is not None else [])]
         if (
             self.stopped
             or self.opened != self.tasks
-            or len(busy) >= self.config.max_concurrent
-            or any(p.barrier.kind.terminal for p in busy)
+            or len(self.pending) >= self.config.max_concurrent
+            or any(p.barrier.kind.terminal for p in self.pending)
         ):
             return inf
         return self.completed_at + self.config.min_pause if self.completed_at is not None else -inf
