@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onceward.connectors.database.postgres.sink import PostgresSink
+from onceward.connectors.database.postgres_sink import PostgresSink
 from onceward.core.errors import EpochConflictError
 from onceward.core.names import Scope
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation
@@ -79,7 +79,7 @@ def test_rows_of_a_complete_epoch_are_visible_exactly_once(sink: PostgresSink, d
     assert statuses(sink, *committables) == [CommitStatus.COMMITTED] * 3
     assert database.rows() == expected(0, 6) + expected(10, 6) + expected(20, 6)
     assert list(sink.inspect_many(committables)) == [Observation.COMMITTED] * 3
-    assert database.one("SELECT sum(rows) FROM onceward.ledger") == 18
+    assert database.one("SELECT sum(row_count) FROM onceward.ledger") == 18
     assert [c.rows for c in committables] == [6, 6, 6]
 
 
