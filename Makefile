@@ -10,6 +10,13 @@ BIN := $(VENV)/bin
 ARGS ?=
 # Processes of the integration tests; each has a broker, a database and a Spark session of its own.
 WORKERS ?= 2
+# What tests write lies in memory where there is room for it, since most of their time would be spent in fsync.
+# `make test-all` uses the disk, and runs what is marked "nightly", too.
+SCRATCH ?= $(shell scripts/scratch.sh)
+SELECT ?= and not nightly
+# A Python that was started for a test need not compile what another one has compiled.
+export PYTHONDONTWRITEBYTECODE :=
+PYTEST = TMPDIR=$(SCRATCH) $(BIN)/python -m pytest -q
 
 .PHONY: help
 help: ## List the targets
@@ -21,7 +28,7 @@ setup: ## Make .venv with the locked packages and this checkout (done by the oth
 	@scripts/setup.sh
 
 .PHONY: check
-check: lint types unit ## Lint, types, unit tests: under two minutes, no service needed
+check: lint types unit ## Lint, types, unit tests: about a minute and a half, no service needed
 
 .PHONY: lint
 lint: setup
@@ -39,30 +46,34 @@ types: setup
 .PHONY: unit
 unit: setup
 	@echo "== unit tests"
-	@$(BIN)/python -m pytest tests -q -m "not slow" --numprocesses auto $(ARGS)
+	@$(PYTEST) tests -m "not slow $(SELECT)" --numprocesses auto $(ARGS)
 
 .PHONY: java
 java:
 	@scripts/prerequisites.sh java
 
 .PHONY: test
-test: java check long integration ## Everything but container tests, on a real Kafka broker and PostgreSQL server
+test: java check long integration ## All but nightly and container tests, on a real Kafka and PostgreSQL: about ten minutes
+
+.PHONY: test-all
+test-all: ## For nights: `make test` on the disk, with long simulator runs, kill series, more variants; container tests
+	@$(MAKE) test containers SCRATCH=$${TMPDIR:-/tmp} SELECT=
 
 .PHONY: long
-long: setup ## The unit tests that take long: ten thousand runs of the simulator
+long: setup ## The unit tests that take long: three thousand runs of the simulator
 	@echo "== long unit tests"
-	@$(BIN)/python -m pytest tests -q -m slow $(ARGS)
+	@$(PYTEST) tests -m "slow $(SELECT)" --numprocesses auto $(ARGS)
 
 .PHONY: integration
 integration: java setup ## The tests on real services alone; ARGS="-k word" selects
 	@echo "== integration tests"
-	@$(BIN)/python -m pytest integration -q -m "not containers" --numprocesses $(WORKERS) --dist loadscope \
-	  --durations=10 $(ARGS)
+	@$(PYTEST) integration -m "not containers $(SELECT)" --numprocesses $(WORKERS) --dist loadscope \
+	  --no-loadscope-reorder --durations=10 $(ARGS)
 
 .PHONY: containers
 containers: java setup ## The tests that need a Docker engine
 	@echo "== container tests"
-	@$(BIN)/python -m pytest integration -q -m containers --durations=5 $(ARGS)
+	@$(PYTEST) integration -m "containers $(SELECT)" --durations=5 $(ARGS)
 
 .PHONY: demo
 demo: java setup ## Kafka to Spark to Kafka and PostgreSQL, killed at random: about five minutes, more on a busy machine
@@ -82,7 +93,7 @@ simulate-engine: setup ## Run the embedded engine's simulator at length; ARGS ar
 
 .PHONY: endure-engine
 endure-engine: java setup ## Kill the embedded engine at random until Ctrl-C, on a real Kafka and PostgreSQL
-	@ONCEWARD_ENGINE_KILLS=$(or $(KILLS),1000000) $(BIN)/python -m pytest integration/test_engine_end_to_end.py -q -s --timeout 0 $(ARGS)
+	@ONCEWARD_ENGINE_KILLS=$(or $(KILLS),1000000) $(BIN)/python -m pytest integration/test_engine_end_to_end.py -q -s -m nightly --timeout 0 $(ARGS)
 
 .PHONY: simulate
 simulate: setup ## Run the protocol's simulator at length; ARGS are its own

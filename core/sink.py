@@ -22,7 +22,7 @@ from .errors import ExternalError
 from .transaction import Observation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import pyarrow as pa
 
@@ -53,6 +53,10 @@ class Named(ABC):
     @abstractmethod
     def guarantee(self) -> Guarantee:
         """What this sink promises when driven by onceward."""
+
+    def projection(self) -> Callable[[pa.RecordBatch], pa.RecordBatch] | None:
+        """What the embedded engine takes of batches for `select` and `where`; made for each subtask; None: all."""
+        return None
 
 
 class TwoPhaseCommit(Named, Generic[Txn]):

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from onceward import PostgresSink
 from onceward.connectors.spark import exactly_once
 
-SLOW_SECONDS = 60
+SLOW_SECONDS = 30
 IDLE_SECONDS = 65
 """Spark ends workers that were idle for a minute."""
 SPECULATION = {"": "true", ".interval": "100ms", ".quantile": "0.5", ".multiplier": "1.1", ".minTaskRuntime": "1s"}

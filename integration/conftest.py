@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tomllib
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,10 +27,25 @@ if TYPE_CHECKING:
 
 STARTED: pytest.StashKey[list[Service]] = pytest.StashKey()
 SOURCE = Path(__file__).parent.parent / "src"
+DURATIONS = Path(__file__).with_name("durations.toml")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[STARTED] = []
+    # Short-lived JVMs, Spark's above all: time spent on optimising their code would not come back.
+    os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest scope first, so that no worker begins a long one when the others are done."""
+    seconds = tomllib.loads(DURATIONS.read_text())
+    items.sort(key=lambda item: -seconds.get(scope_of(item), 0))
+
+
+def scope_of(item: pytest.Item) -> str:
+    """What `--dist loadscope` gives to one worker: a class, or the functions of a module."""
+    return item.nodeid.rpartition("::")[0]
 
 
 def _run(service: Service, config: pytest.Config) -> Iterator[Any]:

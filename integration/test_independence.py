@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from onceward.testing.services import KafkaServer, PostgresServer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
-TIMEOUT = 20.0
+TIMEOUT = 14.0
 """Seconds after which Kafka ends the transactions here."""
 
 
@@ -79,7 +79,7 @@ def test_a_database_that_is_away_for_longer_than_kafkas_timeout_costs_kafka_noth
     with pytest.raises(CommitPendingError, match="table"):
         pipeline.open()
     assert ids_in_topic(kafka.bootstrap_servers, name) == once(3)
-    time.sleep(max(0.0, TIMEOUT + 16 - (time.monotonic() - stopped)))  # the broker looks every 10 s
+    time.sleep(max(0.0, TIMEOUT + 4 - (time.monotonic() - stopped)))  # the broker looks every second
     postgres.start()
     postgres.wait_ready()
     pipeline.open()

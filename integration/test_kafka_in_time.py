@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from onceward.testing.services import KafkaServer
 
 pytestmark = pytest.mark.kafka
-TIMEOUT = 20.0
+TIMEOUT = 16.0
 
 
 class Pipeline:

@@ -141,6 +141,7 @@ def test_the_id_of_a_lost_attempt_is_never_used_again(bench):
 
 
 def test_the_id_of_a_discarded_attempt_is_never_used_again(bench):
+    """Scenario 79."""
     transaction = bench.sink.begin(bench.context(0))
     bench.sink.write(transaction, rows("never"))
     bench.sink.discard(transaction)

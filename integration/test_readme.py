@@ -82,6 +82,7 @@ class Shell:
             "PATH": os.pathsep.join([str(self._bin), *rest]),
             "PIP_CONSTRAINT": str(constraints),
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            "PIP_NO_COMPILE": "1",  # what is imported is compiled then; most of pyspark is not
             "SPARK_LOCAL_IP": "127.0.0.1",
             "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # a short run pays for no optimizing
         }

@@ -119,7 +119,12 @@ def unwritable(values: list[int]) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize(
-    ("form", "key"), [("stream", "conformance"), ("hash", "conformance:{n}"), ("list", "conformance-{text}")]
+    ("form", "key"),
+    [
+        ("stream", "conformance"),
+        pytest.param("hash", "conformance:{n}", marks=pytest.mark.nightly),
+        pytest.param("list", "conformance-{text}", marks=pytest.mark.nightly),
+    ],
 )
 class TestConformance(SinkConformance):
     """The conformance suite."""

@@ -29,7 +29,7 @@ def start(master: str, folder: Path, dsn: str, fault: str, environment: dict[str
         ("slow", "local-cluster[2,1,1024]"),
         ("task", "local[2,4]"),
         ("none", "local[2]"),
-        ("idle", "local[2]"),
+        pytest.param("idle", "local[2]", marks=pytest.mark.nightly),
     ],
 )
 def test_39_89_100_the_lost_attempt_is_aborted_and_the_retry_commits(

@@ -25,7 +25,7 @@ def against_the_check(numbers: list[int]) -> pa.RecordBatch:
 MISFIT = pa.schema([("n", pa.int64()), ("text", pa.string()), ("more", pa.string())])
 
 
-@pytest.mark.parametrize("how", ["prepared", "staging"])
+@pytest.mark.parametrize("how", ["prepared", pytest.param("staging", marks=pytest.mark.nightly)])
 class TestSqlAlchemySinkOnPostgres(SinkConformance):
     @pytest.fixture
     def sink_under_test(self, dsn: str, postgres: PostgresServer, how: str) -> SinkUnderTest:

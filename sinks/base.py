@@ -12,7 +12,7 @@ from onceward.core.names import check_sink_name
 from onceward.core.sink import Direct, Guarantee, Named, TwoPhaseCommit, Txn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import pyarrow as pa
 
@@ -30,6 +30,18 @@ class Sink(Named):
         self.name = check_sink_name(name)
         self.select = list(select) if select is not None else None
         self.where = where
+
+    def projection(self) -> Callable[[pa.RecordBatch], pa.RecordBatch] | None:
+        """`select` and `where` in DuckDB's SQL.
+
+        Raises:
+            ConfigurationError: DuckDB is not installed, or something is no expression over a single row.
+        """
+        if self.select is None and self.where is None:
+            return None
+        from .projection import Projection  # noqa: PLC0415 - for whoever needs it
+
+        return Projection(self.name, self.select, self.where)
 
     def validate(self, schema: pa.Schema) -> None:
         """Check settings, target and `schema` on the driver, before anything is written.

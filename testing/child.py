@@ -1,18 +1,21 @@
 """The process in which a sink is killed: `python -m onceward.testing.child FOLDER`, started by killing.py.
 
 It runs the sink in an embedded pipeline in forks of itself. The first run is clean and tells which durable steps are
-passed and which methods are called. Then each run goes on where the one before was killed, and is killed at the next
-of these points; when a run comes to its end all the same, a new pipeline begins with new rows. The last run is not
-killed.
+passed, which methods are called and which modules are imported: these are imported before the other forks are made, so
+that each of some forty need not do it again. Then each run goes on where the one before was killed, and is killed at
+the next of these points; when a run comes to its end all the same, a new pipeline begins with new rows. The last run is
+not killed.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -66,6 +69,13 @@ class Report(msgspec.Struct):
     errors: list[str] = []
 
 
+class Seen(msgspec.Struct):
+    """What the clean run passed and imported."""
+
+    points: list[str] = []
+    modules: list[str] = []
+
+
 def main(folder: Path) -> None:
     """Run the task in the folder and leave a report there."""
     task: Task = pickle.loads((folder / TASK).read_bytes())  # noqa: S301 - written by killing.py
@@ -103,9 +113,12 @@ class _Killer:
         self._part += 1
         if not self._fork(""):
             self._report.errors.append("the clean run was killed")
-        path = self._folder / "points"
-        found: list[str] = msgspec.json.decode(path.read_bytes()) if path.exists() else []
-        return [*found, *ONLY_LATER]
+        path = self._folder / "seen"
+        seen = msgspec.json.decode(path.read_bytes(), type=Seen) if path.exists() else Seen()
+        for module in seen.modules:
+            with suppress(Exception):  # made at run time, or of an extra that is not there
+                importlib.import_module(module)
+        return [*seen.points, *ONLY_LATER]
 
     def _fork(self, point: str | None) -> bool:
         """Whether a run came to its end; "" records the points, None is an ordinary run."""
@@ -144,7 +157,8 @@ class _Killer:
         if point == "":
             calls = [name for name in dict.fromkeys(faults.calls) if name not in UNPREDICTABLE]
             points = [*dict.fromkeys(passed), *(f"{name}(){when}" for name in calls for when in (".before", ".after"))]
-            (self._folder / "points").write_bytes(msgspec.json.encode(points))
+            seen = Seen(points, [name for name in sys.modules if not name.startswith("__")])
+            (self._folder / "seen").write_bytes(msgspec.json.encode(seen))
 
     def _pipeline(self, sink: TwoPhaseCommitSink[Any]) -> Pipeline:
         name = f"{self._task.pipeline}-{self._part}"

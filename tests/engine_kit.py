@@ -11,7 +11,7 @@ import msgspec
 from onceward.core import CheckpointConfig, Pipeline, ProcessFunction, RestartStrategy, ValueState
 from onceward.core.engine.reference import Decided, resolve
 from onceward.core.engine.state.keys import key_in
-from onceward.core.engine.state.rows import decode_cells
+from onceward.core.engine.state.store import decode_cells
 from onceward.core.log import read
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, WriteContext
 from onceward.sinks import TwoPhaseCommitSink

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
-from onceward.core.checkpoint import Admission, Backoff, Coordinator, OnLost, sweep
+from onceward.core.checkpoint import Admission, Backoff, CommitPolicy, Coordinator, OnLost, sweep
 from onceward.core.errors import (
     CommitPendingError,
     ConfigurationError,
@@ -26,7 +28,9 @@ from onceward.core.transaction import ANY_EPOCH, AbortStatus, CommitStatus, Comm
 from .core_fakes import FakeSink, MemoryStore, acknowledgement, answer_lost, not_written, policy, prepared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from onceward.core.transaction import CommitOutcome
 
 LATER, LOST, UNKNOWN = CommitStatus.RETRY_LATER, CommitStatus.LOST, CommitStatus.UNKNOWN
 
@@ -865,11 +869,71 @@ class TestMistakes:
         bench.coordinator().open(query="other")
 
 
+class TestTheWorstCaseOfACommit:
+    """commit_timeout, and one call of each sink's client: nothing else adds to it."""
+
+    def commit(self, *, timeout: float, call: float) -> tuple[float, int]:
+        """Seconds until CommitPendingError, and calls, of a sink that says "later" after `call` seconds."""
+        clock = [0.0]
+
+        def sleep(seconds: float) -> None:
+            clock[0] += seconds
+
+        changes = replace(CommitPolicy.of("fail", timeout, 2.0), monotonic=lambda: clock[0])
+        bench = Bench(**{**vars(changes), "commits": replace(changes.commits, sleep=sleep)})
+        coordinator = bench.opened()
+        coordinator.admit(0, about(0))
+        committable = bench.committable(coordinator, 0)
+        real, calls = bench.sink.commit_many, 0
+
+        def commit_many(committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
+            nonlocal calls
+            calls += 1
+            sleep(call)
+            bench.sink.answers = [LATER]
+            return real(committables)
+
+        bench.sink.commit_many = commit_many  # type: ignore[method-assign]
+        with pytest.raises(CommitPendingError):
+            coordinator.commit(0, [acknowledgement(committable)], about(0))
+        return clock[0], calls
+
+    @pytest.mark.parametrize("timeout", [0.5, 30.0, 300.0])
+    @pytest.mark.parametrize("call", [0.0, 5.0])
+    def test_it_is_the_timeout_and_one_call(self, timeout: float, call: float):
+        waited, calls = self.commit(timeout=timeout, call=call)
+        assert timeout <= waited <= timeout + call
+        assert calls > 1 or timeout < call
+
+    def test_a_timeout_of_zero_is_one_attempt(self):
+        assert self.commit(timeout=0.0, call=5.0) == (5.0, 1)
+
+    @pytest.mark.parametrize(
+        ("settings", "words"),
+        [
+            (("maybe", 300.0, 2.0), "on_lost is 'maybe'"),
+            (("fail", -1.0, 2.0), "commit_timeout is -1"),
+            (("fail", math.inf, 2.0), "commit_timeout is inf"),
+            (("fail", math.nan, 2.0), "commit_timeout is nan"),
+            (("fail", 300.0, 0.0), "commit_backoff is 0"),
+        ],
+    )
+    def test_a_setting_that_makes_no_sense_is_refused(self, settings: tuple[str, float, float], words: str):
+        with pytest.raises(ConfigurationError, match=words):
+            CommitPolicy.of(*settings)
+
+
 def test_pauses_grow_are_jittered_and_end():
     slept: list[float] = []
     backoff = Backoff(first=1.0, factor=2.0, most=5.0, attempts=4, sleep=slept.append, fraction=lambda: 0.5)
     assert [backoff.pause(n) for n in range(5)] == [True, True, True, True, False]
     assert slept == [0.75, 1.5, 3.0, 3.75]
+    assert backoff.pause(0, left=0.1)
+    assert slept[4:] == [0.1]
+    assert not backoff.pause(0, left=0.0)
+    forever = Backoff(first=1.0, most=5.0, sleep=slept.append, fraction=lambda: 0.5)
+    assert forever.pause(10**6)
+    assert slept[5:] == [3.75]
     assert policy().token() != policy().token()
 
 

@@ -287,6 +287,7 @@ class TestFencing:
             first.decide(2, [], sinks=["a"], epoch_input=EpochInput())
 
     def test_a_writer_that_slept_through_the_pruning_is_fenced_though_its_put_wins(self):
+        """Scenario 92."""
         store = MemoryStore()
         sleeper, live = writer_on(store), writer_on(store)
         sleeper.start()
@@ -302,6 +303,7 @@ class TestFencing:
         assert slot not in store.entries
 
     def test_a_starter_that_slept_through_the_pruning_is_fenced_though_its_start_wins(self):
+        """Scenario 92."""
         store = MemoryStore()
         live, sleeper = writer_on(store), writer_on(store)
         put = store.put_if_absent

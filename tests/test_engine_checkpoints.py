@@ -2,155 +2,192 @@
 
 from __future__ import annotations
 
-from typing import Any
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onceward.core import CheckpointConfig
-from onceward.core.engine.checkpoints import CheckpointCoordinator, Declined, InDoubtError, Roles
-from onceward.core.engine.elements import Barrier, Kind, TaskId
-from onceward.core.engine.pending import CheckpointFailedError, Pending, TaskAck
+from onceward.core import CheckpointConfig, MemoryBackend
+from onceward.core.engine.attempt import Attempt
+from onceward.core.engine.channels import Barrier, Kind, TaskId
+from onceward.core.engine.checkpoints import State, advance, deadline, initial
+from onceward.core.engine.events import (
+    Acknowledged,
+    Answer,
+    CheckpointFailedError,
+    CheckpointRecord,
+    Complete,
+    Completed,
+    Confirm,
+    Declined,
+    Discard,
+    Effect,
+    Event,
+    Exhausted,
+    Failed,
+    Finished,
+    GiveUp,
+    NotCompleted,
+    Opened,
+    Remember,
+    Requested,
+    Stopping,
+    Tick,
+    Trigger,
+)
+from onceward.core.engine.graph import Graph
+from onceward.core.engine.start import EngineWorld
 from onceward.core.engine.state.handles import KeyedHandle, ListHandle, SubtaskState
-from onceward.core.errors import DecisionInDoubtError, OncewardError, StateError
+from onceward.core.errors import DecisionInDoubtError, StateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SOURCE, SUM, SINK = TaskId("source", 0), TaskId("sum", 0), TaskId("sink", 0)
 ALL = frozenset({SOURCE, SUM, SINK})
 
 
-class Recorder:
-    """Does nothing, and tells what it was asked to do."""
-
-    def __init__(self) -> None:
-        self.idle: set[TaskId] = set()
-        self.triggered: list[tuple[TaskId, int]] = []
-        self.made: list[int] = []
-        self.told: list[tuple[TaskId, int]] = []
-        self.dropped: list[int] = []
-        self.freed: list[SubtaskState] = []
-        self.failures: list[OncewardError] = []
-        self.refuse: BaseException | None = None
-
-    def is_running(self, task: TaskId) -> bool:
-        return task not in self.idle
-
-    def trigger(self, task: TaskId, barrier: Barrier) -> None:
-        self.triggered.append((task, barrier.checkpoint))
-
-    def complete(self, pending: Pending) -> Any:
-        if self.refuse is not None:
-            raise self.refuse
-        self.made.append(pending.checkpoint)
-        return f"made {pending.checkpoint}"
-
-    def completed(self, task: TaskId, checkpoint: int) -> None:
-        self.told.append((task, checkpoint))
-
-    def given_up(self, checkpoint: int, reason: str) -> None:  # noqa: ARG002 - signature
-        self.dropped.append(checkpoint)
-
-    def discard(self, ack: TaskAck) -> None:
-        self.freed.append(ack.state)
-
-    def fail(self, error: OncewardError) -> None:
-        self.failures.append(error)
-
-
 class Rig:
-    """A coordinator at time 0, whose first checkpoint is number 5."""
+    """A coordinator at time 0, whose first checkpoint is number 5, and all its effects."""
 
     def __init__(self, **config: Any) -> None:
-        self.effects = Recorder()
-        self.coordinator = CheckpointCoordinator(
-            CheckpointConfig(**config).checked(),
-            Roles(frozenset({SOURCE}), ALL, ALL),
-            first=5,
-            effects=self.effects,
-            now=0.0,
-            first_delay=lambda low, high: (low + high) / 2,
-            pipeline="p",
+        self.effects: list[Effect] = []
+        self.refuse: NotCompleted | None = None
+        """The answer to each Complete; None: it is completed."""
+        checked = CheckpointConfig(**config).checked()
+        self.state = initial(
+            checked, frozenset({SOURCE}), ALL, next_id=5, now=0.0, between=lambda low, high: (low + high) / 2
         )
+        for task in sorted(ALL):
+            self.take(Opened(task))
+
+    def take(self, event: Event, now: float = 0.0) -> None:
+        self.state, effects = advance(self.state, event, now)
+        self.effects += effects
+        for effect in effects:
+            if isinstance(effect, Complete):
+                self.take(self.refuse or Completed(f"made {effect.pending.checkpoint}"), now)
+
+    def pass_time(self, now: float) -> None:
+        self.take(Tick(), now)
+
+    def trigger(self, now: float = 0.0) -> None:
+        self.take(Requested(Kind.CHECKPOINT), now)
+
+    def request(self, kind: Kind, now: float, target: str = "somewhere") -> Future[Any]:
+        answer: Future[Any] = Future()
+        self.take(Requested(kind, target, answer), now)
+        return answer
+
+    def decline(self, task: TaskId, checkpoint: int, reason: str, now: float = 0.0) -> None:
+        self.take(Declined(task, checkpoint, reason), now)
 
     def ack(self, checkpoint: int, *tasks: TaskId, now: float = 0.0) -> None:
         for task in tasks or sorted(ALL):
-            self.coordinator.acknowledge(TaskAck(task, checkpoint, SubtaskState(position=str(task))), now)
+            self.take(Acknowledged(task, checkpoint, SubtaskState(position=str(task))), now)
 
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [effect for effect in self.effects if isinstance(effect, kind)]
+
+    @property
     def begun(self) -> list[int]:
-        return [checkpoint for _, checkpoint in self.effects.triggered]
+        return [effect.barrier.checkpoint for effect in self.of(Trigger)]
+
+    @property
+    def made(self) -> list[int]:
+        return [effect.pending.checkpoint for effect in self.of(Complete)]
+
+    @property
+    def freed(self) -> list[str]:
+        return [effect.ack.state.position for effect in self.of(Discard)]
+
+    @property
+    def pending(self) -> list[int]:
+        return [pending.checkpoint for pending in self.state.pending]
+
+    @property
+    def history(self) -> list[CheckpointRecord]:
+        return [effect.record for effect in self.of(Remember)]
 
     @property
     def statuses(self) -> list[tuple[int, str]]:
-        return [(record.checkpoint, record.status) for record in self.coordinator.history]
+        return [(record.checkpoint, record.status) for record in self.history]
+
+    def answered(self, request: Future[Any]) -> Any:
+        [answer] = [effect for effect in self.of(Answer) if effect.to is request]
+        return answer.error or answer.result
 
 
 def test_sources_are_triggered_all_acknowledge_and_all_are_told():
     rig = Rig()
-    rig.coordinator.trigger(0.0)
-    assert rig.effects.triggered == [(SOURCE, 5)]
+    rig.trigger()
+    assert rig.effects == [Trigger(Barrier(5))]
     rig.ack(5, SOURCE, SUM)
-    assert rig.effects.made == []
+    assert rig.made == []
     rig.ack(5, SINK)
-    assert rig.effects.made == [5]
-    assert set(rig.effects.told) == {(task, 5) for task in ALL}
+    assert rig.made == [5]
+    assert rig.effects[-1] == Confirm(5)
 
 
 def test_a_trigger_is_declined_with_the_names_of_the_tasks_that_do_not_run():
     rig = Rig()
-    rig.effects.idle = {SUM}
-    declined = rig.coordinator.trigger(0.0)
-    assert declined == Declined("not all required tasks run: sum[0]")
-    assert rig.effects.triggered == []
-    assert rig.coordinator.next_id == 5
+    rig.take(Finished(SUM))
+    request = rig.request(Kind.SAVEPOINT, 0.0)
+    assert str(rig.answered(request)) == "not all required tasks run: sum[0]"
+    assert rig.begun == []
+    assert rig.state.next_id == 5
 
 
 def test_51_a_missing_acknowledgement_expires_and_is_named():
     rig = Rig(timeout=600, tolerable_failures=1)
-    rig.coordinator.trigger(0.0)
+    rig.trigger()
     rig.ack(5, SOURCE, SINK, now=1.0)
-    assert rig.coordinator.deadline(1.0) == 600.0
-    rig.coordinator.advance(599.9)
+    assert deadline(rig.state, 1.0) == 600.0
+    rig.pass_time(599.9)
     assert rig.statuses == []
-    rig.coordinator.advance(600.0)
+    rig.pass_time(600.0)
     assert rig.statuses == [(5, "failed")]
-    assert "missing: sum[0]" in rig.coordinator.history[0].reason
-    assert rig.effects.dropped == [5]
-    assert [state.position for state in rig.effects.freed] == ["source[0]", "sink[0]"]
+    assert "missing: sum[0]" in rig.history[0].reason
+    assert rig.of(GiveUp) == [GiveUp(5)]
+    assert rig.freed == ["source[0]", "sink[0]"]
 
 
 def test_52_a_late_acknowledgement_is_ignored_and_what_it_wrote_is_freed():
     rig = Rig(timeout=10, tolerable_failures=1)
-    rig.coordinator.trigger(0.0)
-    rig.coordinator.advance(10.0)
+    rig.trigger()
+    rig.pass_time(10.0)
     rig.ack(5, now=11.0)
-    assert rig.effects.made == []
-    assert len(rig.effects.freed) == 3
+    assert rig.made == []
+    assert len(rig.freed) == 3
 
 
 def test_52_a_double_acknowledgement_is_ignored_and_what_counts_is_kept():
     rig = Rig()
-    rig.coordinator.trigger(0.0)
+    rig.trigger()
     rig.ack(5, SUM)
     rig.ack(5, SUM)
-    assert rig.effects.freed == []  # the same state: freeing it would free what counts
-    rig.coordinator.acknowledge(TaskAck(SUM, 5, SubtaskState(position="other")), 0.0)
-    assert [state.position for state in rig.effects.freed] == ["other"]
+    assert rig.freed == []  # the same state: freeing it would free what counts
+    rig.take(Acknowledged(SUM, 5, SubtaskState(position="other")), 0.0)
+    assert rig.freed == ["other"]
     rig.ack(5, SOURCE, SINK)
-    assert rig.effects.made == [5]
+    assert rig.made == [5]
 
 
 def test_an_acknowledgement_of_a_task_that_is_not_asked_is_ignored():
     rig = Rig()
-    rig.coordinator.trigger(0.0)
+    rig.trigger()
     rig.ack(5, TaskId("stranger", 0))
-    assert rig.coordinator.pending == [5]
+    assert rig.pending == [5]
 
 
 def test_53_a_failure_beyond_the_tolerated_number_fails_the_run():
     rig = Rig(tolerable_failures=2)
     for number in (5, 6, 7):
-        assert rig.effects.failures == []
-        rig.coordinator.trigger(0.0)
-        rig.coordinator.decline(SUM, number, "disk full", 0.0)
-    [failure] = rig.effects.failures
+        assert rig.state.failure is None
+        rig.trigger()
+        rig.decline(SUM, number, "disk full", 0.0)
+    failure = rig.state.failure
     assert isinstance(failure, CheckpointFailedError)
     assert "declined by sum[0]: disk full" in str(failure)
     assert "3 failed in a row, 2 are tolerated" in str(failure)
@@ -158,182 +195,202 @@ def test_53_a_failure_beyond_the_tolerated_number_fails_the_run():
 
 def test_53_none_is_tolerated_by_default():
     rig = Rig()
-    rig.coordinator.trigger(0.0)
-    rig.coordinator.decline(SUM, 5, "disk full", 0.0)
-    assert len(rig.effects.failures) == 1
+    rig.trigger()
+    rig.decline(SUM, 5, "disk full", 0.0)
+    assert rig.state.failure is not None
 
 
 def test_53_a_success_resets_the_count():
     rig = Rig(tolerable_failures=1)
     for number in range(5, 15):
-        rig.coordinator.trigger(0.0)
+        rig.trigger()
         if number % 2:
-            rig.coordinator.decline(SUM, number, "now and then", 0.0)
+            rig.decline(SUM, number, "now and then", 0.0)
         else:
             rig.ack(number)
-    assert rig.effects.failures == []
+    assert rig.state.failure is None
 
 
 def test_53_a_failed_savepoint_is_told_to_who_asked_and_does_not_count():
     rig = Rig()
-    request = rig.coordinator.request(Kind.SAVEPOINT, 0.0, "somewhere")
-    rig.coordinator.decline(SUM, 5, "disk full", 0.0)
-    with pytest.raises(CheckpointFailedError, match="disk full"):
-        request.wait(0)
-    assert rig.effects.failures == []
+    request = rig.request(Kind.SAVEPOINT, 0.0)
+    rig.decline(SUM, 5, "disk full", 0.0)
+    assert "disk full" in str(rig.answered(request))
+    assert rig.state.failure is None
 
 
 def test_54_between_a_completion_and_the_next_trigger_lies_the_minimum_pause():
     rig = Rig(interval=10, min_pause=7)
-    rig.coordinator.advance(8.5)
-    assert rig.begun() == [5]
+    rig.pass_time(8.5)
+    assert rig.begun == [5]
     rig.ack(5, now=17.0)
-    rig.coordinator.advance(18.5)
-    assert rig.begun() == [5]
-    assert rig.coordinator.deadline(18.5) == 24.0
-    rig.coordinator.advance(24.0)
-    assert rig.begun() == [5, 6]
+    rig.pass_time(18.5)
+    assert rig.begun == [5]
+    assert deadline(rig.state, 18.5) == 24.0
+    rig.pass_time(24.0)
+    assert rig.begun == [5, 6]
 
 
 def test_54_at_most_so_many_are_under_way():
     rig = Rig(interval=1, max_concurrent=2)
     for tick in range(1, 20):
-        rig.coordinator.advance(float(tick))
-    assert rig.begun() == [5, 6]
+        rig.pass_time(float(tick))
+    assert rig.begun == [5, 6]
     rig.ack(5, now=20.0)
-    assert rig.begun() == [5, 6, 7]
+    assert rig.begun == [5, 6, 7]
 
 
 def test_54_periodic_triggers_that_could_not_begin_do_not_pile_up():
     rig = Rig(interval=1)
-    rig.coordinator.advance(1.0)
-    rig.coordinator.advance(10.0)
+    rig.pass_time(1.0)
+    rig.pass_time(10.0)
     rig.ack(5, now=10.0)
-    assert rig.begun() == [5, 6]
+    assert rig.begun == [5, 6]
     rig.ack(6, now=10.1)
-    rig.coordinator.advance(10.2)
-    assert rig.begun() == [5, 6]
+    rig.pass_time(10.2)
+    assert rig.begun == [5, 6]
 
 
 def test_54_a_savepoint_waits_in_the_queue_until_it_may_begin():
     rig = Rig(min_pause=5)
-    rig.coordinator.trigger(0.0)
-    request = rig.coordinator.request(Kind.SAVEPOINT, 1.0, "somewhere")
-    assert rig.begun() == [5]
+    rig.trigger()
+    request = rig.request(Kind.SAVEPOINT, 1.0, "somewhere")
+    assert rig.begun == [5]
     rig.ack(5, now=2.0)
-    assert rig.begun() == [5]
-    rig.coordinator.advance(7.0)
-    assert rig.begun() == [5, 6]
+    assert rig.begun == [5]
+    rig.pass_time(7.0)
+    assert rig.begun == [5, 6]
     rig.ack(6, now=8.0)
-    assert request.wait(0) == "made 6"
+    assert rig.answered(request) == "made 6"
 
 
 def test_the_first_periodic_one_begins_between_the_minimum_pause_and_the_interval():
     seen = []
 
-    def delay(low: float, high: float) -> float:
+    def between(low: float, high: float) -> float:
         seen.append((low, high))
         return 3.0
 
     config = CheckpointConfig(interval=10, min_pause=2).checked()
-    roles = Roles(frozenset({SOURCE}), ALL, ALL)
-    coordinator = CheckpointCoordinator(
-        config, roles, first=0, effects=Recorder(), now=100.0, first_delay=delay, pipeline="p"
-    )
+    state = initial(config, frozenset(), frozenset(), next_id=0, now=100.0, between=between)
     assert seen == [(2, 10)]
-    assert coordinator.deadline(100.0) == 103.0
+    assert deadline(state, 100.0) == 103.0
 
 
 def test_without_an_interval_nothing_begins_by_itself():
     rig = Rig()
-    rig.coordinator.advance(1e9)
-    assert rig.begun() == []
-    assert rig.coordinator.deadline(0.0) is None
+    rig.pass_time(1e9)
+    assert rig.begun == []
+    assert deadline(rig.state, 0.0) is None
 
 
 def test_a_complete_checkpoint_subsumes_the_older_ones_that_are_pending():
     rig = Rig(max_concurrent=3)
     for _ in range(3):
-        rig.coordinator.trigger(0.0)
+        rig.trigger()
     rig.ack(5, SOURCE)
     rig.ack(6)
-    assert rig.effects.made == [6]
+    assert rig.made == [6]
     assert rig.statuses == [(6, "completed"), (5, "subsumed")]
-    assert [state.position for state in rig.effects.freed] == ["source[0]"]
-    assert rig.coordinator.pending == [7]
-    assert rig.effects.failures == []
+    assert rig.freed == ["source[0]"]
+    assert rig.pending == [7]
+    assert rig.state.failure is None
 
 
 def test_55_if_the_state_cannot_be_stored_nothing_is_committed_and_what_was_written_is_freed():
     rig = Rig(tolerable_failures=1)
-    rig.effects.refuse = StateError("no space left on device")
-    rig.coordinator.trigger(0.0)
+    rig.refuse = NotCompleted(StateError("no space left on device"))
+    rig.trigger()
     rig.ack(5)
-    assert rig.effects.told == []
+    assert rig.of(Confirm) == []
     assert rig.statuses == [(5, "failed")]
-    assert "no space left" in rig.coordinator.history[0].reason
-    assert len(rig.effects.freed) == 3
-    rig.effects.refuse = None
-    rig.coordinator.trigger(1.0)
+    assert "no space left" in rig.history[0].reason
+    assert len(rig.freed) == 3
+    rig.refuse = None
+    rig.trigger(1.0)
     rig.ack(6)
-    assert rig.effects.made == [6]
+    assert rig.made == [5, 6]
 
 
 def test_55_if_the_decision_is_in_doubt_nothing_is_freed_and_the_run_fails():
     rig = Rig(tolerable_failures=9)
-    rig.effects.refuse = InDoubtError(DecisionInDoubtError("no answer"))
-    rig.coordinator.trigger(0.0)
+    rig.refuse = NotCompleted(DecisionInDoubtError("no answer"), in_doubt=True)
+    rig.trigger()
     rig.ack(5)
-    assert rig.effects.freed == []
-    assert rig.effects.told == []
-    [failure] = rig.effects.failures
+    assert rig.freed == []
+    assert rig.of(Confirm) == []
+    failure = rig.state.failure
     assert isinstance(failure, DecisionInDoubtError)
 
 
 def test_nothing_is_freed_of_a_checkpoint_whose_completion_was_interrupted():
     """Its decision may be durable: what the next start restores must be there, whatever ends this run."""
     rig = Rig(timeout=10)
-    rig.effects.refuse = KeyboardInterrupt()
-    rig.coordinator.trigger(0.0)
-    with pytest.raises(KeyboardInterrupt):
-        rig.ack(5)
-    rig.coordinator.advance(100.0)
-    rig.coordinator.stop("the process ends", 100.0)
-    assert rig.effects.freed == []
+    rig.trigger()
+    state, effects = rig.state, list[Effect]()
+    for task in sorted(ALL):
+        state, effects = advance(state, Acknowledged(task, 5, SubtaskState()), 0.0)
+    assert [type(effect) for effect in effects] == [Complete]
+    for event in (Tick(), Declined(SUM, 5, "late"), Stopping("the process ends")):
+        state, effects = advance(state, event, 100.0)
+        assert effects == []
 
 
 def test_nothing_begins_beside_a_checkpoint_that_ends_the_run_and_after_it():
     rig = Rig(interval=1, max_concurrent=5)
-    rig.coordinator.request(Kind.SUSPEND, 0.0, "somewhere")
-    rig.coordinator.advance(5.0)
-    assert rig.begun() == [5]
+    rig.request(Kind.SUSPEND, 0.0, "somewhere")
+    rig.pass_time(5.0)
+    assert rig.begun == [5]
     rig.ack(5, now=6.0)
-    rig.coordinator.advance(100.0)
-    assert rig.begun() == [5]
+    rig.pass_time(100.0)
+    assert rig.begun == [5]
 
 
 def test_when_the_run_stops_what_is_under_way_is_given_up_and_who_waits_is_told():
     rig = Rig()
-    rig.coordinator.trigger(0.0)
-    request = rig.coordinator.request(Kind.SAVEPOINT, 0.0, "somewhere")
-    rig.coordinator.stop("the pipeline is stopping", 1.0)
-    with pytest.raises(CheckpointFailedError, match="stopping"):
-        request.wait(0)
+    rig.trigger()
+    request = rig.request(Kind.SAVEPOINT, 0.0)
+    rig.take(Stopping("the pipeline is stopping"), 1.0)
+    assert "stopping" in str(rig.answered(request))
     assert rig.statuses == [(5, "failed")]
-    assert rig.effects.failures == []
-    assert rig.coordinator.request(Kind.SAVEPOINT, 2.0).done
+    assert rig.state.failure is None
+    assert "stopping" in str(rig.answered(rig.request(Kind.SAVEPOINT, 2.0)))
+
+
+class Shell(Attempt):
+    """An attempt without tasks."""
+
+    def __init__(self) -> None:
+        coordinator = SimpleNamespace(pipeline="p")
+        setup = SimpleNamespace(graph=Graph(1), config=CheckpointConfig().checked(), world=EngineWorld())
+        started: Any = SimpleNamespace(setup=setup, backend=MemoryBackend(), coordinator=coordinator, next_id=5)
+        super().__init__(started)
+
+    def tell(self, event: Event) -> None:
+        """Nobody hears."""
+
+    def wake(self, task: TaskId) -> None:
+        """Nobody waits."""
+
+    def run_later(self, work: Callable[[], None]) -> None:
+        """There is no work."""
+
+    def perform(self, *effects: Remember) -> None:
+        for effect in effects:
+            self._perform(effect, 0.0)
 
 
 def test_the_history_holds_the_last_ten_with_what_each_task_did():
-    rig = Rig(tolerable_failures=100)
+    rig, shell = Rig(tolerable_failures=100), Shell()
     for number in range(5, 20):
-        rig.coordinator.trigger(float(number))
+        rig.trigger(float(number))
         for task in sorted(ALL):
             state = SubtaskState(position=1)
-            ack = TaskAck(task, number, state, alignment=0.5, buffered=7, sync=0.1, asynchronous=0.2, uploaded=3)
-            rig.coordinator.acknowledge(ack, number + 0.25)
-    assert [record.checkpoint for record in rig.coordinator.history] == list(range(10, 20))
-    [first, *_] = rig.coordinator.history[-1].tasks
+            ack = Acknowledged(task, number, state, alignment=0.5, buffered=7, sync=0.1, asynchronous=0.2, uploaded=3)
+            rig.take(ack, number + 0.25)
+    shell.perform(*rig.of(Remember))
+    assert [record.checkpoint for record in shell.history] == list(range(10, 20))
+    [first, *_] = shell.history[-1].tasks
     assert first.task == "sink[0]"
     assert (first.acknowledged, first.alignment, first.buffered) == (0.25, 0.5, 7)
     assert (first.sync, first.asynchronous, first.uploaded) == (0.1, 0.2, 3)
@@ -355,38 +412,40 @@ def test_a_setting_without_sense_is_refused(values: dict[str, Any]):
 def test_a_savepoint_is_never_subsumed_by_a_newer_checkpoint():
     """It is its user's; that a newer checkpoint was faster is no reason to end it."""
     rig = Rig(max_concurrent=3)
-    rig.coordinator.trigger(0.0)
-    request = rig.coordinator.request(Kind.SAVEPOINT, 0.0, "somewhere")
-    rig.coordinator.trigger(0.0)
+    rig.trigger()
+    request = rig.request(Kind.SAVEPOINT, 0.0)
+    rig.trigger()
     rig.ack(6, SOURCE)
     rig.ack(7)
     assert rig.statuses == [(7, "completed"), (5, "subsumed")]
-    assert rig.coordinator.pending == [6]
+    assert rig.pending == [6]
     rig.ack(6, SUM, SINK)
-    assert request.wait(0) == "made 6"
-    assert rig.effects.freed == []
+    assert rig.answered(request) == "made 6"
+    assert rig.freed == []
 
 
 def test_a_periodic_trigger_that_is_declined_is_remembered_and_logged(caplog: pytest.LogCaptureFixture):
     rig = Rig(interval=10)
-    rig.effects.idle = {SUM}
-    rig.coordinator.advance(10.0)
-    assert rig.begun() == []
-    [record] = rig.coordinator.history
+    rig.take(Finished(SUM))
+    rig.pass_time(10.0)
+    assert rig.begun == []
+    [record] = rig.history
     assert (record.status, record.reason) == ("declined", "not all required tasks run: sum[0]")
+    Shell().perform(*rig.of(Remember))
     assert "checkpoint 5 declined: not all required tasks run: sum[0]" in caplog.text
 
 
 def test_each_checkpoint_that_ends_logs_one_line(caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO", "onceward.engine")
     rig = Rig(tolerable_failures=10, timeout=10, max_concurrent=2)
-    rig.coordinator.trigger(0.0)
-    rig.coordinator.trigger(0.0)
+    rig.trigger()
+    rig.trigger()
     rig.ack(6, now=1.5)
-    rig.coordinator.trigger(2.0)
-    rig.coordinator.advance(12.0)
-    rig.coordinator.trigger(12.0)
-    rig.coordinator.decline(SUM, 8, "disk full", 13.0)
+    rig.trigger(2.0)
+    rig.pass_time(12.0)
+    rig.trigger(12.0)
+    rig.decline(SUM, 8, "disk full", 13.0)
+    Shell().perform(*rig.of(Remember))
     lines = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "onceward.engine"]
     assert lines == [
         ("INFO", "pipeline p: checkpoint 6 completed in 1.500 s, 0 bytes"),
@@ -398,10 +457,102 @@ def test_each_checkpoint_that_ends_logs_one_line(caplog: pytest.LogCaptureFixtur
 
 def test_the_size_of_a_task_in_the_history_counts_its_operator_state():
     rig = Rig()
-    rig.coordinator.trigger(0.0)
+    rig.trigger()
     state = SubtaskState(
         keyed=KeyedHandle(first=0, end=128, inline=b"12345"), lists={"seen": ListHandle("split", [b"1234", b"567"])}
     )
-    rig.coordinator.acknowledge(TaskAck(SUM, 5, state), 0.0)
+    rig.take(Acknowledged(SUM, 5, state), 0.0)
     rig.ack(5, SOURCE, SINK)
-    assert [task.state for task in rig.coordinator.history[0].tasks] == [0, 0, 12]
+    assert [task.state for task in rig.history[0].tasks] == [0, 0, 12]
+
+
+# Every order of events
+
+
+def events_after(state: State) -> list[tuple[Event, float]]:
+    """All that may happen next, of two tasks; the second number is the time that has passed."""
+    if state.completing is not None:
+        error = StateError("refused")
+        return [(Completed(), 0.0), (NotCompleted(error), 0.0), (NotCompleted(error, in_doubt=True), 0.0)]
+    found: list[tuple[Event, float]] = [(Tick(), 3.0), (Stopping("stop"), 0.0)]
+    found += [(Requested(kind, "folder", Future()), 0.0) for kind in (Kind.CHECKPOINT, Kind.SAVEPOINT, Kind.DRAIN)]
+    for checkpoint in range(5, state.next_id):
+        found += [(Acknowledged(task, checkpoint, SubtaskState()), 0.0) for task in sorted(state.tasks)]
+        found.append((Declined(SINK, checkpoint, "no"), 0.0))
+    if not state.exhausted:
+        found.append((Exhausted(SOURCE), 0.0))
+    return found
+
+
+@pytest.mark.parametrize("begun", [1, 2])
+def test_in_every_order_of_events_the_laws_hold(begun: int):
+    """Of all runs of four events after so many checkpoints have begun; then the run stops.
+
+    A checkpoint is completed only if every task has acknowledged it, and ends once. What was acknowledged is freed,
+    unless a decision may name it. Tasks are told of a completion only, or that it was given up. Whoever asked is
+    answered once.
+    """
+    config = CheckpointConfig(timeout=5, max_concurrent=2, tolerable_failures=1).checked()
+    tasks = frozenset({SOURCE, SINK})
+    begin = initial(config, frozenset({SOURCE}), tasks, next_id=5, now=0.0, between=min)
+    first: list[Event] = [Opened(SOURCE), Opened(SINK), *[Requested(Kind.CHECKPOINT, None, Future())] * begun]
+    done: list[Effect] = []
+    for event in first:
+        begin, effects = advance(begin, event, 0.0)
+        done += effects
+    runs: list[tuple[State, float, list[Event], list[Effect]]] = [(begin, 0.0, first, done)]
+    for _ in range(4):
+        runs = [
+            (after, now + passed, [*events, event], [*effects, *more])
+            for state, now, events, effects in runs
+            for event, passed in events_after(state)
+            for after, more in [advance(state, event, now + passed)]
+        ]
+    assert len(runs) > 3_000
+    for state, now, events, effects in runs:
+        busy = {p.checkpoint for p in (*state.pending, state.completing) if p is not None}
+        assert len(busy) <= config.max_concurrent
+        if state.completing is None:
+            _, last = advance(state, Stopping("the end"), now)
+            check_run(tasks, events, [*effects, *last])
+
+
+def check_run(tasks: frozenset[TaskId], events: list[Event], effects: list[Effect]) -> None:
+    def of(kind: type[Any]) -> list[Any]:
+        return [effect for effect in effects if isinstance(effect, kind)]
+
+    begun = [effect.barrier.checkpoint for effect in of(Trigger)]
+    given_up = {effect.checkpoint for effect in of(GiveUp)}
+    named = [effect.pending for effect in of(Complete)]
+    assert all(pending.acks.keys() == tasks for pending in named)
+    assert begun == sorted(effect.record.checkpoint for effect in of(Remember))
+    assert {effect.checkpoint for effect in of(Confirm)} <= {p.checkpoint for p in named} - given_up
+    asked = [event.answer for event in events if isinstance(event, Requested)]
+    assert sorted(map(id, asked)) == sorted(id(effect.to) for effect in of(Answer))
+    acks = [event for event in events if isinstance(event, Acknowledged)]
+    freed = {id(effect.ack) for effect in of(Discard)}
+    kept = {id(ack) for p in named if p.checkpoint not in given_up for ack, _ in p.acks.values()}
+    assert not freed & kept
+    assert all(id(ack) in freed | kept or ack in acks[:n] for n, ack in enumerate(acks))
+
+
+def test_the_first_failure_counts():
+    rig = Rig()
+    for words in ("first", "second"):
+        rig.take(Failed(StateError(words)))
+    assert str(rig.state.failure) == "first"
+
+
+def test_a_checkpoint_that_drains_and_is_given_up_fails_the_run():
+    """Functions have given what they held back: only a restart brings them back to where they were."""
+    rig = Rig(tolerable_failures=9)
+    rig.request(Kind.DRAIN, 0.0)
+    rig.decline(SUM, 5, "disk full")
+    assert "which was to end the run, declined by sum[0]: disk full" in str(rig.state.failure)
+
+
+def test_at_the_end_of_all_sources_one_last_checkpoint_begins():
+    rig = Rig()
+    for _ in range(2):
+        rig.take(Exhausted(SOURCE))
+    assert [effect.barrier.kind for effect in rig.of(Trigger)] == [Kind.FINAL]

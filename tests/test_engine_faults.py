@@ -21,7 +21,7 @@ from onceward.core import (
     ValueState,
 )
 from onceward.core.engine import CheckpointFailedError, JobState
-from onceward.core.engine.elements import Barrier
+from onceward.core.engine.channels import Barrier
 from onceward.core.engine.state.rocksdb import RocksTable
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.engine.task import Task
@@ -178,7 +178,7 @@ def test_84_a_given_up_checkpoint_after_a_restore_deletes_nothing_that_was_resto
     again = totals(target, source, store=store, backend=RocksDBBackend(tmp_path), checkpoint=CheckpointConfig())
     job = again.start(restore=str(first), why="a test")
     reach(source, job, 3)
-    for task in job._attempt.machine.tasks.values():
+    for task in job._attempt.tasks.values():
         task.post = lambda _: None  # type: ignore[method-assign]  # nobody hears of the next one
     threading.Thread(target=lambda: job._attempt and job._attempt.request(Barrier(0).kind, None)).start()
     time.sleep(0.1)
@@ -441,6 +441,7 @@ def refuses_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_state_that_cannot_be_frozen_declines_the_checkpoint_and_restarts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    """Scenario 32."""
     target, source = Target(), Slowly(ROWS, batch_rows=100)
     config = CheckpointConfig(tolerable_failures=1)
     p = totals(target, source, backend=RocksDBBackend(tmp_path), checkpoint=config)
@@ -536,7 +537,7 @@ def test_a_sequence_that_is_dealt_otherwise_than_before_is_refused():
 def test_a_setting_of_another_type_is_refused():
     with pytest.raises(ConfigurationError, match="timeout=None"):
         CheckpointConfig(timeout=None).checked()  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="on_lost='foo'"):
+    with pytest.raises(ConfigurationError, match="on_lost is 'foo'"):
         pipeline(on_lost="foo")
     with pytest.raises(ConfigurationError, match=r"interval='1s'.*number of seconds"):
         CheckpointConfig(interval="1s").checked()  # type: ignore[arg-type]

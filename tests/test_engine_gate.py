@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from onceward.core.engine.channels import Channel
-from onceward.core.engine.elements import Barrier, Cancel, End
-from onceward.core.engine.gate import Aligned, Cancelled, Ended, Event, Gate, Rows
+from onceward.core.engine.channels import Barrier, Cancel, Channel, End
+from onceward.core.engine.gate import Aligned, Gate, Input
 
 
 def batch(number: int) -> pa.RecordBatch:
@@ -25,16 +24,16 @@ def drain(gate_: Gate) -> list[object]:
     return found
 
 
-def told(event: Event) -> object:
+def told(event: Input) -> object:
     match event:
-        case Rows():
-            return event.batch["n"][0].as_py()
         case Aligned():
             return f"barrier {event.barrier.checkpoint}"
-        case Cancelled():
+        case Cancel():
             return f"cancel {event.checkpoint}"
-        case Ended():
+        case End():
             return "end"
+        case batch:
+            return batch["n"][0].as_py()
 
 
 def feed(gate_: Gate, channel: int, *elements: object) -> None:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from onceward.core.engine.projection import Projection
 from onceward.core.errors import ConfigurationError, OncewardError, OperatorError
 from onceward.core.steps import Step, hooked
+from onceward.sinks.projection import Projection
 from onceward.sources import SequenceSource
 
 from .engine_kit import Target, TargetSink, numbers, pipeline
@@ -37,11 +37,7 @@ class Chosen(TargetSink):
 
 
 def projected(batch: pa.RecordBatch, select: Sequence[str] | None = None, where: str | None = None) -> pa.RecordBatch:
-    projection = Projection("out", select, where)
-    try:
-        return projection.of(batch)
-    finally:
-        projection.close()
+    return Projection("out", select, where)(batch)
 
 
 def test_where_alone_leaves_types_and_order_as_they_are():

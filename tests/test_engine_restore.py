@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -212,7 +211,7 @@ def test_a_savepoint_of_a_lost_decision_log_is_an_import_too(rig: Rig):
 
 @pytest.mark.parametrize("parallelism", [1, 2, 5])
 @pytest.mark.parametrize("moved", [False, True])
-def test_25_the_pipelines_own_newest_savepoint_needs_no_reason(rig: Rig, parallelism: int, moved: bool):
+def test_the_pipelines_own_newest_savepoint_needs_no_reason(rig: Rig, parallelism: int, moved: bool):
     _, job, _ = rig.begun(3)
     where = Path(job.stop_with_savepoint(rig.save, timeout=10))
     if moved:
@@ -221,7 +220,7 @@ def test_25_the_pipelines_own_newest_savepoint_needs_no_reason(rig: Rig, paralle
     exact(rig.target)
 
 
-def test_25_a_start_that_fails_says_so(rig: Rig, caplog: pytest.LogCaptureFixture):
+def test_a_start_that_fails_says_so(rig: Rig, caplog: pytest.LogCaptureFixture):
     p, job, source = rig.begun(3)
     job.savepoint(rig.save, timeout=10)
     source.let(100)
@@ -234,7 +233,7 @@ def test_25_a_start_that_fails_says_so(rig: Rig, caplog: pytest.LogCaptureFixtur
         again.savepoint(rig.folder / "other")
 
 
-def test_25_a_start_that_is_tried_again_does_not_raise(rig: Rig):
+def test_a_start_that_is_tried_again_does_not_raise(rig: Rig):
     away = [True]
 
     class Away(MemoryStore):
@@ -245,7 +244,9 @@ def test_25_a_start_that_is_tried_again_does_not_raise(rig: Rig):
 
     p = rig.pipeline(store=Away(), restart=RestartStrategy.fixed_delay(delay=0.01, attempts=100))
     with hooked(lambda step: away.clear() if step is Step.LOG_PUT_BEFORE else None):
-        job = p.start()
+        with pytest.MonkeyPatch.context() as patch:  # the log itself waits for nobody
+            patch.setattr("onceward.core.engine.pipeline.CommitPolicy", partial(CommitPolicy, puts=Backoff(attempts=0)))
+            job = p.start()
         assert job.state in {JobState.RESTARTING, JobState.STARTING}
         away.clear()
         assert p.wait(60)
@@ -312,7 +313,7 @@ def test_an_import_left_in_the_command_line_is_done_once(rig: Rig):
     assert rig.target.counts("n") == Counter(range(200, 1000))
 
 
-def test_17_a_fresh_log_over_an_old_state_folder_begins_and_leaves_what_is_there_alone(rig: Rig):
+def test_a_fresh_log_over_an_old_state_folder_begins_and_leaves_what_is_there_alone(rig: Rig):
     p, job, _ = rig.begun(2)
     job.checkpoint(timeout=10)
     p.stop()
@@ -351,7 +352,7 @@ def test_the_proof_beside_the_newest_checkpoint_is_written_again(rig: Rig, damag
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "/etc", ""])
-def test_17_no_name_leads_a_backend_out_of_its_folder(tmp_path: Path, name: str):
+def test_no_name_leads_a_backend_out_of_its_folder(tmp_path: Path, name: str):
     for backend in (FileBackend(tmp_path / "state"), RocksDBBackend(tmp_path / "state")):
         with pytest.raises(ConfigurationError, match="cannot be the name of a folder"):
             backend.bind(name)
@@ -382,7 +383,7 @@ def losing(rig: Rig, source: Any, sink: TargetSink, **options: Any) -> Any:
     return p
 
 
-def test_27_what_is_proven_lost_is_written_again_from_the_checkpoint_before(rig: Rig):
+def test_what_is_proven_lost_is_written_again_from_the_checkpoint_before(rig: Rig):
     source, sink = Slowly(ROWS, batch_rows=100), Loses(rig.target, 0)
     p = losing(rig, source, sink)
     job = p.start()
@@ -400,7 +401,7 @@ def test_27_what_is_proven_lost_is_written_again_from_the_checkpoint_before(rig:
 
 
 @pytest.mark.parametrize("step", [Step.DECIDE_AFTER, Step.COMMIT_BEFORE])
-def test_27_a_loss_that_the_next_start_finds_is_written_again_too(rig: Rig, step: Step):
+def test_a_loss_that_the_next_start_finds_is_written_again_too(rig: Rig, step: Step):
     source = Slowly(ROWS, batch_rows=100)
     p = losing(rig, source, TargetSink(rig.target), restart=RestartStrategy.none())
     job = p.start()
@@ -413,7 +414,7 @@ def test_27_a_loss_that_the_next_start_finds_is_written_again_too(rig: Rig, step
     exact(rig.target)
 
 
-def test_27_the_start_after_a_replay_that_was_interrupted_goes_on_with_it(rig: Rig):
+def test_the_start_after_a_replay_that_was_interrupted_goes_on_with_it(rig: Rig):
     source, sink = Slowly(ROWS, batch_rows=100), Loses(rig.target, 0)
     p = losing(rig, source, sink, restart=RestartStrategy.none())
     job = p.start()
@@ -431,7 +432,7 @@ def test_27_the_start_after_a_replay_that_was_interrupted_goes_on_with_it(rig: R
     exact(rig.target)
 
 
-def test_27_a_loss_of_which_a_part_was_committed_is_not_replayed(rig: Rig):
+def test_a_loss_of_which_a_part_was_committed_is_not_replayed(rig: Rig):
     source, sink = Slowly(ROWS, batch_rows=100), Loses(rig.target, 1, half=True)
     p = losing(rig, source, sink)
     job = p.start()
@@ -475,15 +476,14 @@ def test_an_epoch_that_an_older_run_decides_during_the_start_is_not_decided_agai
         old.wait(10)
 
 
-def test_25_while_it_is_tried_again_other_calls_name_the_cause_in_time(rig: Rig):
+def test_while_it_is_tried_again_other_calls_name_the_cause_in_time(rig: Rig):
     class Away(MemoryStore):
         def list_keys(self) -> list[str]:
             raise StoreError("the store is away")
 
     p = rig.pipeline(store=Away(), restart=RestartStrategy.fixed_delay(delay=60))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onceward.core.engine.pipeline.CommitPolicy", partial(CommitPolicy, puts=Backoff(attempts=0)))
-        p.start()
+    p._policy = CommitPolicy(puts=Backoff(attempts=0))
+    p.start()
     with pytest.raises(CheckpointFailedError, match=r"pipeline is restarting .*the store is away"):
         p.savepoint(rig.save, timeout=0.05)
     p.stop()

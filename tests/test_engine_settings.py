@@ -78,7 +78,7 @@ def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch):
 def pauses(strategy: RestartStrategy | None, count: int) -> list[float | None]:
     assert strategy is not None
     restarts = strategy.begin()
-    return [restarts.after(float(n), 0.0) for n in range(count)]
+    return [restarts(float(n), 0.0) for n in range(count)]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onceward.core.engine import Mode, checkpoints, completion, gate, origin, sink_logic, source_logic, start, task
+from onceward.core.engine import Mode, attempt, completion, gate, origin, sink_logic, source_logic, start, task
+from onceward.core.engine.events import Completed, Confirm
 from onceward.core.engine.logic import Frozen, nothing_to_write
 from onceward.core.errors import OncewardError
 
@@ -16,7 +17,7 @@ from .engine_simulator.simulation import Simulation, ViolationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onceward.core.engine.elements import Barrier
+    from onceward.core.engine.channels import Barrier
 
 RUNS = 100
 MUTANT_RUNS = 250
@@ -148,14 +149,15 @@ def rows_of_an_open_transaction_are_lost_at_the_barrier(patch: pytest.MonkeyPatc
 
 def a_savepoint_confirms_what_sinks_prepared(patch: pytest.MonkeyPatch) -> None:
     """As if it had committed something."""
-    complete = checkpoints.CheckpointCoordinator._complete
+    advance = attempt.advance
 
-    def confirms(self: checkpoints.CheckpointCoordinator, pending: Any, now: float) -> None:
-        complete(self, pending, now)
-        for id_ in self._roles.confirm if pending.barrier.kind.savepoint else ():
-            self._effects.completed(id_, pending.checkpoint)
+    def confirms(state: Any, event: Any, now: float) -> Any:
+        after, effects = advance(state, event, now)
+        if isinstance(event, Completed) and state.completing.barrier.kind.savepoint:
+            effects = [*effects, Confirm(state.completing.checkpoint)]
+        return after, effects
 
-    patch.setattr(checkpoints.CheckpointCoordinator, "_complete", confirms)
+    patch.setattr(attempt, "advance", confirms)
 
 
 def a_checkpoint_that_was_never_decided_is_restored(patch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,13 @@ import pytest
 
 from onceward.core import FileBackend, MemoryBackend, OperatorState, ProcessFunction, RocksDBBackend
 from onceward.core.engine import completion
+from onceward.core.engine.channels import Barrier, TaskId
 from onceward.core.engine.completion import Completer
-from onceward.core.engine.elements import Barrier, TaskId
+from onceward.core.engine.events import Pending
 from onceward.core.engine.graph import Graph
-from onceward.core.engine.pending import Pending
 from onceward.core.engine.reference import Reference
-from onceward.core.engine.restore import assign, check_fits
-from onceward.core.engine.retained import Retained
+from onceward.core.engine.retained import Retained, SharedFiles
+from onceward.core.engine.start import assign, check_fits
 from onceward.core.engine.state import keys
 from onceward.core.engine.state.handles import (
     KeyedHandle,
@@ -30,7 +30,6 @@ from onceward.core.engine.state.handles import (
     encode_metadata,
 )
 from onceward.core.engine.state.memory import cells_of
-from onceward.core.engine.state.registry import SharedFiles
 from onceward.core.engine.state.storage import CheckpointStorage, folder_of
 from onceward.core.errors import ConfigurationError, StateDamagedError, StateError
 
@@ -484,7 +483,7 @@ def test_f_the_age_of_a_checkpoint_is_that_of_the_oldest_that_it_may_carry(monke
     )
     for number, (triggered, completed) in enumerate([(130.0, 140.0), (190.0, 200.0)], 2):
         now[0] = completed
-        completer.complete(Pending(Barrier(number), triggered, set()))
+        completer.complete(Pending(Barrier(number), triggered))
     assert ages == [140.0 - 100.0, 200.0 - 130.0]
 
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from onceward.core.engine.channels import Channel, Forward, Output
-from onceward.core.engine.elements import Barrier, Cancel, End, Kind, TaskId
+from onceward.core.engine.channels import Barrier, Cancel, Channel, End, Kind, Output, TaskId, forward
+from onceward.core.engine.events import Acknowledged, Confirm, Declined, Event, Finished, GiveUp, Trigger
 from onceward.core.engine.gate import Gate
 from onceward.core.engine.logic import Frozen, Logic
 from onceward.core.engine.state.handles import SubtaskState
-from onceward.core.engine.task import Confirm, GiveUp, Task, TaskWorld
+from onceward.core.engine.task import Task, TaskWorld
 from onceward.core.errors import StateError
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ def batch(number: int) -> pa.RecordBatch:
 
 class Recording(Logic):
     """Notes what is done with it."""
-
-    kind = "map"
 
     def __init__(self, notes: list[str]) -> None:
         self.notes = notes
@@ -56,29 +54,26 @@ class Recording(Logic):
 
 
 class Rig:
-    """One task with two inputs and one output; it reports to itself."""
+    """One task with two inputs and one output, and what it tells."""
 
     def __init__(self, *, capacity: int = 8) -> None:
         self.notes: list[str] = []
         self.later: list[Callable[[], None]] = []
         self.inputs = [Channel(8), Channel(8)]
         self.output = Channel(capacity)
-        world = TaskWorld(self, lambda: 0.0, lambda: 0.0, self.later.append, lambda _: (None, ""))  # type: ignore[arg-type]
+        world = TaskWorld(self.tell, lambda: 0.0, lambda: 0.0, self.later.append, lambda _: (None, ""))
         gate = Gate(self.inputs, aligned=True, clock=lambda: 0.0)
         self.logic = Recording(self.notes)
-        self.task = Task(TaskId("it", 0), self.logic, gate, [Output([self.output], Forward(0))], world)
+        self.task = Task(TaskId("it", 0), self.logic, gate, [Output([self.output], forward)], world)
 
-    def acknowledged(self, ack: Any) -> None:
-        self.notes.append(f"ack {ack.checkpoint}")
-
-    def declined(self, _task: TaskId, checkpoint: int, reason: str) -> None:
-        self.notes.append(f"declined {checkpoint}: {reason}")
-
-    def exhausted(self, _task: TaskId) -> None:
-        """A source only."""
-
-    def finished(self, _task: TaskId) -> None:
-        self.notes.append("finished")
+    def tell(self, event: Event) -> None:
+        match event:
+            case Acknowledged():
+                self.notes.append(f"ack {event.checkpoint}")
+            case Declined():
+                self.notes.append(f"declined {event.checkpoint}: {event.reason}")
+            case Finished():
+                self.notes.append("finished")
 
     def work(self) -> None:
         while self.task.step():
@@ -142,8 +137,6 @@ def test_instead_of_the_barrier_of_a_checkpoint_that_was_given_up_a_cancel_marke
 
 
 def test_a_source_that_hears_too_late_of_a_trigger_sends_a_cancel_marker():
-    from onceward.core.engine.task import Trigger
-
     rig = Rig()
     rig.task.post(GiveUp(1))
     rig.task.post(Trigger(Barrier(1)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from onceward.connectors.kafka import wire
 from onceward.connectors.kafka.codes import Code
 from onceward.connectors.kafka.coordinator import TransactionCoordinatorClient
 from onceward.connectors.kafka.handle import Handle
+from onceward.connectors.kafka.retries import LEAST
 from onceward.core.errors import KafkaError
 
 if TYPE_CHECKING:
@@ -105,3 +107,19 @@ def test_a_broker_that_is_loading_is_asked_again():
     later = [listing(code=Code.COORDINATOR_LOAD_IN_PROGRESS)]
     brokers.listings = {1: lambda: listing("a"), 2: lambda: later.pop() if later else listing("b")}
     assert [row.transactional_id for row in client(brokers).list_transactions()] == ["a", "b"]
+
+
+def test_the_calls_of_one_task_share_its_time(monkeypatch: pytest.MonkeyPatch):
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    asked = client(Brokers(*[BUSY] * 10_000), retry_seconds=5.0)
+    for of_one_task in (asked.within(5.0), asked.within(8.0)):
+        began = clock[0]
+        for _ in range(4):
+            assert of_one_task.end_many([Handle(NAME, 7, 3, 1000)], commit=True) == [BUSY]
+        assert clock[0] - began <= (5.0 if began == 0 else 8.0) + 4 * LEAST
+    began = clock[0]
+    for _ in range(2):
+        assert asked.end_many([Handle(NAME, 7, 3, 1000)], commit=True) == [BUSY]
+    assert clock[0] - began == pytest.approx(10.0)

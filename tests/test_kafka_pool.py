@@ -144,7 +144,7 @@ def test_a_listing_tells_the_start_that_the_name_tells(cluster: Cluster, session
 @pytest.mark.parametrize("end", [ABORTED, "Ongoing", "PrepareAbort"])
 @pytest.mark.parametrize("session", ["", "run"])
 def test_an_id_whose_transaction_was_not_committed_is_never_used_again(cluster: Cluster, session: str, end: str):
-    """Neither by a later epoch, nor by a later START: a sweeper may still hold its handle."""
+    """Neither by a later epoch, nor by a later START: a sweeper may still hold its handle. Scenario 79."""
     ids = a_pool()
     lost = run(ids, cluster, context(1, 0, session), end)
     later = [run(ids, cluster, context(1 + epoch // 3, epoch, session)) for epoch in range(1, 12)]

@@ -230,7 +230,7 @@ def test_an_abort_bars_the_decision_and_ends_what_was_prepared(query: Query):
 
 
 def test_an_abort_that_comes_after_the_decision_touches_nothing(query: Query):
-    """Spark calls abort with the same messages when commit has raised."""
+    """Spark calls abort with the same messages when commit has raised. Scenario 94."""
     query.checkpoint.plan(0)
     messages = query.write(query.begin(), 0, [1], [2])
 

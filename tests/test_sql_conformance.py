@@ -21,7 +21,7 @@ def against_the_check(numbers: list[int]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"n": pa.array(numbers, pa.int64()), "text": ["" for _ in numbers]})
 
 
-@pytest.mark.parametrize("journal", ["delete", "wal"])
+@pytest.mark.parametrize("journal", ["delete", pytest.param("wal", marks=pytest.mark.nightly)])
 class TestSqlAlchemySinkOnSqlite(SinkConformance):
     @pytest.fixture
     def sink_under_test(self, tmp_path: Path, journal: str) -> SinkUnderTest:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from onceward.core.checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.core.errors import OncewardError
 
-from .finding import Finding, failed, skipped
+from .finding import Finding, failed, ok, skipped
 from .machine import check_java, check_packages, check_python
 from .store import check_store
 
@@ -38,9 +39,15 @@ def run_checks(
         *check_packages(),
         check_python(),
         check_store(store, pipeline),
+        _commit_timeout(),
         *_kafka(bootstrap_servers, kafka_config or {}, topics, pipeline),
         *_postgres(dsn),
     ]
+
+
+def _commit_timeout() -> Finding:
+    found = f"{COMMIT_TIMEOUT:g} s, with pauses of up to {COMMIT_BACKOFF:g} s, unless the pipeline sets it"
+    return ok("commit_timeout", f"{found}: for so long a decided commit is tried again before CommitPendingError")
 
 
 def _client(check: str, missing: str | None, *, asked: bool) -> Finding:

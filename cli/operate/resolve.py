@@ -6,9 +6,9 @@ import getpass
 import os
 import socket
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from onceward.core.checkpoint import Backoff, CommitPolicy, OnLost, finish, sweep
+from onceward.core.checkpoint import CommitPolicy, OnLost, finish, sweep
 from onceward.core.checkpoint.recovery import TransactionStatus
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError
 from onceward.core.log import LogWriter
@@ -35,7 +35,8 @@ _WHY_NOT = {
     TransactionStatus.UNKNOWN: "its decision log is not known: give it as --store. If it is gone for good, say "
     "--orphaned",
 }
-_PATIENCE = Backoff(attempts=8)
+_COMMIT_TIMEOUT: Final = 10.0
+"""Seconds; an operator waits for the answer."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def commit_decided(
     _check_same(log, decision, log.view.undone)
     if log.view.undone is None:
         return None
-    policy = policy or CommitPolicy(commits=_PATIENCE)
+    policy = policy or CommitPolicy(commit_timeout=_COMMIT_TIMEOUT)
     if skip_lost is not None:
         policy = replace(
             policy, on_lost=OnLost.SKIP, skips=PROVEN_NOT_COMMITTED, skipped_by=_who(), skipped_why=skip_lost

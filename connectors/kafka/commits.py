@@ -60,8 +60,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("onceward.kafka")
 
-RETRY_SECONDS: Final = 5.0
-"""Seconds after which an outcome is "retry later"."""
+CALL_SECONDS: Final = 5.0
+"""Seconds that one call takes at most, with all that is asked in it; then an outcome is "retry later". Kafka answers
+EndTxn before all markers are written, so a commit that succeeds also looks a few times until they are."""
 PATIENCE_IF_AGELESS: Final = 2.5
 """Seconds after which a silent partition is not waited for, where the brokers cannot tell a transaction's age."""
 FEW: Final = 3
@@ -74,7 +75,7 @@ def look_at(client: TransactionCoordinatorClient, transactions: Sequence[Prepare
     """What became of each transaction; asks again while partitions do not answer."""
     found: list[Inspection] = []
     inspector = Inspector(client)
-    for _ in Retries(RETRY_SECONDS):
+    for _ in Retries(CALL_SECONDS):
         found = inspector.inspect(transactions)
         if all(one.seen is not Fate.OPEN or one.whole for one in found):
             break
@@ -88,7 +89,7 @@ def commit(client: TransactionCoordinatorClient, transactions: Sequence[Prepared
     found: dict[Prepared, Inspection] = {}
     waiting, began = list(transactions), time.monotonic()
     inspector = Inspector(client)
-    for _ in Retries(RETRY_SECONDS):
+    for _ in Retries(CALL_SECONDS):
         found = dict(zip(waiting, inspector.inspect(waiting), strict=True))
         for transaction, one in found.items():
             outcomes[transaction] = _outcome(inspector, transaction, one, codes.get(transaction))
@@ -184,7 +185,7 @@ def abort(client: TransactionCoordinatorClient, transaction: Prepared) -> AbortO
     handle = transaction.handle
     outcome = AbortOutcome(AbortStatus.RETRY_LATER)
     inspector = Inspector(client)
-    for _ in Retries(RETRY_SECONDS):
+    for _ in Retries(CALL_SECONDS):
         [found] = inspector.inspect([transaction])
         outcome = abort_outcome(OBSERVED[found.seen], words(found.seen, found.code))
         if found.seen is Fate.BEHIND or found.whole:

@@ -8,9 +8,12 @@ confirms the first or is refused.
 
 from __future__ import annotations
 
+import copy
+import math
 import os
 import re
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from . import requests, wire
@@ -18,7 +21,7 @@ from .answers import Description, Listing, OpenProducers, description, open_prod
 from .codes import PASSING, Code
 from .errors import kafka_error
 from .handle import Handle, Partition, by_topic
-from .retries import Retries
+from .retries import LEAST, Retries
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -41,10 +44,22 @@ class TransactionCoordinatorClient:
 
     def __init__(self, link: wire.Wire, *, retry_seconds: float = RETRY_SECONDS) -> None:
         self._wire = link
-        self._retry_seconds = retry_seconds
+        self._each = retry_seconds
+        self._deadline = math.inf
         self._nodes: dict[str, int] = {}
         self._lock = threading.Lock()
         self._by_pattern = True
+
+    def within(self, seconds: float) -> TransactionCoordinatorClient:
+        """The same client for the calls of one task: together they take no longer than this."""
+        bounded = copy.copy(self)
+        bounded._deadline = time.monotonic() + seconds  # noqa: SLF001 - of the same class
+        return bounded
+
+    @property
+    def _seconds(self) -> float:
+        """For which the next call may go on asking."""
+        return max(LEAST, min(self._each, self._deadline - time.monotonic()))
 
     def end_txn(self, transactional_id: str, producer_id: int, producer_epoch: int, *, commit: bool) -> int:
         """Commit or abort one transaction; see end_many."""
@@ -86,7 +101,7 @@ class TransactionCoordinatorClient:
         """State, handle, timeout and partitions of each transactional id."""
         found = dict.fromkeys(ids, Description(Code.NO_ANSWER))
         waiting = {name: seen.code for name, seen in found.items()}
-        retries = Retries(self._retry_seconds)
+        retries = Retries(self._seconds)
         for number in retries:
             self._look_again(waiting, number)
             found |= self._describe_once(list(waiting), retries.left)
@@ -106,7 +121,7 @@ class TransactionCoordinatorClient:
             KafkaError: Not every broker answered, so the list would not be complete.
         """
         bad = wire.Answer(Code.NO_ANSWER)
-        retries = Retries(self._retry_seconds)
+        retries = Retries(self._seconds)
         for number in retries:
             if number >= TRIES_BEFORE_BOOTSTRAP:
                 self._wire.forget()
@@ -128,7 +143,7 @@ class TransactionCoordinatorClient:
         machines are compared. None if a broker is too old to tell (before Kafka 3.8).
         """
         prefix = os.path.commonprefix(list(ids))  # noqa: RUF071 - characters are meant
-        answers = self._list_once(["Ongoing"], prefix, self._retry_seconds, milliseconds)
+        answers = self._list_once(["Ongoing"], prefix, self._seconds, milliseconds)
         if any(answer.code == Code.UNSUPPORTED_VERSION for answer in answers):
             return None
         told = [row for answer in answers if not answer.code for row in answer.response.transaction_states]
@@ -141,9 +156,7 @@ class TransactionCoordinatorClient:
             topics: Their names.
             everywhere: Believe only what all brokers say alike.
         """
-        return (
-            self._wire.topic_ids(sorted(topics), everywhere=everywhere, seconds=self._retry_seconds) if topics else {}
-        )
+        return self._wire.topic_ids(sorted(topics), everywhere=everywhere, seconds=self._seconds) if topics else {}
 
     def describe_producers(
         self, partitions: Collection[Partition], *, retry_seconds: float | None = None
@@ -156,28 +169,28 @@ class TransactionCoordinatorClient:
         """
         found: dict[Partition, OpenProducers | None] = dict.fromkeys(partitions)
         waiting = list(found)
-        for number in Retries(self._retry_seconds if retry_seconds is None else retry_seconds):
+        for number in Retries(self._seconds if retry_seconds is None else retry_seconds):
             if not waiting:
                 break
             if number >= TRIES_BEFORE_BOOTSTRAP:
                 self._wire.forget()
-            found |= self._producers_once(waiting, self._retry_seconds)
+            found |= self._producers_once(waiting, self._seconds)
             waiting = [partition for partition in waiting if found[partition] is None]
         return found
 
     def may_look(self, topic: str) -> int:
         """The code with which a partition of the topic answers describe_producers; it needs Read on the topic."""
-        leaders = self._wire.leaders([topic], seconds=self._retry_seconds)
+        leaders = self._wire.leaders([topic], seconds=self._seconds)
         partition = min(leaders, default=None)
         if partition is None:
             return Code.LEADER_NOT_AVAILABLE
         request = requests.describe_producers(by_topic([partition]))
-        [answer] = self._wire.exchange([(leaders[partition], request)], seconds=self._retry_seconds)
+        [answer] = self._wire.exchange([(leaders[partition], request)], seconds=self._seconds)
         return answer.code or int(answer.response.topics[0].partitions[0].error_code)
 
     def partitions_of(self, topics: Collection[str]) -> list[Partition]:
         """The partitions of these topics that have a leader now."""
-        return sorted(self._wire.leaders(sorted(topics), seconds=self._retry_seconds)) if topics else []
+        return sorted(self._wire.leaders(sorted(topics), seconds=self._seconds)) if topics else []
 
     def write_marker(
         self, partition: Partition, producer: tuple[int, int], coordinator_epoch: int, *, commit: bool
@@ -190,11 +203,11 @@ class TransactionCoordinatorClient:
             coordinator_epoch: As describe_producers tells it.
             commit: How the coordinator ended it: anything else would break the transaction apart.
         """
-        leader = self._wire.leaders([partition[0]], seconds=self._retry_seconds).get(partition)
+        leader = self._wire.leaders([partition[0]], seconds=self._seconds).get(partition)
         if leader is None:
             return Code.LEADER_NOT_AVAILABLE
         request = requests.write_marker(partition, producer, coordinator_epoch, commit=commit)
-        [answer] = self._wire.exchange([(leader, request)], seconds=self._retry_seconds)
+        [answer] = self._wire.exchange([(leader, request)], seconds=self._seconds)
         if answer.code:
             return answer.code
         [row] = [row for m in answer.response.markers for topic in m.topics for row in topic.partitions]
@@ -206,7 +219,7 @@ class TransactionCoordinatorClient:
         """Send each request to its id's coordinator, again while that may help; the last code of each."""
         codes: dict[tuple[str, int], int] = dict.fromkeys(sent, Code.NO_ANSWER)
         waiting = list(codes)
-        retries = Retries(self._retry_seconds)
+        retries = Retries(self._seconds)
         for number in retries:
             self._look_again({name: codes[name, i] for name, i in waiting}, number)
             nodes, failed = self._find({name for name, _ in waiting}, retries.left)

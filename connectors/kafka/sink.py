@@ -236,7 +236,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def commit_many(self, committables: Sequence[Committable]) -> list[CommitOutcome]:
         """Commit by handle, with one round trip for all; see TwoPhaseCommitSink."""
         transactions = [Prepared.of(committable) for committable in committables]
-        outcomes = iter(commits.commit(self._client, [t for t in transactions if t is not None]))
+        outcomes = iter(commits.commit(self._bounded, [t for t in transactions if t is not None]))
         nothing = CommitOutcome(CommitStatus.COMMITTED, NOTHING_WRITTEN)
         return [nothing if transaction is None else next(outcomes) for transaction in transactions]
 
@@ -245,12 +245,12 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         transaction = Prepared.of(committable)
         if transaction is None:
             return AbortOutcome(AbortStatus.ABORTED, NOTHING_WRITTEN)
-        return commits.abort(self._client, transaction)
+        return commits.abort(self._bounded, transaction)
 
     def inspect_many(self, committables: Sequence[Committable]) -> list[Observation]:
         """Ask coordinators and partitions; see TwoPhaseCommitSink."""
         transactions = [Prepared.of(committable) for committable in committables]
-        seen = iter(commits.look_at(self._client, [t for t in transactions if t is not None]))
+        seen = iter(commits.look_at(self._bounded, [t for t in transactions if t is not None]))
         return [OBSERVED[Fate.OPEN if transaction is None else next(seen)] for transaction in transactions]
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:
@@ -301,6 +301,10 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     @property
     def _client(self) -> TransactionCoordinatorClient:
         return cluster_of(self.settings).transactions
+
+    @property
+    def _bounded(self) -> TransactionCoordinatorClient:
+        return self._client.within(commits.CALL_SECONDS)
 
 
 def _seconds(milliseconds: str) -> float:

@@ -12,6 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from onceward.core.checkpoint import Admission, CommitPolicy, Coordinator, OnLost
+from onceward.core.checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.log import LogStore, open_store
 from onceward.core.names import check_pipeline_name
@@ -21,7 +22,6 @@ from onceward.sinks.base import DirectSink, TwoPhaseCommitSink
 from onceward.sinks.direct import DirectlyWritten
 
 from .executors import warn_of_python
-from .options import check_on_lost
 from .projection import Projection, schema_for
 from .publication import with_publication
 from .query import QueryRun, any_stage_failed, current_run, epoch_input, hadoop_reader
@@ -46,6 +46,8 @@ def exactly_once(
     checkpoint: str | None = None,
     pipeline: str | None = None,
     store: str | LogStore | None = None,
+    commit_timeout: float = COMMIT_TIMEOUT,
+    commit_backoff: float = COMMIT_BACKOFF,
     on_lost: OnLost | str = OnLost.FAIL,
     adopt: bool = False,
     rewind: str | None = None,
@@ -60,6 +62,9 @@ def exactly_once(
         checkpoint: Spark's checkpoint folder; by default the one that Spark's configuration sets.
         pipeline: Name of the pipeline, part of every transaction's name; by default the query's id.
         store: Where the decision log lives (a URL for `open_store`); by default inside the checkpoint.
+        commit_timeout: Seconds for which a commit is tried again while a target does not answer. Then the query fails
+            with CommitPendingError; the decision stands, and its next start commits it.
+        commit_backoff: Longest pause between two attempts, in seconds; the first pauses are shorter.
         on_lost: What to do when a decided transaction can no longer be committed: "fail", "replay" or "skip".
         adopt: Start at whatever batch the query has reached, because it ran with another sink until now.
         rewind: Why the pipeline goes back to an older state on purpose; recorded in the log, and done once: a query
@@ -86,7 +91,7 @@ def exactly_once(
         driven,
         pipeline=pipeline,
         store=store,
-        policy=CommitPolicy(on_lost=check_on_lost(on_lost)),
+        policy=CommitPolicy.of(on_lost, commit_timeout, commit_backoff),
         adopt=adopt,
         rewind=rewind,
         on_complete=with_publication(df, on_complete),

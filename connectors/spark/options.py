@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from onceward.core.checkpoint import CommitPolicy, OnLost
+from onceward.core.checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.core.errors import ConfigurationError
 from onceward.core.log import LogStore, open_store
 from onceward.core.names import check_pipeline_name
@@ -19,9 +20,8 @@ from .store import default_store
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-COMMON = frozenset(
-    {"pipeline", "store", "onlost", "adopt", "rewind", "checkpointlocation", "queryname", "runkey", "name", "path"}
-)
+_POLICY = frozenset({"onlost", "committimeout", "commitbackoff"})
+COMMON = _POLICY | {"pipeline", "store", "adopt", "rewind", "checkpointlocation", "queryname", "runkey", "name", "path"}
 """Names of the options read here, in lower case; Spark adds a query's name to its options."""
 
 
@@ -33,7 +33,9 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
         store: URL of the decision log's store; by default inside the checkpoint.
         checkpoint: The query's checkpoint location (streaming).
         run_key: Identity of a batch run: a rerun with the same one writes nothing again.
-        on_lost: See CommitPolicy.
+        on_lost: See exactly_once.
+        commit_timeout: In seconds; see exactly_once.
+        commit_backoff: In seconds; see exactly_once.
         adopt: See exactly_once.
         rewind: See exactly_once.
     """
@@ -42,7 +44,9 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
     store: str | None = None
     checkpoint: str | None = None
     run_key: str | None = None
-    on_lost: OnLost = OnLost.FAIL
+    on_lost: str = OnLost.FAIL
+    commit_timeout: float = COMMIT_TIMEOUT
+    commit_backoff: float = COMMIT_BACKOFF
     adopt: bool = False
     rewind: str | None = None
 
@@ -55,19 +59,27 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
         """
         low = {key.lower(): value for key, value in options.items()}
         pipeline = low.get("pipeline")
-        return cls(
+        parsed = cls(
             pipeline=check_pipeline_name(pipeline) if pipeline is not None else None,
             store=low.get("store"),
             checkpoint=_absolute(low["checkpointlocation"]) if "checkpointlocation" in low else None,
             run_key=low.get("runkey"),
-            on_lost=check_on_lost(low.get("onlost", OnLost.FAIL)),
+            on_lost=low.get("onlost", OnLost.FAIL),
+            commit_timeout=seconds("commitTimeout", low.get("committimeout"), COMMIT_TIMEOUT),
+            commit_backoff=seconds("commitBackoff", low.get("commitbackoff"), COMMIT_BACKOFF),
             adopt=flag("adopt", low.get("adopt", "false")),
             rewind=low.get("rewind"),
         )
+        parsed.policy()
+        return parsed
 
     def policy(self) -> CommitPolicy:
-        """The coordinator's policy."""
-        return CommitPolicy(on_lost=self.on_lost)
+        """The coordinator's policy.
+
+        Raises:
+            ConfigurationError: A value is not usable.
+        """
+        return CommitPolicy.of(self.on_lost, self.commit_timeout, self.commit_backoff)
 
     def checkpoint_root(self) -> str:
         """The checkpoint, which a streaming format must be told.
@@ -97,6 +109,18 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
         return default_store(self.checkpoint_root(), pipeline)
 
 
+def seconds(name: str, text: str | None, default: float) -> float:
+    """A number of seconds.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    try:
+        return default if text is None else float(text)
+    except ValueError:
+        raise ConfigurationError(f"option {name} must be a number of seconds, not {text!r}") from None
+
+
 def flag(name: str, text: str) -> bool:
     """True or false.
 
@@ -107,18 +131,6 @@ def flag(name: str, text: str) -> bool:
     if text not in {"true", "false"}:
         raise ConfigurationError(f"option {name} must be true or false, not {text!r}")
     return text == "true"
-
-
-def check_on_lost(text: str) -> OnLost:
-    """What to do with lost data.
-
-    Raises:
-        ConfigurationError: It is none of the choices.
-    """
-    try:
-        return OnLost(text.lower())
-    except ValueError:
-        raise ConfigurationError(f"on_lost is {text!r}; give one of {[choice.value for choice in OnLost]}") from None
 
 
 def _absolute(checkpoint: str) -> str:

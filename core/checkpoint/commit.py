@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import CommitPendingError, DataLossError, EpochConflictError, ExternalError, FencedError
 from ..names import Scope
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("onceward.commit")
 
+TOLD_AFTER: Final = 8
+"""Attempts after which a warning says what is waited for: by default about three seconds."""
 Failures = list[tuple["Committable", "CommitOutcome"]]
 
 
@@ -47,14 +49,22 @@ def finish(
     """
     _check_sinks(permit, sinks)
     shares = [_Share(permit, sink, writer) for sink in by_urgency(sinks.values())]
-    attempt = 0
-    while waiting := [share for share in shares if share.waits]:
-        for share in waiting:
-            share.ask()
-        if any(share.waits for share in waiting) and not policy.commits.pause(attempt):
+    deadline, attempt = policy.monotonic() + policy.commit_timeout, 0
+    waiting = [share for share in shares if share.waits]
+    while waiting := _ask(waiting):
+        if attempt == TOLD_AFTER:
+            _log.warning("%s. It is asked again for up to %g s", _waiting_for(permit, waiting), policy.commit_timeout)
+        if not policy.commits.pause(attempt, deadline - policy.monotonic()):
             break
         attempt += 1
     return _conclude(permit, shares, writer, policy)
+
+
+def _ask(shares: Sequence[_Share]) -> list[_Share]:
+    """Ask each; those that have to be asked again."""
+    for share in shares:
+        share.ask()
+    return [share for share in shares if share.waits]
 
 
 def _check_sinks(permit: CommitPermit, sinks: Mapping[str, TwoPhaseCommit[Any]]) -> None:
@@ -148,15 +158,20 @@ def _conclude(permit: CommitPermit, shares: Sequence[_Share], writer: LogWriter,
 
 def _pending(permit: CommitPermit, shares: Sequence[_Share]) -> CommitPendingError:
     waiting = [c for share in shares for c in share.pending]
-    names = ", ".join(f"{share.sink.name}: {share.detail}" for share in shares)
     return CommitPendingError(
-        f"{len(waiting)} decided transactions could not be committed yet ({names}). The decision stands, and the next "
-        f"start commits them{_deadline(shares[0].sink)}",
+        f"{_waiting_for(permit, shares)}. The decision stands, and the next start commits them"
+        f"{_deadline(shares[0].sink)}",
         pipeline=permit.decision.pipeline,
         sink=shares[0].sink.name,
         epoch=permit.decision.epoch,
         transaction=waiting[0].transaction if waiting else None,
     )
+
+
+def _waiting_for(permit: CommitPermit, shares: Sequence[_Share]) -> str:
+    waiting = sum(len(share.pending) for share in shares)
+    names = ", ".join(f"{share.sink.name}: {share.detail}" for share in shares)
+    return f"{waiting} decided transactions of epoch {permit.decision.epoch} could not be committed yet ({names})"
 
 
 def _deadline(sink: TwoPhaseCommit[Any]) -> str:

@@ -1,14 +1,22 @@
-"""The settings and the world of a coordinator: clock, pauses, and what to do when data is lost."""
+"""How a coordinator behaves: clock, retries of commits, and what to do when data is lost.
+
+Only the coordinator retries a commit. A sink's client calls its target once, with a bounded time, and says what it
+saw. So the longest time until CommitPendingError is `commit_timeout` and one such call per sink, and it is set here
+alone.
+"""
 
 from __future__ import annotations
 
+import math
 import random
 import secrets
 import time
 from collections.abc import Callable  # noqa: TC003 - a dataclass field's type
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
+from ..errors import ConfigurationError
 from ..log.clock import WriterClock, wall_clock_text
 from ..transaction import CommitStatus
 
@@ -24,32 +32,44 @@ class OnLost(StrEnum):
     """Go on without the data, and leave an audit record in the decision log."""
 
 
+COMMIT_TIMEOUT: Final = 300.0
+COMMIT_BACKOFF: Final = 2.0
+FIRST_PAUSE: Final = 0.02
+MOST_DOUBLINGS: Final = 50
+"""Exponents above it say nothing new, and overflow."""
+
+
 @dataclass(frozen=True)
 class Backoff:
-    """Exponential backoff with full jitter, bounded in number (after "Exponential Backoff And Jitter", AWS, 2015).
+    """Exponential backoff with jitter (after "Exponential Backoff And Jitter", AWS, 2015).
 
     Attributes:
         first: Longest first pause in seconds.
         factor: Growth per attempt.
         most: Longest pause in seconds.
-        attempts: Pauses before giving up.
+        attempts: Pauses before giving up; None if only time bounds them.
         sleep: How to wait.
         fraction: Random number in [0, 1).
     """
 
-    first: float = 0.02
+    first: float = FIRST_PAUSE
     factor: float = 2.0
     most: float = 2.0
-    attempts: int = 12
+    attempts: int | None = None
     sleep: Callable[[float], None] = time.sleep
     fraction: Callable[[], float] = random.random
 
-    def pause(self, attempt: int) -> bool:
-        """Wait before the next attempt; False if there is to be none."""
-        if attempt >= self.attempts:
+    def pause(self, attempt: int, left: float = math.inf) -> bool:
+        """Wait before the next attempt; False if there is to be none.
+
+        Args:
+            attempt: How many attempts were made before the last one.
+            left: Seconds until the end; the last attempt is made then.
+        """
+        if left <= 0 or (self.attempts is not None and attempt >= self.attempts):
             return False
-        longest = min(self.most, self.first * self.factor**attempt)
-        self.sleep(longest * (0.5 + 0.5 * self.fraction()))
+        longest = min(self.most, self.first * self.factor ** min(attempt, MOST_DOUBLINGS))
+        self.sleep(min(left, longest * (0.5 + 0.5 * self.fraction())))
         return True
 
 
@@ -59,7 +79,8 @@ class CommitPolicy:
 
     Attributes:
         on_lost: What to do with a decided transaction that cannot be committed.
-        commits: Pauses between commit attempts that answered "later".
+        commit_timeout: Seconds for which a decided transaction is asked for again while its target answers "later".
+        commits: Pauses in between.
         puts: Pauses between puts of the same bytes into the decision log.
         sweep_every: Longest time in seconds between two sweeps of a pipeline that has epochs to commit.
         monotonic: Seconds on a clock that never goes back; used for ages, never for a decision.
@@ -71,8 +92,9 @@ class CommitPolicy:
     """
 
     on_lost: OnLost = OnLost.FAIL
-    commits: Backoff = field(default_factory=lambda: Backoff(attempts=40))
-    puts: Backoff = field(default_factory=Backoff)
+    commit_timeout: float = COMMIT_TIMEOUT
+    commits: Backoff = field(default_factory=lambda: Backoff(most=COMMIT_BACKOFF))
+    puts: Backoff = field(default_factory=lambda: Backoff(attempts=12))
     sweep_every: float = 60.0
     monotonic: Callable[[], float] = time.monotonic
     token: Callable[[], str] = lambda: secrets.token_hex(8)
@@ -80,6 +102,28 @@ class CommitPolicy:
     skips: frozenset[CommitStatus] = frozenset({CommitStatus.LOST, CommitStatus.FENCED, CommitStatus.UNKNOWN})
     skipped_by: str = "policy on_lost=skip"
     skipped_why: str = ""
+
+    @classmethod
+    def of(cls, on_lost: str, commit_timeout: float, commit_backoff: float) -> CommitPolicy:
+        """The policy that a user's settings ask for.
+
+        Args:
+            on_lost: One of OnLost, in any case.
+            commit_timeout: In seconds; 0 for one attempt.
+            commit_backoff: Longest pause between two attempts, in seconds.
+
+        Raises:
+            ConfigurationError: A setting is not usable.
+        """
+        choices = [choice.value for choice in OnLost]
+        if on_lost.lower() not in choices:
+            raise ConfigurationError(f"on_lost is {on_lost!r}; give one of {choices}")
+        if not 0 <= commit_timeout < math.inf:
+            raise ConfigurationError(f"commit_timeout is {commit_timeout}; give seconds, 0 or more")
+        if not 0 < commit_backoff < math.inf:
+            raise ConfigurationError(f"commit_backoff is {commit_backoff}; give seconds, more than 0")
+        backoff = Backoff(first=min(FIRST_PAUSE, commit_backoff), most=commit_backoff)
+        return cls(on_lost=OnLost(on_lost.lower()), commit_timeout=commit_timeout, commits=backoff)
 
     def writer_clock(self) -> WriterClock:
         """What a log writer needs of it."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from .config import CheckpointConfig, Mode, Retention
+from .config import CheckpointConfig, Mode, RestartStrategy, Retention
+from .events import CheckpointFailedError, CheckpointRecord
 from .functions import FunctionContext, ProcessFunction
-from .guarantee import EndToEnd
+from .graph import EndToEnd
 from .job import Job, JobState
-from .machine import EngineWorld
-from .pending import CheckpointFailedError, CheckpointRecord
 from .pipeline import Pipeline, Stream
-from .restart import RestartStrategy
+from .start import EngineWorld
 from .state.keyed import ListState, MapState, OperatorState, ReducingState, ValueState
 from .state.memory import FileBackend, MemoryBackend
 

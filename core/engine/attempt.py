@@ -1,178 +1,277 @@
-"""One attempt of a run: from START until it ends, fails or is stopped. Threads, and one loop that hears all of them.
+"""One attempt of a run: the tasks that the graph asks for, and the place where checkpoints' effects are carried out.
 
-The loop is the only place where checkpoints are coordinated; tasks and users send it messages.
+Without threads: threads.py runs it in some, and the simulator steps it itself.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
+from abc import ABC, abstractmethod
+from concurrent.futures import InvalidStateError
+from contextlib import suppress
+from threading import Lock
 from typing import TYPE_CHECKING
 
-from .completion import unexpected
-from .elements import Kind, TaskId
-from .machine import EngineWorld, Machine
-from .pending import CheckpointFailedError, Request
+from ..errors import OncewardError
+from ..sink import TwoPhaseCommit
+from ..source import ResettableSource
+from .channels import Channel, Output, Partitioner, by_key, forward, rebalance
+from .checkpoints import State, advance, initial
+from .completion import InDoubtError
+from .config import Mode
+from .events import (
+    Acknowledged,
+    Answer,
+    CheckpointRecord,
+    Complete,
+    Completed,
+    Confirm,
+    Discard,
+    Effect,
+    Event,
+    GiveUp,
+    NotCompleted,
+    Opened,
+    Remember,
+    ToTask,
+    Trigger,
+)
+from .gate import Gate
+from .logic import BatchLogic, Guarded, Logic, RecordLogic
+from .process_logic import ProcessLogic
+from .sink_logic import DirectLogic, TwoPhaseLogic
+from .source_logic import LiveLogic, ResettableLogic
+from .state.keyed import KeyScope
+from .state.keys import groups_of
+from .state.storage import CheckpointStorage, folder_of
+from .task import Task, TaskWorld
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from ..errors import OncewardError
-    from .config import CheckpointConfig
-    from .pending import CheckpointRecord
+    from ..transaction import WriteContext
+    from .channels import Barrier, TaskId
+    from .graph import Operator
     from .start import Started
-    from .task import Task
+    from .state.keys import KeyEncoder
 
 _log = logging.getLogger("onceward.engine")
-IDLE_SECONDS = 0.02
-"""How often a source that has nothing is asked again."""
-JOIN_SECONDS = 30.0
-_ASYNC_THREADS = 4
+CHANNEL_CAPACITY = 8
+"""Elements in a channel."""
+_Channels = dict[tuple["TaskId", "TaskId", int], Channel]
+"""By producer, consumer, and the number of the consumer's input."""
 
 
-class Attempt:
-    """Runs a machine in threads.
+class Attempt(ABC):
+    """Tasks and checkpoints from START until the attempt ends, fails or is stopped.
 
-    Args:
-        started: What it begins with.
-        config: Settings of checkpoints.
-        world: Clocks.
+    Attributes:
+        tasks: Connected, sources first.
+        state: Of the checkpoints.
+        history: The newest checkpoints that have ended.
     """
 
-    def __init__(self, started: Started, config: CheckpointConfig, world: EngineWorld) -> None:
-        self._world = world
-        self._messages: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._pool = ThreadPoolExecutor(_ASYNC_THREADS, thread_name_prefix="onceward-snapshot")
-        self._stopping = threading.Event()
-        self._closed = threading.Event()
-        self._ready: dict[TaskId, threading.Event] = {}
-        self._stop_reason: OncewardError | None = None
-        self.machine = Machine(
-            started, config, world, run_later=self._run_later, tell=self._messages.put, wake=self._wake
+    def __init__(self, started: Started) -> None:
+        self._started = started
+        self._graph, self._config = started.setup.graph, started.setup.config
+        self.world = world = started.setup.world
+        self.history: tuple[CheckpointRecord, ...] = ()
+        self._task_world = TaskWorld(
+            self.tell, world.monotonic, world.now, self.run_later, self._place, started.backend.most
         )
-        self._ready |= {task: threading.Event() for task in self.machine.tasks}
-        self._threads = [
-            threading.Thread(target=self._work, args=(task,), name=f"onceward-{task.id}", daemon=True)
-            for task in self.machine.tasks.values()
-        ]
+        self._locks: dict[str, Lock] = {}
+        self.tasks = self._make_tasks()
+        sources = frozenset(id_ for id_, task in self.tasks.items() if task.gate is None)
+        self.state: State = initial(
+            self._config,
+            sources,
+            frozenset(self.tasks),
+            next_id=started.next_id,
+            now=world.monotonic(),
+            between=world.between,
+        )
+
+    @abstractmethod
+    def tell(self, event: Event) -> None:
+        """Have `handle` called with it, one event after another. Called from any thread."""
+
+    @abstractmethod
+    def wake(self, task: TaskId) -> None:
+        """There may be something to do for a task. Called from any thread."""
+
+    @abstractmethod
+    def run_later(self, work: Callable[[], None]) -> None:
+        """Run the asynchronous part of a snapshot."""
 
     @property
-    def history(self) -> list[CheckpointRecord]:
-        """The newest checkpoints."""
-        return list(self.machine.checkpoints.history)
+    def failure(self) -> OncewardError | None:
+        return self.state.failure
 
-    def run(self) -> OncewardError | None:
-        """Run until all tasks have ended, one has failed, or somebody stops it; the failure."""
-        for thread in self._threads:
-            thread.start()
+    @property
+    def all_finished(self) -> bool:
+        return self.state.finished == self.state.tasks
+
+    def open(self, task: Task) -> None:
+        task.logic.open()
+        self.tell(Opened(task.id))
+
+    def handle(self, event: Event, at: float | None = None) -> None:
+        """Take a step, and do what it asks for."""
+        now = self.world.monotonic() if at is None else at
+        self.state, effects = advance(self.state, event, now)
+        for effect in effects:
+            self._perform(effect, now)
+
+    def _perform(self, effect: Effect, now: float) -> None:
+        match effect:
+            case Trigger():
+                self._post(effect, self.state.sources)
+            case Confirm() | GiveUp():
+                self._post(effect, self.tasks)
+            case Complete():
+                self.handle(self._complete(effect), now)
+            case Discard():
+                self._discard(effect.ack)
+            case Answer():
+                with suppress(InvalidStateError):  # whoever asked was told that nobody hears any more
+                    effect.to.set_exception(effect.error) if effect.error else effect.to.set_result(effect.result)
+            case Remember():
+                most = self._config.history
+                self.history = (*self.history, effect.record)[-most:] if most else ()
+                level = logging.WARNING if effect.bad else logging.INFO
+                _log.log(level, "pipeline %s: %s", self._started.coordinator.pipeline, effect.record)
+
+    def _post(self, message: ToTask, to: Iterable[TaskId]) -> None:
+        for task in to:
+            self.tasks[task].post(message)
+            self.wake(task)
+
+    def _complete(self, effect: Complete) -> Completed | NotCompleted:
         try:
-            while not self.machine.all_finished and self.machine.failure is None and not self._stopping.is_set():
-                self._hear()
-        finally:
-            self._end()
-        return self.machine.failure
+            return Completed(self._started.completer.complete(effect.pending, effect.under_way))
+        except InDoubtError as error:
+            return NotCompleted(error.why, in_doubt=True)
+        except OncewardError as error:  # before the decision
+            return NotCompleted(error)
 
-    def request(self, kind: Kind, target: str | None) -> Request:
-        """Ask for a savepoint; from any thread."""
-        request = Request(kind, target)
-        self._messages.put(lambda: self.machine.checkpoints.submit(request, self._world.monotonic()))
-        if self._closed.is_set():  # nobody hears any more
-            request.fail(CheckpointFailedError("the pipeline has stopped"))
-        return request
-
-    def stop(self) -> None:
-        """End it as it is; from any thread."""
-        self._stopping.set()
-        self._messages.put(lambda: None)
-
-    def _hear(self) -> None:
-        """Handle a message, or let time pass."""
-        now = self._world.monotonic()
-        deadline = self.machine.checkpoints.deadline(now)
-        wait = 1.0 if deadline is None else min(1.0, max(0.0, deadline - now))
+    def _discard(self, ack: Acknowledged) -> None:
         try:
-            message = self._messages.get(timeout=wait) if wait else self._messages.get_nowait()
-        except queue.Empty:
-            self._do(lambda: self.machine.checkpoints.advance(self._world.monotonic()))
-        else:
-            self._do(message)
-
-    def _do(self, message: Callable[[], None]) -> None:
-        """Whatever goes wrong ends the attempt, and the restart strategy decides."""
-        try:
-            message()
-        except Exception as error:  # noqa: BLE001 - see above
-            self.machine.failed(unexpected("the coordinator failed", error))
-
-    def _end(self) -> None:
-        self._stopping.set()
-        self._do(lambda: self.machine.checkpoints.stop("the pipeline is stopping", self._world.monotonic()))
-        for ready in self._ready.values():
-            ready.set()
-        deadline = time.monotonic() + JOIN_SECONDS
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        late = [thread.name for thread in self._threads if thread.is_alive()]
-        if late:
-            _log.warning("still at work, and left behind: %s", ", ".join(late))
-        self._pool.shutdown(wait=True)
-        while True:
-            try:
-                message = self._messages.get_nowait()  # late acknowledgements free what they wrote
-            except queue.Empty:
-                if self._closed.is_set():
-                    return
-                self._closed.set()  # and once more, for what came in between
-                continue
-            self._do(message)
-
-    def _work(self, task: Task) -> None:
-        """A task's thread."""
-        ready = self._ready[task.id]
-        try:
-            task.logic.open()
-            self.machine.opened(task.id)
-            while not self._stopping.is_set() and not task.done:
-                ready.clear()
-                if not task.step():
-                    ready.wait(self._longest_wait(task))
-        except BaseException as error:  # noqa: BLE001 - whatever it is, SystemExit too, it ends the attempt
-            self._failed(task.id, error)
-        finally:
-            self._close(task)
-
-    def _close(self, task: Task) -> None:
-        try:
-            task.logic.close()
-        except BaseException as error:  # noqa: BLE001 - see above
-            if task.done:
-                _log.warning("task %s has ended, and could not be closed: %s", task.id, error)
+            if ack.target is None:
+                self._started.completer.retained.discard(ack.state)
             else:
-                self._failed(task.id, error)
+                CheckpointStorage(ack.target).delete(ref.path for ref in ack.state.files)
+        except OSError as error:
+            _log.warning("files of a checkpoint that was given up are left: %s", error)
 
-    def _failed(self, task: TaskId, error: BaseException) -> None:
-        known = unexpected(f"operator {task.uid}, subtask {task.subtask}", error)
-        _log.info("task %s failed", task, exc_info=error)
-        self._messages.put(lambda: self.machine.failed(known))
+    def _place(self, barrier: Barrier) -> tuple[CheckpointStorage | None, str]:
+        """Where a checkpoint's files go: storage and folder in it."""
+        if barrier.target is not None:
+            return CheckpointStorage(barrier.target), ""
+        writer = self._started.coordinator.writer.token.start
+        return self._started.backend.storage, folder_of(barrier.checkpoint, writer)
 
-    def _longest_wait(self, task: Task) -> float:
-        at = task.wake_at()
-        longest = IDLE_SECONDS if task.gate is None else 1.0
-        return longest if at is None else min(longest, max(0.0, at - self._world.now()))
+    # From the graph to tasks
 
-    def _wake(self, task: TaskId) -> None:
-        ready = self._ready.get(task)
-        if ready is not None:
-            ready.set()
-
-    def _run_later(self, work: Callable[[], None]) -> None:
-        self._pool.submit(self._guarded, work)
-
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _make_tasks(self) -> dict[TaskId, Task]:
+        channels = self._channels()
+        made: dict[TaskId, Task] = {}
         try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the attempt
-            self._failed(TaskId("snapshot", 0), error)
+            for operator in self._graph.operators:
+                for id_ in operator.tasks():
+                    gate, outputs = self._gate(operator, id_, channels), self._outputs(operator, id_, channels)
+                    made[id_] = Task(id_, self._logic(operator, id_), gate, outputs, self._task_world)
+        except BaseException:
+            for built in made.values():
+                with suppress(Exception):
+                    built.logic.close()
+            raise
+        for (producer, consumer, _), channel in channels.items():
+            channel.wake_reader = self._waker(consumer)
+            channel.wake_writer = self._waker(producer)
+        return made
+
+    def _waker(self, task: TaskId) -> Callable[[], None]:
+        return lambda: self.wake(task)
+
+    def _channels(self) -> _Channels:
+        return {
+            (producer, consumer, number): Channel(CHANNEL_CAPACITY)
+            for reader in self._graph.operators
+            for number, (source, keys) in enumerate(reader.inputs)
+            for producer in source.tasks()
+            for consumer in reader.tasks()
+            if keys is not None or source.parallelism != reader.parallelism or producer.subtask == consumer.subtask
+        }
+
+    def _gate(self, operator: Operator, task: TaskId, channels: _Channels) -> Gate | None:
+        mine = [channel for (_, consumer, _), channel in channels.items() if consumer == task]
+        if operator.kind == "source":
+            return None
+        aligned = self._config.mode is Mode.EXACTLY_ONCE
+        return Gate(mine, aligned=aligned, clock=self.world.monotonic, choose=self.world.choose)
+
+    def _outputs(self, operator: Operator, task: TaskId, channels: _Channels) -> list[Output]:
+        outputs = []
+        for reader in self._graph.operators:
+            for number, (source, keys) in enumerate(reader.inputs):
+                if source is operator:
+                    mine = [channels.get((task, consumer, number)) for consumer in reader.tasks()]
+                    there = [channel for channel in mine if channel is not None]
+                    outputs.append(Output(there, self._partitioner(operator, task, reader, keys)))
+        return outputs
+
+    def _partitioner(self, operator: Operator, task: TaskId, reader: Operator, keys: KeyEncoder | None) -> Partitioner:
+        if keys is not None:
+            return by_key(keys, self._graph.max_parallelism)
+        same = operator.parallelism == reader.parallelism
+        return forward if same else rebalance(task.subtask)
+
+    def _logic(self, operator: Operator, task: TaskId) -> Logic:
+        guarded = Guarded(task, operator.schema)
+        match operator.kind:
+            case "source":
+                return self._source(operator, task)
+            case "map_batches":
+                return BatchLogic(guarded, operator.what)
+            case "process":
+                return self._process(operator, task, guarded)
+            case "union":
+                return Logic()
+            case "sink":
+                return self._sink(operator, task)
+            case kind:
+                return RecordLogic(kind, guarded, operator.what)
+
+    def _source(self, operator: Operator, task: TaskId) -> Logic:
+        if isinstance(operator.what, ResettableSource):
+            share = operator.what.share(task.subtask, operator.parallelism)
+            return ResettableLogic(share, task.subtask, self._started.positions[task])
+        return LiveLogic(operator.what, task.subtask, operator.parallelism)
+
+    def _process(self, operator: Operator, task: TaskId, guarded: Guarded) -> Logic:
+        started, most = self._started, self._graph.max_parallelism
+        assigned, scope = started.assigned[task], None
+        if operator.keys is not None:
+            groups = groups_of(task.subtask, operator.parallelism, most)
+            writer = started.coordinator.writer.token.start
+            table = started.backend.open(task, groups, assigned.keyed, started.restored_storage, writer)
+            scope = KeyScope(table, groups, most)
+        return ProcessLogic(
+            operator.what,
+            guarded,
+            keys=operator.keys,
+            scope=scope,
+            parallelism=operator.parallelism,
+            lists=assigned.lists,
+            now=self.world.now,
+        )
+
+    def _sink(self, operator: Operator, task: TaskId) -> Logic:
+        sink = operator.what
+        lock = self._locks.setdefault(sink.name, Lock())
+
+        def context(epoch: int) -> WriteContext:
+            return self._started.coordinator.context(sink.name, epoch, subtask=task.subtask)
+
+        kind = TwoPhaseLogic if isinstance(sink, TwoPhaseCommit) else DirectLogic
+        return kind(sink, context, self._started.next_id, lock)

@@ -1,4 +1,7 @@
-"""Bounded channels between tasks, and how an output deals rows to them.
+"""What flows between tasks, the bounded channels it flows through, and how an output distributes rows to them.
+
+Asynchronous barrier snapshotting (Carbone et al., "Lightweight Asynchronous Snapshots for Distributed Dataflows",
+2015): a barrier divides a channel's records into those that belong to a checkpoint and those that come after it.
 
 A channel never blocks its caller: a task whose element is refused keeps it and waits to be woken. So threads and the
 simulator run the same code, and a full channel is what slows a producer down (backpressure).
@@ -7,35 +10,90 @@ simulator run the same code, and a full channel is what slows a producer down (b
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
-from .state.keys import KeyEncoder, subtask_of
+from .state.keys import subtask_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from .elements import Element
+    from .state.keys import KeyEncoder
 
 
-def _nobody() -> None:
-    """Nobody waits."""
+class Kind(Enum):
+    """What a checkpoint is for. Values: (pre-commits sinks, belongs to the user, ends the job, drains it first)."""
+
+    CHECKPOINT = (True, False, False, False)
+    """A periodic one."""
+    FINAL = (True, False, True, True)
+    """The last one of a job whose input has ended."""
+    SAVEPOINT = (False, True, False, False)
+    """An intermediate savepoint: it commits nothing, so sinks need not prepare."""
+    SUSPEND = (True, True, True, False)
+    """Stop with a savepoint."""
+    DRAIN = (True, True, True, True)
+    """Stop with a savepoint, and first let operators give what they hold back."""
+
+    def __init__(self, commits: bool, savepoint: bool, terminal: bool, drains: bool) -> None:
+        self.commits = commits
+        self.savepoint = savepoint
+        self.terminal = terminal
+        self.drains = drains
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """Everything before it in its channel belongs to the checkpoint.
+
+    Attributes:
+        checkpoint: Its id; grows.
+        kind: What for.
+        target: Folder of a savepoint.
+    """
+
+    checkpoint: int
+    kind: Kind = Kind.CHECKPOINT
+    target: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """This checkpoint's barrier will not come: whoever waits for it goes on."""
+
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Nothing comes after it."""
+
+
+Element: TypeAlias = pa.RecordBatch | Barrier | Cancel | End
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class TaskId:
+    """A subtask of an operator."""
+
+    uid: str
+    subtask: int
+
+    def __str__(self) -> str:
+        return f"{self.uid}[{self.subtask}]"
 
 
 class Channel:
-    """From one subtask to another, first in, first out. One reader, one writer.
-
-    Args:
-        capacity: Elements that it holds at most.
-    """
+    """From one subtask to another, first in, first out. One reader, one writer."""
 
     def __init__(self, capacity: int) -> None:
         self._elements: deque[Element] = deque()
         self._capacity = capacity
         self._refused = False
-        self.wake_reader: Callable[[], None] = _nobody
-        self.wake_writer: Callable[[], None] = _nobody
+        self.wake_reader: Callable[[], object] = bool  # nobody waits
+        self.wake_writer: Callable[[], object] = bool
 
     def offer(self, element: Element) -> bool:
         """Append; False if it is full."""
@@ -48,7 +106,6 @@ class Channel:
         return True
 
     def take(self) -> Element | None:
-        """The oldest element, if there is one."""
         if not self._elements:
             return None
         element = self._elements.popleft()
@@ -59,60 +116,43 @@ class Channel:
 
     @property
     def readable(self) -> bool:
-        """Whether there is something to take."""
         return bool(self._elements)
 
     @property
     def buffered_bytes(self) -> int:
-        """Size of the batches in it."""
         return sum(e.nbytes for e in list(self._elements) if isinstance(e, pa.RecordBatch))
 
 
-class Partitioner(Protocol):
-    """Says which rows go to which of an output's channels."""
-
-    def deal(self, batch: pa.RecordBatch, channels: int) -> Sequence[tuple[int, pa.RecordBatch]]:
-        """Pairs of a channel's number and its rows, in order."""
-        ...
+Parts: TypeAlias = list[tuple[int, pa.RecordBatch]]
+"""Numbers of channels, and the rows for each, in order."""
+Partitioner: TypeAlias = Callable[[pa.RecordBatch, int], Parts]
+"""Of a batch and the number of an output's channels: which rows go to which."""
 
 
-class Forward:
-    """Subtask i gives to subtask i; with one channel only, all there is."""
-
-    def __init__(self, subtask: int) -> None:
-        self._subtask = subtask
-
-    def deal(self, batch: pa.RecordBatch, channels: int) -> list[tuple[int, pa.RecordBatch]]:
-        return [(self._subtask % channels, batch)]
+def forward(batch: pa.RecordBatch, _channels: int) -> Parts:
+    """Subtask i gives to subtask i: there is one channel."""
+    return [(0, batch)]
 
 
-class Rebalance:
+def rebalance(subtask: int) -> Partitioner:
     """Batch by batch in turns."""
+    turn = subtask
 
-    def __init__(self, subtask: int) -> None:
-        self._next = subtask
+    def parts(batch: pa.RecordBatch, channels: int) -> Parts:
+        nonlocal turn
+        turn += 1
+        return [(turn % channels, batch)]
 
-    def deal(self, batch: pa.RecordBatch, channels: int) -> list[tuple[int, pa.RecordBatch]]:
-        self._next += 1
-        return [(self._next % channels, batch)]
+    return parts
 
 
-class ByKey:
-    """Each row to the subtask that owns its key's group.
+def by_key(keys: KeyEncoder, max_parallelism: int) -> Partitioner:
+    """Each row to the subtask that owns its key's group."""
 
-    Args:
-        keys: How a row's key is made.
-        max_parallelism: Number of key groups.
-    """
-
-    def __init__(self, keys: KeyEncoder, max_parallelism: int) -> None:
-        self._keys = keys
-        self._max = max_parallelism
-
-    def deal(self, batch: pa.RecordBatch, channels: int) -> list[tuple[int, pa.RecordBatch]]:
+    def parts(batch: pa.RecordBatch, channels: int) -> Parts:
         if channels == 1:
             return [(0, batch)]
-        owners = [subtask_of(group, channels, self._max) for group in self._keys.groups(batch, self._max)]
+        owners = [subtask_of(group, channels, max_parallelism) for group in keys.groups(batch, max_parallelism)]
         if len(set(owners)) == 1:
             return [(owners[0], batch)]
         rows: dict[int, list[int]] = {}
@@ -120,23 +160,15 @@ class ByKey:
             rows.setdefault(owner, []).append(row)
         return [(owner, batch.take(pa.array(mine, pa.int64()))) for owner, mine in rows.items()]
 
+    return parts
 
+
+@dataclass(frozen=True)
 class Output:
-    """One edge of the graph, seen from one of its producers.
+    """One edge of the graph, seen from one of its producers: a channel to each consumer, and which rows go where."""
 
-    Args:
-        channels: One to each consumer subtask.
-        partitioner: Which rows go where.
-    """
+    channels: Sequence[Channel]
+    partitioner: Partitioner
 
-    def __init__(self, channels: Sequence[Channel], partitioner: Partitioner) -> None:
-        self.channels = list(channels)
-        self._partitioner = partitioner
-
-    def deal(self, batch: pa.RecordBatch) -> list[tuple[Channel, Any]]:
-        """A batch's parts and where they go."""
-        return [(self.channels[i], part) for i, part in self._partitioner.deal(batch, len(self.channels))]
-
-    def all(self, element: Element) -> list[tuple[Channel, Any]]:
-        """A marker for everybody."""
-        return [(channel, element) for channel in self.channels]
+    def parts(self, batch: pa.RecordBatch) -> list[tuple[Channel, Element]]:
+        return [(self.channels[i], part) for i, part in self.partitioner(batch, len(self.channels))]

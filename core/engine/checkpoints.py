@@ -1,7 +1,8 @@
 """The coordinator of barriers: when a checkpoint begins, who must acknowledge, when it is complete or given up.
 
-It decides nothing about transactions: a complete checkpoint is handed to `Effects.complete`, which writes the metadata
-and has core.checkpoint.Coordinator decide and commit. Rules, each with a test of its name:
+A pure step, `advance(state, event, now) -> (state, effects)`: whoever calls it carries the effects out. It decides
+nothing about transactions: `Complete` hands a checkpoint on, whose metadata are then written, and which
+core.checkpoint.Coordinator decides and commits. Rules, each with a test of its name:
 
 1. A checkpoint begins only when all its tasks run; otherwise it is declined, and the reason said.
 2. It is complete when every task has acknowledged; then all older pending ones are subsumed (they can only have been
@@ -12,300 +13,305 @@ and has core.checkpoint.Coordinator decide and commit. Rules, each with a test o
 5. Failures in a row beyond the tolerated number fail the run; a success resets the count.
 6. At most `max_concurrent` are in progress, and `min_pause` lies between the end of one and the begin of the next;
    what cannot begin yet waits in a queue, at most one periodic one.
-7. If it cannot be completed (the store fails), nothing of it is committed.
-
-Everything that happens comes in as a call with the time, so the simulator runs this code as it is.
+7. If it cannot be completed (the store fails), nothing of it is committed. From `Complete` on until the answer a
+   decision may name it: whatever happens meanwhile frees nothing of it.
 """
 
 from __future__ import annotations
 
-import logging
-from collections import deque
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from math import inf
+from typing import TYPE_CHECKING, Any
 
-from ..errors import OncewardError
-from .elements import Barrier, Kind, TaskId
-from .pending import CheckpointFailedError, CheckpointRecord, Pending, Request, Status, TaskAck
+from .channels import Barrier, Kind, TaskId
+from .events import (
+    Acknowledged,
+    Answer,
+    CheckpointFailedError,
+    Complete,
+    Completed,
+    Confirm,
+    Declined,
+    Discard,
+    Effect,
+    Event,
+    Exhausted,
+    Failed,
+    Finished,
+    GiveUp,
+    NotCompleted,
+    Opened,
+    Pending,
+    Remember,
+    Requested,
+    Status,
+    Stopping,
+    Tick,
+    Trigger,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
+    from concurrent.futures import Future
 
+    from ..errors import OncewardError
     from .config import CheckpointConfig
 
-_log = logging.getLogger("onceward.engine")
+
+@dataclass(frozen=True)
+class State:
+    """All that is known of an attempt's checkpoints.
+
+    Attributes:
+        config: Settings.
+        sources: Tasks that inject barriers.
+        tasks: All tasks; they acknowledge, and are told of the completion.
+        next_id: Id of the next checkpoint: beyond all that were ever decided or restored.
+        due: When the next periodic one begins; None: there are none.
+        opened: Tasks that have begun. Until all have, what is asked for waits in the queue.
+        exhausted: Sources without more rows.
+        finished: Tasks that have ended.
+        pending: Checkpoints in progress, oldest first.
+        completing: The one that all have acknowledged, until its `Complete` is answered.
+        queue: What was asked for and has not begun.
+        failures: How many failed in a row.
+        completed_at: When the newest was completed.
+        ending: Whether the last one, at the end of the input, was asked for.
+        stopped: Whether nothing begins any more.
+        failure: The first failure; it ends the attempt.
+    """
+
+    config: CheckpointConfig
+    sources: frozenset[TaskId]
+    tasks: frozenset[TaskId]
+    next_id: int
+    due: float | None = None
+    opened: frozenset[TaskId] = frozenset()
+    exhausted: frozenset[TaskId] = frozenset()
+    finished: frozenset[TaskId] = frozenset()
+    pending: tuple[Pending, ...] = ()
+    completing: Pending | None = None
+    queue: tuple[Requested, ...] = ()
+    failures: int = 0
+    completed_at: float | None = None
+    ending: bool = False
+    stopped: bool = False
+    failure: OncewardError | None = None
+
+    @property
+    def may_begin_at(self) -> float:
+        """When the next one may begin; infinity: only after something else has happened."""
+        busy = [*self.pending, *([self.completing] if self.completing is not None else [])]
+        if (
+            self.stopped
+            or self.opened != self.tasks
+            or len(busy) >= self.config.max_concurrent
+            or any(p.barrier.kind.terminal for p in busy)
+        ):
+            return inf
+        return self.completed_at + self.config.min_pause if self.completed_at is not None else -inf
 
 
-class Roles(NamedTuple):
-    """Which tasks do what in a checkpoint."""
+def initial(
+    config: CheckpointConfig,
+    sources: frozenset[TaskId],
+    tasks: frozenset[TaskId],
+    *,
+    next_id: int,
+    now: float,
+    between: Callable[[float, float], float],
+) -> State:
+    """The state of an attempt that begins now; `between` chooses the first periodic checkpoint's delay."""
+    due = None
+    if config.interval is not None:
+        due = now + between(min(config.min_pause, config.interval), config.interval)
+    return State(config, sources, tasks, next_id, due)
 
-    trigger: frozenset[TaskId]
-    """Sources: they inject the barrier."""
-    acknowledge: frozenset[TaskId]
-    confirm: frozenset[TaskId]
-    """Those that are told of the completion."""
+
+def deadline(state: State, now: float) -> float | None:
+    """When a Tick has something to do, if nothing else happens."""
+    times = [pending.triggered + state.config.timeout for pending in state.pending]
+    wait = max(now, state.may_begin_at)
+    if wait < inf:
+        times += [max(wait, state.due)] if state.due is not None else []
+        times += [wait] if state.queue else []
+    return min(times, default=None)
 
 
-class Effects(Protocol):
-    """What the coordinator has done by others."""
+def advance(state: State, event: Event, now: float) -> tuple[State, list[Effect]]:
+    """What an event leads to. A `Complete` is always the last effect, and its answer the next event."""
+    step = _Step(state, now)
+    step.take(event)
+    return step.state, step.effects
 
-    def is_running(self, task: TaskId) -> bool:
-        """Whether a task takes barriers now."""
-        ...
 
-    def trigger(self, task: TaskId, barrier: Barrier) -> None:
-        """Have a source inject a barrier."""
-        ...
+class _Step:
+    def __init__(self, state: State, now: float) -> None:
+        self.state = state
+        self.now = now
+        self.effects: list[Effect] = []
 
-    def complete(self, pending: Pending) -> object:
-        """Make a checkpoint durable and commit it; what the request gets.
+    def take(self, event: Event) -> None:  # noqa: C901 - one case for each event
+        state = self.state
+        match event:
+            case Tick():
+                self.pass_time()
+            case Opened():
+                self.set(opened=state.opened | {event.task})
+                if self.state.opened == state.tasks:
+                    self.pass_time()
+                    self.end_if_exhausted()
+            case Exhausted():
+                self.set(exhausted=state.exhausted | {event.task})
+                self.end_if_exhausted()
+            case Finished():
+                self.set(finished=state.finished | {event.task})
+            case Requested():
+                self.request(event)
+            case Acknowledged():
+                self.acknowledge(event)
+            case Declined():
+                for pending in [p for p in state.pending if p.checkpoint == event.checkpoint]:
+                    self.give_up(pending, f"declined by {event.task}: {event.reason}")
+                    self.pass_time()
+            case Completed() | NotCompleted():
+                self.answered(event)
+            case Failed():
+                self.fail(event.error)
+            case Stopping():
+                self.stop(event.reason)
 
-        Raises:
-            InDoubtError: It may be durable, or is and could not be committed yet: only a restart finds out.
-            OncewardError: It is not durable, and nothing of it is or will be committed.
-        """
-        ...
-
-    def completed(self, task: TaskId, checkpoint: int) -> None:
-        """Tell a task."""
-        ...
-
-    def given_up(self, checkpoint: int, reason: str) -> None:
-        """Tell all tasks."""
-        ...
-
-    def discard(self, ack: TaskAck) -> None:
-        """Free what a task wrote for nothing."""
-        ...
+    def set(self, **changes: Any) -> None:
+        self.state = replace(self.state, **changes)
 
     def fail(self, error: OncewardError) -> None:
-        """Fail the run."""
-        ...
+        if self.state.failure is None:
+            self.set(failure=error)
 
+    def answer(self, to: Future[Any] | None, result: Any = None, error: OncewardError | None = None) -> None:
+        if to is not None:
+            self.effects.append(Answer(to, result, error))
 
-class InDoubtError(OncewardError):
-    """Whether a checkpoint is durable and committed cannot be said here and now.
-
-    Args:
-        why: What happened.
-    """
-
-    def __init__(self, why: OncewardError) -> None:
-        super().__init__(str(why))
-        self.why = why
-
-
-class Declined(NamedTuple):
-    """A checkpoint that did not begin, and why."""
-
-    reason: str
-
-
-class CheckpointCoordinator:
-    """Triggers, collects, completes, expires.
-
-    Args:
-        config: Settings.
-        roles: The tasks.
-        first: Id of the next checkpoint: beyond all that were ever decided or restored.
-        effects: What is done by others.
-        now: Seconds on the clock of all other calls.
-        first_delay: Seconds until the first periodic one, between the minimum pause and the interval.
-        pipeline: Whose checkpoints, for the log.
-    """
-
-    def __init__(
-        self,
-        config: CheckpointConfig,
-        roles: Roles,
-        *,
-        first: int,
-        effects: Effects,
-        now: float,
-        first_delay: Callable[[float, float], float],
-        pipeline: str,
-    ) -> None:
-        self._config = config
-        self._pipeline = pipeline
-        self._roles = roles
-        self._next = first
-        self._effects = effects
-        self._pending: dict[int, Pending] = {}
-        self._queue: deque[Request] = deque()
-        self._failures = 0
-        self._completed_at: float | None = None
-        self._stopped = False
-        self.ready = True
-        """Whether tasks have opened; until then what is asked for waits in the queue."""
-        self.history: deque[CheckpointRecord] = deque(maxlen=config.history)
-        self._due: float | None = None
-        if config.interval is not None:
-            self._due = now + first_delay(min(config.min_pause, config.interval), config.interval)
-
-    @property
-    def pending(self) -> Collection[int]:
-        """Ids of those in progress."""
-        return list(self._pending)
-
-    @property
-    def next_id(self) -> int:
-        """Id of the next one."""
-        return self._next
-
-    def request(self, kind: Kind, now: float, target: str | None = None) -> Request:
-        """Ask for a checkpoint; it begins as soon as it may."""
-        request = Request(kind, target)
-        self.submit(request, now)
-        return request
-
-    def submit(self, request: Request, now: float) -> None:
-        if self._stopped:
-            request.fail(CheckpointFailedError("the pipeline is stopping"))
+    def request(self, request: Requested) -> None:
+        if self.state.stopped:
+            self.answer(request.answer, error=CheckpointFailedError("the pipeline is stopping"))
         else:
-            self._queue.append(request)
-            self.advance(now)
+            self.set(queue=(*self.state.queue, request))
+            self.pass_time()
 
-    def advance(self, now: float) -> None:
-        """Let time pass: give up what is too old, begin what may begin."""
-        for pending in list(self._pending.values()):
-            if now - pending.triggered >= self._config.timeout:
+    def end_if_exhausted(self) -> None:
+        """When every source has ended, a last checkpoint commits what there is and ends the tasks."""
+        state = self.state
+        if state.exhausted == state.sources and state.opened == state.tasks and not state.ending:
+            self.set(ending=True)
+            self.request(Requested(Kind.FINAL))
+
+    def pass_time(self) -> None:
+        timeout = self.state.config.timeout
+        for pending in self.state.pending:
+            if self.now - pending.triggered >= timeout:
                 missing = ", ".join(map(str, sorted(pending.missing)))
-                self._give_up(pending, f"expired after {self._config.timeout} s; missing: {missing}", now)
-        while not self._stopped and self._wait_until(now) <= now:
-            if self._queue:
-                self._begin_requested(self._queue.popleft(), now)
-            elif self._due is not None and self._due <= now:
-                self._due += self._config.interval or 0.0
-                if self._due <= now:  # what should have begun meanwhile is not made up for
-                    self._due = now + (self._config.interval or 0.0)
-                self.trigger(now)
+                self.give_up(pending, f"expired after {timeout} s; missing: {missing}")
+        while self.state.may_begin_at <= self.now:
+            if self.state.queue:
+                request, *later = self.state.queue
+                self.set(queue=tuple(later))
+                self.begin(request)
+            elif self.state.due is not None and self.state.due <= self.now:
+                interval = self.state.config.interval or 0.0
+                due = self.state.due + interval
+                # What should have begun meanwhile is not made up for.
+                self.set(due=due if due > self.now else self.now + interval)
+                self.begin(Requested(Kind.CHECKPOINT))
             else:
                 return
 
-    def deadline(self, now: float) -> float | None:
-        """When `advance` has something to do, if nothing else happens."""
-        times = [pending.triggered + self._config.timeout for pending in self._pending.values()]
-        if not self._stopped:
-            wait = self._wait_until(now)
-            if wait < float("inf"):
-                times += [max(wait, self._due)] if self._due is not None else []
-                times += [wait] if self._queue else []
-        return min(times, default=None)
-
-    def trigger(
-        self, now: float, kind: Kind = Kind.CHECKPOINT, target: str | None = None, request: Request | None = None
-    ) -> Pending | Declined:
-        """Begin a checkpoint, if all tasks run."""
-        idle = sorted(t for t in self._roles.trigger | self._roles.acknowledge if not self._effects.is_running(t))
-        barrier = Barrier(self._next, kind, target)
-        pending = Pending(barrier, now, set(self._roles.acknowledge), request)
+    def begin(self, request: Requested) -> None:
+        state = self.state
+        barrier = Barrier(state.next_id, request.kind, request.target)
+        pending = Pending(barrier, self.now, state.tasks, request.answer)
+        idle = sorted(state.tasks - (state.opened - state.finished))
         if idle:
-            declined = Declined(f"not all required tasks run: {', '.join(map(str, idle))}")
-            self._remember(pending.record(now, Status.DECLINED, declined.reason))
-            return declined
-        self._next += 1
-        self._pending[barrier.checkpoint] = pending
-        for task in sorted(self._roles.trigger):
-            self._effects.trigger(task, barrier)
-        return pending
+            reason = f"not all required tasks run: {', '.join(map(str, idle))}"
+            self.remember(pending, Status.DECLINED, reason)
+            self.answer(request.answer, error=CheckpointFailedError(reason))
+            return
+        self.set(next_id=state.next_id + 1, pending=(*state.pending, pending))
+        self.effects.append(Trigger(barrier))
 
-    def acknowledge(self, ack: TaskAck, now: float) -> None:
-        """A task has written its snapshot."""
-        pending = self._pending.get(ack.checkpoint)
-        if pending is None or not pending.accept(ack, now):
+    def acknowledge(self, ack: Acknowledged) -> None:
+        pending = next((p for p in self.state.pending if p.checkpoint == ack.checkpoint), None)
+        if pending is None or ack.task not in pending.missing:
             known = pending is not None and ack.task in pending.acks and pending.acks[ack.task][0] == ack
             if not known:
-                self._effects.discard(ack)
+                self.effects.append(Discard(ack))
             return
-        if not pending.missing:
-            self._complete(pending, now)
-        self.advance(now)
+        others = tuple(p for p in self.state.pending if p is not pending)
+        acks = {**pending.acks, ack.task: (ack, self.now)}
+        pending = replace(pending, missing=pending.missing - {ack.task}, acks=acks)
+        if pending.missing:
+            self.set(pending=tuple(sorted((*others, pending), key=lambda p: p.checkpoint)))
+            self.pass_time()
+        else:
+            self.set(pending=others, completing=pending)
+            self.effects.append(Complete(pending, tuple(p.checkpoint for p in others)))
 
-    def decline(self, task: TaskId, checkpoint: int, reason: str, now: float) -> None:
-        """A task cannot make its snapshot."""
-        pending = self._pending.get(checkpoint)
-        if pending is not None:
-            self._give_up(pending, f"declined by {task}: {reason}", now)
-            self.advance(now)
-
-    def stop(self, reason: str, now: float) -> None:
-        """Nothing begins any more, and what is in progress is given up."""
-        self._stopped = True
-        self._config_failures_off()
-        for pending in list(self._pending.values()):
-            self._give_up(pending, reason, now)
-        while self._queue:
-            self._queue.popleft().fail(CheckpointFailedError(reason))
-
-    def _config_failures_off(self) -> None:
-        self._failures = -(1 << 30)
-
-    def _wait_until(self, now: float) -> float:
-        """When the next one may begin; infinity: only after another one has ended."""
-        if (
-            not self.ready
-            or len(self._pending) >= self._config.max_concurrent
-            or any(p.barrier.kind.terminal for p in self._pending.values())
-        ):
-            return float("inf")
-        if self._completed_at is None:
-            return now
-        return max(now, self._completed_at + self._config.min_pause)
-
-    def _begin_requested(self, request: Request, now: float) -> None:
-        begun = self.trigger(now, request.kind, request.target, request)
-        if isinstance(begun, Declined):
-            request.fail(CheckpointFailedError(begun.reason))
-
-    def _complete(self, pending: Pending, now: float) -> None:
-        del self._pending[pending.checkpoint]  # from here on a decision may name it: whatever happens frees nothing
-        try:
-            result = self._effects.complete(pending)
-        except InDoubtError as error:
-            self._remember(pending.record(now, Status.FAILED, str(error.why)))
-            if pending.request is not None:
-                pending.request.fail(error.why)
-            self._effects.fail(error.why)
+    def answered(self, event: Completed | NotCompleted) -> None:
+        pending = self.state.completing
+        if pending is None:
             return
-        except OncewardError as error:  # before the decision
-            self._pending[pending.checkpoint] = pending
-            self._give_up(pending, f"could not be completed: {error}", now)
-            return
-        self._failures = min(self._failures, 0)
-        self._completed_at = now
-        self._stopped = self._stopped or pending.barrier.kind.terminal
-        self._remember(pending.record(now, Status.COMPLETED))
-        if pending.barrier.kind.commits:  # else sinks keep what they prepared, and older ones are still needed
-            older = [p for p in self._pending.values() if p.checkpoint < pending.checkpoint]
+        self.set(completing=None)
+        if isinstance(event, Completed):
+            self.completed(pending, event.result)
+        elif event.in_doubt:
+            self.remember(pending, Status.FAILED, str(event.error))
+            self.answer(pending.answer, error=event.error)
+            self.fail(event.error)
+        else:
+            self.give_up(pending, f"could not be completed: {event.error}")
+        self.pass_time()
+
+    def completed(self, pending: Pending, result: Any) -> None:
+        kind = pending.barrier.kind
+        self.set(failures=0, completed_at=self.now, stopped=self.state.stopped or kind.terminal)
+        self.remember(pending, Status.COMPLETED)
+        if kind.commits:  # else sinks keep what they prepared, and older ones are still needed
+            older = [p for p in self.state.pending if p.checkpoint < pending.checkpoint]
             for slower in [p for p in older if not p.barrier.kind.savepoint]:
-                self._end(slower, Status.SUBSUMED, f"checkpoint {pending.checkpoint} was complete first", now)
-            for task in sorted(self._roles.confirm):
-                self._effects.completed(task, pending.checkpoint)
-        if pending.request is not None:
-            pending.request.succeed(result)
+                self.end(slower, Status.SUBSUMED, f"checkpoint {pending.checkpoint} was complete first")
+            self.effects.append(Confirm(pending.checkpoint))
+        self.answer(pending.answer, result)
 
-    def _remember(self, record: CheckpointRecord) -> None:
-        self.history.append(record)
-        bad = record.status in {Status.FAILED, Status.DECLINED} and not self._stopped
-        _log.log(logging.WARNING if bad else logging.INFO, "pipeline %s: %s", self._pipeline, record)
+    def stop(self, reason: str) -> None:
+        self.set(stopped=True)
+        for pending in self.state.pending:
+            self.give_up(pending, reason)
+        for request in self.state.queue:
+            self.answer(request.answer, error=CheckpointFailedError(reason))
+        self.set(queue=())
 
-    def _give_up(self, pending: Pending, reason: str, now: float) -> None:
-        self._end(pending, Status.FAILED, reason, now)
-        self._effects.given_up(pending.checkpoint, reason)
-        if pending.barrier.kind.savepoint:
-            return  # whoever asked for it is told; it is no sign of the run's health
-        self._failures += 1
-        if self._failures > self._config.tolerable_failures:
-            self._effects.fail(
-                CheckpointFailedError(
-                    f"checkpoint {pending.checkpoint} {reason}; {self._failures} failed in a row, "
-                    f"{self._config.tolerable_failures} are tolerated"
-                )
-            )
+    def remember(self, pending: Pending, status: Status, reason: str = "") -> None:
+        bad = status in {Status.FAILED, Status.DECLINED} and not self.state.stopped
+        self.effects.append(Remember(pending.record(self.now, status, reason), bad))
 
-    def _end(self, pending: Pending, status: Status, reason: str, now: float) -> None:
-        del self._pending[pending.checkpoint]
-        self._remember(pending.record(now, status, reason))
-        for ack, _ in pending.acks.values():
-            self._effects.discard(ack)
-        if pending.request is not None:
-            pending.request.fail(CheckpointFailedError(f"{pending.barrier.kind.name.lower()} {reason}"))
+    def give_up(self, pending: Pending, reason: str) -> None:
+        self.end(pending, Status.FAILED, reason)
+        self.effects.append(GiveUp(pending.checkpoint))
+        what = f"checkpoint {pending.checkpoint}"
+        if pending.barrier.kind.drains:
+            # Operators have given what they held back: only a restart gets them back to where they were.
+            self.fail(CheckpointFailedError(f"{what}, which was to end the run, {reason}"))
+        if pending.barrier.kind.savepoint or self.state.stopped:
+            return  # whoever asked for a savepoint is told; it is no sign of the run's health
+        tolerated, failures = self.state.config.tolerable_failures, self.state.failures + 1
+        self.set(failures=failures)
+        if failures > tolerated:
+            why = f"{what} {reason}; {failures} failed in a row, {tolerated} are tolerated"
+            self.fail(CheckpointFailedError(why))
+
+    def end(self, pending: Pending, status: Status, reason: str) -> None:
+        self.set(pending=tuple(p for p in self.state.pending if p.checkpoint != pending.checkpoint))
+        self.remember(pending, status, reason)
+        self.effects += [Discard(ack) for ack, _ in pending.acks.values()]
+        kind = pending.barrier.kind.name.lower()
+        self.answer(pending.answer, error=CheckpointFailedError(f"{kind} {reason}"))

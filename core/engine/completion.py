@@ -15,9 +15,8 @@ import msgspec
 from ..errors import OncewardError, OperatorError, ProtocolError
 from ..log import EpochInput
 from ..transaction import Acknowledgement
-from .checkpoints import InDoubtError
+from .events import CheckpointFailedError
 from .functions import states_of
-from .pending import CheckpointFailedError
 from .reference import Decided, Reference, Restored, inline, prove, resolve
 from .state.handles import Metadata, OperatorRecord, SubtaskState
 from .state.storage import CheckpointStorage
@@ -26,13 +25,21 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from ..checkpoint import Coordinator
-    from .elements import Barrier, TaskId
+    from .channels import Barrier, TaskId
+    from .events import Pending
     from .graph import Graph
-    from .pending import Pending
     from .retained import Retained
 
 QUERY = "embedded"
 """Identity in each decision: which operators there are may change, their state is found by uid."""
+
+
+class InDoubtError(OncewardError):
+    """Whether a checkpoint is durable and committed cannot be said here and now."""
+
+    def __init__(self, why: OncewardError) -> None:
+        super().__init__(str(why))
+        self.why = why
 
 
 class Completer:
@@ -50,7 +57,7 @@ class Completer:
     ) -> None:
         self._graph = graph
         self._coordinator = coordinator
-        self._retained = retained
+        self.retained = retained
         self._restored = restored
         self._since = coordinator.policy.monotonic()
         self._savepoints: dict[int, Reference] = {}
@@ -76,7 +83,7 @@ class Completer:
                 self._prove_savepoints()
                 return barrier.target
         else:
-            reference = self._retained.write(metadata)
+            reference = self.retained.write(metadata)
         try:
             self._decide(pending, metadata, reference)
         except (Exception, SystemExit) as error:  # whatever a sink does: the decision may stand, and nothing is freed
@@ -87,9 +94,9 @@ class Completer:
         prove(reference, metadata.log, barrier.checkpoint)
         self._prove_savepoints()
         if barrier.target is None:
-            self._retained.keep(barrier.checkpoint, under_way)
+            self.retained.keep(barrier.checkpoint, under_way)
         else:
-            self._retained.superseded(under_way)
+            self.retained.superseded(under_way)
         return barrier.target or barrier.checkpoint
 
     def begin(self, metadata: Metadata, reference: Reference) -> None:
@@ -118,7 +125,6 @@ class Completer:
         self.begin(stateless, inline(stateless))
 
     def metadata(self, barrier: Barrier, states: Mapping[TaskId, SubtaskState]) -> Metadata:
-        """What its tasks stored."""
         return Metadata(
             pipeline=self._coordinator.pipeline,
             log=self._coordinator.writer.token.log,

@@ -1,23 +1,40 @@
-"""Settings of checkpoints."""
+"""Settings of the engine: checkpoints and restarts. docs/engine-settings.md is their page.
+
+They come as arguments, or out of a TOML file and the environment:
+
+    [checkpoint]                    ONCEWARD_CHECKPOINT_INTERVAL=1.0
+    interval = 1.0                  ONCEWARD_RESTART_STRATEGY=none
+
+    [restart]
+    strategy = "fixed-delay"
+    attempts = 3
+
+The environment has the last word. An unknown name is an error: a setting with a typing mistake would be a default.
+"""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, fields, replace
+import os
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeVar
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
 from ..errors import ConfigurationError
-from .settings import refuse_unknown, settings
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Collection
 
 _log = logging.getLogger("onceward.engine")
-
-T = TypeVar("T", bound=StrEnum)
+_TABLES: Final = ("checkpoint", "restart")
+_E = TypeVar("_E", bound=StrEnum)
 
 
 class Mode(StrEnum):
@@ -76,18 +93,18 @@ class CheckpointConfig:
         Raises:
             ConfigurationError: A name is unknown, or a value makes no sense.
         """
-        values = settings("checkpoint", path)
-        refuse_unknown("checkpoint", values, [field.name for field in fields(cls)])
+        values = _settings("checkpoint", path)
+        _refuse_unknown("checkpoint", values, [field.name for field in fields(cls)])
         try:
             return msgspec.convert(values, cls, strict=False).checked()
         except msgspec.ValidationError as error:
             raise ConfigurationError(f"settings of checkpoint: {error}") from error
 
     def checked(self) -> CheckpointConfig:
-        """Itself, with values that make sense.
+        """Validate and return this configuration.
 
         Raises:
-            ConfigurationError: A value does not.
+            ConfigurationError: A value makes no sense.
         """
         for name in ("interval", "timeout", "min_pause"):
             value = getattr(self, name)
@@ -115,9 +132,166 @@ class CheckpointConfig:
         return config
 
 
-def _one_of(kind: type[T], name: str, value: str) -> T:
+def _one_of(kind: type[_E], name: str, value: str) -> _E:
     try:
         return kind(value)
     except ValueError:
         choices = ", ".join(choice.value for choice in kind)
         raise ConfigurationError(f"CheckpointConfig({name}={value!r}): give one of {choices}") from None
+
+
+Restarts = Callable[[float, float], float | None]
+"""One run's memory of its failures: of the time of a failure (monotonic) and how long the attempt had run, the seconds
+to wait before the next attempt; None if there is none."""
+
+
+@dataclass(frozen=True)
+class RestartStrategy:
+    """How a pipeline starts again after a failure; make one with the methods below.
+
+    Names and defaults are Flink's ("Task Failure Recovery" in its documentation). Pure: times come in as arguments.
+
+    Attributes:
+        name: none, fixed-delay, failure-rate or exponential-delay.
+        begin: Makes a fresh memory of failures, for one run.
+    """
+
+    name: str
+    begin: Callable[[], Restarts] = field(repr=False)
+
+    @classmethod
+    def load(cls, path: str | Path | None = None) -> RestartStrategy | None:
+        """The strategy of a TOML file's table `restart` and of environment variables ONCEWARD_RESTART_….
+
+        Args:
+            path: The file; default: the environment alone.
+
+        Returns:
+            None if neither names one: Pipeline has its default then.
+
+        Raises:
+            ConfigurationError: A name is unknown, or a value makes no sense.
+        """
+        values = _settings("restart", path)
+        makers: dict[str, Callable[..., RestartStrategy]] = {
+            maker.__name__.replace("_", "-"): maker
+            for maker in (cls.none, cls.fixed_delay, cls.failure_rate, cls.exponential_delay)
+        }
+        if not values:
+            return None
+        name = values.pop("strategy", None)
+        if name not in makers:
+            raise ConfigurationError(f"settings of restart: strategy={name!r}: give one of {', '.join(makers)}")
+        known = {p.name: p.default for p in signature(makers[name]).parameters.values() if p.kind is not p.KEYWORD_ONLY}
+        _refuse_unknown(f"restart with strategy {name}", values, known)
+        try:
+            numbers = {what: type(known[what])(value) for what, value in values.items()}
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"settings of restart: {error}") from error
+        return makers[name](**numbers)
+
+    @classmethod
+    def none(cls) -> RestartStrategy:
+        """The first failure ends the run."""
+        return cls("none", lambda: lambda _failed_at, _ran_for: None)
+
+    @classmethod
+    def fixed_delay(cls, attempts: int = 3, delay: float = 10.0) -> RestartStrategy:
+        """A number of restarts, with the same pause (seconds) before each."""
+        _at_least("attempts", attempts, 1)
+        _at_least("delay", delay, 0)
+
+        def begin() -> Restarts:
+            left = iter(range(attempts))
+            return lambda _failed_at, _ran_for: delay if next(left, None) is not None else None
+
+        return cls("fixed-delay", begin)
+
+    @classmethod
+    def failure_rate(cls, failures: int = 3, interval: float = 300.0, delay: float = 10.0) -> RestartStrategy:
+        """Restart as long as there are at most so many failures in an interval (seconds)."""
+        _at_least("failures", failures, 1)
+        _at_least("delay", delay, 0)
+        if interval <= 0:
+            raise ConfigurationError(f"interval of a restart strategy must be more than 0 s, not {interval}")
+
+        def begin() -> Restarts:
+            recent: deque[float] = deque()
+
+            def after(failed_at: float, _ran_for: float) -> float | None:
+                recent.append(failed_at)
+                while recent[0] <= failed_at - interval:
+                    recent.popleft()
+                return delay if len(recent) <= failures else None
+
+            return after
+
+        return cls("failure-rate", begin)
+
+    @classmethod
+    def exponential_delay(
+        cls,
+        initial: float = 1.0,
+        most: float = 60.0,
+        factor: float = 1.5,
+        jitter: float = 0.1,
+        reset_after: float = 3600.0,
+        *,
+        fraction: Callable[[], float] = random.random,
+    ) -> RestartStrategy:
+        """Restart for ever, after pauses that grow while failures go on.
+
+        Args:
+            initial: First pause in seconds.
+            most: Longest pause.
+            factor: Growth from one pause to the next.
+            jitter: Part of the pause by which it is made longer or shorter at random.
+            reset_after: An attempt that ran so long makes the next pause the first again.
+            fraction: Random number in [0, 1).
+        """
+        _at_least("initial", initial, 0)
+        _at_least("most", most, initial)
+        _at_least("factor", factor, 1)
+        if not 0 <= jitter <= 1:
+            raise ConfigurationError(f"jitter of a restart strategy must be 0 to 1, not {jitter}")
+
+        def begin() -> Restarts:
+            upcoming = initial
+
+            def after(_failed_at: float, ran_for: float) -> float | None:
+                nonlocal upcoming
+                pause = initial if ran_for >= reset_after else upcoming
+                upcoming = min(most, pause * factor)
+                return pause * (1 + jitter * (2 * fraction() - 1))
+
+            return after
+
+        return cls("exponential-delay", begin)
+
+
+def _at_least(what: str, value: float, least: float) -> None:
+    if value < least:
+        raise ConfigurationError(f"{what} of a restart strategy must be {least} or more, not {value}")
+
+
+def _settings(table: str, path: str | Path | None) -> dict[str, Any]:
+    """The values of a table: those of the file, and those of the environment in their place."""
+    values = _file(path).get(table, {}) if path is not None else {}
+    prefix = f"ONCEWARD_{table.upper()}_"
+    given = os.environ.items()
+    return values | {name[len(prefix) :].lower(): value for name, value in given if name.startswith(prefix)}
+
+
+def _refuse_unknown(table: str, given: Collection[str], known: Collection[str]) -> None:
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise ConfigurationError(f"unknown settings in {table}: {', '.join(unknown)}. There are {', '.join(known)}")
+
+
+def _file(path: str | Path) -> dict[str, dict[str, Any]]:
+    try:
+        found: dict[str, dict[str, Any]] = msgspec.toml.decode(Path(path).read_bytes(), type=dict[str, dict[str, Any]])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"settings {path} cannot be read: {error}") from error
+    _refuse_unknown(str(path), found, _TABLES)
+    return found

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .state.keyed import KeyedState, KeyScope, OperatorState
+from ..errors import ConfigurationError
+from .state.keyed import NO_KEY, KeyedState, KeyScope, OperatorState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -22,23 +23,13 @@ class FunctionContext:
     """
 
     def __init__(
-        self,
-        uid: str,
-        subtask: int,
-        parallelism: int,
-        *,
-        scope: KeyScope | None,
-        now: Callable[[], float],
-        set_timer: Callable[[float], None],
-        clear_timer: Callable[[float], None],
+        self, uid: str, subtask: int, parallelism: int, scope: KeyScope | None, now: Callable[[], float]
     ) -> None:
         self.uid = uid
         self.subtask = subtask
         self.parallelism = parallelism
         self._scope = scope
         self._now = now
-        self._set_timer = set_timer
-        self._clear_timer = clear_timer
 
     @property
     def key(self) -> Any:
@@ -55,11 +46,16 @@ class FunctionContext:
         Raises:
             ConfigurationError: The stream is not keyed, or no key is at hand.
         """
-        self._set_timer(seconds)
+        self._keyed().set_timer(seconds)
 
     def drop_timer(self, seconds: float) -> None:
         """Take a timer of the current key back."""
-        self._clear_timer(seconds)
+        self._keyed().drop_timer(seconds)
+
+    def _keyed(self) -> KeyScope:
+        if self._scope is None:
+            raise ConfigurationError(NO_KEY)
+        return self._scope
 
 
 class ProcessFunction:

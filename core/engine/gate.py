@@ -16,22 +16,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from .elements import Barrier, Cancel, Element, End
+import pyarrow as pa
+
+from .channels import Barrier, Cancel, Element, End
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import pyarrow as pa
-
     from .channels import Channel
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A batch, and the channel it came through."""
-
-    batch: pa.RecordBatch
-    channel: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,30 +41,12 @@ class Aligned:
     buffered: int
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
-    """A checkpoint whose barrier does not arrive in all channels."""
-
-    checkpoint: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """All channels have ended."""
-
-
-Event: TypeAlias = Rows | Aligned | Cancelled | Ended
+Input: TypeAlias = pa.RecordBatch | Aligned | Cancel | End
+"""Rows of any channel; a barrier that arrived in all; a checkpoint whose barrier does not; all channels have ended."""
 
 
 class Gate:
-    """Reads a task's channels.
-
-    Args:
-        channels: In the order of their numbers.
-        aligned: Whether to align (exactly-once) or only to count (at-least-once).
-        clock: Seconds, monotonic.
-        choose: Picks one of the channels that can be read; in turns if None.
-    """
+    """Reads a task's channels."""
 
     def __init__(
         self,
@@ -95,9 +69,9 @@ class Gate:
         """Newest checkpoint that is aligned; older ones are over too."""
         self._over: set[int] = set()
         """Those beyond it that were cancelled or given up."""
-        self._events: list[Event] = []
+        self._events: list[Input] = []
 
-    def poll(self) -> Event | None:
+    def poll(self) -> Input | None:
         """What is next; None if nothing can be read now."""
         while not self._events:
             readable = [i for i, channel in enumerate(self.channels) if channel.readable and not self.is_blocked(i)]
@@ -110,7 +84,6 @@ class Gate:
         return self._events.pop(0)
 
     def is_blocked(self, number: int) -> bool:
-        """Whether a channel waits for the others' barriers."""
         return self._aligned and any(number in arrived for arrived in self._arrived.values())
 
     def give_up(self, checkpoint: int) -> None:
@@ -129,9 +102,9 @@ class Gate:
                 for checkpoint in sorted(self._arrived):
                     self._check(checkpoint)
                 if len(self._ended) == len(self.channels):
-                    self._events.append(Ended())
+                    self._events.append(End())
             case batch:
-                self._events.append(Rows(batch, number))
+                self._events.append(batch)
 
     def _barrier(self, number: int, barrier: Barrier) -> None:
         checkpoint = barrier.checkpoint
@@ -163,7 +136,7 @@ class Gate:
         if not self._is_over(checkpoint):
             self._over.add(checkpoint)
             self._drop(checkpoint)
-            self._events.append(Cancelled(checkpoint))
+            self._events.append(Cancel(checkpoint))
 
     def _is_over(self, checkpoint: int) -> bool:
         return checkpoint <= self._done or checkpoint in self._over

@@ -1,18 +1,33 @@
-"""The logical graph of a pipeline: operators, and the edges between them."""
+"""The logical graph of a pipeline: operators, the edges between them, and what it guarantees.
+
+What a reader of the targets sees of each record: the weakest of source, engine and sink.
+
+    source kind, sink kind     direct          idempotent         write-ahead log    two-phase
+    live (not resettable)      at-most-once    at-most-once       at-most-once       at-most-once
+    resettable                 at-least-once   effectively-once   as the sink says   exactly-once
+
+in the engine's exactly-once mode. In at-least-once mode nothing is better than at-least-once; in at-most-once mode
+nothing is better than at-most-once. With no checkpoints the input's end is the only one.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..errors import ConfigurationError
-from .elements import TaskId
+from ..sink import Guarantee
+from ..source import ResettableSource
+from .channels import TaskId
+from .config import Mode
 from .state.keys import KeyEncoder, check_parallelism
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
+
+    from .config import CheckpointConfig
 
 
 @dataclass
@@ -37,20 +52,14 @@ class Operator:
 
     @property
     def keys(self) -> KeyEncoder | None:
-        """How its input is keyed."""
         return self.inputs[0][1] if self.inputs else None
 
     def tasks(self) -> Iterator[TaskId]:
-        """Its subtasks."""
         return (TaskId(self.uid, subtask) for subtask in range(self.parallelism))
 
 
 class Graph:
-    """All operators, in an order in which inputs come first.
-
-    Args:
-        max_parallelism: Number of key groups.
-    """
+    """All operators, in an order in which inputs come first."""
 
     def __init__(self, max_parallelism: int) -> None:
         check_parallelism("the pipeline", 1, max_parallelism)
@@ -67,11 +76,6 @@ class Graph:
         inputs: list[tuple[Operator, KeyEncoder | None]],
         schema: pa.Schema | None = None,
     ) -> Operator:
-        """Add an operator.
-
-        Raises:
-            ConfigurationError: Its uid is taken, or its parallelism impossible.
-        """
         uid = uid or f"{kind}-{len(self.operators)}"
         if any(operator.uid == uid for operator in self.operators):
             raise ConfigurationError(f"two operators have the uid {uid!r}: give each one of its own")
@@ -83,7 +87,6 @@ class Graph:
         return operator
 
     def of_kind(self, kind: str) -> list[Operator]:
-        """Operators of a kind."""
         return [operator for operator in self.operators if operator.kind == kind]
 
     def readers(self, operator: Operator) -> list[tuple[Operator, KeyEncoder | None]]:
@@ -91,11 +94,6 @@ class Graph:
         return [(reader, keys) for reader in self.operators for source, keys in reader.inputs if source is operator]
 
     def check(self) -> None:
-        """Check that it can run.
-
-        Raises:
-            ConfigurationError: Something is missing.
-        """
         if not self.of_kind("source"):
             raise ConfigurationError("the pipeline has no source")
         loose = [o.uid for o in self.operators if o.kind != "sink" and not self.readers(o)]
@@ -104,3 +102,64 @@ class Graph:
         names = [o.what.name for o in self.of_kind("sink")]
         if len(set(names)) != len(names):
             raise ConfigurationError(f"sinks need names of their own; there are {', '.join(sorted(names))}")
+
+
+_ORDER: Final = (
+    Guarantee.AT_MOST_ONCE,
+    Guarantee.AT_LEAST_ONCE,
+    Guarantee.EFFECTIVELY_ONCE,
+    Guarantee.EXACTLY_ONCE,
+)
+"""From weak to strong. At-most-once is put first: a record that is lost cannot be told from one that never was."""
+
+
+class EndToEnd(NamedTuple):
+    """A pipeline's guarantee.
+
+    Attributes:
+        level: That of the weakest part.
+        why: What weakens it; empty for exactly-once.
+    """
+
+    level: Guarantee
+    why: tuple[str, ...]
+
+
+def end_to_end(graph: Graph, config: CheckpointConfig) -> EndToEnd:
+    """The weakest of all parts, and which parts are weaker than exactly-once."""
+    parts = [_of_mode(config.mode)]
+    parts += [_of_source(operator) for operator in graph.of_kind("source")]
+    parts += [_of_sink(operator) for operator in graph.of_kind("sink")]
+    level = min((level for level, _ in parts), key=_ORDER.index)
+    return EndToEnd(level, tuple(why for part, why in parts if part is not Guarantee.EXACTLY_ONCE))
+
+
+def _of_mode(mode: Mode) -> tuple[Guarantee, str]:
+    match mode:
+        case Mode.EXACTLY_ONCE:
+            return Guarantee.EXACTLY_ONCE, ""
+        case Mode.AT_LEAST_ONCE:
+            return Guarantee.AT_LEAST_ONCE, "the engine does not align barriers (mode at-least-once)"
+        case Mode.AT_MOST_ONCE:
+            return Guarantee.AT_MOST_ONCE, "the engine reads nothing again after a failure (mode at-most-once)"
+
+
+def _of_source(operator: Operator) -> tuple[Guarantee, str]:
+    source = operator.what
+    if not isinstance(source, ResettableSource):
+        return (
+            Guarantee.AT_MOST_ONCE,
+            f"source {operator.uid} cannot be read again, so a failure loses what was in progress",
+        )
+    if source.weakness:
+        return Guarantee.AT_LEAST_ONCE, f"source {operator.uid} {source.weakness}"
+    return Guarantee.EXACTLY_ONCE, ""
+
+
+def _of_sink(operator: Operator) -> tuple[Guarantee, str]:
+    level: Guarantee = operator.what.guarantee
+    if level is Guarantee.EXACTLY_ONCE:
+        return level, ""
+    if level is Guarantee.EFFECTIVELY_ONCE:
+        return level, f"sink {operator.uid} is idempotent, not transactional: after a failure older values may show"
+    return level, f"sink {operator.uid} shows rows as they are written, and again after a failure"

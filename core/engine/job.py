@@ -7,25 +7,23 @@ import threading
 from enum import StrEnum
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, OncewardError
-from .attempt import Attempt
+from .channels import Kind
 from .completion import is_final, unexpected
 from .config import Retention
-from .elements import Kind
+from .events import CheckpointFailedError
 from .origin import Restore
-from .pending import CheckpointFailedError
+from .start import start
 from .state.storage import CheckpointStorage
+from .threads import ThreadedAttempt
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .config import CheckpointConfig
-    from .machine import EngineWorld
-    from .pending import CheckpointRecord
-    from .restart import RestartStrategy
-    from .start import Started, Starter
+    from .events import CheckpointRecord
+    from .start import Setup, Started
 
 _log = logging.getLogger("onceward.engine")
 
@@ -51,28 +49,17 @@ class Job:
         failure: The newest failure.
     """
 
-    def __init__(
-        self,
-        starter: Starter,
-        config: CheckpointConfig,
-        strategy: RestartStrategy,
-        world: EngineWorld,
-        restore: Restore,
-    ) -> None:
-        self._starter = starter
-        self._config = config
-        self._strategy = strategy
-        self._world = world
+    def __init__(self, setup: Setup, restore: Restore) -> None:
+        self._setup = setup
         self._restore = restore
-        self._attempt: Attempt | None = None
+        self._attempt: ThreadedAttempt | None = None
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self.begun = threading.Event()
+        self._begun = threading.Event()
         """The first attempt runs, or has failed."""
         self._cancel = threading.Event()
         self._past: list[CheckpointRecord] = []
         self._started: Started | None = None
-        self._begun = False
         self.state = JobState.CREATED
         self.restarts = 0
         self.failure: OncewardError | None = None
@@ -81,43 +68,46 @@ class Job:
         self.restored: int | None = None
         """Id of the checkpoint that the newest attempt began with."""
 
-    def run(self) -> None:
-        """Run to the end.
+    def start(self) -> None:
+        """Run in the background; returns when the first attempt runs, or has failed."""
+        threading.Thread(target=self._run, name=f"onceward-{self._setup.pipeline}", daemon=True).start()
+        try:
+            self._begun.wait()
+        except BaseException:
+            self.stop()
+            raise
 
-        Raises:
-            OncewardError: It failed for good.
-        """
-        restarts = self._strategy.begin()
+    def _run(self) -> None:
+        restarts = self._setup.restart.begin()
         try:
             while True:
-                began = self._world.monotonic()
+                began = self._setup.world.monotonic()
                 error = self._one_attempt()
                 if error is None or self._cancel.is_set():
                     self.state = JobState.STOPPED if self._cancel.is_set() else JobState.FINISHED
                     return
                 self.failure = error
-                now = self._world.monotonic()
-                pause = None if is_hopeless(error) else restarts.after(now, now - began)
+                now = self._setup.world.monotonic()
+                pause = None if is_hopeless(error) else restarts(now, now - began)
                 if pause is None:
                     raise error  # noqa: TRY301 - it is kept below like any other
-                _log.warning("pipeline %s restarts in %.1f s after: %s", self._starter.pipeline, pause, error)
+                _log.warning("pipeline %s restarts in %.1f s after: %s", self._setup.pipeline, pause, error)
                 self.state = JobState.RESTARTING
                 self.restarts += 1
-                self.begun.set()
+                self._begun.set()
                 if self._cancel.wait(pause):
                     self.state = JobState.STOPPED
                     return
-        except BaseException as error:
-            _log.error("pipeline %s has failed: %s", self._starter.pipeline, error)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is kept for whoever waits
+            _log.error("pipeline %s has failed: %s", self._setup.pipeline, error)
             self.state = JobState.FAILED
             self.error = error
-            raise
         finally:
             try:
                 self._settle()
             finally:
                 self._ended.set()
-                self.begun.set()
+                self._begun.set()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it has ended; whether it has."""
@@ -136,7 +126,7 @@ class Job:
         Raises:
             CheckpointFailedError: It was not made.
         """
-        return int(self._running(timeout).request(Kind.CHECKPOINT, None).wait(timeout))
+        return int(self._ask(Kind.CHECKPOINT, None, timeout))
 
     def savepoint(self, path: str | Path, timeout: float | None = None) -> str:
         """Make a savepoint while it runs. It commits nothing.
@@ -144,7 +134,7 @@ class Job:
         Raises:
             CheckpointFailedError: It was not made.
         """
-        return str(self._running(timeout).request(Kind.SAVEPOINT, _target(path)).wait(timeout))
+        return str(self._ask(Kind.SAVEPOINT, path, timeout))
 
     def stop_with_savepoint(self, path: str | Path, *, drain: bool = False, timeout: float | None = None) -> str:
         """Make a savepoint, commit what comes before it, and end.
@@ -158,7 +148,7 @@ class Job:
             CheckpointFailedError: It was not made; the run goes on, or has failed.
         """
         kind = Kind.DRAIN if drain else Kind.SUSPEND
-        made = str(self._running(timeout).request(kind, _target(path)).wait(timeout))
+        made = str(self._ask(kind, path, timeout))
         self.wait(timeout)
         return made
 
@@ -167,9 +157,17 @@ class Job:
         """The newest checkpoints, of earlier attempts too."""
         attempt = self._attempt
         found = [*self._past, *(attempt.history if attempt is not None else [])]
-        return found[-self._config.history :] if self._config.history else []
+        return found[-self._setup.config.history :] if self._setup.config.history else []
 
-    def _running(self, timeout: float | None) -> Attempt:
+    def _ask(self, kind: Kind, path: str | Path | None, timeout: float | None) -> Any:
+        attempt = self._running(timeout)
+        answer = attempt.request(kind, _target(path) if path is not None else None)
+        try:
+            return answer.result(timeout)
+        except TimeoutError:
+            raise CheckpointFailedError(f"no {kind.name.lower()} after {timeout} s") from None
+
+    def _running(self, timeout: float | None) -> ThreadedAttempt:
         """The attempt that runs; one that starts is waited for."""
         deadline = inf if timeout is None else monotonic() + timeout
         while self.state in {JobState.CREATED, JobState.STARTING, JobState.RESTARTING} and monotonic() < deadline:
@@ -187,11 +185,10 @@ class Job:
     def _one_attempt(self) -> OncewardError | None:
         self.state = JobState.STARTING
         try:
-            started = self._starter.start(self._restore, again=self._begun)
+            started = start(self._setup, self._restore, again=self._started is not None)
             # It is decided now: from here on a restart goes on from the newest decision.
             self._restore = Restore(allow_non_restored=self._restore.allow_non_restored)
-            attempt = Attempt(started, self._config, self._world)
-            self._begun = True
+            attempt = ThreadedAttempt(started)
         except Exception as error:  # noqa: BLE001 - whatever it is, the restart strategy decides
             return unexpected("the pipeline could not be started", error)
         self.restored = started.restored
@@ -200,7 +197,7 @@ class Job:
             if self._cancel.is_set():
                 attempt.stop()
         self.state = JobState.RUNNING
-        self.begun.set()
+        self._begun.set()
         self._started = started
         try:
             return attempt.run()
@@ -210,10 +207,9 @@ class Job:
                 self._attempt = None
 
     def _settle(self) -> None:
-        """Keep or delete the checkpoints of a run that did not end by itself."""
         policies = {
-            JobState.STOPPED: ("on_cancel", self._config.on_cancel),
-            JobState.FAILED: ("on_failure", self._config.on_failure),
+            JobState.STOPPED: ("on_cancel", self._setup.config.on_cancel),
+            JobState.FAILED: ("on_failure", self._setup.config.on_failure),
         }
         setting, policy = policies.get(self.state, ("", Retention.KEEP))
         started = self._started
@@ -222,7 +218,7 @@ class Job:
         try:
             if started.coordinator.writer.still_newest():
                 started.completer.drop_state(f"{setting}='delete'")
-                started.retained.delete_all()
+                started.completer.retained.delete_all()
         except OncewardError as error:
             _log.warning("checkpoints are not deleted: %s", error)
 

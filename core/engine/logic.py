@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..transaction import Committable
-    from .elements import Barrier, TaskId
+    from .channels import Barrier, TaskId
     from .functions import Record
     from .state.storage import CheckpointStorage
 
@@ -38,13 +38,7 @@ def nothing_to_write(_storage: CheckpointStorage | None, _folder: str) -> tuple[
 
 
 class Logic:
-    """One subtask of one operator. Used by one thread at a time.
-
-    Attributes:
-        kind: Sort of operator.
-    """
-
-    kind = ""
+    """One subtask of one operator, used by one thread at a time; as it is here, rows go on as they come (union)."""
 
     def open(self) -> None:
         """Called once, before anything else."""
@@ -92,11 +86,6 @@ class Guarded:
         self._schema = schema
 
     def call(self, record: Any, function: Callable[[], T]) -> T:
-        """Call it.
-
-        Raises:
-            OperatorError: It failed.
-        """
         try:
             return function()
         except OncewardError:
@@ -105,7 +94,6 @@ class Guarded:
             raise self.failed(record, error) from error
 
     def failed(self, record: Any, error: Exception) -> OperatorError:
-        """The error to raise."""
         shown = repr(record)
         shown = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"
         return OperatorError(
@@ -139,21 +127,15 @@ class Guarded:
 
 
 class RecordLogic(Logic):
-    """map, filter, flat_map: a function of single records.
-
-    Args:
-        kind: Which of them.
-        guarded: Names the operator in errors.
-        function: The user's.
-    """
+    """map, filter, flat_map: a function of single records."""
 
     def __init__(self, kind: str, guarded: Guarded, function: Callable[[Record], Any]) -> None:
-        self.kind = kind
+        self._kind = kind
         self._guarded = guarded
         self._function = function
 
     def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        if self.kind == "filter":
+        if self._kind == "filter":
             return self._filtered(batch)
         made: list[Record] = []
         for record in batch.to_pylist():
@@ -162,7 +144,7 @@ class RecordLogic(Logic):
 
     def _answer(self, record: Record) -> list[Record]:
         answer = self._function(record)
-        return [answer] if self.kind == "map" else list(answer)
+        return [answer] if self._kind == "map" else list(answer)
 
     def _filtered(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         kept = [bool(self._guarded.call(record, partial(self._function, record))) for record in batch.to_pylist()]
@@ -174,8 +156,6 @@ class RecordLogic(Logic):
 class BatchLogic(Logic):
     """map_batches: a function of record batches."""
 
-    kind = "map_batches"
-
     def __init__(self, guarded: Guarded, function: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
         self._guarded = guarded
         self._function = function
@@ -186,9 +166,3 @@ class BatchLogic(Logic):
             error = TypeError(f"map_batches must return a pyarrow.RecordBatch, not {type(made).__name__}")
             raise self._guarded.failed(batch.schema.names, error)
         return [made]
-
-
-class UnionLogic(Logic):
-    """union: rows as they come."""
-
-    kind = "union"

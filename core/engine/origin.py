@@ -66,7 +66,6 @@ class Origin:
 
     @property
     def newest(self) -> int:
-        """The newest epoch that was ever decided or restored: numbers never go back."""
         return max(self.decided, self.metadata.checkpoint if self.metadata is not None else NONE)
 
     @property

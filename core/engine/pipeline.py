@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import logging
-import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import CommitPolicy, OnLost
+from ..checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from ..errors import ConfigurationError
 from ..log import LogStore, open_store
 from ..log.memory import MemoryStore
 from ..names import check_pipeline_name
 from ..sink import Direct, TwoPhaseCommit
 from ..source import LiveSource, ResettableSource
-from .config import CheckpointConfig
+from .config import CheckpointConfig, RestartStrategy
+from .events import CheckpointFailedError
 from .functions import ProcessFunction
-from .graph import Graph, Operator
-from .guarantee import EndToEnd, end_to_end
+from .graph import EndToEnd, Graph, Operator, end_to_end
 from .job import Job
-from .machine import EngineWorld
 from .origin import Restore
-from .pending import CheckpointFailedError
-from .projection import Projection
-from .restart import RestartStrategy
-from .start import Starter
+from .start import EngineWorld, Setup
 from .state.files import locate
 from .state.keys import MAX_PARALLELISM, KeyEncoder
 from .state.memory import MemoryBackend
@@ -35,8 +30,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from .events import CheckpointRecord
     from .functions import Record
-    from .pending import CheckpointRecord
     from .state.store import StateBackend
 
 _log = logging.getLogger("onceward.engine")
@@ -114,12 +109,11 @@ class Stream:
         """Where rows go; its name is its uid. Its `select` and `where` are DuckDB's SQL here (extra `duckdb`).
 
         Raises:
-            ConfigurationError: It is no sink, or DuckDB is needed and not there.
+            ConfigurationError: It is no sink, or DuckDB is needed and not there, or `select` or `where` is wrong.
         """
         if not isinstance(sink, (TwoPhaseCommit, Direct)):
             raise ConfigurationError(f"{type(sink).__name__} is no sink of the embedded engine")
-        if sink.select is not None or sink.where is not None:
-            Projection(sink.name, sink.select, sink.where).close()
+        sink.projection()  # or a ConfigurationError
         self._then("sink", sink, sink.name, parallelism)
         return self._pipeline
 
@@ -144,6 +138,9 @@ class Pipeline:
         on_lost: What to do if a decided transaction can no longer be committed: "fail"; "skip", which leaves an audit
             record; "replay", which goes back to the checkpoint before if every transaction of the lost one is proven
             not committed, and fails otherwise.
+        commit_timeout: Seconds for which a checkpoint's commit is tried again while a target does not answer; then
+            the attempt fails, and the restart strategy says when the next one commits it.
+        commit_backoff: Longest pause between two attempts, in seconds; the first pauses are shorter.
     """
 
     def __init__(
@@ -157,6 +154,8 @@ class Pipeline:
         max_parallelism: int = MAX_PARALLELISM,
         parallelism: int = 1,
         on_lost: str = OnLost.FAIL,
+        commit_timeout: float = COMMIT_TIMEOUT,
+        commit_backoff: float = COMMIT_BACKOFF,
         world: EngineWorld | None = None,
     ) -> None:
         self.name = check_pipeline_name(name)
@@ -169,12 +168,9 @@ class Pipeline:
         self.restart = restart or (RestartStrategy.exponential_delay() if periodic else RestartStrategy.none())
         self.graph = Graph(max_parallelism)
         self._parallelism = parallelism
-        if on_lost not in set(OnLost):
-            raise ConfigurationError(f"on_lost={on_lost!r}: give 'fail', 'skip' or 'replay'")
-        self._on_lost = OnLost(on_lost)
+        self._policy = CommitPolicy.of(on_lost, commit_timeout, commit_backoff)
         self._world = world or EngineWorld()
         self._job: Job | None = None
-        self._thread: threading.Thread | None = None
 
     def source(self, source: Any, *, uid: str | None = None, parallelism: int | None = None) -> Stream:
         """Where rows come from."""
@@ -232,26 +228,21 @@ class Pipeline:
         self.graph.check()
         for operator in self.graph.of_kind("source"):
             operator.what.validate()
-        policy = CommitPolicy(on_lost=self._on_lost)
-        starter = Starter(
-            self.name,
-            self.graph,
-            self.store,
+        setup = Setup(
+            pipeline=self.name,
+            graph=self.graph,
+            store=self.store,
             backend=self.backend,
             config=self.checkpoint,
-            policy=policy,
+            policy=self._policy,
+            restart=self.restart,
+            world=self._world,
         )
         path = locate(restore) if restore else None
         asked = Restore(path, claim, why, import_from, allow_non_restored_state)
-        job = Job(starter, self.checkpoint, self.restart, self._world, asked)
+        job = Job(setup, asked)
         self._job = job
-        self._thread = threading.Thread(target=self._run, args=(job,), name=f"onceward-{self.name}", daemon=True)
-        self._thread.start()
-        try:
-            job.begun.wait()
-        except BaseException:
-            job.stop()
-            raise
+        job.start()
         if job.error is not None:
             raise job.error
         return job
@@ -272,8 +263,7 @@ class Pipeline:
     def stop(self) -> None:
         """End the run as it is, and wait for that: what is not checkpointed is read again by the next run."""
         self._the_job().stop()
-        if self._thread is not None:
-            self._thread.join()
+        self._the_job().wait()
 
     def savepoint(self, path: str | Path, timeout: float | None = None) -> str:
         """Make a savepoint while the pipeline runs; it commits nothing. See Job.savepoint."""
@@ -292,10 +282,6 @@ class Pipeline:
         if self._job is None:
             raise CheckpointFailedError(f"pipeline {self.name} has not been started")
         return self._job
-
-    def _run(self, job: Job) -> None:
-        with suppress(BaseException):  # the job keeps it, and wait() raises it
-            job.run()
 
     def _add(
         self,

@@ -12,18 +12,16 @@ from .functions import FunctionContext, ProcessFunction, states_of
 from .logic import Frozen, Guarded, Logic
 from .state.handles import ListHandle, SubtaskState
 from .state.keyed import KeyedState, KeyScope, OperatorState
-from .timers import Timers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
-    from .elements import Barrier
+    from .channels import Barrier
     from .functions import Record
     from .state.keys import KeyEncoder
     from .state.storage import CheckpointStorage
-    from .state.store import KeyedTable
 
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -31,21 +29,7 @@ _unpack = msgspec.msgpack.Decoder().decode
 
 
 class ProcessLogic(Logic):
-    """One subtask of `process`.
-
-    Args:
-        function: The user's; this subtask works on a copy.
-        guarded: Names the operator in errors.
-        keys: How keys are made; None for a stream without.
-        table: Keyed state; None for a stream without keys.
-        groups: The key groups of this subtask.
-        max_parallelism: Number of key groups.
-        parallelism: Number of subtasks.
-        lists: Restored operator state.
-        now: Processing time.
-    """
-
-    kind = "process"
+    """One subtask of `process`."""
 
     def __init__(
         self,
@@ -53,9 +37,7 @@ class ProcessLogic(Logic):
         guarded: Guarded,
         *,
         keys: KeyEncoder | None,
-        table: KeyedTable | None,
-        groups: range,
-        max_parallelism: int,
+        scope: KeyScope | None,
         parallelism: int,
         lists: Mapping[str, list[bytes]],
         now: Callable[[], float],
@@ -63,20 +45,9 @@ class ProcessLogic(Logic):
         self._function = copy.deepcopy(function)
         self._guarded = guarded
         self._keys = keys
-        self._table = table
-        self._scope = KeyScope(table, max_parallelism) if table is not None else None
-        self._timers = Timers(table, groups, max_parallelism) if table is not None else None
-        self._encoded = b""
+        self._scope = scope
         self._lists = self._bind(lists)
-        self._context = FunctionContext(
-            guarded.task.uid,
-            guarded.task.subtask,
-            parallelism,
-            scope=self._scope,
-            now=now,
-            set_timer=self._set_timer,
-            clear_timer=self._drop_timer,
-        )
+        self._context = FunctionContext(guarded.task.uid, guarded.task.subtask, parallelism, scope, now)
 
     def open(self) -> None:
         self._guarded.call("open", lambda: self._function.open(self._context))
@@ -90,23 +61,22 @@ class ProcessLogic(Logic):
             return self._guarded.batch(made)
         keys = self._keys.keys(batch)
         for record, key, encoded in zip(records, keys, self._keys.encoded(keys), strict=True):
-            self._enter(key, encoded)
+            self._scope.enter(key, encoded)
             made += self._process(record)
         self._scope.leave()
         return self._guarded.batch(made)
 
     def timer(self, now: float) -> Sequence[pa.RecordBatch] | None:
-        due = self._timers.due(now) if self._timers is not None else None
-        if due is None or self._scope is None:
+        at = self._scope.enter_due(now) if self._scope is not None else None
+        if at is None or self._scope is None:
             return None
-        at, encoded, key = due
-        self._enter(key, encoded)
+        key = self._scope.key
         made = self._listed({"timer": at, "key": key}, lambda: self._function.on_timer(at, self._context))
         self._scope.leave()
         return self._guarded.batch(made)
 
     def next_timer(self) -> float | None:
-        return self._timers.next() if self._timers is not None else None
+        return self._scope.next_timer() if self._scope is not None else None
 
     def finish(self) -> Sequence[pa.RecordBatch]:
         return self._guarded.batch(self._listed("finish", lambda: self._function.finish(self._context)))
@@ -117,9 +87,9 @@ class ProcessLogic(Logic):
 
     def freeze(self, barrier: Barrier) -> Frozen:
         lists = {name: self._handle(name, state) for name, state in self._lists.items()}
-        if self._table is None:
+        if self._scope is None:
             return Frozen(lambda _storage, _folder: (SubtaskState(lists=lists), 0))
-        freezing = self._table.freeze(barrier.checkpoint, full=barrier.kind.savepoint)
+        freezing = self._scope.table.freeze(barrier.checkpoint, full=barrier.kind.savepoint)
 
         def write(storage: CheckpointStorage | None, folder: str) -> tuple[SubtaskState, int]:
             handle, written = freezing.write(storage, folder)
@@ -128,8 +98,8 @@ class ProcessLogic(Logic):
         return Frozen(write, discard=freezing.discard)
 
     def confirm(self, checkpoint: int) -> None:
-        if self._table is not None:
-            self._table.confirm(checkpoint)
+        if self._scope is not None:
+            self._scope.table.confirm(checkpoint)
         at = f"on_checkpoint_complete {checkpoint}"
         self._guarded.call(at, lambda: self._function.on_checkpoint_complete(checkpoint, self._context))
 
@@ -137,8 +107,8 @@ class ProcessLogic(Logic):
         try:
             self._guarded.call("close", self._function.close)
         finally:
-            if self._table is not None:
-                self._table.close()
+            if self._scope is not None:
+                self._scope.table.close()
 
     def _bind(self, lists: Mapping[str, list[bytes]]) -> dict[str, OperatorState]:
         """Put states of this subtask in the place of the declarations."""
@@ -162,24 +132,8 @@ class ProcessLogic(Logic):
         except Exception as error:
             raise StateError(str(self._guarded.failed(name, error))) from error
 
-    def _enter(self, key: Any, encoded: bytes) -> None:
-        self._encoded = encoded
-        if self._scope is not None:
-            self._scope.enter(key, encoded)
-
     def _process(self, record: Record) -> list[Record]:
         return self._listed(record, lambda: self._function.process(record, self._context))
 
     def _listed(self, record: Any, function: Callable[[], Iterable[Record] | None]) -> list[Record]:
         return self._guarded.call(record, lambda: list(function() or ()))
-
-    def _set_timer(self, at: float) -> None:
-        self._keyed_timers().set(self._encoded, at)
-
-    def _drop_timer(self, at: float) -> None:
-        self._keyed_timers().drop(self._encoded, at)
-
-    def _keyed_timers(self) -> Timers:
-        if self._timers is None or self._scope is None or not self._scope.entered:
-            raise ConfigurationError("a timer belongs to a key: key_by first, and set it while a record is handled")
-        return self._timers

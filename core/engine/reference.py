@@ -80,7 +80,6 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.convert(decision.state, cls)
 
     def as_state(self) -> dict[str, Any]:
-        """For the decision."""
         state: dict[str, Any] = msgspec.to_builtins(self)
         return state
 

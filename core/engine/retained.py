@@ -7,20 +7,66 @@ metadata are written first, then the decision that holds their checksum.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ..errors import OncewardError, StateDamagedError
 from .reference import Reference, inline, is_proven, load
-from .state.registry import SharedFiles
 from .state.storage import METADATA, PROOF, folder_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from .state.handles import Metadata, SubtaskState
+    from .state.handles import FileRef, Metadata, SubtaskState
     from .state.storage import CheckpointStorage
 
 _log = logging.getLogger("onceward.engine")
+_Use = tuple[str, int, str]
+"""Operator's uid, subtask, path."""
+
+
+class SharedFiles:
+    """Which checkpoints refer to which shared files: a file is deleted when nobody does any more.
+
+    References are counted by (subtask, file), as in "Incremental Checkpointing in Apache Flink" (2018). A file that a
+    checkpoint uploaded which was given up was never registered, and is deleted at once.
+    """
+
+    def __init__(self, delete: Callable[[Iterable[str]], None]) -> None:
+        self._delete = delete
+        self._counts: Counter[_Use] = Counter()
+        self._of: dict[str, list[_Use]] = {}
+
+    def register(self, checkpoint: str, files: Mapping[tuple[str, int], tuple[FileRef, ...]]) -> None:
+        """A completed checkpoint refers to these. Registering it again changes nothing."""
+        if checkpoint in self._of:
+            return
+        references = [(*task, ref.path) for task, refs in files.items() for ref in refs if ref.shared]
+        self._of[checkpoint] = references
+        self._counts.update(references)
+
+    def release(self, checkpoint: str) -> list[str]:
+        """A checkpoint is dropped; the files that nobody refers to any more."""
+        gone = []
+        for reference in self._of.pop(checkpoint, ()):
+            self._counts[reference] -= 1
+            if not self._counts[reference]:
+                del self._counts[reference]
+                gone.append(reference[2])
+        return [path for path in gone if not self.refers(path)]
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete files, less what is referred to."""
+        self._delete([path for path in paths if not self.refers(path)])
+
+    def discard(self, state: SubtaskState) -> None:
+        self._delete([ref.path for ref in state.files if not (ref.shared and self.refers(ref.path))])
+
+    def refers(self, path: str) -> bool:
+        return any(known == path for _, _, known in self._counts)
+
+    def count(self, uid: str, subtask: int, path: str) -> int:
+        return self._counts[uid, subtask, path]
 
 
 class Retained:
@@ -74,11 +120,9 @@ class Retained:
         self._clean([], under_way)
 
     def delete_all(self) -> None:
-        """Delete all of them: their state was dropped, or the run will not be restored."""
         self._clean(list(self.folders))
 
     def discard(self, state: SubtaskState) -> None:
-        """Free what a task wrote for a checkpoint that was given up."""
         self.shared.discard(state)
 
     def restored(self, reference: Reference, *, up_to: int, clean: bool) -> None:

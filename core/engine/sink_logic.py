@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.subtask import SubtaskEpoch
 from .logic import Frozen, Logic, nothing_to_write
-from .projection import Projection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,44 +19,29 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ..transaction import Committable, WriteContext
-    from .elements import Barrier
+    from .channels import Barrier
 
 
 class _Sink(Logic):
-    kind = "sink"
-
     def __init__(self, sink: Any, lock: Lock) -> None:
         self._sink = sink
         self._lock = lock
         self._valid: pa.Schema | None = None
-        self._projection: Projection | None = None
-        if sink.select is not None or sink.where is not None:
-            self._projection = Projection(sink.name, sink.select, sink.where)
+        self._project: Callable[[pa.RecordBatch], pa.RecordBatch] | None = sink.projection()
 
     def _mine(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The sink's part of a batch; the sink sees each schema before the first row of it is written."""
-        if self._projection is not None:
-            batch = self._projection.of(batch)
+        if self._project is not None:
+            batch = self._project(batch)
         if self._valid is None or not self._valid.equals(batch.schema):
             with self._lock:  # it may create what is missing in the target: one subtask at a time
                 self._sink.validate(batch.schema)
             self._valid = batch.schema
         return batch
 
-    def close(self) -> None:
-        if self._projection is not None:
-            self._projection.close()
-
 
 class TwoPhaseLogic(_Sink):
-    """One subtask of a TwoPhaseCommitSink.
-
-    Args:
-        sink: The sink.
-        context: Of an epoch's number, in which context it is written.
-        epoch: The first epoch: beyond all that were decided.
-        lock: Shared by the sink's subtasks.
-    """
+    """One subtask of a TwoPhaseCommitSink."""
 
     def __init__(self, sink: Any, context: Callable[[int], WriteContext], epoch: int, lock: Lock) -> None:
         super().__init__(sink, lock)
@@ -92,8 +76,6 @@ class TwoPhaseLogic(_Sink):
         self._prepared = {later: c for later, c in self._prepared.items() if later > checkpoint}
 
     def close(self) -> None:
-        """Roll back what was not prepared; what was is left to the next start."""
-        super().close()
         if self._writing is not None:
             self._writing.discard()
 
@@ -122,6 +104,5 @@ class DirectLogic(_Sink):
         return Frozen(nothing_to_write)
 
     def close(self) -> None:
-        super().close()
         if self._writer is not None:
             self._sink.close(self._writer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -15,16 +16,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ..source import LiveSource, Position, ResettableSource, Source
-    from .elements import Barrier
+    from .channels import Barrier
 
+_log = logging.getLogger("onceward.engine")
 EXHAUSTED: Final = object()
 """What `poll` gives at the end of a bounded source."""
 
 
 class SourceLogic(Logic):
     """Base of what feeds a source's subtask."""
-
-    kind = "source"
 
     def __init__(self, source: Source, subtask: int) -> None:
         self._told = source
@@ -41,45 +41,21 @@ class SourceLogic(Logic):
         """The next batch; None if there is none now; EXHAUSTED."""
         raise NotImplementedError
 
-    @property
-    def position(self) -> Position:
-        """How far was read; None if that cannot be said."""
-        return None
-
 
 class ResettableLogic(SourceLogic):
-    """One subtask of a resettable source.
+    """One subtask of a resettable source."""
 
-    Args:
-        source: This subtask's share.
-        subtask: Its number.
-        position: Where to begin.
-        on_publish_failure: Told what publishing failed with; it fails nothing.
-    """
-
-    def __init__(
-        self,
-        source: ResettableSource,
-        subtask: int,
-        position: Position,
-        on_publish_failure: Callable[[OncewardError], None],
-    ) -> None:
+    def __init__(self, source: ResettableSource, subtask: int, position: Position) -> None:
         super().__init__(source, subtask)
         self._source = source
         self._position = position
         self._until: Position | None = None
         self._reading: Generator[pa.RecordBatch] | None = None
         self._stored: dict[int, Position] = {}
-        self._on_publish_failure = on_publish_failure
 
     def open(self) -> None:
         if self._source.bounded:
             self._until = self._source.end()
-
-    @property
-    def position(self) -> Position:
-        """How far was read."""
-        return self._position
 
     def poll(self) -> Any:
         while True:
@@ -109,7 +85,6 @@ class ResettableLogic(SourceLogic):
         return Frozen(lambda _storage, _folder: (SubtaskState(position=position), 0))
 
     def confirm(self, checkpoint: int) -> None:
-        """Publish how far was read, now that it is committed."""
         super().confirm(checkpoint)
         position = self._stored.get(checkpoint)
         self._stored = {later: kept for later, kept in self._stored.items() if later > checkpoint}
@@ -117,7 +92,7 @@ class ResettableLogic(SourceLogic):
             try:
                 self._source.publish(position)
             except OncewardError as error:
-                self._on_publish_failure(error)
+                _log.warning("a source could not publish its position: %s", error)
 
     def close(self) -> None:
         if self._reading is not None:

@@ -3,37 +3,44 @@
 In this order: find the metadata, validate, map state to operators by uid, check parallelism, refuse what nobody claims,
 assign handles, rewind sources, START, finish decided commits, abort what lingers, run. What can fail for a mistake or a
 source that is away fails before START, which would fence a run that is well.
+
+State belongs to an operator by its uid. Keyed state is distributed by key groups, positions by the source itself,
+operator state item by item.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import random
+import time
+from collections.abc import Callable, Sequence  # noqa: TC003 - fields of dataclasses
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ..checkpoint import CommitPolicy, Coordinator
+from ..errors import ConfigurationError
 from ..log import LogWriter
 from ..sink import TwoPhaseCommit
+from ..source import ResettableSource
+from .channels import Barrier, TaskId
 from .completion import Completer
-from .config import Mode
-from .elements import Barrier, TaskId
+from .config import CheckpointConfig, Mode, RestartStrategy
+from .functions import states_of
 from .origin import find_origin
-from .plan import start_positions
 from .reference import Reference, inline, prove_newest
-from .restore import assign, check_fits
 from .retained import Retained
 from .state.handles import Metadata, OperatorRecord, SubtaskState
+from .state.keys import groups_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..log import LogStore, LogView
-    from .config import CheckpointConfig
-    from .graph import Graph
+    from .graph import Graph, Operator
     from .origin import Origin, Restore
-    from .restore import Assigned
+    from .state.handles import KeyedHandle
     from .state.storage import CheckpointStorage
     from .state.store import StateBackend
 
@@ -41,149 +48,284 @@ _log = logging.getLogger("onceward.engine")
 
 
 @dataclass(frozen=True)
-class Started:
-    """What an attempt begins with."""
+class EngineWorld:
+    """The world as the engine needs it; the simulator puts in its own.
 
-    graph: Graph
-    coordinator: Coordinator
-    completer: Completer
-    retained: Retained
-    backend: StateBackend
-    restored_storage: CheckpointStorage | None
-    assigned: Mapping[TaskId, Assigned]
-    positions: Mapping[TaskId, Any]
-    next_id: int
-    restored: int | None
-    """Id of the checkpoint that was restored; None for a fresh start."""
+    Attributes:
+        monotonic: Seconds, for durations and deadlines.
+        now: Seconds since 1970, for timers.
+        between: A number between two others, at random.
+        choose: How a gate picks among its channels; None: in turns.
+    """
+
+    monotonic: Callable[[], float] = time.monotonic
+    now: Callable[[], float] = time.time
+    between: Callable[[float, float], float] = random.uniform
+    choose: Callable[[Sequence[int]], int] | None = None
 
 
-class Starter:
-    """Begins attempts of one pipeline.
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a pipeline runs with.
 
-    Args:
+    Attributes:
         pipeline: Its name.
         graph: Its operators.
         store: Its decision log's store.
         backend: Where keyed state lives, bound to the pipeline.
         config: Settings of checkpoints.
         policy: Of commits.
+        restart: What happens after a failure.
+        world: Clocks and chance.
     """
 
-    def __init__(
-        self,
-        pipeline: str,
-        graph: Graph,
-        store: LogStore,
-        *,
-        backend: StateBackend,
-        config: CheckpointConfig,
-        policy: CommitPolicy,
-    ) -> None:
-        self.pipeline = pipeline
-        self._graph = graph
-        self._store = store
-        self._backend = backend
-        self._config = config
-        self._policy = policy
+    pipeline: str
+    graph: Graph
+    store: LogStore
+    backend: StateBackend
+    config: CheckpointConfig
+    policy: CommitPolicy
+    restart: RestartStrategy = field(default_factory=RestartStrategy.none)
+    world: EngineWorld = field(default_factory=EngineWorld)
 
-    def start(self, restore: Restore, *, again: bool = False) -> Started:
-        """Begin an attempt.
 
-        Args:
-            restore: What somebody asked for; a restart after a failure restores what was decided.
-            again: This is such a restart.
+@dataclass(frozen=True)
+class Assigned:
+    """What one subtask starts from.
 
-        Raises:
-            OncewardError: Nothing was begun, or the next start with the same `restore` goes on from here.
-        """
-        sinks = [o.what for o in self._graph.of_kind("sink") if isinstance(o.what, TwoPhaseCommit)]
-        coordinator = Coordinator(self.pipeline, self._store, sinks, self._policy, gaps=True)
-        while True:
-            log = LogWriter(self._store, self.pipeline, self._policy.writer_clock())
-            origin, assigned, positions = self._find(log.look(), restore, again=again)
-            if origin.goes_back:  # behind all that an older run has decided until it is fenced: numbers never go back
-                origin, assigned, positions = self._find(log.start(), restore, again=again)
-            if origin.goes_back:
-                coordinator.open(rewind=restore.why, first_epoch=origin.newest + 1, query=origin.identity)
-            else:
-                coordinator.open()
-            prove_newest(coordinator.view)
-            if origin.goes_back or coordinator.view.decided == origin.decided:
-                _log.info("pipeline %s begins with %s", self.pipeline, origin)
-                return self._begin(coordinator, origin, assigned, positions)
+    Attributes:
+        positions: Those that the source's subtasks stored; None for a source that is new.
+        keyed: Handles that overlap its key groups.
+        lists: Its items of each operator state.
+    """
 
-    def _find(
-        self, view: LogView, restore: Restore, *, again: bool
-    ) -> tuple[Origin, Mapping[TaskId, Assigned], Mapping[TaskId, Any]]:
-        """What to begin with, checked; what each task gets of it; and where sources begin."""
-        origin = find_origin(view, restore, self.pipeline)
-        if origin.metadata is not None:
-            check_fits(self._graph, origin.metadata, allow_non_restored=restore.allow_non_restored)
-        assigned = assign(self._graph, origin.metadata)
-        return origin, assigned, self._positions(origin, assigned, again=again)
+    positions: list[Any] | None = None
+    keyed: tuple[KeyedHandle, ...] = ()
+    lists: dict[str, list[bytes]] = field(default_factory=dict)
 
-    def _positions(self, origin: Origin, assigned: Mapping[TaskId, Assigned], *, again: bool) -> dict[TaskId, Any]:
-        """Where the sources begin; at most once, an interrupted run's successor ignores what came since."""
-        orderly = origin.metadata is None or origin.metadata.terminal
-        skip = self._config.mode is Mode.AT_MOST_ONCE and (again or not orderly)
-        return start_positions(self._graph, assigned, skip=skip)
 
-    def _begin(
-        self,
-        coordinator: Coordinator,
-        origin: Origin,
-        assigned: Mapping[TaskId, Assigned],
-        positions: Mapping[TaskId, Any],
-    ) -> Started:
-        backend = self._backend.bind(coordinator.writer.token.log)
-        before, newest = origin.metadata, origin.newest
-        retained = Retained(backend.storage, self._config.retained, coordinator.writer.token.start)
-        completer = Completer(self._graph, coordinator, retained, origin.restored)
-        is_new = coordinator.view.newest is None
-        if is_new or (before is not None and any(assigned[task].positions is None for task in positions)):
-            newest += 1
-            completer.begin(*self._beginning(completer, newest, origin, positions, asked=is_new))
-        if origin.reference is not None and before is not None:
-            retained.restored(origin.reference, up_to=before.checkpoint, clean=origin.goes_on)
-        return Started(
-            graph=self._graph,
-            coordinator=coordinator,
-            completer=completer,
-            retained=retained,
-            backend=backend,
-            restored_storage=origin.storage,
-            assigned=assigned,
-            positions=positions,
-            next_id=newest + 1,
-            restored=before.checkpoint if before is not None else None,
-        )
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """What an attempt begins with.
 
-    def _beginning(
-        self, completer: Completer, epoch: int, origin: Origin, positions: Mapping[TaskId, Any], *, asked: bool
-    ) -> tuple[Metadata, Reference]:
-        """What the first decision says, or one after going back, or with a new source: state, and where sources begin.
+    Attributes:
+        setup: Of the pipeline.
+        coordinator: Decides and commits.
+        completer: Completes checkpoints.
+        backend: Where keyed state lives, bound to the decision log too.
+        restored_storage: Where restored files are.
+        assigned: What each task starts from.
+        positions: Where each subtask of a resettable source begins.
+        next_id: Id of the next checkpoint; epoch of the first rows.
+        restored: Id of the checkpoint that was restored; None for a fresh start.
+    """
 
-        A source is asked only once where it begins, so the answer is decided before anything is read.
-        """
-        barrier = Barrier(epoch)
-        fresh = completer.metadata(
-            barrier,
-            {
-                task: SubtaskState(position=positions.get(task))
-                for operator in self._graph.operators
-                for task in operator.tasks()
-            },
-        )
-        if origin.metadata is None or origin.reference is None:
-            return fresh, inline(fresh)
-        known = origin.metadata.operators
-        added = {o.uid for o in self._graph.of_kind("source")} - {uid for uid in known if _has_positions(known[uid])}
-        if asked and not added:
-            return msgspec.structs.replace(fresh, commits=True), origin.reference
-        operators = {**known, **{uid: fresh.operators[uid] for uid in added}}
-        whole = msgspec.structs.replace(origin.metadata, checkpoint=epoch, operators=operators)
-        return whole, inline(whole, origin.storage)
+    setup: Setup
+    coordinator: Coordinator
+    completer: Completer
+    backend: StateBackend
+    restored_storage: CheckpointStorage | None
+    assigned: Mapping[TaskId, Assigned]
+    positions: Mapping[TaskId, Any]
+    next_id: int
+    restored: int | None
+
+
+def start(setup: Setup, restore: Restore, *, again: bool = False) -> Started:
+    """Begin an attempt.
+
+    Args:
+        setup: Of the pipeline.
+        restore: What somebody asked for; a restart after a failure restores what was decided.
+        again: This is such a restart.
+
+    Raises:
+        OncewardError: Nothing was begun, or the next start with the same `restore` goes on from here.
+    """
+    sinks = [o.what for o in setup.graph.of_kind("sink") if isinstance(o.what, TwoPhaseCommit)]
+    coordinator = Coordinator(setup.pipeline, setup.store, sinks, setup.policy, gaps=True)
+    while True:
+        log = LogWriter(setup.store, setup.pipeline, setup.policy.writer_clock())
+        origin, assigned, positions = _find(setup, log.look(), restore, again=again)
+        if origin.goes_back:  # behind all that an older run has decided until it is fenced: numbers never go back
+            origin, assigned, positions = _find(setup, log.start(), restore, again=again)
+        if origin.goes_back:
+            coordinator.open(rewind=restore.why, first_epoch=origin.newest + 1, query=origin.identity)
+        else:
+            coordinator.open()
+        prove_newest(coordinator.view)
+        if origin.goes_back or coordinator.view.decided == origin.decided:
+            _log.info("pipeline %s begins with %s", setup.pipeline, origin)
+            return _begin(setup, coordinator, origin, assigned, positions)
+
+
+def _find(
+    setup: Setup, view: LogView, restore: Restore, *, again: bool
+) -> tuple[Origin, Mapping[TaskId, Assigned], Mapping[TaskId, Any]]:
+    """What to begin with, checked; what each task gets of it; and where sources begin."""
+    origin = find_origin(view, restore, setup.pipeline)
+    if origin.metadata is not None:
+        check_fits(setup.graph, origin.metadata, allow_non_restored=restore.allow_non_restored)
+    assigned = assign(setup.graph, origin.metadata)
+    orderly = origin.metadata is None or origin.metadata.terminal
+    skip = setup.config.mode is Mode.AT_MOST_ONCE and (again or not orderly)
+    return origin, assigned, start_positions(setup.graph, assigned, skip=skip)
+
+
+def _begin(
+    setup: Setup,
+    coordinator: Coordinator,
+    origin: Origin,
+    assigned: Mapping[TaskId, Assigned],
+    positions: Mapping[TaskId, Any],
+) -> Started:
+    backend = setup.backend.bind(coordinator.writer.token.log)
+    before, newest = origin.metadata, origin.newest
+    retained = Retained(backend.storage, setup.config.retained, coordinator.writer.token.start)
+    completer = Completer(setup.graph, coordinator, retained, origin.restored)
+    is_new = coordinator.view.newest is None
+    if is_new or (before is not None and any(assigned[task].positions is None for task in positions)):
+        newest += 1
+        completer.begin(*_beginning(setup.graph, completer, newest, origin, positions, asked=is_new))
+    if origin.reference is not None and before is not None:
+        retained.restored(origin.reference, up_to=before.checkpoint, clean=origin.goes_on)
+    return Started(
+        setup=setup,
+        coordinator=coordinator,
+        completer=completer,
+        backend=backend,
+        restored_storage=origin.storage,
+        assigned=assigned,
+        positions=positions,
+        next_id=newest + 1,
+        restored=before.checkpoint if before is not None else None,
+    )
+
+
+def _beginning(
+    graph: Graph, completer: Completer, epoch: int, origin: Origin, positions: Mapping[TaskId, Any], *, asked: bool
+) -> tuple[Metadata, Reference]:
+    """What the first decision says, or one after going back, or with a new source: state, and where sources begin.
+
+    A source is asked only once where it begins, so the answer is decided before anything is read.
+    """
+    tasks = [task for operator in graph.operators for task in operator.tasks()]
+    fresh = completer.metadata(Barrier(epoch), {task: SubtaskState(position=positions.get(task)) for task in tasks})
+    if origin.metadata is None or origin.reference is None:
+        return fresh, inline(fresh)
+    known = origin.metadata.operators
+    added = {o.uid for o in graph.of_kind("source")} - {uid for uid in known if _has_positions(known[uid])}
+    if asked and not added:
+        return msgspec.structs.replace(fresh, commits=True), origin.reference
+    operators = {**known, **{uid: fresh.operators[uid] for uid in added}}
+    whole = msgspec.structs.replace(origin.metadata, checkpoint=epoch, operators=operators)
+    return whole, inline(whole, origin.storage)
 
 
 def _has_positions(record: OperatorRecord) -> bool:
     return any(state.position is not None for state in record.subtasks)
+
+
+def check_fits(graph: Graph, metadata: Metadata, *, allow_non_restored: bool) -> None:
+    """Check that a checkpoint's state has a place in the graph.
+
+    Raises:
+        ConfigurationError: It has not; nothing was changed.
+    """
+    if metadata.max_parallelism != graph.max_parallelism:
+        raise ConfigurationError(
+            f"checkpoint {metadata.checkpoint} was made with max_parallelism {metadata.max_parallelism}, the pipeline "
+            f"has {graph.max_parallelism}: it cannot change while there is state"
+        )
+    operators = {operator.uid: operator for operator in graph.operators}
+    unclaimed = [
+        uid
+        for uid, record in metadata.operators.items()
+        if uid not in operators and not all(state.empty for state in record.subtasks)
+    ]
+    if unclaimed and not allow_non_restored:
+        raise ConfigurationError(
+            f"checkpoint {metadata.checkpoint} holds state of operators that the pipeline does not have: "
+            f"{', '.join(sorted(unclaimed))}. Give an operator its uid, or drop the state on purpose with "
+            "allow_non_restored_state=True"
+        )
+    if not allow_non_restored:
+        _check_states(operators, metadata)
+    for uid, record in metadata.operators.items():
+        if uid in operators and operators[uid].kind != record.kind:
+            raise ConfigurationError(
+                f"operator {uid} is a {operators[uid].kind}; in checkpoint {metadata.checkpoint} it was a {record.kind}"
+            )
+
+
+def _check_states(operators: Mapping[str, Operator], metadata: Metadata) -> None:
+    """Refuse to drop a state that a function no longer declares, or the keyed state of a stream without keys."""
+    for uid, record in metadata.operators.items():
+        operator = operators.get(uid)
+        if operator is None or operator.kind != "process" or all(state.empty for state in record.subtasks):
+            continue
+        keyed = any(state.keyed is not None for state in record.subtasks)
+        gone = sorted(set(record.states) - set(states_of(operator.what)))
+        if gone or (keyed and operator.keys is None):
+            what = f"states {', '.join(gone)}" if gone else "keyed state, and its stream has no keys now"
+            raise ConfigurationError(
+                f"operator {uid} has in checkpoint {metadata.checkpoint} {what}: it would be lost. Declare it again, "
+                "or drop it on purpose with allow_non_restored_state=True"
+            )
+
+
+def assign(graph: Graph, metadata: Metadata | None) -> dict[TaskId, Assigned]:
+    """What each subtask starts from; nothing without a checkpoint."""
+    records = metadata.operators if metadata is not None else {}
+    return {
+        task: _assigned(operator, task.subtask, records.get(operator.uid), graph.max_parallelism)
+        for operator in graph.operators
+        for task in operator.tasks()
+    }
+
+
+def _assigned(operator: Operator, subtask: int, record: OperatorRecord | None, groups: int) -> Assigned:
+    if record is None:
+        return Assigned()
+    mine = groups_of(subtask, operator.parallelism, groups)
+    states = record.subtasks
+    names = {name: handle.redistribute for state in states for name, handle in state.lists.items()}
+    return Assigned(
+        positions=[state.position for state in states if state.position is not None] or None,
+        keyed=tuple(
+            state.keyed
+            for state in states
+            if state.keyed is not None and state.keyed.first < mine.stop and mine.start < state.keyed.end
+        ),
+        lists={name: _items(record, name, how, subtask, operator.parallelism) for name, how in names.items()},
+    )
+
+
+def _items(record: OperatorRecord, name: str, redistribute: str, subtask: int, parallelism: int) -> list[bytes]:
+    parts = [state.lists[name].items if name in state.lists else [] for state in record.subtasks]
+    if redistribute == "split" and len(parts) == parallelism:
+        return list(parts[subtask])
+    everything = [item for part in parts for item in part]
+    return everything if redistribute == "union" else everything[subtask::parallelism]
+
+
+def start_positions(graph: Graph, assigned: Mapping[TaskId, Assigned], *, skip: bool) -> dict[TaskId, Any]:
+    """Where each subtask of each resettable source begins.
+
+    Args:
+        graph: The operators.
+        assigned: What was restored.
+        skip: At most once: an interrupted run's successor ignores what came since; each source goes on at its end.
+    """
+    found: dict[TaskId, Any] = {}
+    for operator in graph.of_kind("source"):
+        if not isinstance(operator.what, ResettableSource):
+            continue
+        for task in operator.tasks():
+            share = operator.what.share(task.subtask, operator.parallelism)
+            stored = assigned[task].positions
+            if stored is None:
+                found[task] = share.start()
+            else:
+                found[task] = share.end() if skip else share.merge(stored)
+    return found

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING
 
 from ..errors import OncewardError, StateError
-from .elements import Barrier, Cancel, Element, End, TaskId
-from .gate import Aligned, Cancelled, Ended, Gate, Rows
-from .pending import TaskAck
+from .channels import Barrier, Cancel, Element, End, TaskId
+from .events import Acknowledged, Confirm, Declined, Event, Exhausted, Finished, GiveUp, ToTask, Trigger
+from .gate import Aligned, Gate
 from .source_logic import EXHAUSTED, SourceLogic
 
 if TYPE_CHECKING:
@@ -28,56 +28,12 @@ if TYPE_CHECKING:
     from .state.storage import CheckpointStorage
 
 
-class Report(Protocol):
-    """Whom a task tells. Called from any thread."""
-
-    def acknowledged(self, ack: TaskAck) -> None:
-        """A snapshot is written."""
-        ...
-
-    def declined(self, task: TaskId, checkpoint: int, reason: str) -> None:
-        """A snapshot cannot be made."""
-        ...
-
-    def exhausted(self, task: TaskId) -> None:
-        """A source has no more rows."""
-        ...
-
-    def finished(self, task: TaskId) -> None:
-        """The task has ended."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Trigger:
-    """To a source: inject a barrier."""
-
-    barrier: Barrier
-
-
-@dataclass(frozen=True, slots=True)
-class Confirm:
-    """This checkpoint is completed."""
-
-    checkpoint: int
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """This checkpoint was given up."""
-
-    checkpoint: int
-
-
-Control: TypeAlias = Trigger | Confirm | GiveUp
-
-
 @dataclass(frozen=True)
 class TaskWorld:
     """What a task needs of its surroundings.
 
     Attributes:
-        report: Whom to tell.
+        tell: Tells the coordinator.
         monotonic: Seconds, for durations.
         now: Seconds since 1970, for timers.
         run_later: Runs the asynchronous part of a snapshot.
@@ -85,7 +41,7 @@ class TaskWorld:
         most: Bytes that a checkpoint may keep of this task inside the decision log; None: any number.
     """
 
-    report: Report
+    tell: Callable[[Event], None]
     monotonic: Callable[[], float]
     now: Callable[[], float]
     run_later: Callable[[Callable[[], None]], None]
@@ -94,15 +50,7 @@ class TaskWorld:
 
 
 class Task:
-    """One subtask.
-
-    Args:
-        id_: Which.
-        logic: What it does.
-        gate: Its inputs; None for a source.
-        outputs: Its outputs.
-        world: Its surroundings.
-    """
+    """One subtask."""
 
     def __init__(
         self, id_: TaskId, logic: Logic, gate: Gate | None, outputs: Sequence[Output], world: TaskWorld
@@ -113,7 +61,7 @@ class Task:
         self.outputs = list(outputs)
         self.done = False
         self._world = world
-        self._control: deque[Control] = deque()
+        self._control: deque[ToTask] = deque()
         self._outbox: deque[tuple[Channel, Element]] = deque()
         self._given_up: set[int] = set()
         self._suspended: int | None = None
@@ -122,8 +70,7 @@ class Task:
         self._ending = False
         self._source = logic if isinstance(logic, SourceLogic) else None
 
-    def post(self, message: Control) -> None:
-        """Tell it something; from any thread."""
+    def post(self, message: ToTask) -> None:
         self._control.append(message)
 
     def step(self) -> bool:
@@ -135,7 +82,7 @@ class Task:
             return self._send()
         if self._ending and not self.done:
             self.done = True
-            self._world.report.finished(self.id)
+            self._world.tell(Finished(self.id))
             return True
         if self.done or self._suspended is not None:
             return False
@@ -162,11 +109,11 @@ class Task:
     def _emit(self, batches: Sequence[pa.RecordBatch]) -> None:
         for batch in batches:
             for output in self.outputs:
-                self._outbox += output.deal(batch)
+                self._outbox += output.parts(batch)
 
     def _broadcast(self, element: Element) -> None:
         for output in self.outputs:
-            self._outbox += output.all(element)
+            self._outbox += [(channel, element) for channel in output.channels]
 
     def _read_source(self, source: SourceLogic) -> bool:
         if self._exhausted:
@@ -176,7 +123,7 @@ class Task:
             return False
         if batch is EXHAUSTED:
             self._exhausted = True
-            self._world.report.exhausted(self.id)
+            self._world.tell(Exhausted(self.id))
             return True
         self._emit([batch])
         return True
@@ -186,19 +133,19 @@ class Task:
         match event:
             case None:
                 return False
-            case Rows():
-                self._emit(self.logic.rows(event.batch))
             case Aligned():
                 self._snapshot(event.barrier, event.seconds, event.buffered)
-            case Cancelled():
+            case Cancel():
                 self._broadcast(Cancel(event.checkpoint))
-                self._world.report.declined(self.id, event.checkpoint, "its barrier was cancelled upstream")
-            case Ended():
+                self._world.tell(Declined(self.id, event.checkpoint, "its barrier was cancelled upstream"))
+            case End():
                 self._drain()
                 self._end()
+            case batch:
+                self._emit(self.logic.rows(batch))
         return True
 
-    def _handle(self, message: Control) -> None:
+    def _handle(self, message: ToTask) -> None:
         match message:
             case Trigger():
                 self._snapshot(message.barrier, 0.0, 0)
@@ -227,7 +174,7 @@ class Task:
             frozen = self.logic.freeze(barrier)
         except StateError as error:
             self._broadcast(Cancel(barrier.checkpoint))
-            self._world.report.declined(self.id, barrier.checkpoint, str(error))
+            self._world.tell(Declined(self.id, barrier.checkpoint, str(error)))
             return
         self._broadcast(barrier)
         sync = self._world.monotonic() - began
@@ -246,12 +193,12 @@ class Task:
                     "most: use FileBackend or RocksDBBackend, or MemoryBackend(most=…)"
                 )
         except (OncewardError, OSError) as error:
-            self._world.report.declined(self.id, barrier.checkpoint, str(error))
+            self._world.tell(Declined(self.id, barrier.checkpoint, str(error)))
             return
         finally:
             frozen.discard()
-        self._world.report.acknowledged(
-            TaskAck(
+        self._world.tell(
+            Acknowledged(
                 task=self.id,
                 checkpoint=barrier.checkpoint,
                 state=state,

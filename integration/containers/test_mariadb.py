@@ -108,7 +108,7 @@ def against_the_check(numbers: list[int]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"n": pa.array(numbers, pa.int64()), "text": ["" for _ in numbers]})
 
 
-@pytest.mark.parametrize("how", ["prepared", "staging"])
+@pytest.mark.parametrize("how", ["prepared", pytest.param("staging", marks=pytest.mark.nightly)])
 class TestSqlAlchemySinkOnMariaDb(SinkConformance):
     @pytest.fixture
     def sink_under_test(self, database: MariaDatabase, mariadb_container: MariaDbContainer, how: str) -> SinkUnderTest:

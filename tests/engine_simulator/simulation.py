@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from contextlib import suppress
-from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +22,11 @@ import fsspec
 from onceward.core import CheckpointConfig, FileBackend, MemoryBackend
 from onceward.core.checkpoint import Backoff, CommitPolicy, OnLost
 from onceward.core.engine import EngineWorld, Mode
-from onceward.core.engine.elements import Barrier, Kind
-from onceward.core.engine.machine import Machine
+from onceward.core.engine.attempt import Attempt
+from onceward.core.engine.channels import Barrier, Kind
+from onceward.core.engine.events import Acknowledged, Event, Requested, Status, Tick
 from onceward.core.engine.origin import Restore
-from onceward.core.engine.pending import Status
-from onceward.core.engine.start import Starter
+from onceward.core.engine.start import Setup, start
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import OncewardError, StateError
 from onceward.core.log.reader import read
@@ -40,7 +39,7 @@ from .operator import Operator
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onceward.core.engine.elements import TaskId
+    from onceward.core.engine.channels import TaskId
     from onceward.core.engine.start import Started
 
 MOST_STEPS = 200_000
@@ -51,10 +50,31 @@ class Crash(BaseException):
     """The process ends here."""
 
 
-class FaultyMachine(Machine):
-    """A machine whose disk is full now and then."""
+class Machine(Attempt):
+    """An attempt whose disk is full now and then, and what waits to be done around it."""
 
-    simulation: Simulation
+    def __init__(self, started: Started, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.events: deque[Event] = deque()
+        self.later: list[Callable[[], None]] = []
+        super().__init__(started)
+        for task in self.tasks.values():
+            self.open(task)
+        self.pace = {id_: simulation.random.choice([1.0, 1.0, 0.4, 0.1]) for id_ in self.tasks}
+
+    def tell(self, event: Event) -> None:
+        self.events.append(event)
+
+    def wake(self, task: TaskId) -> None:
+        """Every task is stepped now and then."""
+
+    def run_later(self, work: Callable[[], None]) -> None:
+        self.later.append(work)
+
+    def close(self) -> None:
+        for task in self.tasks.values():
+            with suppress(OncewardError):
+                task.logic.close()
 
     def _place(self, barrier: Barrier) -> Any:
         if self.simulation.loses():
@@ -65,21 +85,6 @@ class FaultyMachine(Machine):
 
 class ViolationError(AssertionError):
     """A promise was broken; the message has the seed."""
-
-
-@dataclass
-class Attempt:
-    """A machine, and what waits to be done around it."""
-
-    machine: Machine
-    messages: deque[Callable[[], None]] = field(default_factory=deque)
-    later: list[Callable[[], None]] = field(default_factory=list)
-    pace: dict[TaskId, float] = field(default_factory=dict)
-
-    def close(self) -> None:
-        for task in self.machine.tasks.values():
-            with suppress(OncewardError):
-                task.logic.close()
 
 
 class Simulation:
@@ -114,7 +119,7 @@ class Simulation:
             between=self.random.uniform,
             choose=self.random.choice,
         )
-        pause = Backoff(sleep=self.pass_time, fraction=self.random.random)
+        pause = Backoff(attempts=12, sleep=self.pass_time, fraction=self.random.random)
         self.policy = CommitPolicy(
             on_lost=OnLost.REPLAY,
             commits=pause,
@@ -132,7 +137,7 @@ class Simulation:
         self.vanishing = self.random.choice([0, 0, 0, 1, 2])
         self.operator = Operator(self.random, self.random.choice([0, 2, 4]) if mode is Mode.EXACTLY_ONCE else 0)
         self.crashes += self.operator.changes  # a command line that is not repeated shows little
-        self.zombie: Attempt | None = None
+        self.zombie: Machine | None = None
 
     def pass_time(self, seconds: float) -> None:
         self.time += seconds
@@ -182,9 +187,17 @@ class Simulation:
     def note(self, what: str) -> None:
         self.trace.append(f"{self.time:9.2f} {what}")
 
-    def starter(self) -> Starter:
+    def setup(self) -> Setup:
         p = self.graph.pipeline
-        return Starter(p.name, p.graph, p.store, backend=p.backend, config=self.config, policy=self.policy)
+        return Setup(
+            pipeline=p.name,
+            graph=p.graph,
+            store=p.store,
+            backend=p.backend,
+            config=self.config,
+            policy=self.policy,
+            world=self.world,
+        )
 
     def one_attempt(self) -> bool:
         """Start and drive a machine until it ends (True), fails or crashes."""
@@ -193,7 +206,7 @@ class Simulation:
             started = self.start()
             if started is None:
                 return False
-            attempt = self.machine(started)
+            attempt = Machine(started, self)
             return self.drive(attempt)
         except Crash:
             if attempt is not None and self.zombie is None and self.random.random() < 0.3:
@@ -209,7 +222,7 @@ class Simulation:
         self.look_around()
         command = self.operator.next()
         try:
-            started = self.starter().start(command)
+            started = start(self.setup(), command)
         except Crash:
             self.operator.accepted()
             raise
@@ -221,26 +234,12 @@ class Simulation:
         self.note(f"started with {command} at {started.restored}, next is checkpoint {started.next_id}")
         return started
 
-    def machine(self, started: Started) -> Attempt:
-        messages: deque[Callable[[], None]] = deque()
-        later: list[Callable[[], None]] = []
-        machine = FaultyMachine(
-            started, self.config, self.world, run_later=later.append, tell=messages.append, wake=lambda _: None
-        )
-        machine.simulation = self
-        for id_, task in machine.tasks.items():
-            task.logic.open()
-            machine.opened(id_)
-        pace = {id_: self.random.choice([1.0, 1.0, 0.4, 0.1]) for id_ in machine.tasks}
-        return Attempt(machine, messages, later, pace)
-
-    def drive(self, attempt: Attempt) -> bool:
-        machine = attempt.machine
+    def drive(self, machine: Machine) -> bool:
         for _ in range(MOST_STEPS):
             if self.operator.changes and self.random.random() < 0.01:
                 self.look_around()
             if machine.all_finished:
-                kind = next(r.kind for r in reversed(machine.checkpoints.history) if r.status == Status.COMPLETED)
+                kind = next(r.kind for r in reversed(machine.history) if r.status == Status.COMPLETED)
                 self.note(f"finished with a {kind} checkpoint")
                 if kind == Kind.SUSPEND.name.lower():
                     self.operator.change(Restore(path=self.suspended_into))
@@ -250,38 +249,38 @@ class Simulation:
                 return False
             if self.crashes and self.random.random() < self.likely:
                 self.crash("between two steps")
-            self.one_step(attempt)
+            self.one_step(machine)
             if self.zombie is not None and self.random.random() < 0.2:
                 self.step_zombie(self.zombie)
         raise ViolationError(f"seed {self.seed} comes to no end\n{self.story()}")
 
-    def one_step(self, attempt: Attempt) -> None:
+    def one_step(self, machine: Machine) -> None:
         """Let one thing happen: a task's step, a message, an asynchronous part, or some time."""
         if self.savepoints and self.random.random() < 0.002:
             self.savepoints -= 1
-            self.savepoint(attempt, Kind.SAVEPOINT)
+            self.savepoint(machine, Kind.SAVEPOINT)
         if self.suspends and self.random.random() < 0.001:
             self.suspends -= 1
-            self.savepoint(attempt, Kind.SUSPEND)
+            self.savepoint(machine, Kind.SUSPEND)
         what = self.random.random()
         if what < 0.70:
-            task = self.random.choice(list(attempt.machine.tasks.values()))
-            if self.random.random() < attempt.pace[task.id]:
+            task = self.random.choice(list(machine.tasks.values()))
+            if self.random.random() < machine.pace[task.id]:
                 task.step()
-        elif what < 0.85 and attempt.messages:
-            self.deliver(attempt)
-        elif what < 0.95 and attempt.later:
-            attempt.later.pop(self.random.randrange(len(attempt.later)))()
+        elif what < 0.85 and machine.events:
+            self.deliver(machine)
+        elif what < 0.95 and machine.later:
+            machine.later.pop(self.random.randrange(len(machine.later)))()
         else:
             self.time += self.random.choice([0.0005, 0.002, 0.01])
-            attempt.machine.checkpoints.advance(self.time)
+            machine.handle(Tick())
 
-    def deliver(self, attempt: Attempt) -> None:
-        message = attempt.messages.popleft()
-        if "acknowledged" in message.__qualname__ and self.loses():
+    def deliver(self, machine: Machine) -> None:
+        event = machine.events.popleft()
+        if isinstance(event, Acknowledged) and self.loses():
             self.note("an acknowledgement is lost")
             return
-        message()
+        machine.handle(event)
 
     def loses(self) -> bool:
         """Whether something goes wrong now."""
@@ -290,14 +289,14 @@ class Simulation:
         self.losses -= 1
         return True
 
-    def savepoint(self, attempt: Attempt, kind: Kind) -> None:
+    def savepoint(self, machine: Machine, kind: Kind) -> None:
         """Ask for one, somewhere new."""
         folder = f"{self.folder_name}/save-{len(self.trace)}"
         self.note(f"{kind.name} into {folder} is asked for")
         self.requested.append(folder)
         if kind is Kind.SUSPEND:
             self.suspended_into = folder
-        attempt.machine.checkpoints.request(kind, self.time, folder)
+        machine.handle(Requested(kind, folder))
 
     def look_around(self) -> None:
         """The operator sees what savepoints and checkpoints there are, decided or not."""
@@ -309,12 +308,12 @@ class Simulation:
         self.operator.there = there
         self.operator.folders += [folder for folder in there if folder not in self.operator.folders]
 
-    def step_zombie(self, zombie: Attempt) -> None:
+    def step_zombie(self, zombie: Machine) -> None:
         """It does not know that it should be dead; the decision log stops it."""
         left, self.crashes = self.crashes, 0
         try:
             self.one_step(zombie)
-            ended = zombie.machine.failure is not None or zombie.machine.all_finished
+            ended = zombie.failure is not None or zombie.all_finished
         except OncewardError:
             ended = True
         finally:

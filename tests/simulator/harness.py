@@ -13,7 +13,7 @@ from pyspark import TaskContext
 
 from onceward.connectors.spark import opened, options, store, writer
 from onceward.connectors.spark.exactly_once import EpochHandler
-from onceward.core.checkpoint import Coordinator, coordinator
+from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost, coordinator
 from onceward.core.log import reader
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import context
@@ -75,6 +75,9 @@ def _spark_in(world: World, parts: Parts) -> Iterator[None]:
         world.current.process.driver.coordinators.append(new)
         return new
 
+    def policy_of_user(on_lost: str, *_: float) -> CommitPolicy:
+        return policy_of(world)(on_lost=OnLost(on_lost))
+
     def read_text(url: str) -> str | None:
         return read_file(world, url)
 
@@ -83,7 +86,7 @@ def _spark_in(world: World, parts: Parts) -> Iterator[None]:
             stack.enter_context(patch.object(module, "Coordinator", made))
         for module in (options, writer):
             stack.enter_context(patch.object(module, "read_text", read_text))
-        stack.enter_context(patch.object(options, "CommitPolicy", policy_of(world)))
+        stack.enter_context(patch.object(options, "CommitPolicy", SimpleNamespace(of=policy_of_user)))
         stack.enter_context(patch.object(writer, "newest_batch", lambda root: max(world.folders[root].offsets)))
         stack.enter_context(patch.object(store, "open_store", _folders_store(world)))
         stack.enter_context(patch.object(TaskContext, "get", lambda: world.current and world.current.context))

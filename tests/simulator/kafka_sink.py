@@ -50,6 +50,9 @@ class SimulatedClient:
         self._world = world
         self._broker = broker
 
+    def within(self, _seconds: float) -> SimulatedClient:
+        return self
+
     def end_many(self, handles: Sequence[Handle], *, commit: bool) -> list[int]:
         """EndTxn for each."""
         return [self.end_one(handle, commit=commit) for handle in handles]

@@ -260,7 +260,7 @@ class AdmitsByNumber(Coordinator):
 def _finish_too_early(permit: CommitPermit, log: LogWriter, sinks: Any, policy: CommitPolicy) -> bool:
     log.complete(permit.decision.epoch)
     for share in [commit._Share(permit, sink, log) for sink in sinks.values()]:
-        for attempt in range(policy.commits.attempts):
+        for attempt in range(policy.commits.attempts or 0):
             if share.waits:
                 share.ask()
                 policy.commits.pause(attempt)

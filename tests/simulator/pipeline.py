@@ -7,6 +7,7 @@ and another one that knows only the messages commits; a third one aborts when th
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,7 @@ def policy_of(world: World) -> Callable[..., CommitPolicy]:
 
     return partial(
         CommitPolicy,
+        commit_timeout=math.inf,
         commits=backoff(6, PAUSE),
         puts=backoff(world.plan.config.tries, 1),
         sweep_every=SWEEP_EVERY,

@@ -1,6 +1,7 @@
 """Files on a disk or in an object store, each of them there whole or not at all.
 
-A location is an absolute path, or a URL that fsspec knows. Both kinds raise OSError for whatever goes wrong.
+A location is an absolute path, or a URL that fsspec knows. Both kinds raise OSError for whatever goes wrong; paths are
+relative to the location, with "/".
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import shutil
 import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from ...errors import ConfigurationError
@@ -21,38 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _CHUNK: Final = 1 << 20
-
-
-class Files(Protocol):
-    """A folder and what is below it; paths are relative to it, with "/"."""
-
-    def put(self, path: str, chunks: Iterable[bytes]) -> None:
-        """Write a file, durably: whoever reads it finds all of it, or nothing."""
-        ...
-
-    def chunks(self, path: str) -> Iterator[bytes]:
-        """A file's bytes, piece by piece.
-
-        Raises:
-            FileNotFoundError: It is not there.
-        """
-        ...
-
-    def exists(self, path: str) -> bool:
-        """Whether a file is there."""
-        ...
-
-    def names(self, folder: str) -> list[str]:
-        """What is right below a folder; nothing if there is no folder."""
-        ...
-
-    def delete(self, path: str) -> None:
-        """Delete a file, if it is there."""
-        ...
-
-    def delete_folder(self, folder: str) -> None:
-        """Delete a folder with all that is in it, as far as that works."""
-        ...
 
 
 def locate(place: str | Path) -> str:
@@ -73,25 +42,6 @@ def above(location: str) -> str:
     return location.rpartition("/")[0] or "/"
 
 
-def open_files(location: str) -> Files:
-    """The files at a location.
-
-    Raises:
-        ConfigurationError: fsspec, or its package for this kind of URL, is not installed, or there is no such kind.
-    """
-    if "://" not in location:
-        return LocalFiles(Path(location))
-    try:
-        import fsspec  # noqa: PLC0415 - an extra
-
-        filesystem, root = fsspec.core.url_to_fs(location)
-    except ImportError as error:
-        raise ConfigurationError(f"{location} needs a package: pip install 'onceward[objects]' and {error}") from error
-    except ValueError as error:
-        raise ConfigurationError(f"{location} is no folder: {error}") from error
-    return ObjectFiles(filesystem, root)
-
-
 class LocalFiles:
     """A folder on a local or mounted file system; it is made when something is written.
 
@@ -102,6 +52,7 @@ class LocalFiles:
         self._root = root
 
     def put(self, path: str, chunks: Iterable[bytes]) -> None:
+        """Write a file, durably: whoever reads it finds all of it, or nothing."""
         target = self._root / path
         partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         make_folder(target.parent)
@@ -117,6 +68,7 @@ class LocalFiles:
         sync_folder(target.parent)
 
     def chunks(self, path: str) -> Iterator[bytes]:
+        """A file's bytes, piece by piece; FileNotFoundError if it is not there."""
         with (self._root / path).open("rb") as file:
             while chunk := file.read(_CHUNK):
                 yield chunk
@@ -125,25 +77,23 @@ class LocalFiles:
         return (self._root / path).exists()
 
     def names(self, folder: str) -> list[str]:
+        """What is right below a folder; nothing if there is no folder."""
         try:
             return [path.name for path in (self._root / folder).iterdir()]
         except FileNotFoundError:
             return []
 
     def delete(self, path: str) -> None:
+        """Delete a file, if it is there."""
         (self._root / path).unlink(missing_ok=True)
 
     def delete_folder(self, folder: str) -> None:
+        """Delete a folder with all that is in it, as far as that works."""
         shutil.rmtree(self._root / folder, ignore_errors=True)
 
 
 class ObjectFiles:
-    """A prefix of an object store. An upload is there when it is complete.
-
-    Args:
-        filesystem: An fsspec file system.
-        root: The prefix.
-    """
+    """A prefix of an object store. An upload is there when it is complete."""
 
     def __init__(self, filesystem: Any, root: str) -> None:
         self._fs = filesystem
@@ -184,6 +134,25 @@ class ObjectFiles:
     def delete_folder(self, folder: str) -> None:
         with suppress(OSError), _as_os_error():
             self._fs.rm(below(self._root, folder), recursive=True)
+
+
+def open_files(location: str) -> LocalFiles | ObjectFiles:
+    """The files at a location.
+
+    Raises:
+        ConfigurationError: fsspec, or its package for this kind of URL, is not installed, or there is no such kind.
+    """
+    if "://" not in location:
+        return LocalFiles(Path(location))
+    try:
+        import fsspec  # noqa: PLC0415 - an extra
+
+        filesystem, root = fsspec.core.url_to_fs(location)
+    except ImportError as error:
+        raise ConfigurationError(f"{location} needs a package: pip install 'onceward[objects]' and {error}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{location} is no folder: {error}") from error
+    return ObjectFiles(filesystem, root)
 
 
 @contextmanager

@@ -49,7 +49,6 @@ class KeyedHandle(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """Bytes."""
         return len(self.inline) + sum(file.size for file in self.files)
 
 
@@ -75,12 +74,10 @@ class SubtaskState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def files(self) -> tuple[FileRef, ...]:
-        """All its files."""
         return self.keyed.files if self.keyed is not None else ()
 
     @property
     def size(self) -> int:
-        """Bytes."""
         lists = sum(len(item) for handle in self.lists.values() for item in handle.items)
         return lists + (self.keyed.size if self.keyed is not None else 0)
 
@@ -127,7 +124,6 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     operators: dict[str, OperatorRecord]
 
     def files(self) -> dict[tuple[str, int], tuple[FileRef, ...]]:
-        """The files of each subtask."""
         return {
             (uid, number): state.files
             for uid, operator in self.operators.items()

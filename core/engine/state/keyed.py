@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Self
+import heapq
+import struct
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
@@ -18,27 +20,36 @@ if TYPE_CHECKING:
 _IMMUTABLE = (type(None), bool, int, float, str, bytes)
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
+NO_KEY: Final = "a timer belongs to a key: key_by first, and set it while a record is handled"
+_TIMERS: Final = "!timers"
+"""The state that timers are in: so they are checkpointed and distributed as any other."""
+_TIME: Final = struct.Struct(">d")
 
 
 class KeyScope:
-    """The key whose state is at hand, and the table that holds it."""
+    """One subtask's keyed state: the table that holds it, the key at hand, and its timers.
 
-    def __init__(self, table: KeyedTable, max_parallelism: int) -> None:
+    Args:
+        table: Holds the state.
+        groups: The key groups of this subtask.
+        max_parallelism: Number of key groups.
+    """
+
+    def __init__(self, table: KeyedTable, groups: range, max_parallelism: int) -> None:
         self.table = table
         self._max = max_parallelism
         self.key: Any = None
         self._encoded: bytes | None = None
-        self._group = 0
+        self._heap: list[tuple[float, bytes]] = []
+        """Timers by time; those that were dropped are still in it."""
+        for group in groups:
+            for row, column, _ in table.scan(keys.row_prefix(group, _TIMERS)):
+                self._heap.append((_TIME.unpack(column)[0], keys.key_in(row)))
+        heapq.heapify(self._heap)
 
     def enter(self, key: Any, encoded: bytes) -> None:
         """Rows are now those of this key."""
         self.key, self._encoded = key, encoded
-        self._group = keys.group_of(encoded, self._max)
-
-    @property
-    def entered(self) -> bool:
-        """Whether a key is at hand; it may be None."""
-        return self._encoded is not None
 
     def leave(self) -> None:
         """No key is at hand."""
@@ -52,7 +63,43 @@ class KeyScope:
         """
         if self._encoded is None:
             raise ConfigurationError(f"state {state!r} is keyed: it is there only while a record or timer is handled")
-        return keys.row(self._group, state, self._encoded)
+        return self._row(state, self._encoded)
+
+    def _row(self, state: str, encoded: bytes) -> bytes:
+        return keys.row(keys.group_of(encoded, self._max), state, encoded)
+
+    def set_timer(self, at: float) -> None:
+        """Set a timer of the current key; setting it again changes nothing."""
+        key = self._of_timer()
+        row, column = self._row(_TIMERS, key), _TIME.pack(at)
+        if self.table.get(row, column) is None:
+            self.table.put(row, b"", column)
+            heapq.heappush(self._heap, (at, key))
+
+    def drop_timer(self, at: float) -> None:
+        """Take it back."""
+        self.table.delete(self._row(_TIMERS, self._of_timer()), _TIME.pack(at))
+
+    def next_timer(self) -> float | None:
+        """When the next one is due."""
+        return self._heap[0][0] if self._heap else None
+
+    def enter_due(self, now: float) -> float | None:
+        """Take the next timer that is due, enter its key, and return its time."""
+        while self._heap and self._heap[0][0] <= now:
+            at, encoded = heapq.heappop(self._heap)
+            row, column = self._row(_TIMERS, encoded), _TIME.pack(at)
+            if self.table.get(row, column) is not None:
+                self.table.delete(row, column)
+                key = _unpack(encoded)
+                self.enter(tuple(key) if isinstance(key, list) else key, encoded)
+                return at
+        return None
+
+    def _of_timer(self) -> bytes:
+        if self._encoded is None:
+            raise ConfigurationError(NO_KEY)
+        return self._encoded
 
 
 class KeyedState:

@@ -88,11 +88,6 @@ class KeyEncoder:
         self._memo: dict[Any, bytes] = {}
 
     def keys(self, batch: pa.RecordBatch) -> list[Any]:
-        """The key of each row.
-
-        Raises:
-            ConfigurationError: A column is missing.
-        """
         missing = [name for name in self.columns if name not in batch.schema.names]
         if missing:
             raise ConfigurationError(f"key_by names columns {missing}; the rows have {batch.schema.names}")
@@ -100,7 +95,6 @@ class KeyEncoder:
         return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
     def encoded(self, keys: Sequence[Any]) -> list[bytes]:
-        """Their bytes."""
         if len(self.columns) > 1:
             return [encode_key(tuple(map(_normal, key))) for key in keys]
         memo = self._memo
@@ -118,7 +112,6 @@ class KeyEncoder:
         return found
 
     def groups(self, batch: pa.RecordBatch, max_parallelism: int) -> list[int]:
-        """The key group of each row."""
         return [group_of(key, max_parallelism) for key in self.encoded(self.keys(batch))]
 
 

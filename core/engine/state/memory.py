@@ -7,27 +7,21 @@ from typing import TYPE_CHECKING, Final
 from ...errors import ConfigurationError
 from .files import locate
 from .handles import KeyedHandle
-from .rows import encode_cells, restored_cells
 from .storage import CheckpointStorage, folder_in, inside
-from .store import Freezing, KeyedTable, StateBackend
+from .store import Freezing, KeyedTable, StateBackend, encode_cells, restored_cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from ..elements import TaskId
+    from ..channels import TaskId
     from .store import Cell
 
 MOST_BYTES: Final = 5_000_000
 
 
 class MemoryTable(KeyedTable):
-    """Cells in dictionaries. Freezing copies them; bytes are not copied.
-
-    Args:
-        groups: The key groups it owns.
-        task: Name of its files.
-    """
+    """Cells in dictionaries. Freezing copies them; bytes are not copied."""
 
     def __init__(self, groups: range, task: str) -> None:
         self._groups = groups
@@ -82,26 +76,7 @@ class MemoryTable(KeyedTable):
         self._rows.clear()
 
 
-class MemoryBackend:
-    """Small state: lives in memory, and its snapshots inside the decision log. Nothing to set up.
-
-    Args:
-        most: Bytes of one subtask's snapshot at most, keyed and operator state together.
-    """
-
-    def __init__(self, most: int = MOST_BYTES) -> None:
-        if most < 1:
-            raise ConfigurationError(f"MemoryBackend(most={most}): give 1 byte or more")
-        self.most: int | None = most
-
-    @property
-    def storage(self) -> CheckpointStorage | None:
-        """None: the decision itself holds the state."""
-        return None
-
-    def bind(self, name: str) -> StateBackend:  # noqa: ARG002 - nothing to keep apart
-        return self
-
+class _InMemory:
     def open(
         self,
         task: TaskId,
@@ -110,10 +85,31 @@ class MemoryBackend:
         storage: CheckpointStorage | None,
         writer: int = 0,  # noqa: ARG002 - it shares no files
     ) -> KeyedTable:
-        return _restored(MemoryTable(groups, str(task)), groups, restored, storage)
+        table = MemoryTable(groups, str(task))
+        for handle in restored:
+            table.load(cells_of(handle, storage, groups))
+        return table
 
 
-class FileBackend:
+class MemoryBackend(_InMemory):
+    """Small state: lives in memory, and its snapshots inside the decision log. Nothing to set up.
+
+    Args:
+        most: Bytes of one subtask's snapshot at most, keyed and operator state together.
+    """
+
+    storage: CheckpointStorage | None = None
+
+    def __init__(self, most: int = MOST_BYTES) -> None:
+        if most < 1:
+            raise ConfigurationError(f"MemoryBackend(most={most}): give 1 byte or more")
+        self.most: int | None = most
+
+    def bind(self, name: str) -> StateBackend:  # noqa: ARG002 - nothing to keep apart
+        return self
+
+
+class FileBackend(_InMemory):
     """State that fits into memory; snapshots are files in a folder.
 
     Args:
@@ -129,24 +125,6 @@ class FileBackend:
 
     def bind(self, name: str) -> StateBackend:
         return FileBackend(folder_in(self.path, name))
-
-    def open(
-        self,
-        task: TaskId,
-        groups: range,
-        restored: Sequence[KeyedHandle],
-        storage: CheckpointStorage | None,
-        writer: int = 0,  # noqa: ARG002 - it shares no files
-    ) -> KeyedTable:
-        return _restored(MemoryTable(groups, str(task)), groups, restored, storage)
-
-
-def _restored(
-    table: MemoryTable, groups: range, restored: Sequence[KeyedHandle], storage: CheckpointStorage | None
-) -> KeyedTable:
-    for handle in restored:
-        table.load(cells_of(handle, storage, groups))
-    return table
 
 
 def cells_of(handle: KeyedHandle, storage: CheckpointStorage | None, groups: range) -> Iterator[Cell]:

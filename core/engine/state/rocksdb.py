@@ -22,9 +22,8 @@ from ...errors import ConfigurationError, StateDamagedError, StateError
 from .files import locate
 from .handles import FileRef, KeyedHandle
 from .keys import group_in, row_prefix
-from .rows import encode_cells, restored_cells
 from .storage import SHARED, CheckpointStorage, folder_in, inside
-from .store import Freezing, KeyedTable, StateBackend
+from .store import Freezing, KeyedTable, StateBackend, encode_cells, restored_cells
 
 try:
     from rocksdict import AccessType, Checkpoint, Options, Rdict, WriteOptions
@@ -34,7 +33,7 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ..elements import TaskId
+    from ..channels import TaskId
     from .store import Cell
 
 _SUFFIX: Final = ".sst"
@@ -43,14 +42,7 @@ FORM: Final = "rocksdb"
 
 
 class RocksTable(KeyedTable):
-    """One subtask's RocksDB.
-
-    Args:
-        folder: Its working folder, which is its own.
-        groups: The key groups it owns.
-        task: Name of its files.
-        incremental: Whether a snapshot refers to files that the newest completed one holds.
-    """
+    """One subtask's RocksDB."""
 
     def __init__(self, folder: Path, groups: range, task: str, *, incremental: bool) -> None:
         self._folder = folder

@@ -49,7 +49,6 @@ class CheckpointStorage:
         self._files = open_files(self.root)
 
     def at(self, path: str) -> str:
-        """The location of a file or folder in it."""
         return below(self.root, path)
 
     def write(self, path: str, chunks: Iterable[bytes], *, name: str = "", shared: bool = False) -> FileRef:
@@ -76,7 +75,6 @@ class CheckpointStorage:
         return FileRef(name or path.rpartition("/")[2], path, size, digest.hexdigest(), shared)
 
     def copy_in(self, source: Path, path: str, *, shared: bool) -> FileRef:
-        """Write a copy of a local file under the source's name."""
         try:
             with source.open("rb") as file:
                 return self.write(path, iter(lambda: file.read(_CHUNK), b""), name=source.name, shared=shared)
@@ -84,19 +82,9 @@ class CheckpointStorage:
             raise StateError(f"cannot read {source}: {error}") from error
 
     def read(self, ref: FileRef) -> bytes:
-        """A file's bytes.
-
-        Raises:
-            StateDamagedError: It is missing, or not what was written.
-        """
         return b"".join(self._proven(ref))
 
     def copy_out(self, ref: FileRef, target: Path) -> None:
-        """Write a file's bytes into a local file, proven.
-
-        Raises:
-            StateDamagedError: It is missing, or not what was written.
-        """
         with target.open("xb") as copy:
             copy.writelines(self._proven(ref))
 
@@ -117,15 +105,9 @@ class CheckpointStorage:
             )
 
     def write_metadata(self, metadata: Metadata, folder: str) -> FileRef:
-        """The last file of a checkpoint."""
         return self.write(inside(folder, METADATA), [encode_metadata(metadata)])
 
     def read_metadata(self, folder: str) -> Metadata:
-        """A checkpoint's metadata.
-
-        Raises:
-            StateDamagedError: They are missing or damaged.
-        """
         path = inside(folder, METADATA)
         try:
             data = b"".join(self._files.chunks(path))
@@ -148,7 +130,6 @@ class CheckpointStorage:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is in it."""
         return not self._files.names("")
 
     def checkpoints(self) -> list[str]:
@@ -157,7 +138,6 @@ class CheckpointStorage:
         return sorted(names, key=lambda name: [int(number) for number in name.split("-")[1:]])
 
     def shared_files(self) -> Iterator[str]:
-        """Paths of all shared files."""
         yield from (f"{SHARED}/{name}" for name in self._files.names(SHARED))
 
     def delete(self, paths: Iterable[str]) -> None:

@@ -5,16 +5,20 @@ On Spark the same two settings are Spark's SQL (connectors/spark/projection.py).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from ..errors import ConfigurationError, OperatorError
-from .expressions import Expression, parse
+from onceward.core.errors import ConfigurationError, OperatorError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+_PARSE: Final = "SELECT json_serialize_sql(?)"
+_AGGREGATES: Final = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type = 'aggregate'"
+_NOT_OF_ONE_ROW: Final = {"WINDOW": "a window function", "SUBQUERY": "a subquery"}
+_SEVERAL_ROWS: Final = frozenset({"unnest", "unlist", "generate_subscripts"})
 _SETTINGS = (
     "SET threads = 1",  # so that rows keep their order
     "SET TimeZone = 'UTC'",  # not that of the machine
@@ -51,11 +55,11 @@ class Projection:
             self._select = None if select is None else [self._parsed("select", text) for text in select]
             self._where = None if where is None else self._parsed("where", where)
         except ConfigurationError:
-            self.close()
+            self._database.close()
             raise
         self._seen: pa.Schema | None = None
 
-    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The sink's part of a batch: its columns, and its rows in their order.
 
         Raises:
@@ -70,12 +74,8 @@ class Projection:
         except self._error as error:
             raise OperatorError(f"sink {self._sink}: {self._shown()} failed: {_short(error)}") from error
 
-    def close(self) -> None:
-        """Free the database."""
-        self._database.close()
-
-    def _parsed(self, option: str, text: str) -> Expression:
-        return parse(self._database, text, f"sink {self._sink}: {option} {text!r}")
+    def _parsed(self, option: str, text: str) -> _Expression:
+        return _parse(self._database, text, f"sink {self._sink}: {option} {text!r}")
 
     def _check(self, schema: pa.Schema) -> None:
         """Try the expressions on no rows.
@@ -109,14 +109,14 @@ class Projection:
             batch = batch.filter(kept)
         return batch if self._select is None else self._compute(batch, self._select)
 
-    def _compute(self, batch: pa.RecordBatch, expressions: Sequence[Expression]) -> pa.RecordBatch:
+    def _compute(self, batch: pa.RecordBatch, expressions: Sequence[_Expression]) -> pa.RecordBatch:
         needed = self._needed(batch, expressions)
         relation: Any = self._database.from_arrow(pa.Table.from_batches([needed]))
         table: pa.Table = relation.project("\n,".join(e.text for e in expressions)).to_arrow_table()
         batches = table.combine_chunks().to_batches()
         return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
 
-    def _needed(self, batch: pa.RecordBatch, expressions: Sequence[Expression]) -> pa.RecordBatch:
+    def _needed(self, batch: pa.RecordBatch, expressions: Sequence[_Expression]) -> pa.RecordBatch:
         """Only what the expressions look at: DuckDB need not have the types of the other columns."""
         if any(e.columns is None for e in expressions):
             return batch
@@ -133,3 +133,47 @@ class Projection:
 
 def _short(error: Exception) -> str:
     return str(error).partition("\n\n")[0].replace("\n", " ")
+
+
+class _Expression(NamedTuple):
+    """An expression that looks at one row."""
+
+    text: str
+    columns: frozenset[str] | None
+    """Names that it looks at, in lower case; None if it may look at all (`*`)."""
+
+
+def _parse(database: Any, text: str, where: str) -> _Expression:
+    """Look at an expression as DuckDB parses it, before any row is there; `where` names sink and option for errors."""
+    (answer,) = database.execute(_PARSE, [f"SELECT {text}"]).fetchone()
+    parsed = json.loads(answer)
+    if parsed.get("error"):
+        raise ConfigurationError(f"{where}: {parsed['error_message']}")
+    node = parsed["statements"][0].get("node", {})
+    alone = len(parsed["statements"]) == 1 and node.get("type") == "SELECT_NODE" and len(node["select_list"]) == 1
+    more = ("modifiers", "where_clause", "group_expressions", "having", "sample", "qualify")
+    if not alone or node["from_table"]["type"] != "EMPTY" or any(node[part] for part in more):
+        raise ConfigurationError(f"{where} is not one SQL expression")
+    aggregates = {row[0] for row in database.execute(_AGGREGATES).fetchall()}
+    columns: set[str] = set()
+    star = False
+    for part in _parts(node["select_list"]):
+        kind, function = part.get("class"), str(part.get("function_name", "")).lower()
+        if kind == "FUNCTION" and function in aggregates:
+            raise ConfigurationError(f"{where} is an aggregate ({function}): it must give a value for each row")
+        if kind in _NOT_OF_ONE_ROW or (kind == "FUNCTION" and function in _SEVERAL_ROWS):
+            what = _NOT_OF_ONE_ROW.get(str(kind), function)
+            raise ConfigurationError(f"{where} has {what}: it must give one value for each row, and see no other row")
+        star = star or kind == "STAR"
+        columns |= {str(name).lower() for name in part.get("column_names", ())}
+    return _Expression(text, None if star else frozenset(columns))
+
+
+def _parts(tree: Any) -> Iterator[dict[str, Any]]:
+    """All nodes of a parse tree."""
+    if isinstance(tree, dict):
+        yield tree
+        tree = list(tree.values())
+    if isinstance(tree, list):
+        for inner in tree:
+            yield from _parts(inner)

@@ -1,0 +1,155 @@
+"""Runs an attempt in threads: one for each task, some for the asynchronous parts, and the caller's for all events."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from .attempt import Attempt
+from .channels import Kind, TaskId
+from .checkpoints import deadline
+from .completion import unexpected
+from .events import CheckpointFailedError, Event, Failed, Requested, Stopping, Tick
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..errors import OncewardError
+    from .start import Started
+    from .task import Task
+
+_log = logging.getLogger("onceward.engine")
+IDLE_SECONDS = 0.02
+"""How often a source that has nothing is asked again."""
+JOIN_SECONDS = 30.0
+_ASYNC_THREADS = 4
+
+
+class ThreadedAttempt(Attempt):
+    """An attempt in threads."""
+
+    def __init__(self, started: Started) -> None:
+        super().__init__(started)
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._pool = ThreadPoolExecutor(_ASYNC_THREADS, thread_name_prefix="onceward-snapshot")
+        self._stopping = threading.Event()
+        self._closed = threading.Event()
+        self._ready = {task: threading.Event() for task in self.tasks}
+        self._threads = [
+            threading.Thread(target=self._work, args=(task,), name=f"onceward-{task.id}", daemon=True)
+            for task in self.tasks.values()
+        ]
+
+    def run(self) -> OncewardError | None:
+        """Run until all tasks have ended, one has failed, or somebody stops it; the failure."""
+        for thread in self._threads:
+            thread.start()
+        try:
+            while not self.all_finished and self.failure is None and not self._stopping.is_set():
+                self._hear()
+        finally:
+            self._end()
+        return self.failure
+
+    def request(self, kind: Kind, target: str | None) -> Future[Any]:
+        """Ask for a checkpoint or savepoint; from any thread."""
+        answer: Future[Any] = Future()
+        self.tell(Requested(kind, target, answer))
+        if self._closed.is_set() and not answer.done():  # nobody hears any more
+            answer.set_exception(CheckpointFailedError("the pipeline has stopped"))
+        return answer
+
+    def stop(self) -> None:
+        """End it as it is; from any thread."""
+        self._stopping.set()
+        self.tell(Tick())
+
+    def tell(self, event: Event) -> None:
+        self._events.put(event)
+
+    def wake(self, task: TaskId) -> None:
+        self._ready[task].set()
+
+    def run_later(self, work: Callable[[], None]) -> None:
+        self._pool.submit(self._guarded, work)
+
+    def _hear(self) -> None:
+        """Handle an event, or let time pass."""
+        now = self.world.monotonic()
+        due = deadline(self.state, now)
+        wait = 1.0 if due is None else min(1.0, max(0.0, due - now))
+        try:
+            event = self._events.get(timeout=wait) if wait else self._events.get_nowait()
+        except queue.Empty:
+            event = Tick()
+        self._handle(event)
+
+    def _handle(self, event: Event) -> None:
+        """Whatever goes wrong ends the attempt, and the restart strategy decides."""
+        try:
+            self.handle(event)
+        except Exception as error:  # noqa: BLE001 - see above
+            self.handle(Failed(unexpected("the coordinator failed", error)))
+
+    def _end(self) -> None:
+        self._stopping.set()
+        self._handle(Stopping("the pipeline is stopping"))
+        for ready in self._ready.values():
+            ready.set()
+        until = time.monotonic() + JOIN_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        late = [thread.name for thread in self._threads if thread.is_alive()]
+        if late:
+            _log.warning("still at work, and left behind: %s", ", ".join(late))
+        self._pool.shutdown(wait=True)
+        while True:
+            try:
+                event = self._events.get_nowait()  # late acknowledgements free what they wrote
+            except queue.Empty:
+                if self._closed.is_set():
+                    return
+                self._closed.set()  # and once more, for what came in between
+                continue
+            self._handle(event)
+
+    def _work(self, task: Task) -> None:
+        ready = self._ready[task.id]
+        try:
+            self.open(task)
+            while not self._stopping.is_set() and not task.done:
+                ready.clear()
+                if not task.step():
+                    ready.wait(self._longest_wait(task))
+        except BaseException as error:  # noqa: BLE001 - whatever it is, SystemExit too, it ends the attempt
+            self._failed(task.id, error)
+        finally:
+            self._close(task)
+
+    def _close(self, task: Task) -> None:
+        try:
+            task.logic.close()
+        except BaseException as error:  # noqa: BLE001 - see above
+            if task.done:
+                _log.warning("task %s has ended, and could not be closed: %s", task.id, error)
+            else:
+                self._failed(task.id, error)
+
+    def _failed(self, task: TaskId, error: BaseException) -> None:
+        _log.info("task %s failed", task, exc_info=error)
+        self.tell(Failed(unexpected(f"operator {task.uid}, subtask {task.subtask}", error)))
+
+    def _longest_wait(self, task: Task) -> float:
+        at = task.wake_at()
+        longest = IDLE_SECONDS if task.gate is None else 1.0
+        return longest if at is None else min(longest, max(0.0, at - self.world.now()))
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the attempt
+            self._failed(TaskId("snapshot", 0), error)
