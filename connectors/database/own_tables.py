@@ -24,6 +24,8 @@ from .engines import dialect_for, engine_of, reading, transaction
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sqlalchemy.sql.dml import Insert
+
     from onceward.core.names import TransactionName
 
     from .target import Target
@@ -135,6 +137,12 @@ def _pieces(metadata: sa.MetaData, prefix: str) -> sa.Table:
 def tables_of(target: Target) -> Tables:
     """The tables that a target uses."""
     return tables_in(target.ledger_schema, "" if target.url.backend == "postgresql" else "onceward_")
+
+
+@functools.cache
+def insert_into(table: sa.Table) -> Insert:
+    """An INSERT that lasts, and so is compiled once."""
+    return table.insert()
 
 
 def identity_row(name: TransactionName, rows: int) -> dict[str, Any]:

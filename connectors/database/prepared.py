@@ -22,7 +22,7 @@ from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, 
 from . import ledger
 from .dialect import Answer
 from .engines import reading
-from .own_tables import identity_row, tables_of
+from .own_tables import identity_row, insert_into, tables_of
 from .target import PREPARED, make_committable
 from .writing import HeldWriting, two_phase
 
@@ -46,7 +46,7 @@ class PreparedWriting(HeldWriting):
 
     def make_durable(self) -> Committable:
         """Write the ledger row and prepare."""
-        insert = tables_of(self.target).ledger.insert()
+        insert = insert_into(tables_of(self.target).ledger)
         with self.limited(self.rows):  # deferred constraints are checked here, row by row
             self.finish_rows()
             two_phase(self.target).prepare(self.connection, self.name, insert, identity_row(self.name, self.rows))

@@ -19,7 +19,7 @@ from onceward.core.errors import ConfigurationError, SchemaError
 
 from ..dialect import Movement, Part
 from ..engines import dialect_for, reading
-from ..own_tables import identity_row, tables_of
+from ..own_tables import identity_row, insert_into, tables_of
 from ..target import STAGED, TableName, make_committable
 from ..writing import HeldWriting
 from .catalog import read_checks, read_table
@@ -100,7 +100,7 @@ class TableWriting(HeldWriting):
     def make_durable(self) -> Committable:
         """Note that the rows are whole, and commit."""
         row = {**identity_row(self.name, self.rows), "whole": 1, **self._movement()}
-        insert = compiled(tables_of(self.target).staged.insert(), tuple(row))
+        insert = compiled(insert_into(tables_of(self.target).staged), tuple(row))
         with self.limited(self.rows):
             self.finish_rows()
             if self.target.tries_rows and self.writer is not None:
