@@ -16,11 +16,11 @@ import typer
 from rich.console import Console
 
 from onceward.core.errors import ConfigurationError, OncewardError
+from onceward.core.kit.options import pairs
 
 from .dev import app as dev_app
 from .operate.commands import app as txn_app
 from .operate.commands import checkpoints
-from .pairs import pairs
 
 EXIT_FAILED, EXIT_MISUSED, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -98,7 +98,7 @@ def doctor(
     Changes nothing.
     """
     from .doctor import run_checks  # noqa: PLC0415 - looks at extras
-    from .doctor.commands import exit_code, show  # noqa: PLC0415
+    from .doctor.finding import exit_code, show  # noqa: PLC0415
 
     settings = pairs("--kafka", kafka)
     if bootstrap_servers is None and (kafka or topic):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from .errors import ConfigurationError
 
 FORMAT = "onceward:1"
+ACCEPTS = "onceward-accepts:1"
 PIPELINE_LENGTH = 64
 SINK_LENGTH = 32
 _PART = re.compile(r"[A-Za-z0-9._-]+")
@@ -47,6 +48,18 @@ class Scope(NamedTuple):
     log: str
     """Identity of the decision log (8 hex digits): a fresh log under an old name is another writer, not a successor."""
 
+    @property
+    def head(self) -> str:
+        """How the names of this sink of this pipeline begin, whatever log keeps them.
+
+        For keys and filters; what a filter finds is parsed and compared, never believed.
+        """
+        return f"{FORMAT}:{self.pipeline}:{self.sink}"
+
+    def is_sink(self, pipeline: str, sink: str) -> bool:
+        """Whether this is exactly that sink of that pipeline, whatever log keeps it (invariant 9)."""
+        return (self.pipeline, self.sink) == (pipeline, sink)
+
 
 class TransactionName(NamedTuple):
     """Name of a transaction that one attempt of one subtask uses once and never again (a PostgreSQL gid).
@@ -63,7 +76,7 @@ class TransactionName(NamedTuple):
 
     def __str__(self) -> str:
         numbers = f"{self.start}:{self.epoch}:{self.subtask}:{self.attempt}"
-        return f"{_head(self.scope)}:{numbers}:{self.unique}"
+        return f"{self.scope.head}:{self.scope.log}:{numbers}:{self.unique}"
 
 
 def file_name(transaction: str) -> str:
@@ -91,11 +104,29 @@ class PooledName(NamedTuple):
 
     def __str__(self) -> str:
         start = "" if self.start is None else f"{self.start}:"
-        return f"{_head(self.scope)}:{start}{self.unique}:{self.slot}"
+        return f"{self.scope.head}:{self.scope.log}:{start}{self.unique}:{self.slot}"
 
 
-def _head(scope: Scope) -> str:
-    return f"{FORMAT}:{scope.pipeline}:{scope.sink}:{scope.log}"
+class AcceptedName(NamedTuple):
+    """Name by which a target that cannot store a claim remembers that one decision log accepts what another wrote."""
+
+    scope: Scope
+    other: str
+    """Identity of the other log."""
+
+    def __str__(self) -> str:
+        return f"{self.head(self.scope)}{self.other}"
+
+    @staticmethod
+    def head(scope: Scope) -> str:
+        """How all such names of a scope begin."""
+        return f"{ACCEPTS}:{scope.pipeline}:{scope.sink}:{scope.log}:"
+
+
+def parse_accepted_name(text: str) -> AcceptedName | None:
+    """Read a name built by AcceptedName; None for anything else."""
+    fields = _fields(text, 1, ACCEPTS)
+    return AcceptedName(fields[0], fields[1][0]) if fields is not None and _UNIQUE.fullmatch(fields[1][0]) else None
 
 
 def parse_transaction_name(text: str) -> TransactionName | None:
@@ -122,8 +153,8 @@ def parse_pooled_name(text: str) -> PooledName | None:
     return PooledName(scope, unique, slot, start)
 
 
-def _fields(text: str, count: int) -> tuple[Scope, list[str]] | None:
-    head = FORMAT + ":"
+def _fields(text: str, count: int, kind: str = FORMAT) -> tuple[Scope, list[str]] | None:
+    head = kind + ":"
     if not text.startswith(head):
         return None
     pipeline, *rest = text[len(head) :].split(":")

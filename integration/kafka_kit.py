@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from onceward.connectors.kafka.cluster import cluster_of
+from onceward.connectors.kafka.admin import cluster_of
 from onceward.connectors.kafka.handle import Handle, Prepared
 from onceward.connectors.kafka.sink import KafkaSink
 from onceward.core.names import Scope

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.kafka.cluster import cluster_of
+from onceward.connectors.kafka.admin import cluster_of
 from onceward.connectors.kafka.producer import TransactionalProducer
 from onceward.connectors.kafka.rows import Rows
 from onceward.connectors.kafka.settings import KafkaSettings

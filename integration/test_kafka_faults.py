@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from onceward.connectors.kafka.cluster import cluster_of
+from onceward.connectors.kafka.admin import cluster_of
 from onceward.connectors.kafka.coordinator import TransactionCoordinatorClient
 from onceward.connectors.kafka.wire import Wire
 from onceward.core.errors import KafkaError

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from onceward import KafkaSink
-from onceward.connectors.kafka.cluster import cluster_of
+from onceward.connectors.kafka.admin import cluster_of
 from onceward.connectors.kafka.settings import KafkaSettings
 from onceward.connectors.spark import exactly_once, register
 

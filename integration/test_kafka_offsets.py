@@ -5,7 +5,7 @@ import uuid
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from onceward.connectors.kafka.offsets import publish_offsets
+from onceward.connectors.kafka.admin import publish_offsets
 from onceward.connectors.kafka.settings import KafkaSettings
 from onceward.core.errors import KafkaError
 

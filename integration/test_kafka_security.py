@@ -23,7 +23,7 @@ from onceward.core.errors import KafkaError, OncewardError
 from onceward.core.transaction import CommitStatus
 from onceward.core.transaction.ownership import NOTHING
 from onceward.testing.services import KafkaServer
-from onceward.testing.services.ports import free_port
+from onceward.testing.services.machine import free_port
 
 from .kafka_kit import Bench, eventually, read_all, rows
 
@@ -110,7 +110,7 @@ UNSIGNED = {"enable.sasl.oauthbearer.unsecure.jwt": "true", "sasl.oauthbearer.co
 
 
 def tokens(config):
-    from onceward.connectors.kafka.oauth import TokenSource
+    from onceward.connectors.kafka.security import TokenSource
 
     return tuple(TokenSource({**UNSIGNED, "sasl.oauthbearer.config": config}).token())
 

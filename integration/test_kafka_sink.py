@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from onceward.connectors.kafka import commits
-from onceward.connectors.kafka.cluster import cluster_of
+from onceward.connectors.kafka.admin import cluster_of
 from onceward.connectors.kafka.sink import KafkaSink
 from onceward.connectors.kafka.verdict import Fate
 from onceward.core.checkpoint.subtask import SubtaskEpoch

@@ -9,7 +9,7 @@ import uuid
 import pytest
 from confluent_kafka import KafkaException, Producer
 
-from onceward.connectors.kafka.cluster import cluster_of
+from onceward.connectors.kafka.admin import cluster_of
 from onceward.connectors.kafka.codes import Code
 from onceward.connectors.kafka.coordinator import TransactionCoordinatorClient
 from onceward.connectors.kafka.settings import KafkaSettings

@@ -78,15 +78,15 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
     @with_file_errors
     def lingering(self, scope: Scope) -> Iterable[Committable]:
         """What is pending of exactly this pipeline and sink."""
-        return [c for c in self._listed() if (c.pipeline, c.sink) == (scope.pipeline, scope.sink)]
+        return self._listed(name for name in self._pending() if name.scope.is_sink(scope.pipeline, scope.sink))
 
     @with_file_errors
     def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
         """What is pending of any sink of this pipeline and log that writes into the folder."""
-        return [c for c in self._listed() if (c.pipeline, c.log) == (pipeline, log)]
+        return self._listed(n for n in self._pending() if (n.scope.pipeline, n.scope.log) == (pipeline, log))
 
-    def _listed(self) -> Iterable[Committable]:
-        return (Committable.named(self.kind, name) for name in self._pending())
+    def _listed(self, names: Iterable[TransactionName]) -> list[Committable]:
+        return [Committable.named(self.kind, name) for name in names]
 
     @with_file_errors
     def check_claim(self, scope: Scope, newest: Progress) -> None:

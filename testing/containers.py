@@ -26,8 +26,7 @@ from testcontainers.core.container import DockerContainer
 from onceward.core.errors import ConfigurationError, ExternalError
 
 from .services.kafka import FAST_ONE_NODE
-from .services.ports import LOOPBACK, free_port
-from .services.probe import broker_answers
+from .services.machine import LOOPBACK, broker_answers, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -7,12 +7,14 @@ import pytest
 
 from onceward.core.errors import ConfigurationError
 from onceward.core.names import (
+    AcceptedName,
     PooledName,
     Scope,
     TransactionName,
     check_pipeline_name,
     check_sink_name,
     file_name,
+    parse_accepted_name,
     parse_file_name,
     parse_pooled_name,
     parse_transaction_name,
@@ -42,8 +44,16 @@ def test_names_are_read_back_as_they_were_built():
         assert parse_transaction_name(str(name)) == name
         pooled = PooledName(name.scope, name.unique, rng.randint(0, 99), rng.choice([None, name.start]))
         assert parse_pooled_name(str(pooled)) == pooled
-        assert parse_pooled_name(str(name)) is None
-        assert parse_transaction_name(str(pooled)) is None
+        accepted = AcceptedName(name.scope, name.unique)
+        assert parse_accepted_name(str(accepted)) == accepted
+        assert str(accepted).startswith(AcceptedName.head(name.scope))
+        texts = [str(name), str(pooled), str(accepted)]
+        parsers = (parse_transaction_name, parse_pooled_name, parse_accepted_name)
+        assert [[parse(text) is not None for text in texts] for parse in parsers] == [
+            [True, False, False],
+            [False, True, False],
+            [False, False, True],
+        ]
 
 
 def test_whatever_is_read_as_a_name_is_written_back_the_same():
@@ -54,11 +64,11 @@ def test_whatever_is_read_as_a_name_is_written_back_the_same():
     for _ in range(4000):
         name = some_transaction(rng)
         pooled = PooledName(name.scope, name.unique, rng.randint(0, 99), rng.choice([None, name.start]))
-        text = list(str(rng.choice([name, pooled])))
+        text = list(str(rng.choice([name, pooled, AcceptedName(name.scope, name.unique)])))
         for _ in range(rng.randint(1, 3)):
             place = rng.randrange(len(text))
             text[place : place + rng.randint(0, 2)] = rng.choices(alphabet, k=rng.randint(0, 2))
-        for parse in (parse_transaction_name, parse_pooled_name):
+        for parse in (parse_transaction_name, parse_pooled_name, parse_accepted_name):
             found = parse("".join(text))
             if found is not None:
                 parsed += 1

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from onceward.cli.demo.chaos import Victim, plan
 from onceward.cli.demo.checker import judge
-from onceward.cli.demo.orders import expected, generate
+from onceward.cli.demo.scenario import Victim, expected, generate, plan
 
 TOTALS = expected(seed=7, count=200, users=5)
 

@@ -11,12 +11,12 @@ import pytest
 
 import onceward.testing.services
 from onceward.testing.services import jars
-from onceward.testing.services.errors import DevServiceError
+from onceward.testing.services.machine import DevServiceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from onceward.testing.services.resolvers import Coordinates, Resolver
+    from onceward.testing.services.jars import Coordinates, Resolver
 
 CONTENT = b"a jar"
 LOCKS = sorted(Path(onceward.testing.services.__file__).parent.glob("*.lock"))

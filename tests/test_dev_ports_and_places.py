@@ -10,8 +10,7 @@ import pytest
 
 from onceward.core.errors import ConfigurationError
 from onceward.testing.java import MINIMUM, find_java, java_version
-from onceward.testing.services.places import cache_home, state_home
-from onceward.testing.services.ports import LAST, LOOPBACK, accepts_connections, free_port
+from onceward.testing.services.machine import LAST, LOOPBACK, accepts_connections, cache_home, free_port, state_home
 
 if TYPE_CHECKING:
     from pathlib import Path

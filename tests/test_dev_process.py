@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, ClassVar
 
-from onceward.testing.services.errors import DevServiceError
-from onceward.testing.services.ports import accepts_connections, free_port
+from onceward.testing.services.machine import DevServiceError, accepts_connections, free_port
 
 SOURCE = Path(__file__).parent.parent / "src"
 PARENT = "import subprocess, sys; subprocess.Popen(['sleep', '60'], start_new_session=True); print('up', flush=True); "

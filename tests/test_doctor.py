@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from onceward.cli.doctor.store import check_store
+from onceward.cli.doctor.checks import check_store
 from onceward.core.log import DirectoryStore, EpochInput, LogWriter, WriterClock, open_store, wall_clock_text
 
 SOURCE = Path(__file__).parent.parent / "src"

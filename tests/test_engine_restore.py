@@ -244,9 +244,8 @@ def test_a_start_that_is_tried_again_does_not_raise(rig: Rig):
 
     p = rig.pipeline(store=Away(), restart=RestartStrategy.fixed_delay(delay=0.01, attempts=100))
     with hooked(lambda step: away.clear() if step is Step.LOG_PUT_BEFORE else None):
-        with pytest.MonkeyPatch.context() as patch:  # the log itself waits for nobody
-            patch.setattr("onceward.core.engine.pipeline.CommitPolicy", partial(CommitPolicy, puts=Backoff(attempts=0)))
-            job = p.start()
+        p._policy = CommitPolicy(puts=Backoff(attempts=0))  # the log itself waits for nobody
+        job = p.start()
         assert job.state in {JobState.RESTARTING, JobState.STARTING}
         away.clear()
         assert p.wait(60)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.http.answers import Verdict, judge, seconds_to_wait
+from onceward.connectors.http.client import Verdict, judge, seconds_to_wait
 from onceward.connectors.http.sink import HttpSink
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SinkError
 from onceward.core.names import file_name

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from onceward.connectors.kafka.oauth import TokenSource
+from onceward.connectors.kafka.security import TokenSource
 from onceward.connectors.kafka.settings import KafkaSettings, split_options
 from onceward.connectors.kafka.settings_table import TABLE, Goes, as_markdown
 from onceward.core.errors import ConfigurationError
@@ -195,7 +195,7 @@ def test_a_token_is_kept_for_most_of_its_life_and_then_replaced(monkeypatch):
         return f"t{len(calls)}", 1000.0 + 100 * len(calls)
 
     now = [1000.0]
-    monkeypatch.setattr("onceward.connectors.kafka.oauth.time.time", lambda: now[0])
+    monkeypatch.setattr("onceward.connectors.kafka.security.time.time", lambda: now[0])
     source = TokenSource({"oauth_cb": make})
     assert [source.token().value, source.token().value] == ["t1", "t1"]
     now[0] = 1079.0

@@ -81,7 +81,6 @@ MAY_IMPORT = {
 sources of other systems through `onceward`'s own lazy names alone."""
 GRANTED = {
     ("connectors/spark/kafka_source.py", "connectors.kafka"),
-    ("connectors/spark/kafka_source_options.py", "connectors.kafka"),
     ("connectors/spark/publication.py", "connectors.kafka"),
 }
 """What Spark's Kafka options are made of."""

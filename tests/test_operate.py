@@ -19,11 +19,10 @@ from typer.testing import CliRunner
 from onceward import FileSink
 from onceward.cli.main import app, main
 from onceward.cli.operate import show
-from onceward.cli.operate.advice import advice
 from onceward.cli.operate.epochs import epochs_of, history
 from onceward.cli.operate.logs import Log, open_log
 from onceward.cli.operate.resolve import Committed, abort_orphaned, abort_undecided, chosen, commit_decided
-from onceward.cli.operate.survey import Found, survey
+from onceward.cli.operate.survey import Found, advice, survey
 from onceward.cli.operate.targets import SinksTarget
 from onceward.core import CheckpointConfig, FileBackend
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator, OnLost, Swept

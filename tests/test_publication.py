@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onceward.connectors.kafka import offsets
+from onceward.connectors.kafka import admin
 from onceward.connectors.spark import publication
 from onceward.connectors.spark.publication import publisher_from_options
 from onceward.core.errors import ConfigurationError, RetryableSinkError
@@ -38,7 +38,7 @@ def test_a_setting_that_is_refused_is_named():
 
 def test_every_kafka_source_is_published_and_others_are_passed_over(monkeypatch: pytest.MonkeyPatch):
     seen = []
-    monkeypatch.setattr(offsets, "publish_offsets", lambda _, group, of: seen.append((group, of)))
+    monkeypatch.setattr(admin, "publish_offsets", lambda _, group, of: seen.append((group, of)))
     publish = publisher_from_options({**SERVERS, "offsets.kafka.group.id": "g"})
     assert publish is not None
     publish(0, EpochInput(query="q", end=['{"a":{"0":5}}', '{"logOffset":3}', "-", '{"a":{"0":4},"b":{"1":7}}', "7"]))
@@ -52,7 +52,7 @@ def test_after_a_fault_publishing_is_quiet_for_a_minute(monkeypatch: pytest.Monk
         calls.append(clock[0])
         raise RetryableSinkError("the broker is away")
 
-    monkeypatch.setattr(offsets, "publish_offsets", away)
+    monkeypatch.setattr(admin, "publish_offsets", away)
     monkeypatch.setattr(publication.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(publication, "_quiet_until", {})
     publish = publisher_from_options({**SERVERS, "offsets.kafka.group.id": "g"})

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.redis.client import connect
+from onceward.connectors.redis.client import Facts, check_facts, connect
 from onceward.connectors.redis.forms import KeyTemplate, Written, check_form, written
-from onceward.connectors.redis.server import Facts, check_facts
 from onceward.connectors.redis.sink import RedisSink
 from onceward.core.errors import ConfigurationError, SchemaError, SinkError
 from onceward.core.names import Scope

@@ -67,3 +67,17 @@ def test_the_temporary_log_of_a_plain_batch_is_needed_by_this_driver_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written(tmp_path, monkeypatch, "yarn")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"onLost": "ignore"}, "option onLost is not one of fail, replay, skip"),
+        ({"adopt": "perhaps"}, "option adopt is not true or false"),
+        ({"pipeline": "a:b"}, "a:b"),
+    ],
+)
+def test_common_options_that_cannot_be_read_are_named(options: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        FormatOptions.parse(options)
+    assert FormatOptions.parse({"ONLOST": "Skip", "adopt": "TRUE", "topic": "t"}).adopt

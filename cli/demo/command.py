@@ -1,4 +1,4 @@
-"""`onceward demo`."""
+"""`onceward demo`: runs it, and shows it as it goes on, as a table and as a picture."""
 
 from __future__ import annotations
 
@@ -7,21 +7,31 @@ import signal
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from rich.console import Console
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich.console import Console, Group
 from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from onceward.testing.services import dev_services
 from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
-from .display import live_view, summary
-from .picture import draw
-from .settings import DemoSettings
+from .scenario import DemoSettings, Victim
 from .supervisor import Story, run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from matplotlib.axes import Axes
+    from rich.console import RenderableType
+
     from onceward.testing.services import DevServices
+
+    from .checker import Verdict
+    from .supervisor import Story
 
 
 def demo(*, orders: int, users: int, kills: int, seed: int, home: Path, picture: Path) -> int:
@@ -74,3 +84,92 @@ def _settings(services: DevServices, home: Path, *, orders: int, users: int, see
         users=users,
         seed=seed,
     )
+
+
+_NOTES = 12
+
+
+def live_view(story: Story) -> RenderableType:
+    """The running display."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("phase", story.phase)
+    facts.add_row("elapsed", f"{story.elapsed():.0f} s")
+    facts.add_row("micro-batches", f"{story.batches}")
+    facts.add_row("kills", ", ".join(victim for _, victim in story.kills) or "none yet")
+    if story.samples:
+        last = story.samples[-1]
+        facts.add_row("visible, exactly once", f"Kafka {last.kafka:,}   PostgreSQL {last.postgres:,}")
+        facts.add_row(
+            "visible, at least once", f"Kafka {last.kafka_contrast:,}   PostgreSQL {last.postgres_contrast:,}"
+        )
+    done = story.samples[-1].kafka if story.samples else 0
+    bar = ProgressBar(total=max(story.expected, 1), completed=min(done, story.expected), width=60)
+    notes = Text("\n".join(story.notes[-_NOTES:]), style="dim")
+    return Panel(Group(facts, bar, notes), title="onceward demo", width=100)
+
+
+def summary(story: Story) -> RenderableType:
+    """The table at the end."""
+    table = Table(title=f"{story.orders:,} orders, {len(story.kills)} kills, {story.elapsed():.0f} s")
+    for column in ("target", "expected", "seen", "missing", "duplicated", "wrong", ""):
+        table.add_column(column, justify="left" if column in ("target", "") else "right")
+    for verdict in story.verdicts:
+        table.add_row(*_cells(verdict))
+    return table
+
+
+def _cells(verdict: Verdict) -> list[str]:
+    mark = "[green]exact[/green]" if verdict.exact else "[red]not exact[/red]"
+    numbers = (verdict.expected, verdict.seen, verdict.missing, verdict.duplicated, verdict.wrong)
+    return [verdict.target, *[f"{number:,}" for number in numbers], mark]
+
+
+_COLOURS = {Victim.DRIVER: "#b22222", Victim.BROKER: "#6a3d9a", Victim.DATABASE: "#1f78b4"}
+
+
+def draw(story: Story, path: Path) -> None:
+    """Write the picture of a run as PNG or SVG, by the path's suffix."""
+    figure = Figure(figsize=(11, 6.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    timeline, bars = figure.subplots(2, 1, height_ratios=[3, 1])
+    _timeline(timeline, story)
+    _bars(bars, story)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def _timeline(axes: Axes, story: Story) -> None:
+    at = [sample.at for sample in story.samples]
+    axes.plot(at, [s.kafka for s in story.samples], color="#1b7837", label="Kafka, exactly once")
+    axes.plot(at, [s.postgres for s in story.samples], color="#5aae61", ls="--", label="PostgreSQL, exactly once")
+    axes.plot(at, [s.kafka_contrast for s in story.samples], color="#b35806", alpha=0.7, label="Kafka, at least once")
+    axes.plot(
+        at, [s.postgres_contrast for s in story.samples], color="#e08214", ls="--", alpha=0.7,
+        label="PostgreSQL, at least once",
+    )  # fmt: skip
+    axes.axhline(story.expected, color="grey", lw=0.8, ls=":")
+    named: set[Victim] = set()
+    for when, victim in story.kills:
+        label = None if victim in named else f"SIGKILL to the {victim}"
+        axes.axvline(when, color=_COLOURS[victim], lw=1, label=label)
+        named.add(victim)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("rows visible")
+    axes.set_title(f"{story.orders:,} orders, {len(story.kills)} kills: what readers saw")
+    axes.legend(fontsize=8, loc="upper left")
+
+
+def _bars(axes: Axes, story: Story) -> None:
+    names = [verdict.target for verdict in story.verdicts]
+    axes.barh(names, [v.missing for v in story.verdicts], color="#762a83", label="missing")
+    axes.barh(
+        names, [v.duplicated for v in story.verdicts], left=[v.missing for v in story.verdicts], color="#d6604d",
+        label="duplicated",
+    )  # fmt: skip
+    for row, verdict in enumerate(story.verdicts):
+        text = f" missing {verdict.missing:,}, duplicated {verdict.duplicated:,}"
+        axes.text(verdict.missing + verdict.duplicated, row, text, va="center", fontsize=8)
+    axes.invert_yaxis()
+    axes.margins(x=0.3)
+    axes.set_xlabel("rows")
+    axes.legend(fontsize=8, loc="upper right")

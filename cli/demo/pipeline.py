@@ -21,8 +21,7 @@ from onceward.connectors.kafka.sink import KafkaSink
 from onceward.connectors.spark import exactly_once
 from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
-from .orders import CENTS_PER_UNIT
-from .settings import DemoSettings
+from .scenario import CENTS_PER_UNIT, DemoSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

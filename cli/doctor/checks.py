@@ -1,18 +1,24 @@
-"""Run all checks."""
+"""All checks, and those of this machine and of the decision log's store, which is only read."""
 
 from __future__ import annotations
 
+import os
+from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from onceward.core.checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
-from onceward.core.errors import OncewardError
+from onceward.core.errors import ConfigurationError, NoDecisionLogError, OncewardError
+from onceward.testing.java import find_java, java_version
 
-from .finding import Finding, failed, ok, skipped
-from .machine import check_java, check_packages, check_python
-from .store import check_store
+from ..operate.logs import open_log
+from .finding import Finding, failed, ok, skipped, warning
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from onceward.core.log import LogView
 
 
 def run_checks(
@@ -77,3 +83,93 @@ def _postgres(dsn: str | None) -> list[Finding]:
         return check_postgres(dsn)
     except OncewardError as error:
         return [failed("postgresql", str(error), "correct it")]
+
+
+_OLDEST = {"pyspark": (4, 0), "pandas": (2, 2)}
+
+
+def check_java() -> Finding:
+    """Java 17 or newer, which Spark 4 needs."""
+    try:
+        java = find_java()
+        return ok("java", f"Java {java_version(java)} ({java})")
+    except ConfigurationError as error:
+        return failed("java", error.message, "see the message")
+
+
+def check_packages() -> list[Finding]:
+    """pyspark, and the pandas that it asks for wherever Arrow goes in or out of a Python function."""
+    return [_package(name, oldest) for name, oldest in _OLDEST.items()]
+
+
+def _package(name: str, oldest: tuple[int, int]) -> Finding:
+    advice = "pip install 'onceward[spark]'"
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return failed(name, "not installed", advice)
+    if tuple(int(part) for part in version.split(".")[:2]) < oldest:
+        return failed(name, f"{version} is older than {oldest[0]}.{oldest[1]}", advice)
+    return ok(name, version)
+
+
+def check_python() -> Finding:
+    """The executors' Python, if they run on this machine, has the driver's version and packages."""
+    check = "python of the executors"
+    try:
+        from onceward.connectors.spark import executors  # noqa: PLC0415 - doctor also looks at what is not installed
+    except ImportError:
+        return skipped(check, "pyspark is not installed")
+    chosen = os.environ.get("PYSPARK_PYTHON")
+    found = executors.obstacle(chosen or executors.DEFAULT)
+    if not found:
+        return ok(check, chosen or executors.DEFAULT)
+    if not chosen:
+        return warning(check, f"{found}, and PYSPARK_PYTHON is not set", f"unless the program does: {executors.ADVICE}")
+    return failed(check, found, executors.ADVICE)
+
+
+_NAME = "decision log"
+_ON_THIS_MACHINE = (
+    "fine while the driver always runs on this machine only; else use a database, an object store or a shared folder"
+)
+
+
+def check_store(url: str | None, pipeline: str | None) -> Finding:
+    """Whether the store can be read, what its log says, and whether other machines see it.
+
+    Args:
+        url: Of the store, or the checkpoint folder; None: skipped.
+        pipeline: Whose log; a folder tells it by itself.
+    """
+    if url is None:
+        return skipped(_NAME, "give --store (or the checkpoint folder) to check it")
+    parts = urlsplit(url)
+    folder = Path(unquote(parts.path)) if parts.scheme in ("", "file") else None
+    if folder is None and pipeline is None:
+        return skipped(_NAME, "a database or bucket holds the logs of several pipelines: give --pipeline too")
+    local = parts.scheme == "sqlite" or (folder is not None and "shared=true" not in parts.query)
+    try:
+        log = open_log(url, pipeline)
+        found, local = f"{log.store.describe()}: pipeline {log.pipeline}, {_progress(log.view)}", not log.store.shared
+    except NoDecisionLogError as error:
+        obstacle = _obstacle(folder) if folder is not None else ""
+        if obstacle:
+            return failed(_NAME, obstacle, "make it writable for the driver, or choose another store")
+        found = f"no decision log yet ({error}): the first start makes it"
+    except OncewardError as error:
+        return failed(_NAME, str(error), "make it reachable for the driver, or choose another store")
+    return warning(_NAME, found, _ON_THIS_MACHINE) if local else ok(_NAME, found)
+
+
+def _progress(view: LogView) -> str:
+    newest = f"newest decided epoch {view.decided}" if view.newest is not None else "nothing decided"
+    return f"{newest}, which waits for its commit" if view.undone is not None else newest
+
+
+def _obstacle(folder: Path) -> str:
+    """What keeps the driver from making this folder."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        return f"{there} is not a folder"
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"{there} is not writable"

@@ -1,4 +1,7 @@
-"""Checks of a Kafka cluster: what the commit protocol needs of its transactions."""
+"""Checks of a Kafka cluster: what the commit protocol needs of its transactions, and what this client may do.
+
+A missing permission otherwise shows at the first commit.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,21 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclOperation
 from confluent_kafka.admin._config import ConfigResource
 
-from onceward.connectors.kafka.cluster import cluster_of
-from onceward.connectors.kafka.connectivity import check_reachable
+from onceward.connectors.kafka.admin import admin_of, check_reachable, cluster_of
+from onceward.connectors.kafka.codes import Code, code_name
 from onceward.connectors.kafka.settings import KafkaSettings
 from onceward.core.errors import KafkaError
-from onceward.core.names import FORMAT
+from onceward.core.names import FORMAT, check_pipeline_name
 
 from .finding import Finding, failed, ok, skipped, warning
-from .permissions import check_permissions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
+
+    from confluent_kafka.admin import AdminClient
 
 _ANSWER_SECONDS: Final = 15
 _SHORT_TIMEOUT_MS: Final = 15 * 60 * 1000
@@ -37,7 +41,7 @@ def check_kafka(
     settings = KafkaSettings(bootstrap_servers, config)
     try:
         check_reachable(settings)
-        admin = AdminClient({**settings.for_admin(), "log_level": 0})  # what goes wrong is said below
+        admin = admin_of(settings).client
         cluster = admin.list_topics(timeout=_ANSWER_SECONDS)
         facts = _config(admin, ConfigResource.Type.BROKER, str(next(iter(cluster.brokers))))
     except KafkaError as error:
@@ -120,3 +124,79 @@ def _open(settings: KafkaSettings, facts: Mapping[str, str | None]) -> Finding:
         advice = "they hold readers back until they expire: start their pipelines once, or see `onceward txn list`"
         return warning(name, told, advice)
     return ok(name, told)
+
+
+_ON_TOPIC: Final = {
+    AclOperation.WRITE: "to send",
+    AclOperation.DESCRIBE: "to find partitions",
+    AclOperation.READ: "to ask partitions for open transactions; sources read",
+}
+
+
+def check_permissions(
+    admin: AdminClient, settings: KafkaSettings, topics: Sequence[str], pipeline: str | None
+) -> list[Finding]:
+    """What KafkaSink needs on these topics, on the cluster, and on the pipeline's transactional ids.
+
+    Args:
+        admin: Connected as the client that is asked about.
+        settings: The same connection.
+        topics: Topics of sinks and sources.
+        pipeline: Its name; without it transactional ids are not checked.
+    """
+    found = [_topic(admin, topic) for topic in topics]
+    if topics:
+        found.append(_cluster(admin))
+    if pipeline is not None:
+        found.append(_ids(settings, pipeline))
+    return found
+
+
+def _topic(admin: AdminClient, topic: str) -> Finding:
+    check = f"topic {topic}"
+    asked = admin.describe_topics(
+        TopicCollection([topic]), include_authorized_operations=True, request_timeout=_ANSWER_SECONDS
+    )
+    try:
+        described: Any = asked[topic].result()
+    except KafkaException as error:
+        return failed(check, str(error.args[0].str()), "create it, or grant Describe on it")
+    missing = _missing(described.authorized_operations, _ON_TOPIC)
+    if missing:
+        why = ", ".join(f"{name} ({_ON_TOPIC[operation]})" for operation, name in missing)
+        return failed(check, f"{len(described.partitions)} partitions, no permission to {why}", "grant it")
+    return ok(check, f"{len(described.partitions)} partitions; may read and write")
+
+
+def _cluster(admin: AdminClient) -> Finding:
+    check = "cluster permissions"
+    asked = admin.describe_cluster(include_authorized_operations=True, request_timeout=_ANSWER_SECONDS)
+    try:
+        described: Any = asked.result()
+    except KafkaException as error:
+        return failed(check, str(error.args[0].str()), "check address, network and security settings")
+    if _missing(described.authorized_operations, [AclOperation.ALTER]):
+        return warning(
+            check,
+            "no permission to Alter",
+            "grant it: markers that a coordinator left out (KAFKA-20734) are then written without a person's help",
+        )
+    return ok(check, "may Alter")
+
+
+def _ids(settings: KafkaSettings, pipeline: str) -> Finding:
+    """Describe is seen by asking for an id that nobody has; Write only shows when it is used."""
+    prefix = f"{FORMAT}:{check_pipeline_name(pipeline)}:"
+    described = cluster_of(settings).transactions.describe([f"{prefix}doctor"])
+    code = described[f"{prefix}doctor"].code
+    if code == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        return failed(
+            "transactional ids", f"no permission to Describe {prefix}…", f"grant Describe and Write on prefix {prefix}"
+        )
+    if code not in (Code.NONE, Code.TRANSACTIONAL_ID_NOT_FOUND):
+        return failed("transactional ids", f"not known: {code_name(code)}", "look at the broker, and ask again")
+    return ok("transactional ids", f"may Describe {prefix}…")
+
+
+def _missing(granted: Collection[AclOperation], wanted: Collection[AclOperation]) -> list[tuple[AclOperation, str]]:
+    return [(operation, operation.name.capitalize()) for operation in wanted if operation not in granted]

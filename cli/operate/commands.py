@@ -8,8 +8,8 @@ import typer
 
 from onceward.core.checkpoint.recovery import TransactionStatus
 from onceward.core.errors import ConfigurationError
+from onceward.core.kit.options import pairs
 
-from ..pairs import pairs
 from . import show
 from .logs import Log, open_log
 from .resolve import abort_orphaned, abort_undecided, chosen, commit_decided

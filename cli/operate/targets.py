@@ -71,8 +71,7 @@ class KafkaTarget:
         self.title = f"Kafka at {bootstrap_servers}"
 
     def names(self, pipelines: Collection[str]) -> set[Names]:  # noqa: ARG002 - all that there are
-        from onceward.connectors.kafka.cluster import cluster_of  # noqa: PLC0415
-        from onceward.connectors.kafka.connectivity import check_reachable  # noqa: PLC0415
+        from onceward.connectors.kafka.admin import check_reachable, cluster_of  # noqa: PLC0415
         from onceward.connectors.kafka.ownership import open_names  # noqa: PLC0415
 
         check_reachable(self._settings)

@@ -1,6 +1,6 @@
 """FileSink: Parquet, CSV, JSON lines and Arrow files in a folder, exactly once.
 
-Files are written and completed out of every reader's sight, and renamed after the decision; file_area.py has the
+Files are written and completed out of every reader's sight, and renamed after the decision; area.py has the
 layout, and why a commit can be repeated by any process.
 
 An object store has no rename; there, a multipart upload that is completed by its id would take its place, and the
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from onceward.core.errors import ConfigurationError, SinkError
 from onceward.core.folders import make_folder, sync_folder
-from onceward.core.kit.options import Option, read_options
+from onceward.core.kit.options import arguments
 from onceward.core.transaction import (
     AbortOutcome,
     AbortStatus,
@@ -32,8 +32,7 @@ from onceward.sinks.folder_sink import FolderSink, with_file_errors
 from onceward.sinks.folders import check_folder, elsewhere, identity_of
 
 from .area import ABORT, COMMIT, FileArea, hidden
-from .formats import FORMATS, OpenFile
-from .partitions import check_partitions, parts
+from .formats import FORMATS, OpenFile, check_partitions, parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -103,15 +102,6 @@ class Files:
         self.finished.append(name)
 
 
-OPTIONS: Final = (
-    Option("path", "directory", required=True),
-    Option("name", "name"),
-    Option("fileFormat", "format"),
-    Option("partitionBy", "partition_by", lambda text: tuple(column.strip() for column in text.split(","))),
-    Option("rollBytes", "roll_bytes", int),
-)
-
-
 class FileSink(FolderSink[Files]):
     """Sink that writes files into a folder; each file appears whole, once, after its epoch's decision.
 
@@ -159,7 +149,8 @@ class FileSink(FolderSink[Files]):
         Raises:
             ConfigurationError: An option is unknown, missing or not readable.
         """
-        return cls(**{"name": "files", **read_options("a file sink", options, OPTIONS)})
+        aliases = {"path": "directory", "fileFormat": "format"}
+        return cls(**arguments(cls, {"name": "files", **options}, aliases=aliases))
 
     def validate(self, schema: pa.Schema) -> None:
         """Check the columns.

@@ -16,6 +16,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import httpx
 
 from onceward.core.errors import ConfigurationError
+from onceward.core.kit.options import check_seconds
+from onceward.core.kit.secrets import redact
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -25,8 +27,6 @@ _VALUE: Final = re.compile(r"[\x21-\x7e]([\x20-\x7e\t]*[\x21-\x7e])?")
 _OURS: Final = frozenset({"content-type", "content-length", "transfer-encoding", "connection", "accept-encoding"})
 _SECRET_LENGTH: Final = 4
 """Shorter ones are found in any text."""
-_MOST_SECONDS: Final = 86400
-"""Sockets refuse some larger numbers, when it is too late."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,7 @@ class HttpSettings:
         _check_url(self.url)
         _check_headers(self.headers)
         for name in ("timeout", "connect_timeout"):
-            if not 0 < getattr(self, name) <= _MOST_SECONDS:
-                raise ConfigurationError(f"{name} must be above 0 seconds and at most a day, not {getattr(self, name)}")
+            check_seconds(name, getattr(self, name))
         if self.client_key is not None and self.client_cert is None:
             raise ConfigurationError("client_key needs client_cert")
 
@@ -78,10 +77,7 @@ class HttpSettings:
         for _, value in self.headers:
             secrets |= {value, value.rpartition(" ")[2], _decoded(value)}
         secrets |= {unquote(secret) for secret in secrets}
-        for secret in sorted(secrets, key=len, reverse=True):
-            if len(secret) >= _SECRET_LENGTH:
-                message = message.replace(secret, "***")
-        return message
+        return redact(message, (secret for secret in secrets if len(secret) >= _SECRET_LENGTH))
 
     def tls(self) -> ssl.SSLContext | None:
         """The TLS context; None for the usual one.

@@ -13,12 +13,11 @@ import uuid
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SinkError
+from onceward.core.kit.options import arguments
 from onceward.core.kit.rows import check_columns, json_rows
 from onceward.sinks.write_ahead import ROWS_PER_SEND, Segment, WriteAheadLogSink
 
-from .answers import Answer, Verdict, judge
-from .client import clients
-from .options import read_http_options
+from .client import Answer, Verdict, clients, judge
 from .settings import HttpSettings, with_authentication
 
 if TYPE_CHECKING:
@@ -41,6 +40,8 @@ _KEYS: Final[dict[str, Callable[[str], str]]] = {
 }
 _PROBES: Final = ("OPTIONS", "HEAD", "GET", "none")
 _NAME: Final = re.compile(r"[A-Za-z0-9-]+")
+_HEADER: Final = "header."
+"""How the options of a format begin that give headers."""
 
 _log = logging.getLogger("onceward.http")
 
@@ -140,7 +141,10 @@ class HttpSink(WriteAheadLogSink):
         Raises:
             ConfigurationError: An option is unknown, missing or not readable.
         """
-        return cls(**read_http_options(options))
+        headers = {name: value for name, value in options.items() if name.lower().startswith(_HEADER)}
+        rest = {name: value for name, value in options.items() if name not in headers}
+        given = {name[len(_HEADER) :]: value for name, value in headers.items()}
+        return cls(headers=given, **arguments(cls, {"name": "http", **rest}))
 
     def __repr__(self) -> str:
         names = [name for name, _ in self.settings.headers]

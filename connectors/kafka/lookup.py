@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from onceward.core.errors import SourceError
 
+from .admin import admin_of
 from .bounds import EARLIEST, LATEST
-from .connectivity import admin_of
 from .errors import confluent
 from .planning import Held
 from .positions import Partition
@@ -21,7 +21,7 @@ from .positions import Partition
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from .connectivity import Admin
+    from .admin import Admin
     from .settings import KafkaSettings
 
 ASK_SECONDS: Final = 10.0

@@ -7,10 +7,9 @@ name says which log accepts which other. It lives longer than the ids of the oth
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from onceward.core.names import FORMAT, parse_pooled_name
+from onceward.core.names import FORMAT, AcceptedName, parse_accepted_name, parse_pooled_name
 from onceward.core.transaction.ownership import other_log
 
 from .codes import Code
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
     from .answers import Description
     from .coordinator import TransactionCoordinatorClient
 
-ACCEPTS: Final = "onceward-accepts:1"
-_LOG: Final = re.compile(r"[0-9a-f]{4,32}")
-
 
 def lingering(client: TransactionCoordinatorClient, scope: Scope, topics: Collection[str] = ()) -> list[Committable]:
     """The open transactions under exactly this pipeline's and sink's name, whatever log they belong to.
@@ -39,8 +35,7 @@ def lingering(client: TransactionCoordinatorClient, scope: Scope, topics: Collec
     Raises:
         KafkaError: Not every broker answered.
     """
-    rows = client.list_transactions(["Ongoing", "CompleteAbort"], prefix=_head(scope))
-    mine = [row.transactional_id for row in rows if _belongs(row.transactional_id, scope)]
+    mine = _logs(client, scope, ["Ongoing", "CompleteAbort"])
     described = client.describe(mine).values() if mine else ()
     return _committables(client, [*_open(described), *_left_out(client, described, topics)])
 
@@ -115,7 +110,7 @@ def accept(client: TransactionCoordinatorClient, scope: Scope) -> None:
         KafkaError: Not every broker answered.
     """
     for log in _other_logs(client, scope) - _accepted(client, scope):
-        name = f"{_accepts(scope)}{log}"
+        name = str(AcceptedName(scope, log))
         code = client.register(name)
         if code != Code.NONE:
             raise kafka_error("cannot remember that another log's data are accepted", code, transaction=name)
@@ -123,8 +118,7 @@ def accept(client: TransactionCoordinatorClient, scope: Scope) -> None:
 
 def _other_logs(client: TransactionCoordinatorClient, scope: Scope) -> set[str]:
     """Logs that may have committed something under the name."""
-    listed = [row.transactional_id for row in client.list_transactions(prefix=_head(scope))]
-    foreign = {name: log for name, log in _logs(listed, scope) if log != scope.log}
+    foreign = {name: log for name, log in _logs(client, scope).items() if log != scope.log}
     described = client.describe(foreign) if foreign else {}
     return {foreign[name] for name, description in described.items() if not never_committed(description)}
 
@@ -142,25 +136,17 @@ def never_committed(description: Description) -> bool:
 
 
 def _accepted(client: TransactionCoordinatorClient, scope: Scope) -> set[str]:
-    head = _accepts(scope)
-    listed = (row.transactional_id[len(head) :] for row in client.list_transactions(prefix=head))
-    return {log for log in listed if _LOG.fullmatch(log)}
+    rows = client.list_transactions(prefix=AcceptedName.head(scope))
+    names = (parse_accepted_name(row.transactional_id) for row in rows)
+    return {name.other for name in names if name is not None and name.scope == scope}
 
 
-def _logs(names: Iterable[str], scope: Scope) -> Iterable[tuple[str, str]]:
-    for name in names:
-        parsed = parse_pooled_name(name)
-        if parsed is not None and (parsed.scope.pipeline, parsed.scope.sink) == (scope.pipeline, scope.sink):
-            yield name, parsed.scope.log
-
-
-def _belongs(name: str, scope: Scope) -> bool:
-    return any(True for _ in _logs([name], scope))
-
-
-def _head(scope: Scope) -> str:
-    return f"{FORMAT}:{scope.pipeline}:{scope.sink}:"
-
-
-def _accepts(scope: Scope) -> str:
-    return f"{ACCEPTS}:{scope.pipeline}:{scope.sink}:{scope.log}:"
+def _logs(client: TransactionCoordinatorClient, scope: Scope, states: Collection[str] = ()) -> dict[str, str]:
+    """The transactional ids of exactly this sink of this pipeline, and the logs that they belong to."""
+    rows = client.list_transactions(states, prefix=f"{scope.head}:")
+    names = ((row.transactional_id, parse_pooled_name(row.transactional_id)) for row in rows)
+    return {
+        text: name.scope.log
+        for text, name in names
+        if name is not None and name.scope.is_sink(scope.pipeline, scope.sink)
+    }

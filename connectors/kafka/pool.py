@@ -48,7 +48,7 @@ from onceward.core.errors import FencedError, OncewardError
 from onceward.core.kit.processwide import PerProcess
 from onceward.core.names import PooledName
 
-from .cluster import cluster_of
+from .admin import cluster_of
 from .codes import Code
 from .producer import TransactionalProducer
 from .verdict import Fate, judge

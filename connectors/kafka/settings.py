@@ -9,10 +9,10 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from onceward.core.errors import ConfigurationError
+from onceward.core.kit.secrets import HIDDEN
 
-from .oauth import TokenSource
+from .security import TokenSource, tls_context
 from .settings_table import ALIASES, CONNECTION, SECURITY_PREFIXES, TABLE, Goes, goes_to, is_secret
-from .tls import tls_context
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +22,6 @@ PROTOCOLS: Final = frozenset({"PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"})
 MECHANISMS: Final = frozenset({"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"})
 TOKENS: Final = ("oauth_cb", "sasl.oauthbearer.", "enable.sasl.oauthbearer.", "https.")
 """Settings that are used to make tokens here, and not handed to librdkafka."""
-HIDDEN: Final = "[hidden]"
 
 LAST_PORT: Final = 65535
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from onceward.core.kit.secrets import is_secret_name
+
 
 class Goes(StrEnum):
     """Where a setting goes."""
@@ -227,7 +229,7 @@ If the brokers enforce ACLs, a sink's user needs:
 def is_secret(name: str) -> bool:
     """Whether the value of this setting must not be shown."""
     known = TABLE.get(ALIASES.get(name, name))
-    return (known is not None and known.secret) or any(word in name for word in ("password", "secret", "token"))
+    return (known is not None and known.secret) or is_secret_name(name)
 
 
 def as_markdown() -> str:

@@ -11,15 +11,14 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from onceward.core.errors import ConfigurationError, KafkaError
-from onceward.core.kit.options import Option, flag, read_options
+from onceward.core.kit.options import arguments
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable
 from onceward.core.transaction.ownership import NOTHING
 from onceward.sinks.base import TwoPhaseCommitSink
 
 from . import commits, ownership
-from .cluster import cluster_of
+from .admin import check_reachable, cluster_of
 from .codes import Code
-from .connectivity import check_reachable
 from .errors import kafka_error
 from .handle import KIND, VERSION, Prepared
 from .pool import PoolKey, pool_of
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from onceward.core.names import Scope
     from onceward.core.transaction import Observation, Progress, WriteContext
 
-    from .cluster import Cluster
+    from .admin import Cluster
     from .coordinator import TransactionCoordinatorClient
     from .pool import ProducerPool
     from .producer import TransactionalProducer
@@ -44,18 +43,6 @@ if TYPE_CHECKING:
 NOTHING_WRITTEN = "nothing was written"
 FLUSH_SHARE = 0.5
 """Share of the transaction's timeout that a flush may take."""
-
-
-def _create_topic(text: str) -> bool | int:
-    return int(text) if text.strip().isdecimal() else flag(text)
-
-
-OPTIONS = (
-    Option("name", "name"),
-    Option("topic", "topic"),
-    Option("createTopic", "create_topic", _create_topic),
-    Option("transactionTimeout", "transaction_timeout", float),
-)
 
 
 class KafkaTransaction:
@@ -131,7 +118,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             ConfigurationError: An option is unknown or refused.
         """
         config, rest = split_options(options)
-        return cls(**{"name": "kafka", "config": config, **read_options("a Kafka sink", rest, OPTIONS)})
+        return cls(config=config, **arguments(cls, {"name": "kafka", **rest}, omit=("bootstrap_servers",)))
 
     def __repr__(self) -> str:
         return f"KafkaSink({self.name!r}, topic={self.topic!r}, {self.settings})"

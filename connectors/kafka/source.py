@@ -1,6 +1,6 @@
 """KafkaSource: topics as a resettable source, read_committed and bounded by the last stable offset.
 
-Planning (planning.py) is pure; what the brokers hold comes from kafka_lookup.py; ranges are read by kafka_consumer.py.
+Planning (planning.py) is pure; what the brokers hold comes from lookup.py; ranges are read by consumer.py.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from onceward.core.errors import ConfigurationError, SourceError
+from onceward.core.kit.options import spelled
 from onceward.core.source import Piece, Position, ResettableSource, Split
 
 from . import planning
+from .admin import publish_offsets
 from .bounds import FROM_LATEST, Bound, bound, check_end
 from .consumer import Gone, RangeConsumer, borrowed
 from .lookup import Lookup
-from .messages import schema, to_batch
 from .positions import Offsets, Partition, from_json, in_share, to_json
-from .resolving import end_offsets, start_offsets
+from .rows import schema, to_batch
 from .settings import KafkaSettings
-from .topics import Found, Selection, find
+from .topics import Found, Selection, end_offsets, find, start_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -212,8 +213,6 @@ class KafkaSource(ResettableSource):
             KafkaError: The brokers refuse.
         """
         if self.group is not None:
-            from .offsets import publish_offsets  # noqa: PLC0415 - few sources have a group
-
             publish_offsets(self.settings, self.group, position)
 
     @property
@@ -271,6 +270,6 @@ def _check_numbers(source: KafkaSource) -> None:
     for name in ("min_partitions", "max_offsets_per_trigger", "max_records_per_partition"):
         value = getattr(source, name)
         if value is not None and value < 1:
-            raise ConfigurationError(f"{name} must be 1 or more, not {value}")
+            raise ConfigurationError(f"{name} ({spelled(name)}) must be 1 or more, not {value}")
     if source.timeout <= 0:
         raise ConfigurationError(f"timeout must be more than 0 s, not {source.timeout}")

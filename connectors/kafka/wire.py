@@ -30,7 +30,7 @@ with warnings.catch_warnings():
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from .oauth import TokenSource
+    from .security import TokenSource
 
 PIPELINE: Final = 100
 """Requests in flight on one connection."""

@@ -37,10 +37,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from onceward.core.names import FORMAT
+
 if TYPE_CHECKING:
     from onceward.core.names import Scope
 
-RESERVED: Final = b"onceward:1:"
+RESERVED: Final = f"{FORMAT}:".encode()
 
 WRITE: Final = """
 local marker, log, name = KEYS[1], ARGV[1], ARGV[2]
@@ -135,4 +137,4 @@ return #ARGV - 3
 
 def marker_key(scope: Scope) -> bytes:
     """Where the marker of a sink of a pipeline is."""
-    return RESERVED + f"{scope.pipeline}:{scope.sink}".encode()
+    return scope.head.encode()

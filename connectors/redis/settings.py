@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from onceward.core.errors import ConfigurationError
+from onceward.core.kit.options import check_seconds
+from onceward.core.kit.secrets import is_secret_name, redact
 
 _SCHEMES: Final = ("redis", "rediss", "unix")
-_SECRET: Final = "password"  # noqa: S105 - the word, not one
 _OPTIONS: Final = frozenset(
     {
         "client_name",
@@ -42,8 +43,6 @@ _ESCAPE: Final = (
     "In a user, password, path or option percent-encode what is not a letter or digit: @ is %40, / is %2F, ? is %3F, "
     "# is %23; or give username and password apart"
 )
-_MOST_SECONDS: Final = 86400
-"""Sockets refuse some larger numbers, when it is too late."""
 
 
 @dataclass(frozen=True)
@@ -79,25 +78,12 @@ class RedisSettings:
 
     def redact(self, message: str) -> str:
         """A message without the password."""
-        for secret in filter(None, (self.password, *self._secrets_of_url())):
-            for form in (secret, quote(secret), quote(secret, safe=""), repr(secret)[1:-1]):
-                message = message.replace(form, "***")
-        return message
+        return redact(message, [self.password or "", *self._secrets_of_url()])
 
     def _secrets_of_url(self) -> list[str]:
         parts = urlsplit(self.url)
         found = [unquote(parts.password)] if parts.password else []
-        return found + [value for name, value in parse_qsl(parts.query) if _SECRET in name.lower()]
-
-
-def check_seconds(name: str, seconds: float) -> None:
-    """Refuse a timeout that no socket takes.
-
-    Raises:
-        ConfigurationError: It is one.
-    """
-    if not 0 < seconds <= _MOST_SECONDS:
-        raise ConfigurationError(f"{name} must be above 0 seconds and at most a day, not {seconds}")
+        return found + [value for name, value in parse_qsl(parts.query) if is_secret_name(name)]
 
 
 def _check_url(url: str) -> None:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 from onceward.core.errors import ConfigurationError, DataLossError, SinkError
+from onceward.core.kit.options import arguments
 from onceward.core.names import TransactionName, parse_transaction_name
 from onceward.core.sink import Guarantee
 from onceward.core.transaction import Progress
@@ -20,12 +21,10 @@ from onceward.sinks.folder_sink import newest_of
 from onceward.sinks.folders import FolderClaims
 from onceward.sinks.write_ahead import ROWS_PER_SEND, Attempt, Segment, WriteAheadLogSink
 
-from .client import clients, evaluate, translated
+from .client import check_facts, clients, evaluate, read_facts, translated
 from .delivery import GO_ON, Delivery, Loss, deliver
 from .forms import FORMS, KeyTemplate, check_form, written
-from .options import read_redis_options
 from .script import CLAIM, PRUNE, RELEASE, marker_key
-from .server import check_facts, read_facts
 from .settings import RedisSettings
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ class RedisSink(WriteAheadLogSink):
         Raises:
             ConfigurationError: An option is unknown, missing or not readable.
         """
-        return cls(**read_redis_options(options))
+        return cls(**arguments(cls, {"name": "redis", **options}))
 
     def __repr__(self) -> str:
         what = f"url={self.settings.shown!r}, key={self.key.text!r}, form={self.form!r}"

@@ -12,9 +12,9 @@ from pyspark.sql.datasource import DataSource
 
 from onceward.core.errors import ConfigurationError
 
-from .arrow import arrow_schema
 from .executors import warn_of_python
 from .options import COMMON, FormatOptions
+from .projection import arrow_schema
 from .publication import is_ours, publisher_from_options
 
 if TYPE_CHECKING:
@@ -108,10 +108,9 @@ class KafkaFormat(SinkFormat):
 
     def schema(self) -> StructType:
         """Columns of Spark's own Kafka source; headers with includeHeaders."""
-        from .kafka_source import spark_schema  # noqa: PLC0415 - an extra
-        from .kafka_source_options import check_options  # noqa: PLC0415 - read here only
+        from .kafka_source import checked_source, spark_schema  # noqa: PLC0415 - an extra
 
-        return spark_schema(include_headers=check_options(self.options))
+        return spark_schema(include_headers=checked_source(self.options).include_headers)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's name
         """A stream reader out of `subscribe`, `startingOffsets` and what else docs/kafka-source.md lists."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.types import (
     ArrayType,
@@ -15,16 +16,32 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from .kafka_source_options import batch_source, stream_source
-from .read_limits import LIMITS
-from .source_reader import BeforeLimits, SourceBatchReader, SourceStreamReader
+from onceward.connectors.kafka.bounds import AtTime, bound, milliseconds, times
+from onceward.connectors.kafka.positions import assignment_from_json
+from onceward.connectors.kafka.settings import split_options
+from onceward.connectors.kafka.source import KafkaSource
+from onceward.core.errors import ConfigurationError
+from onceward.core.kit.options import arguments
+
+from .source_reader import LIMITS, BeforeLimits, SourceBatchReader, SourceStreamReader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from onceward.connectors.kafka.source import KafkaSource
+    from onceward.connectors.kafka.bounds import Bound
 
     from .source_reader import Offsets
+
+TOLERATED: Final = frozenset({"path", "checkpointlocation", "pipeline", "name", "useprivatejson"})
+"""Options that Spark adds by itself or that belong to the query."""
+STRATEGY: Final = "startingOffsetsByTimestampStrategy"
+SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
+STARTS: Final = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
+ONLY_BATCH: Final = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
+ONLY_STREAM: Final = ("maxOffsetsPerTrigger",)
+TIMEOUT: Final = "kafkaConsumer.pollTimeoutMs"
+ELSEWHERE: Final = ("bootstrap_servers", "topics", "pattern", "assign", "starting", "ending", "isolation", "group")
+"""Arguments of KafkaSource that other options give: those above, and `kafka.*`."""
 
 
 class KafkaStreamReader(SourceStreamReader):
@@ -49,6 +66,36 @@ def batch_reader(options: Mapping[str, str]) -> SourceBatchReader:
     return SourceBatchReader(source, *source.range())
 
 
+def stream_source(options: Mapping[str, str]) -> KafkaSource:
+    """The source of a streaming query.
+
+    Raises:
+        ConfigurationError: An option is unknown or wrong; the message names it.
+    """
+    return _source(options, "latest", ONLY_BATCH, "streaming")
+
+
+def batch_source(options: Mapping[str, str]) -> KafkaSource:
+    """The source of a batch query.
+
+    Raises:
+        ConfigurationError: An option is unknown or wrong; the message names it.
+    """
+    return _source(options, "earliest", ONLY_STREAM, "batch", ending="latest")
+
+
+def checked_source(options: Mapping[str, str]) -> KafkaSource:
+    """Check options, brokers and topics, before it is known whether the query is a stream or a batch.
+
+    Raises:
+        ConfigurationError: An option is unknown or wrong; the message names it.
+        SourceError: A topic is missing, or no broker answers; the message says why.
+    """
+    source = _source(options, "earliest")
+    source.validate()
+    return source
+
+
 def spark_schema(*, include_headers: bool) -> StructType:
     """Columns of Spark's own Kafka source ("Structured Streaming + Kafka Integration Guide")."""
     plain = {
@@ -63,3 +110,61 @@ def spark_schema(*, include_headers: bool) -> StructType:
     header = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
     columns = [StructField(name, kind) for name, kind in plain.items()]
     return StructType([*columns, StructField("headers", ArrayType(header))] if include_headers else columns)
+
+
+def _source(
+    options: Mapping[str, str],
+    starting: str,
+    refused: tuple[str, ...] = (),
+    where: str = "any",
+    *,
+    ending: str | None = None,
+) -> KafkaSource:
+    low = {name.lower(): text for name, text in options.items()}
+    config, rest = split_options({name: text for name, text in low.items() if name not in TOLERATED})
+    if wrong := [name for name in refused if name.lower() in rest]:
+        raise ConfigurationError(f"options {', '.join(wrong)} are not for {where} queries")
+    special = {name: rest.pop(name.lower(), None) for name in (*SELECTIONS, *STARTS, *ONLY_BATCH, STRATEGY)}
+    given = {name: text for name, text in special.items() if text is not None}
+    plain = arguments(KafkaSource, rest, aliases={TIMEOUT: "timeout"}, omit=ELSEWHERE)
+    if "timeout" in plain:
+        plain["timeout"] /= 1000
+    if ending is not None:
+        plain["ending"] = _bound(given, ONLY_BATCH, ending)
+    return KafkaSource(**_selection(given), starting=_bound(given, STARTS, starting), config=config, **plain)
+
+
+def _selection(given: Mapping[str, str]) -> dict[str, Any]:
+    names = [name for name in SELECTIONS if name in given]
+    if len(names) != 1:
+        raise ConfigurationError(
+            f"give exactly one of subscribe, subscribePattern and assign; given: {names or 'none'}"
+        )
+    [name] = names
+    text = given[name]
+    if name == "subscribe":
+        topics = [topic.strip() for topic in text.split(",") if topic.strip()]
+        if not topics:
+            raise ConfigurationError("option subscribe names no topic")
+        return {"topics": topics}
+    if name == "assign":
+        partitions = assignment_from_json(text)
+        return {"assign": {topic: [p.number for p in partitions if p.topic == topic] for topic, _ in partitions}}
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ConfigurationError(f"option subscribePattern is no regular expression: {error}") from error
+    return {"pattern": text}
+
+
+def _bound(given: Mapping[str, str], names: tuple[str, ...], default: str) -> Bound:
+    """Spark's order: one time for all, then times of partitions, then offsets."""
+    strategy = given.get(STRATEGY, "error").lower()
+    if strategy not in {"error", "latest"}:
+        raise ConfigurationError(f"option {STRATEGY} must be error or latest, not {strategy!r}")
+    single, several, offsets = names
+    if single in given:
+        return AtTime(milliseconds=milliseconds(given[single], f"option {single}"), or_latest=strategy == "latest")
+    if several in given:
+        return AtTime(of=times(given[several], f"option {several}"), or_latest=strategy == "latest")
+    return bound(given.get(offsets, default), f"option {offsets}")

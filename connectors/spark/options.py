@@ -1,10 +1,20 @@
-"""Options that every onceward format has. Spark hands them over without regard to case."""
+"""Options that every onceward format has. Spark hands them over without regard to case.
+
+A batch write is one epoch, in a decision log of its own. A pipeline and a run key together name the log, so that a
+rerun finds its own decision, however many other runs of the pipeline lie between. Without them a run has a random name
+and a temporary log: all rows or none, but a rerun writes them again. That log is in a folder that only this user can
+enter, and is deleted when the run has ended; a run that is killed leaves it in the system's temporary folder
+(`onceward-batch-…`), where an operator finds what was decided.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -12,17 +22,17 @@ import msgspec
 from onceward.core.checkpoint import CommitPolicy, OnLost
 from onceward.core.checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.core.errors import ConfigurationError
-from onceward.core.log import LogStore, open_store
-from onceward.core.names import check_pipeline_name
+from onceward.core.kit.options import arguments, option_names
+from onceward.core.log import EpochInput, LogStore, open_store, read
+from onceward.core.log.directory import DirectoryStore
+from onceward.core.names import PIPELINE_LENGTH, check_pipeline_name
 
 from .store import default_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_POLICY = frozenset({"onlost", "committimeout", "commitbackoff"})
-COMMON = _POLICY | {"pipeline", "store", "adopt", "rewind", "checkpointlocation", "queryname", "runkey", "name", "path"}
-"""Names of the options read here, in lower case; Spark adds a query's name to its options."""
+_ALIASES: Final = {"checkpointLocation": "checkpoint"}
 
 
 class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +54,7 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
     store: str | None = None
     checkpoint: str | None = None
     run_key: str | None = None
-    on_lost: str = OnLost.FAIL
+    on_lost: OnLost = OnLost.FAIL
     commit_timeout: float = COMMIT_TIMEOUT
     commit_backoff: float = COMMIT_BACKOFF
     adopt: bool = False
@@ -57,19 +67,13 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ConfigurationError: A value is not usable.
         """
-        low = {key.lower(): value for key, value in options.items()}
-        pipeline = low.get("pipeline")
-        parsed = cls(
-            pipeline=check_pipeline_name(pipeline) if pipeline is not None else None,
-            store=low.get("store"),
-            checkpoint=_absolute(low["checkpointlocation"]) if "checkpointlocation" in low else None,
-            run_key=low.get("runkey"),
-            on_lost=low.get("onlost", OnLost.FAIL),
-            commit_timeout=seconds("commitTimeout", low.get("committimeout"), COMMIT_TIMEOUT),
-            commit_backoff=seconds("commitBackoff", low.get("commitbackoff"), COMMIT_BACKOFF),
-            adopt=flag("adopt", low.get("adopt", "false")),
-            rewind=low.get("rewind"),
-        )
+        own = {name: text for name, text in options.items() if name.lower() in _OWN}
+        given = arguments(cls, own, aliases=_ALIASES)
+        if "pipeline" in given:
+            check_pipeline_name(given["pipeline"])
+        if "checkpoint" in given:
+            given["checkpoint"] = _absolute(given["checkpoint"])
+        parsed = cls(**given)
         parsed.policy()
         return parsed
 
@@ -109,28 +113,9 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
         return default_store(self.checkpoint_root(), pipeline)
 
 
-def seconds(name: str, text: str | None, default: float) -> float:
-    """A number of seconds.
-
-    Raises:
-        ConfigurationError: It is none.
-    """
-    try:
-        return default if text is None else float(text)
-    except ValueError:
-        raise ConfigurationError(f"option {name} must be a number of seconds, not {text!r}") from None
-
-
-def flag(name: str, text: str) -> bool:
-    """True or false.
-
-    Raises:
-        ConfigurationError: It is neither.
-    """
-    text = text.strip().lower()
-    if text not in {"true", "false"}:
-        raise ConfigurationError(f"option {name} must be true or false, not {text!r}")
-    return text == "true"
+_OWN: Final = frozenset(option.lower() for option in option_names(FormatOptions, aliases=_ALIASES))
+COMMON: Final = _OWN | {"queryname", "name", "path"}
+"""Options that every format has, in lower case; Spark adds a query's name to its options."""
 
 
 def _absolute(checkpoint: str) -> str:
@@ -192,3 +177,60 @@ def read_text(url: str) -> str | None:
         raise ConfigurationError(
             f"cannot read {url} from Python ({error}): install fsspec's package for it, or use exactly_once(…)"
         ) from error
+
+
+_DIGEST: Final = 16
+
+
+def batch_pipeline(options: FormatOptions, run: str) -> str:
+    """Name under which one run's transactions go."""
+    digest = hashlib.sha256(run.encode()).hexdigest()[:_DIGEST]
+    return f"{(options.pipeline or 'batch')[: PIPELINE_LENGTH - _DIGEST - 1]}.{digest}"
+
+
+def batch_epoch(run: str) -> EpochInput:
+    """What the run's only epoch is computed from: the caller says by the run key that it is the same."""
+    return EpochInput(query=run)
+
+
+def batch_store(options: FormatOptions, pipeline: str, temporary: str) -> LogStore:
+    """The store of one run's decision log.
+
+    Args:
+        options: Of the format.
+        pipeline: Name of the run.
+        temporary: Folder for a log that only this run uses; "" if it is not needed.
+
+    Raises:
+        ConfigurationError: A run that is to be idempotent has no store to find its decision in.
+    """
+    if (options.pipeline is None) != (options.run_key is None):
+        raise ConfigurationError("options pipeline and runKey go together: give both for an idempotent run, or neither")
+    if options.store is not None:
+        return open_store(_of_run(options.store, pipeline), pipeline=pipeline)
+    if options.run_key is not None:
+        raise ConfigurationError(
+            "an idempotent batch write needs option('store', …): a folder or database where its decision is kept, for "
+            "example '/var/lib/onceward' or 'postgresql+psycopg://user@host/db'"
+        )
+    return DirectoryStore(temporary, shared=True)  # no other driver will look for it
+
+
+def _of_run(store: str, pipeline: str) -> str:
+    """A folder of the run's own; other stores keep pipelines apart by themselves."""
+    if store.startswith("file:"):
+        folder, mark, query = store.partition("?")
+        return f"{folder.rstrip('/')}/{pipeline}{mark}{query}"
+    return store if "://" in store else f"{store.rstrip('/')}/{pipeline}"
+
+
+def temporary_log(options: FormatOptions) -> str:
+    """A new folder for the log of a run that nobody can repeat; "" if the run has a store."""
+    wanted = options.store is None and options.run_key is None and options.pipeline is None
+    return tempfile.mkdtemp(prefix="onceward-batch-") if wanted else ""
+
+
+def delete_temporary_log(temporary: str) -> None:
+    """Delete the folder, unless something in it is decided and not completed."""
+    if temporary and read(DirectoryStore(temporary)).undone is None:
+        shutil.rmtree(temporary, ignore_errors=True)

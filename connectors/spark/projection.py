@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from .arrow import arrow_schema
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
 
     from onceward.sinks.base import Sink
 
@@ -67,3 +66,17 @@ def _part(column: Any) -> pa.RecordBatch:
     if array.null_count:
         array = array.filter(array.is_valid())
     return pa.RecordBatch.from_struct_array(array)
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The schema that batches of a DataFrame have; a timestamp is in UTC here, in batches in the session's zone.
+
+    pyspark 4.2 wants the zone said, and fails an assertion without it; before, there was no such argument.
+    """
+    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - imports pyarrow
+
+    try:
+        found: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+    except TypeError:
+        found = to_arrow_schema(schema)
+    return found

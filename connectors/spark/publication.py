@@ -117,7 +117,7 @@ class Publisher:
 
     def __call__(self, epoch: int, about: EpochInput) -> None:
         """Publish; `about.end` holds one JSON text for each source."""
-        from onceward.connectors.kafka.offsets import publish_offsets  # noqa: PLC0415 - an extra
+        from onceward.connectors.kafka.admin import publish_offsets  # noqa: PLC0415 - an extra
 
         ends = list(about.end or [])
         if len(ends) != len(self._groups):

@@ -13,14 +13,40 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 
 from onceward.core.errors import OncewardError
 
-from .read_limits import LIMITS, ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
 
     from onceward.core.source import ResettableSource, Split
+
+try:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+except ImportError:
+    from dataclasses import dataclass
+
+    class ReadLimit:  # type: ignore[no-redef]
+        """How much to read."""
+
+    @dataclass
+    class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef]
+        """All there is."""
+
+    @dataclass
+    class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
+        """At most so many rows."""
+
+        max_rows: int
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        """A mark that only Spark 4.2 looks for."""
+
+    LIMITS = False
+else:
+    LIMITS = True
+
+__all__ = ["LIMITS", "ReadAllAvailable", "ReadLimit", "ReadMaxRows", "SupportsTriggerAvailableNow"]
+
 
 _log = logging.getLogger("onceward.spark")
 

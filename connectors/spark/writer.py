@@ -12,10 +12,18 @@ from onceward.core.checkpoint import Admission, Coordinator
 from onceward.core.errors import ConfigurationError, FencedError, OncewardError, ProtocolError
 
 from .opened import Opened, one_token, open_writer
-from .options import FormatOptions, newest_batch, read_text
+from .options import (
+    FormatOptions,
+    batch_epoch,
+    batch_pipeline,
+    batch_store,
+    delete_temporary_log,
+    newest_batch,
+    read_text,
+    temporary_log,
+)
 from .projection import Projection
 from .query import epoch_input
-from .runs import batch_epoch, batch_pipeline, batch_store, delete_temporary_log, temporary_log
 from .store import check_store, master_of_task
 from .task import where_am_i, write_partition
 

@@ -1,13 +1,123 @@
-"""Reading a sink's arguments from the options of a Spark format, which come as text and without regard to case."""
+"""Arguments out of options that come as text and without regard to case, as those of a Spark format do."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import inspect
+from enum import Enum
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args, get_origin
+
+import msgspec
 
 from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+_ANNOTATIONS: Final = {"Collection": list, "Mapping": dict, "Path": str, "Sequence": list}
+"""For names in signatures that their modules import for type checkers alone."""
+MOST_SECONDS: Final = 86400
+"""Of a timeout: sockets refuse some larger numbers, when it is too late."""
+_KINDS: Final = {int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def arguments(
+    make: Callable[..., Any],
+    options: Mapping[str, str],
+    *,
+    aliases: Mapping[str, str] | None = None,
+    omit: Collection[str] = (),
+) -> dict[str, Any]:
+    """Arguments out of options, by a signature: an option is called as its argument, in any case.
+
+    Underscores do not count either, so `rowsPerSend` gives `rows_per_send`. Lists are separated by commas. Arguments
+    that are mappings, and `select` and `where`, cannot be given. No value that cannot be read is repeated: it may be a
+    password at the wrong place.
+
+    Args:
+        make: The class or function that takes the arguments.
+        options: As given.
+        aliases: Options that are not called as their arguments: `{"dbtable": "table"}`.
+        omit: Further arguments that no option gives.
+
+    Raises:
+        ConfigurationError: An option is unknown, missing or not readable.
+    """
+    known = option_names(make, aliases=aliases, omit=omit)
+    plain = {_plain(option): option for option in known}
+    unknown = sorted(name for name in options if _plain(name) not in plain)
+    if unknown:
+        raise ConfigurationError(f"unknown options {unknown}: {make.__name__} takes {', '.join(known)}")
+    given = {plain[_plain(name)]: text for name, text in options.items()}
+    there = {known[option].name for option in given}
+    missing = {p.name: option for option, p in reversed(known.items()) if p.default is p.empty and p.name not in there}
+    if missing:
+        raise ConfigurationError(f"{make.__name__} needs the options {sorted(missing.values())}")
+    return {known[option].name: _value(option, known[option].annotation, text) for option, text in given.items()}
+
+
+def option_names(
+    make: Callable[..., Any], *, aliases: Mapping[str, str] | None = None, omit: Collection[str] = ()
+) -> dict[str, inspect.Parameter]:
+    """The options that `arguments` reads, as they are documented, and the parameter that each gives."""
+    found = inspect.signature(make, eval_str=True, locals=_ANNOTATIONS).parameters.values()
+    taken = {p.name: p for p in found if p.name not in {"select", "where", *omit} and not _is_mapping(p.annotation)}
+    other = {option: taken[name] for option, name in (aliases or {}).items()}
+    return other | {spelled(name): p for name, p in taken.items() if p not in other.values()}
+
+
+def spelled(argument: str) -> str:
+    """How an argument is spelled as an option: `rowsPerSend` for `rows_per_send`."""
+    first, *others = argument.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
+def check_seconds(name: str, seconds: float) -> None:
+    """Refuse a timeout that no socket takes.
+
+    Raises:
+        ConfigurationError: It is one.
+    """
+    if not 0 < seconds <= MOST_SECONDS:
+        raise ConfigurationError(f"{name} must be above 0 seconds and at most a day, not {seconds}")
+
+
+def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
+    """Values by name. No value is repeated in an error: it may be a password.
+
+    Raises:
+        ConfigurationError: One has no "=".
+    """
+    for number, pair in enumerate(given or (), 1):
+        if "=" not in pair:
+            raise ConfigurationError(f"{option} takes NAME=VALUE; number {number} of those given has no '='")
+    return dict(pair.partition("=")[::2] for pair in given or ())
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type that it is."""
+    return get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+
+
+def _is_mapping(annotation: Any) -> bool:
+    return any(get_origin(kind) is dict for kind in _choices(annotation))
+
+
+def _value(option: str, annotation: Any, text: str) -> Any:
+    kinds = [kind for kind in _choices(annotation) if kind is not type(None)]
+    lists = [kind for kind in kinds if get_origin(kind) is list]
+    try:
+        if lists:
+            return msgspec.convert([part.strip() for part in text.split(",")], lists[0], strict=False)
+        return text if str in kinds else msgspec.convert(text.strip().lower(), annotation, strict=False)
+    except msgspec.ValidationError:
+        raise ConfigurationError(f"option {option} is not {' or '.join(map(_described, kinds))}") from None
+
+
+def _described(kind: Any) -> str:
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return f"one of {', '.join(choice.value for choice in kind)}"
+    return _KINDS.get(kind, "readable")
 
 
 class Option(NamedTuple):

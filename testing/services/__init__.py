@@ -1,11 +1,21 @@
 """Real Kafka and PostgreSQL in the background, for development, tests and the demo; no Docker, no root."""
 
-from .errors import DevServiceError
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from onceward.core.errors import ConfigurationError
+
 from .kafka import KafkaServer
-from .places import cache_home, state_home
+from .machine import DevServiceError, cache_home, state_home
 from .postgres import PostgresServer
 from .service import Service
-from .services import DevServices, dev_services, services_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 __all__ = [
     "DevServiceError",
@@ -18,3 +28,85 @@ __all__ = [
     "services_at",
     "state_home",
 ]
+
+
+@dataclass(frozen=True)
+class DevServices:
+    """The services of one state folder; `kafka` or `postgres` is None if it was not asked for."""
+
+    home: Path
+    kafka: KafkaServer | None
+    postgres: PostgresServer | None
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Kafka's address for clients."""
+        if self.kafka is None:
+            raise ConfigurationError("these services were made without Kafka")
+        return self.kafka.bootstrap_servers
+
+    @property
+    def dsn(self) -> str:
+        """PostgreSQL's connection URI, password included."""
+        if self.postgres is None:
+            raise ConfigurationError("these services were made without PostgreSQL")
+        return self.postgres.dsn
+
+    @property
+    def each(self) -> list[Service]:
+        """The services asked for."""
+        return [service for service in (self.kafka, self.postgres) if service is not None]
+
+    def start(self, timeout: float = 60.0) -> None:
+        """Starts those that do not run, together, and waits until all answer (`timeout` in seconds, for each)."""
+        for service in self.each:
+            service.start()
+        for service in self.each:
+            service.wait_ready(timeout)
+
+    def stop(self) -> None:
+        """Stops those that run."""
+        for service in self.each:
+            service.stop()
+
+
+def services_at(
+    home: str | Path | None = None, *, kafka: bool = True, postgres: bool = True, detached: bool = False
+) -> DevServices:
+    """The services of a state folder, started or not.
+
+    Args:
+        home: State folder; default ONCEWARD_DEV_HOME, else `.run` in the current folder.
+        kafka: Whether Kafka is wanted.
+        postgres: Whether PostgreSQL is wanted.
+        detached: Whether what is started outlives this program.
+    """
+    folder = state_home(home)
+    return DevServices(
+        folder,
+        KafkaServer(folder / "kafka", detached=detached) if kafka else None,
+        PostgresServer(folder / "postgres", detached=detached) if postgres else None,
+    )
+
+
+@contextmanager
+def dev_services(home: str | Path | None = None, *, kafka: bool = True, postgres: bool = True) -> Iterator[DevServices]:
+    """Runs services while the `with` block runs; those that ran before (`onceward dev up`) are used and left alone.
+
+    Args:
+        home: State folder; default ONCEWARD_DEV_HOME, else `.run` in the current folder.
+        kafka: Whether to run Kafka.
+        postgres: Whether to run PostgreSQL.
+
+    Raises:
+        ConfigurationError: Java or PostgreSQL's programs are missing; the message says what to install.
+        DevServiceError: A service could not be started.
+    """
+    services = services_at(home, kafka=kafka, postgres=postgres)
+    own = [service for service in services.each if not service.running]
+    try:
+        services.start()
+        yield services
+    finally:
+        for service in own:
+            service.stop()

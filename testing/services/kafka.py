@@ -9,10 +9,8 @@ from signal import SIGTERM
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..java import find_java
-from .errors import DevServiceError
 from .jars import ensure_jars
-from .ports import LOOPBACK, accepts_connections, free_port
-from .probe import broker_answers
+from .machine import LOOPBACK, DevServiceError, accepts_connections, broker_answers, free_port
 from .process import run_program
 from .service import Service
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import psutil
 
-from .errors import DevServiceError
-from .ports import LOOPBACK, accepts_connections, free_port
+from .machine import LOOPBACK, DevServiceError, accepts_connections, free_port
 from .postgres_programs import data_folder, delete_outside_data, private_copy, programs_for, unprivileged_user
 from .process import run_program
 from .service import Service

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from onceward.core.errors import ConfigurationError
 
-from .errors import DevServiceError
+from .machine import DevServiceError
 from .process import RunAs, run_program
 
 UNPRIVILEGED = ("postgres", "nobody")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from . import guard
-from .errors import DevServiceError
+from .machine import DevServiceError
 
 if TYPE_CHECKING:
     import signal

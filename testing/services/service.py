@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from signal import SIGCONT, SIGSTOP, Signals
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .errors import DevServiceError
+from .machine import DevServiceError
 from .process import BackgroundProcess
 
 if TYPE_CHECKING:
