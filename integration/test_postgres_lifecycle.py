@@ -305,3 +305,15 @@ def test_rows_staged_or_prepared_by_the_other_way_are_still_found(database: Data
         assert {c.identity() for c in made.lingering(SCOPE)} == {c.identity() for c in committables}
     assert statuses(prepared, *committables) == [CommitStatus.COMMITTED] * 2
     assert database.rows() == expected(1) + expected(10)
+
+
+def test_subtasks_with_different_columns_are_merged_out_of_one_large_staging_table(database: Database) -> None:
+    """A large staging table is emptied whole: not before all that it holds of this epoch is moved."""
+    sink = make_sink(database, "staging")
+    many = words(0, 60_000, word="w" * 60)
+    committables = [
+        write(sink, context(subtask=0), many),
+        write(sink, context(subtask=1), words(100_000, 60_000).select(["id"])),
+    ]
+    assert statuses(sink, *committables) == [CommitStatus.COMMITTED] * 2
+    assert database.one("SELECT count(*) FROM words") == 120_000
