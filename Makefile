@@ -8,8 +8,9 @@ export PYTHON ?= python3
 export VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Processes of the integration tests; each has a broker, a database and a Spark session of its own.
-WORKERS ?= 2
+# Processes of the integration tests; each has a broker, a database and a Spark session of its own. They wait for
+# half of their time, so that there is one more than a small machine has cores.
+WORKERS ?= 3
 # What tests write lies in memory where there is room for it, since most of their time would be spent in fsync.
 # `make test-all` uses the disk, and runs what is marked "nightly", too.
 SCRATCH ?= $(shell scripts/scratch.sh)
@@ -57,7 +58,8 @@ test: java check long integration ## All but nightly and container tests, on a r
 
 .PHONY: test-all
 test-all: ## For nights: `make test` on the disk, with long simulator runs, kill series, more variants; container tests
-	@$(MAKE) test containers SCRATCH=$${TMPDIR:-/tmp} SELECT=
+	@$(MAKE) test SCRATCH=$${TMPDIR:-/tmp} SELECT=
+	@SELECT= scripts/with-docker.sh scripts/container-tests.sh
 
 .PHONY: long
 long: setup ## The unit tests that take long: three thousand runs of the simulator

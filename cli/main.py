@@ -5,12 +5,13 @@ Each command imports what it needs when it runs, so that it works with only its 
 
 from __future__ import annotations
 
+import keyword
 import logging
 import re
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
@@ -123,10 +124,48 @@ def new_sink(
     folder: Annotated[Path, typer.Option(help="Folder to write it to.")] = Path(),
 ) -> None:
     """Generate a working custom sink, as a starting point for your own, and its conformance test."""
-    from .new_sink import write_skeleton  # noqa: PLC0415 - one command of many
-
     sink, test = write_skeleton(name, folder)
     typer.echo(f"wrote {sink} and {test}; now: pip install 'onceward[testing]' and python -m pytest {test}")
+
+
+_SKELETON: Final = Path(__file__).with_name("skeleton")
+"""The wheel contains copies; in a checkout these are links to the examples."""
+
+
+def write_skeleton(name: str, folder: Path) -> list[Path]:
+    """Write NAME.py and test_NAME.py.
+
+    Args:
+        name: Name of the module, for example `billing_sink`; its class is named `BillingSink`.
+        folder: Folder to write them to.
+
+    Returns:
+        The two files.
+
+    Raises:
+        ConfigurationError: The name is not a valid module name, or a file already exists.
+    """
+    if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower() or not name[0].isalpha():
+        raise ConfigurationError(f"{name!r} cannot be a module's name: give something like billing_sink")
+    texts = {folder / f"{name}.py": "sink.txt", folder / f"test_{name}.py": "test.txt"}
+    there = [str(path) for path in texts if path.exists()]
+    if there:
+        raise ConfigurationError(f"{', '.join(there)} is there already; nothing was written")
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, skeleton in texts.items():
+        path.write_text(_renamed((_SKELETON / skeleton).read_text(), name))
+    return list(texts)
+
+
+def _renamed(text: str, name: str) -> str:
+    named = {
+        "JsonLinesSink": "".join(part.capitalize() for part in name.split("_")),
+        "json-lines": name.replace("_", "-"),
+        "custom_sink": name,
+    }
+    for old, new in named.items():
+        text = text.replace(old, new)
+    return text
 
 
 class RepeatsFiltered(logging.Filter):

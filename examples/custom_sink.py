@@ -21,7 +21,7 @@ from onceward import (
     WriteContext,
 )
 from onceward.core.folders import make_folder, put_once, sync_folder
-from onceward.core.names import TransactionName, file_name, parse_file_name
+from onceward.core.names import file_name, parse_file_name
 from onceward.core.transaction.ownership import NOTHING, other_log
 
 
@@ -29,7 +29,8 @@ from onceward.core.transaction.ownership import NOTHING, other_log
 class Transaction:
     """What is being written."""
 
-    name: TransactionName
+    context: WriteContext
+    name: str
     file: TextIO
     rows: int = 0
 
@@ -46,8 +47,8 @@ class JsonLinesSink(TwoPhaseCommitSink[Transaction]):
     def begin(self, context: WriteContext) -> Transaction:
         """At the first row of an epoch: open a transaction under a name that is never used again."""
         make_folder(self.folder)
-        name = context.transaction_name()
-        return Transaction(name, self._file(str(name), "pending").open("x"))
+        name = str(context.transaction_name())
+        return Transaction(context, name, self._file(name, "pending").open("x"))
 
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
         """Write rows inside it. Nothing may become visible."""
@@ -60,7 +61,7 @@ class JsonLinesSink(TwoPhaseCommitSink[Transaction]):
         os.fsync(transaction.file.fileno())
         transaction.file.close()
         sync_folder(self.folder)
-        return Committable.named("json-lines", transaction.name, rows=transaction.rows)
+        return transaction.context.committable(kind="json-lines", transaction=transaction.name, rows=transaction.rows)
 
     def discard(self, transaction: Transaction) -> None:
         """Roll back what was not prepared."""

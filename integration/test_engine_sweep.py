@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -49,14 +48,12 @@ def run_of(source: Any, sink: PostgresSink, folder: Path) -> Any:
         checkpoint=CheckpointConfig(interval=0.2),
         restart=RestartStrategy.none(),
     )
+    p._policy = CommitPolicy(sweep_every=1.0)
     p.source(source, uid="source").sink(sink)
     return p
 
 
-def test_12_what_a_fenced_run_prepares_late_is_swept_by_the_run_that_fenced_it(
-    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("onceward.core.engine.pipeline.CommitPolicy", partial(CommitPolicy, sweep_every=1.0))
+def test_12_what_a_fenced_run_prepares_late_is_swept_by_the_run_that_fenced_it(dsn: str, tmp_path: Path) -> None:
     with psycopg.connect(dsn) as connection:
         connection.execute("CREATE TABLE numbers (id bigint)")
     options: dict[str, Any] = {"dsn": dsn, "table": "numbers", "mode": "prepared"}

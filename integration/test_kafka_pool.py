@@ -221,19 +221,20 @@ def test_a_forked_child_makes_names_of_its_own(bench):
 
 
 @pytest.mark.slow
-def test_82_many_epochs_leak_no_threads_no_sockets_no_ids(bench):
+@pytest.mark.parametrize("epochs", [200, pytest.param(EPOCHS, marks=pytest.mark.nightly)])
+def test_82_many_epochs_leak_no_threads_no_sockets_no_ids(bench, epochs):
     for epoch in range(20):
         bench.sink.commit(run(bench, epoch))
     settled, began = footprint(), time.monotonic()
-    for epoch in range(20, 20 + EPOCHS):
+    for epoch in range(20, 20 + epochs):
         assert bench.sink.commit(run(bench, epoch)).status is CommitStatus.COMMITTED
-    print(f"{EPOCHS} epochs in {time.monotonic() - began:.1f} s: {settled} -> {footprint()}")
+    print(f"{epochs} epochs in {time.monotonic() - began:.1f} s: {settled} -> {footprint()}")
     threads, files, kilobytes = (after - before for before, after in zip(settled, footprint(), strict=True))
     assert threads <= 8
     assert files <= 8
     assert kilobytes < 30_000
     assert len(bench.producers()) == 2
-    assert len(bench.values()) == 20 + EPOCHS
+    assert len(bench.values()) == 20 + epochs
 
 
 def footprint():

@@ -250,7 +250,7 @@ def test_wrong_options_are_named_when_the_source_is_loaded(bench: Bench, topic: 
         bench.stream(name, startingOffset="latest")
     with pytest.raises(PySparkException, match=r"unknown options .*startingoffset"):
         bench.batch(name, startingOffset="latest")
-    with pytest.raises(PySparkException, match="minPartitions must be a whole number"):
+    with pytest.raises(PySparkException, match="minPartitions is not a whole number"):
         bench.stream(name, minPartitions="few")
     with pytest.raises(StreamingQueryException, match="endingOffsets are not for streaming"):
         bench.run(bench.stream(name, endingOffsets="latest"))

@@ -65,7 +65,7 @@ class DirectlyWritten(TwoPhaseCommitSink[Open]):
         """See that all of it is safe, and give the writer up."""
         self.sink.flush(transaction.writer)
         self.sink.close(transaction.writer)
-        return Committable.named(KIND, transaction.context.transaction_name())
+        return transaction.context.committable(kind=KIND, transaction=str(transaction.context.transaction_name()))
 
     def discard(self, transaction: Open) -> None:
         """Give the writer up; what it wrote stays."""

@@ -81,7 +81,8 @@ class Attempt(NamedTuple):
 class Segment(NamedTuple):
     """A segment that is being written."""
 
-    name: TransactionName
+    context: WriteContext
+    name: str
     writer: SegmentWriter
 
 
@@ -152,8 +153,8 @@ class WriteAheadLogSink(FolderSink[Segment]):
     @with_file_errors
     def begin(self, context: WriteContext) -> Segment:
         """Open a segment."""
-        name = context.transaction_name()
-        return Segment(name, SegmentWriter(Path(self.directory), str(name)))
+        name = str(context.transaction_name())
+        return Segment(context, name, SegmentWriter(Path(self.directory), name))
 
     @with_file_errors
     def write(self, transaction: Segment, batch: pa.RecordBatch) -> None:
@@ -163,10 +164,10 @@ class WriteAheadLogSink(FolderSink[Segment]):
     @with_file_errors
     def pre_commit(self, transaction: Segment) -> Committable:
         """Make it durable."""
-        name, writer = transaction
+        context, name, writer = transaction
         handle = {"sha256": writer.finish(), "rows_per_send": self.rows_per_send, "pinned": self.pinned()}
         handle["folder"] = identity_of(Path(self.directory))
-        return Committable.named(self.kind, name, handle=handle, rows=writer.rows)
+        return context.committable(kind=self.kind, transaction=name, handle=handle, rows=writer.rows)
 
     def discard(self, transaction: Segment) -> None:
         """Delete it."""

@@ -1,9 +1,10 @@
 """SIGKILL at each durable step and around each call of a sink, in a process of its own.
 
 That process, `python -m onceward.testing.killing FOLDER`, runs the sink in an embedded pipeline in forks of itself.
-The first run is clean and tells which durable steps are passed and which methods are called. Then each run goes on
-where the one before was killed, and is killed at the next of these points; when a run comes to its end all the same, a
-new pipeline begins with new rows. The last run is not killed.
+The first run is clean and tells which durable steps are passed, which methods are called and which modules are
+imported: these are imported before the other forks are made, so that each of some forty need not do it again. Then each
+run goes on where the one before was killed, and is killed at the next of these points; when a run comes to its end all
+the same, a new pipeline begins with new rows. The last run is not killed.
 """
 
 from __future__ import annotations

@@ -177,18 +177,7 @@ def policy(**changes: object) -> CommitPolicy:
 
 def prepared(context: WriteContext, rows: int = 1) -> Committable:
     """The committable that a subtask returns for `context`."""
-    return Committable(
-        kind="fake",
-        pipeline=context.pipeline,
-        sink=context.sink,
-        log=context.log,
-        writer=context.writer,
-        epoch=context.epoch,
-        subtask=context.subtask,
-        attempt=context.attempt,
-        transaction=str(context.transaction_name()),
-        rows=rows,
-    )
+    return context.committable(kind="fake", transaction=str(context.transaction_name()), rows=rows)
 
 
 def acknowledgement(*committables: Committable, epoch: int = 0, subtask: int = 0, **changes: object) -> Acknowledgement:

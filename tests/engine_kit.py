@@ -77,18 +77,8 @@ class TargetSink(TwoPhaseCommitSink[Transaction]):
         self.target.written += batch.num_rows
 
     def pre_commit(self, transaction: Transaction) -> Committable:
-        c = transaction.context
-        committable = Committable(
-            kind="target",
-            pipeline=c.pipeline,
-            sink=c.sink,
-            log=c.log,
-            writer=c.writer,
-            epoch=c.epoch,
-            subtask=c.subtask,
-            transaction=transaction.name,
-            rows=len(transaction.rows),
-        )
+        rows = len(transaction.rows)
+        committable = transaction.context.committable(kind="target", transaction=transaction.name, rows=rows)
         with self.target.lock:
             self.target.prepared[transaction.name] = (committable, transaction.rows)
         return committable

@@ -273,7 +273,7 @@ class FlushesTooLate(FileSink):
     late: ClassVar[dict[str, Any]] = {}
 
     def pre_commit(self, transaction: Any) -> Committable:
-        committable = Committable.named("files", transaction.name, handle={}, rows=1)
+        committable = transaction.context.committable(kind="files", transaction=transaction.name, rows=1)
         self.late[committable.transaction] = transaction
         return committable
 

@@ -243,8 +243,8 @@ def test_a_start_that_is_tried_again_does_not_raise(rig: Rig):
             return super().list_keys()
 
     p = rig.pipeline(store=Away(), restart=RestartStrategy.fixed_delay(delay=0.01, attempts=100))
+    p._policy = CommitPolicy(puts=Backoff(attempts=0))  # the log itself waits for nobody
     with hooked(lambda step: away.clear() if step is Step.LOG_PUT_BEFORE else None):
-        p._policy = CommitPolicy(puts=Backoff(attempts=0))  # the log itself waits for nobody
         job = p.start()
         assert job.state in {JobState.RESTARTING, JobState.STARTING}
         away.clear()

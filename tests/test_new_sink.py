@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from onceward.cli.new_sink import write_skeleton
+from onceward.cli.main import write_skeleton
 from onceward.core.errors import ConfigurationError
 
 ROOT = Path(__file__).parent.parent

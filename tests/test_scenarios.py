@@ -48,6 +48,15 @@ def test_each_sink_and_source_of_the_readme_has_its_guarantee_shown() -> None:
     assert [row for row in rows if not any(says.startswith(f"| {row} |") for says in said)] == []
 
 
+def test_no_test_is_for_nights_only() -> None:
+    """A nightly test is one of several parameters, of which another is run by day."""
+    mark = "mark." + "nightly"
+    for folder in ("tests", "integration", "examples"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text = path.read_text()
+            assert text.count(mark) == text.count(f", marks=pytest.{mark})"), path
+
+
 def test_numbers_come_from_names_and_docstrings(tmp_path: Path) -> None:
     folder = tmp_path / "tests"
     folder.mkdir()

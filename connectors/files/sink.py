@@ -54,14 +54,15 @@ class Files:
     """
 
     def __init__(self, context: WriteContext, area: FileArea, format_: str, roll_bytes: int) -> None:
-        self.name = context.transaction_name()
+        self.context = context
+        self.name = str(context.transaction_name())
         self.rows = 0
         self._format = format_
         self._roll = roll_bytes
         self._open: dict[str, tuple[str, OpenFile]] = {}
         self.finished: list[str] = []
         """Partition and number of each, as in the finished name."""
-        self.folder = area.pending(str(self.name))
+        self.folder = area.pending(self.name)
         make_folder(self.folder)
 
     def write(self, partition: str, batch: pa.RecordBatch) -> None:
@@ -93,7 +94,7 @@ class Files:
         name = str(Path(partition) / f"{number}.{self._format}")
         path = self.folder / hidden(name)
         make_folder(path.parent)
-        return name, FORMATS[self._format](self.name.scope.sink, path, schema)
+        return name, FORMATS[self._format](self.context.scope.sink, path, schema)
 
     def _finish(self, partition: str) -> None:
         name, file = self._open.pop(partition)
@@ -193,7 +194,9 @@ class FileSink(FolderSink[Files]):
         """Complete and sync the files."""
         transaction.finish()
         handle = {"files": transaction.finished, "folder": identity_of(self._area.path)}
-        return Committable.named(self.kind, transaction.name, handle=handle, rows=transaction.rows)
+        return transaction.context.committable(
+            kind=self.kind, transaction=transaction.name, handle=handle, rows=transaction.rows
+        )
 
     def discard(self, transaction: Files) -> None:
         """Delete the files."""

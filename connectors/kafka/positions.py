@@ -44,19 +44,16 @@ def from_json(value: Any, what: str = "offsets") -> Offsets:
     Raises:
         ConfigurationError: It has another shape.
     """
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise ConfigurationError(f'{what} must be JSON such as {{"topic": {{"0": 123}}}}: {error}') from error
+    shape = '{"topic": {"0": 123}}'
+    given = _value(value, what, shape)
     try:
         return {
             Partition(_text(topic), _whole(number)): _whole(offset)
-            for topic, partitions in value.items()
+            for topic, partitions in given.items()
             for number, offset in partitions.items()
         }
     except (AttributeError, TypeError, ValueError) as error:
-        raise ConfigurationError(f'{what} must have the shape {{"topic": {{"0": 123}}}}, not {value!r}') from error
+        raise ConfigurationError(f"{what} must have the shape {shape}, not {value!r}") from error
 
 
 def assignment_from_json(value: Any) -> tuple[Partition, ...]:
@@ -65,15 +62,12 @@ def assignment_from_json(value: Any) -> tuple[Partition, ...]:
     Raises:
         ConfigurationError: It has another shape.
     """
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise ConfigurationError(f'assign must be JSON such as {{"topic": [0, 1]}}: {error}') from error
+    shape = '{"topic": [0, 1]}'
+    given = _value(value, "assign", shape)
     try:
-        found = {Partition(_text(topic), _whole(n)) for topic, numbers in value.items() for n in numbers}
+        found = {Partition(_text(topic), _whole(n)) for topic, numbers in given.items() for n in numbers}
     except (AttributeError, TypeError, ValueError) as error:
-        raise ConfigurationError(f'assign must have the shape {{"topic": [0, 1]}}, not {value!r}') from error
+        raise ConfigurationError(f"assign must have the shape {shape}, not {value!r}") from error
     if not found or min(partition.number for partition in found) < 0:
         raise ConfigurationError("assign names no partition, or one below 0")
     return tuple(sorted(found))
@@ -82,6 +76,13 @@ def assignment_from_json(value: Any) -> tuple[Partition, ...]:
 def in_share(partition: Partition, subtask: int, parallelism: int) -> bool:
     """Whether a partition belongs to this subtask: a topic's partitions go round, beginning anywhere."""
     return (crc32(partition.topic.encode()) + partition.number) % parallelism == subtask
+
+
+def _value(given: Any, what: str, shape: str) -> Any:
+    try:
+        return json.loads(given) if isinstance(given, str) else given
+    except json.JSONDecodeError as error:
+        raise ConfigurationError(f"{what} must be JSON such as {shape}: {error}") from error
 
 
 def _text(value: Any) -> str:

@@ -194,19 +194,9 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         producer, context = transaction.producer, transaction.context
         producer.flush(time.monotonic() + self.transaction_timeout * FLUSH_SHARE)
         prepared = self._prepared(str(producer.name)) if producer.rows else None
-        committable = Committable(
-            kind=KIND,
-            version=VERSION,
-            pipeline=context.pipeline,
-            sink=context.sink,
-            log=context.log,
-            writer=context.writer,
-            epoch=context.epoch,
-            subtask=context.subtask,
-            attempt=context.attempt,
-            transaction=str(producer.name),
-            handle=prepared.to_json() if prepared is not None else {},
-            rows=producer.rows,
+        handle = prepared.to_json() if prepared is not None else {}
+        committable = context.committable(
+            kind=KIND, version=VERSION, transaction=str(producer.name), handle=handle, rows=producer.rows
         )
         transaction.pool.keep(producer.name, context, prepared)
         producer.drop()

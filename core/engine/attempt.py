@@ -12,33 +12,29 @@ from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from ..errors import OncewardError
 from ..sink import TwoPhaseCommit
 from ..source import ResettableSource
 from .channels import Channel, Output, Partitioner, by_key, forward, rebalance
 from .checkpoints import State, advance, initial
-from .completion import InDoubtError
 from .config import Mode
 from .events import (
     Acknowledged,
     Answer,
     CheckpointRecord,
     Complete,
-    Completed,
     Confirm,
     Discard,
     Effect,
     Event,
     GiveUp,
-    NotCompleted,
     Opened,
     Remember,
     ToTask,
     Trigger,
 )
+from .functions import ProcessLogic
 from .gate import Gate
 from .logic import BatchLogic, Guarded, Logic, RecordLogic
-from .process_logic import ProcessLogic
 from .sink_logic import DirectLogic, TwoPhaseLogic
 from .source_logic import LiveLogic, ResettableLogic
 from .state.keyed import KeyScope
@@ -49,6 +45,7 @@ from .task import Task, TaskWorld
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from ..errors import OncewardError
     from ..transaction import WriteContext
     from .channels import Barrier, TaskId
     from .graph import Operator
@@ -129,12 +126,15 @@ class Attempt(ABC):
             case Confirm() | GiveUp():
                 self._post(effect, self.tasks)
             case Complete():
-                self.handle(self._complete(effect), now)
+                self.handle(self._started.completer.complete(effect.pending, effect.under_way), now)
             case Discard():
                 self._discard(effect.ack)
             case Answer():
                 with suppress(InvalidStateError):  # whoever asked was told that nobody hears any more
-                    effect.to.set_exception(effect.error) if effect.error else effect.to.set_result(effect.result)
+                    if effect.error is not None:
+                        effect.to.set_exception(effect.error)
+                    else:
+                        effect.to.set_result(effect.result)
             case Remember():
                 most = self._config.history
                 self.history = (*self.history, effect.record)[-most:] if most else ()
@@ -145,14 +145,6 @@ class Attempt(ABC):
         for task in to:
             self.tasks[task].post(message)
             self.wake(task)
-
-    def _complete(self, effect: Complete) -> Completed | NotCompleted:
-        try:
-            return Completed(self._started.completer.complete(effect.pending, effect.under_way))
-        except InDoubtError as error:
-            return NotCompleted(error.why, in_doubt=True)
-        except OncewardError as error:  # before the decision
-            return NotCompleted(error)
 
     def _discard(self, ack: Acknowledged) -> None:
         try:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import OncewardError, OperatorError, ProtocolError
+from ..errors import OncewardError, OperatorError
 from ..log import EpochInput
 from ..transaction import Acknowledgement
-from .events import CheckpointFailedError
+from .events import CheckpointFailedError, Completed, NotCompleted
 from .functions import states_of
 from .reference import Decided, Reference, Restored, inline, prove, resolve
 from .state.handles import Metadata, OperatorRecord, SubtaskState
@@ -32,14 +32,6 @@ if TYPE_CHECKING:
 
 QUERY = "embedded"
 """Identity in each decision: which operators there are may change, their state is found by uid."""
-
-
-class InDoubtError(OncewardError):
-    """Whether a checkpoint is durable and committed cannot be said here and now."""
-
-    def __init__(self, why: OncewardError) -> None:
-        super().__init__(str(why))
-        self.why = why
 
 
 class Completer:
@@ -63,41 +55,32 @@ class Completer:
         self._savepoints: dict[int, Reference] = {}
         """Those that commit nothing and whose rows no checkpoint has committed yet."""
 
-    def complete(self, pending: Pending, under_way: Collection[int] = ()) -> Any:
-        """Make it durable and commit it; the folder of a savepoint.
-
-        Args:
-            pending: It.
-            under_way: Others that are in progress.
-
-        Raises:
-            InDoubtError: A restart has to find out, or to finish.
-            OncewardError: It is not durable and will not be.
-        """
+    def complete(self, pending: Pending, under_way: Collection[int] = ()) -> Completed | NotCompleted:
+        """Make a checkpoint durable and commit it; `under_way` are others that are in progress."""
         barrier = pending.barrier
         metadata = self.metadata(barrier, {task: ack.state for task, (ack, _) in pending.acks.items()})
-        if barrier.target is not None:
-            reference = _write_savepoint(barrier.target, metadata)
-            if not barrier.kind.commits:
-                self._savepoints[barrier.checkpoint] = reference
-                self._prove_savepoints()
-                return barrier.target
-        else:
-            reference = self.retained.write(metadata)
         try:
-            self._decide(pending, metadata, reference)
-        except (Exception, SystemExit) as error:  # whatever a sink does: the decision may stand, and nothing is freed
+            reference = _write_savepoint(barrier.target, metadata) if barrier.target else self.retained.write(metadata)
+        except OncewardError as error:
+            return NotCompleted(error)
+        if not barrier.kind.commits:
+            self._savepoints[barrier.checkpoint] = reference
+            self._prove_savepoints()
+            return Completed(barrier.target)
+        try:
+            self._write(pending.checkpoint, pending.committables(), metadata, reference, began=self._since)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a sink does, the decision may stand
             if self._coordinator.view.awaited == barrier.checkpoint:
-                raise InDoubtError(_voided(barrier.checkpoint)) from error
-            raise InDoubtError(unexpected("commit", error)) from error
+                return NotCompleted(_voided(barrier.checkpoint), in_doubt=True)
+            return NotCompleted(unexpected("commit", error), in_doubt=True)
         self._since = pending.triggered
         prove(reference, metadata.log, barrier.checkpoint)
         self._prove_savepoints()
-        if barrier.target is None:
-            self.retained.keep(barrier.checkpoint, under_way)
-        else:
+        if barrier.target:
             self.retained.superseded(under_way)
-        return barrier.target or barrier.checkpoint
+        else:
+            self.retained.keep(barrier.checkpoint, under_way)
+        return Completed(barrier.target or barrier.checkpoint)
 
     def begin(self, metadata: Metadata, reference: Reference) -> None:
         """Decide where a run begins, before it reads its first row: a crash must not find another beginning."""
@@ -143,9 +126,6 @@ class Completer:
             },
         )
 
-    def _decide(self, pending: Pending, metadata: Metadata, reference: Reference) -> None:
-        self._write(pending.checkpoint, pending.committables(), metadata, reference, triggered=pending.triggered)
-
     def _write(
         self,
         epoch: int,
@@ -153,7 +133,7 @@ class Completer:
         metadata: Metadata,
         reference: Reference,
         *,
-        triggered: float | None = None,
+        began: float | None = None,
     ) -> None:
         view = self._coordinator.view
         positions = {
@@ -170,7 +150,7 @@ class Completer:
             sinks=tuple(self._coordinator.sinks),
             committables=tuple(c for c in committables if c.epoch > view.decided),
         )
-        age = self._coordinator.policy.monotonic() - self._since if triggered is not None else 0.0
+        age = self._coordinator.policy.monotonic() - began if began is not None else 0.0
         savepoints = tuple(savepoint for id_, savepoint in self._savepoints.items() if id_ < epoch)
         decided = Decided(checkpoint=reference, savepoints=savepoints, restored=self._restored)
         self._coordinator.commit(epoch, [ack], about, state=decided.as_state(), age=age)
@@ -201,8 +181,3 @@ def unexpected(what: str, error: BaseException) -> OncewardError:
     wrapped = OperatorError(f"{what}: {type(error).__name__}: {error}")
     wrapped.__cause__ = error
     return wrapped
-
-
-def is_final(error: OncewardError) -> bool:
-    """Whether another attempt in this process is of no use: a newer writer runs the pipeline, or data is lost."""
-    return isinstance(error, ProtocolError) and not error.retryable

@@ -9,9 +9,9 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigurationError, OncewardError
+from ..errors import ConfigurationError, OncewardError, ProtocolError
 from .channels import Kind
-from .completion import is_final, unexpected
+from .completion import unexpected
 from .config import Retention
 from .events import CheckpointFailedError
 from .origin import Restore
@@ -240,4 +240,4 @@ def _target(path: str | Path) -> str:
 
 def is_hopeless(error: OncewardError) -> bool:
     """Whether starting again cannot help: the user's mistake, or a newer writer, or lost data."""
-    return isinstance(error, ConfigurationError) or is_final(error)
+    return isinstance(error, ConfigurationError) or (isinstance(error, ProtocolError) and not error.retryable)

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from ..transaction import Committable
     from .channels import Barrier, TaskId
-    from .functions import Record
     from .state.storage import CheckpointStorage
 
 T = TypeVar("T")
+Record = dict[str, Any]
 _LONGEST = 500
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from .events import CheckpointRecord
-    from .functions import Record
+    from .logic import Record
     from .state.store import StateBackend
 
 _log = logging.getLogger("onceward.engine")

@@ -6,7 +6,8 @@ import logging
 import queue
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from .attempt import Attempt
@@ -59,8 +60,9 @@ class ThreadedAttempt(Attempt):
         """Ask for a checkpoint or savepoint; from any thread."""
         answer: Future[Any] = Future()
         self.tell(Requested(kind, target, answer))
-        if self._closed.is_set() and not answer.done():  # nobody hears any more
-            answer.set_exception(CheckpointFailedError("the pipeline has stopped"))
+        if self._closed.is_set():  # nobody hears any more
+            with suppress(InvalidStateError):  # but it was heard
+                answer.set_exception(CheckpointFailedError("the pipeline has stopped"))
         return answer
 
     def stop(self) -> None:

@@ -43,8 +43,8 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
     rows: int = 0
 
     @classmethod
-    def named(cls, kind: str, name: TransactionName, *, handle: dict[str, Any] | None = None, rows: int = 0) -> Self:
-        """The handle of a transaction whose name says whose it is, and which."""
+    def named(cls, kind: str, name: TransactionName, *, rows: int = 0) -> Self:
+        """The handle of a listed transaction, whose name says whose it is, and which."""
         return cls(
             kind=kind,
             pipeline=name.scope.pipeline,
@@ -55,7 +55,6 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
             subtask=name.subtask,
             attempt=name.attempt,
             transaction=str(name),
-            handle=handle or {},
             rows=rows,
         )
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import secrets
+from typing import Any
 
 import msgspec
 
 from ..names import Scope, TransactionName
+from .committable import Committable
 
 
 class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +42,33 @@ class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
     def transaction_name(self) -> TransactionName:
         """A name that was never used before and will never be used again."""
         return TransactionName(self.scope, self.writer, self.epoch, self.subtask, self.attempt, secrets.token_hex(4))
+
+    def committable(
+        self, *, kind: str, transaction: str, handle: dict[str, Any] | None = None, rows: int = 0, version: int = 1
+    ) -> Committable:
+        """The handle of a transaction that was prepared in this context.
+
+        Args:
+            kind: Which sort of transaction.
+            transaction: Its name in the external system.
+            handle: What the external system needs beyond the name (JSON values only).
+            rows: How many it holds.
+            version: Layout of `handle` for this kind.
+        """
+        return Committable(
+            kind=kind,
+            version=version,
+            pipeline=self.pipeline,
+            sink=self.sink,
+            log=self.log,
+            writer=self.writer,
+            epoch=self.epoch,
+            subtask=self.subtask,
+            attempt=self.attempt,
+            transaction=transaction,
+            handle=handle or {},
+            rows=rows,
+        )
 
     def may_reuse(self, writer: int, epoch: int) -> bool:
         """Whether a durable entry proves that this process's transaction of (writer, epoch) has ended.

@@ -73,19 +73,9 @@ class DatabaseSink:
         context, name, session = transaction
         where = self.database.prepared if self.kind == "prepared" else self.database.staged
         self.database.put_aside(session, str(name), where, "prepare" if self.kind == "prepared" else "stage")
-        committable = Committable(
-            kind=self.kind,
-            pipeline=context.pipeline,
-            sink=self.name,
-            log=context.log,
-            writer=context.writer,
-            epoch=context.epoch,
-            subtask=context.subtask,
-            attempt=context.attempt,
-            transaction=str(name),
-            handle={"rows": len(session.txn.rows)} if self.kind == "staged" else {},  # no listing knows of it
-            rows=len(session.txn.rows),
-        )
+        rows = len(session.txn.rows)
+        handle = {"rows": rows} if self.kind == "staged" else {}  # no listing knows of it
+        committable = context.committable(kind=self.kind, transaction=str(name), handle=handle, rows=rows)
         self.audit.on_prepared(committable.identity(), session.txn)
         return committable
 
