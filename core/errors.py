@@ -115,12 +115,12 @@ class KafkaError(SinkError):
     """Kafka refused or failed an operation."""
 
 
-class PostgresError(SinkError):
-    """PostgreSQL refused or failed an operation."""
-
-
 class SqlError(SinkError):
-    """A database behind SQLAlchemy refused or failed an operation."""
+    """A database refused or failed an operation."""
+
+
+class PostgresError(SqlError):
+    """PostgreSQL refused or failed an operation."""
 
 
 class RetryableSinkError(SinkError):

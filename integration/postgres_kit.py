@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,10 +20,10 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from onceward.connectors.database.postgres.connections import close_idle
-from onceward.connectors.database.postgres.sink import PostgresSink
+from onceward.connectors.database.engines import close_idle
+from onceward.connectors.database.postgres_sink import PostgresSink
 from onceward.core.names import Scope
-from onceward.core.transaction import Committable, WriteContext
+from onceward.core.transaction import CommitStatus, Committable, WriteContext
 from onceward.testing.services import PostgresServer
 
 if TYPE_CHECKING:
@@ -155,6 +156,16 @@ def write(sink: PostgresSink, where: WriteContext, *batches: pa.RecordBatch) -> 
     for batch in batches:
         sink.write(transaction, batch)
     return sink.pre_commit(transaction)
+
+
+def asked_again(sink: PostgresSink, *committables: Committable) -> list[CommitStatus]:
+    """As a coordinator does: commit until no answer is "later"."""
+    for _ in range(1000):
+        answers = [outcome.status for outcome in sink.commit_many(committables)]
+        if CommitStatus.RETRY_LATER not in answers:
+            return answers
+        time.sleep(0.005)
+    raise AssertionError(f"{answers} after a thousand times")
 
 
 def expected(first: int, count: int = 3, word: str = "w") -> list[tuple[int, str]]:

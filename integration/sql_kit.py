@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pymysql
 from sqlalchemy import make_url
 
-from onceward.connectors.database.sql.engines import close_idle
-from onceward.connectors.database.sql.sink import SqlAlchemySink
+from onceward.connectors.database.engines import close_idle
+from onceward.connectors.database.sqlalchemy_sink import SqlAlchemySink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

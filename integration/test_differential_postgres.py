@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
-from onceward.connectors.database.postgres.connections import close_idle
-from onceward.connectors.database.postgres.sink import PostgresSink
+from onceward.connectors.database.engines import close_idle
+from onceward.connectors.database.postgres_sink import PostgresSink
 from onceward.core.names import Scope
 from onceward.core.transaction import CommitStatus, WriteContext
 

@@ -157,7 +157,7 @@ def test_the_right_to_delete_is_looked_for(database: Database) -> None:
     database.run("GRANT ALL ON ALL TABLES IN SCHEMA onceward TO no_delete")
     try:
         sink = changing(database, dsn=f"postgresql://no_delete:geheim@{database.dsn.rsplit('@', 1)[1]}")
-        with pytest.raises(ConfigurationError, match=r"may not DELETE on table .words"):
+        with pytest.raises(ConfigurationError, match=r"may not DELETE on table words"):
             sink.validate(CHANGES)
     finally:
         database.run("DROP OWNED BY no_delete")

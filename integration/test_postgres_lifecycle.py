@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from onceward.connectors.database.postgres.sink import PostgresSink
+from onceward.connectors.database.postgres_sink import PostgresSink
 from onceward.core.errors import EpochConflictError
 from onceward.core.names import Scope
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation
@@ -79,7 +79,7 @@ def test_rows_of_a_complete_epoch_are_visible_exactly_once(sink: PostgresSink, d
     assert statuses(sink, *committables) == [CommitStatus.COMMITTED] * 3
     assert database.rows() == expected(0, 6) + expected(10, 6) + expected(20, 6)
     assert list(sink.inspect_many(committables)) == [Observation.COMMITTED] * 3
-    assert database.one("SELECT sum(rows) FROM onceward.ledger") == 18
+    assert database.one("SELECT sum(row_count) FROM onceward.ledger") == 18
     assert [c.rows for c in committables] == [6, 6, 6]
 
 
@@ -305,3 +305,15 @@ def test_rows_staged_or_prepared_by_the_other_way_are_still_found(database: Data
         assert {c.identity() for c in made.lingering(SCOPE)} == {c.identity() for c in committables}
     assert statuses(prepared, *committables) == [CommitStatus.COMMITTED] * 2
     assert database.rows() == expected(1) + expected(10)
+
+
+def test_subtasks_with_different_columns_are_merged_out_of_one_large_staging_table(database: Database) -> None:
+    """A large staging table is emptied whole: not before all that it holds of this epoch is moved."""
+    sink = make_sink(database, "staging")
+    many = words(0, 60_000, word="w" * 60)
+    committables = [
+        write(sink, context(subtask=0), many),
+        write(sink, context(subtask=1), words(100_000, 60_000).select(["id"])),
+    ]
+    assert statuses(sink, *committables) == [CommitStatus.COMMITTED] * 2
+    assert database.one("SELECT count(*) FROM words") == 120_000

@@ -8,7 +8,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.database.sql.sink import SqlAlchemySink
+from onceward.connectors.database.sqlalchemy_sink import SqlAlchemySink
 from onceward.testing.conformance import SinkConformance, SinkUnderTest
 
 if TYPE_CHECKING:

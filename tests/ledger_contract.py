@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,10 +17,10 @@ from onceward.core.transaction.ownership import NOTHING
 
 SCOPE = Scope("orders", "words", "0123abcd")
 OTHER = SCOPE._replace(log="ffff0000")
-Make = Callable[..., DatabaseSink[Any]]
+Make = Callable[..., DatabaseSink]
 
 
-def prepare(sink: DatabaseSink[Any], epoch: int = 0, *, scope: Scope = SCOPE, writer: int = 3) -> Committable:
+def prepare(sink: DatabaseSink, epoch: int = 0, *, scope: Scope = SCOPE, writer: int = 3) -> Committable:
     """One row, which no other call writes, prepared or staged."""
     where = WriteContext(**scope._asdict(), writer=writer, epoch=epoch, subtask=0)
     transaction = sink.begin(where)
@@ -30,7 +29,7 @@ def prepare(sink: DatabaseSink[Any], epoch: int = 0, *, scope: Scope = SCOPE, wr
     return sink.pre_commit(transaction)
 
 
-def finish(sink: DatabaseSink[Any], epoch: int = 0, *, scope: Scope = SCOPE, writer: int = 3) -> Committable:
+def finish(sink: DatabaseSink, epoch: int = 0, *, scope: Scope = SCOPE, writer: int = 3) -> Committable:
     """As a coordinator does: decided, claimed, committed."""
     committable = prepare(sink, epoch, scope=scope, writer=writer)
     sink.claim(scope)
@@ -42,12 +41,12 @@ class LedgerContract:
     """Subclass it, and give the fixtures `make` (a sink of a given name) and `elsewhere` (in another database)."""
 
     @pytest.fixture
-    def sink(self, make: Make) -> DatabaseSink[Any]:
+    def sink(self, make: Make) -> DatabaseSink:
         return make("words")
 
     # Whose the names are
 
-    def test_a_log_that_decided_nothing_leaves_the_names_free(self, sink: DatabaseSink[Any]):
+    def test_a_log_that_decided_nothing_leaves_the_names_free(self, sink: DatabaseSink):
         left = prepare(sink)
         sink.check_claim(OTHER, NOTHING)
         finish(sink, scope=OTHER)
@@ -56,7 +55,7 @@ class LedgerContract:
             sink.check_claim(SCOPE, NOTHING)
         assert sink.abort(left).status is AbortStatus.ABORTED
 
-    def test_a_claimed_name_is_refused_to_every_other_log(self, sink: DatabaseSink[Any]):
+    def test_a_claimed_name_is_refused_to_every_other_log(self, sink: DatabaseSink):
         sink.claim(SCOPE)
         sink.claim(SCOPE)
         for refused in (
@@ -69,7 +68,7 @@ class LedgerContract:
         sink.check_claim(SCOPE._replace(pipeline="orders-eu"), NOTHING)
         sink.check_claim(OTHER._replace(sink="words-2"), NOTHING)
 
-    def test_checking_writes_nothing(self, sink: DatabaseSink[Any], make: Make):
+    def test_checking_writes_nothing(self, sink: DatabaseSink, make: Make):
         sink.check_claim(SCOPE, NOTHING)
         make("words").check_claim(OTHER, NOTHING)
         finish(sink)
@@ -93,7 +92,7 @@ class LedgerContract:
 
     # How far the log had come
 
-    def test_a_log_that_has_not_come_so_far_is_refused(self, sink: DatabaseSink[Any]):
+    def test_a_log_that_has_not_come_so_far_is_refused(self, sink: DatabaseSink):
         for epoch in range(3):
             finish(sink, epoch)
         finish(sink, 3, writer=9)
@@ -103,7 +102,7 @@ class LedgerContract:
         for newest in (Progress(9, 3), Progress(9, 4), Progress(11, 0)):
             sink.check_claim(SCOPE, newest)
 
-    def test_a_pruned_ledger_answers_as_one_that_never_was(self, sink: DatabaseSink[Any]):
+    def test_a_pruned_ledger_answers_as_one_that_never_was(self, sink: DatabaseSink):
         old, newest = finish(sink, 5), finish(sink, 6)
         sink.completed(SCOPE, 100_000)
         sink.completed(SCOPE, 200_000)
@@ -113,14 +112,14 @@ class LedgerContract:
         assert sink.commit(newest).status is CommitStatus.ALREADY_COMMITTED
         assert sink.commit(old).status is CommitStatus.UNKNOWN
 
-    def test_pruning_is_noted_without_a_claim_too(self, sink: DatabaseSink[Any]):
+    def test_pruning_is_noted_without_a_claim_too(self, sink: DatabaseSink):
         """A database that the pipeline has moved to: nobody claims there again."""
         old, newest = (prepare(sink, epoch) for epoch in (5, 6))
         assert [sink.commit(c).status for c in (old, newest)] == [CommitStatus.COMMITTED] * 2
         sink.completed(SCOPE, 100_000)
         assert [sink.commit(c).status for c in (old, newest)] == [CommitStatus.UNKNOWN, CommitStatus.ALREADY_COMMITTED]
 
-    def test_release_takes_the_names_and_sets_aside_what_was_known(self, sink: DatabaseSink[Any]):
+    def test_release_takes_the_names_and_sets_aside_what_was_known(self, sink: DatabaseSink):
         theirs, later = finish(sink, 0), finish(sink, 1, writer=9)
         for _ in range(2):
             sink.release(SCOPE)
@@ -140,7 +139,7 @@ class LedgerContract:
 
     # What an absent row proves
 
-    def test_before_the_first_claim_what_was_aborted_is_proven_lost(self, sink: DatabaseSink[Any]):
+    def test_before_the_first_claim_what_was_aborted_is_proven_lost(self, sink: DatabaseSink):
         committable = prepare(sink)
         assert sink.abort(committable).status is AbortStatus.ABORTED
         assert sink.abort(committable).status is AbortStatus.ABORTED
@@ -148,12 +147,12 @@ class LedgerContract:
         sink.claim(SCOPE)
         assert sink.commit(committable).status is CommitStatus.LOST
 
-    def test_a_claim_in_another_database_proves_nothing(self, sink: DatabaseSink[Any], elsewhere: DatabaseSink[Any]):
+    def test_a_claim_in_another_database_proves_nothing(self, sink: DatabaseSink, elsewhere: DatabaseSink):
         """A restart after the first decision, with a wrong address: it claims there, and finds nothing."""
         committable = prepare(sink)
         elsewhere.claim(SCOPE)
         assert elsewhere.commit(committable).status is CommitStatus.UNKNOWN
-        assert list(elsewhere.inspect_many([committable])) == [Observation.UNKNOWN]
+        assert list(elsewhere.inspect_many([committable])) == [Observation.ABSENT]
         sink.claim(SCOPE)
         assert sink.commit(committable).status is CommitStatus.COMMITTED
 
@@ -175,5 +174,5 @@ class LedgerContract:
         assert list(sink.lingering_elsewhere(SCOPE.pipeline, SCOPE.log)) == []
         assert [sink.commit(c).status for c in foreign] == [CommitStatus.COMMITTED] * 2
 
-    def test_nothing_is_found_where_nothing_was_written(self, sink: DatabaseSink[Any]):
+    def test_nothing_is_found_where_nothing_was_written(self, sink: DatabaseSink):
         assert list(sink.lingering_elsewhere(SCOPE.pipeline, SCOPE.log)) == []

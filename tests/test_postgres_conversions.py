@@ -7,11 +7,13 @@ import uuid
 
 import pyarrow as pa
 import pytest
+from sqlalchemy.dialects import postgresql
 
+from onceward.connectors.database.ddl import column_type
+from onceward.connectors.database.plan import Column
 from onceward.connectors.database.postgres.binary_encoding import encode_arrays, encode_uuids
-from onceward.connectors.database.postgres.catalog import Column, PgType, Table
-from onceward.connectors.database.postgres.ddl import column_type
-from onceward.connectors.database.postgres.plan import plan_copy
+from onceward.connectors.database.postgres.catalog import PgType, Table
+from onceward.connectors.database.postgres.copy import plan_copy
 from onceward.core.errors import SchemaError
 
 INT8 = PgType(20, "int8")
@@ -79,12 +81,12 @@ def test_an_array_is_marked_with_its_element_type_and_tells_of_nulls() -> None:
     [
         (pa.int8(), "smallint"),
         (pa.uint32(), "bigint"),
-        (pa.uint64(), "numeric(20,0)"),
-        (pa.decimal128(12, 3), "numeric(12,3)"),
-        (pa.decimal128(5, -2), "numeric(7,0)"),
-        (pa.timestamp("ns"), "timestamp"),
-        (pa.timestamp("ms", "UTC"), "timestamptz"),
-        (pa.time32("s"), "time"),
+        (pa.uint64(), "numeric(20, 0)"),
+        (pa.decimal128(12, 3), "numeric(12, 3)"),
+        (pa.decimal128(5, -2), "numeric(7, 0)"),
+        (pa.timestamp("ns"), "timestamp without time zone"),
+        (pa.timestamp("ms", "UTC"), "timestamp with time zone"),
+        (pa.time32("s"), "time without time zone"),
         (pa.duration("s"), "interval"),
         (pa.binary(4), "bytea"),
         (pa.list_(pa.float32()), "real[]"),
@@ -97,4 +99,5 @@ def test_an_array_is_marked_with_its_element_type_and_tells_of_nulls() -> None:
     ],
 )
 def test_a_created_column_holds_every_value_of_its_arrow_type(arrow: pa.DataType, declared: str | None) -> None:
-    assert column_type(arrow) == declared
+    column = column_type(arrow, "postgresql")
+    assert (None if column is None else column.compile(dialect=postgresql.dialect()).lower()) == declared

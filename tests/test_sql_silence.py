@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.database import retry
-from onceward.connectors.database.sql.engines import close_idle
-from onceward.connectors.database.sql.sink import SqlAlchemySink
-from onceward.connectors.database.sql.watch import guard, limited
+from onceward.connectors.database.engines import close_idle
+from onceward.connectors.database.sqlalchemy_sink import SqlAlchemySink
+from onceward.connectors.database.watch import guard, limited
 from onceward.core.errors import RetryableSinkError
 from onceward.core.transaction import WriteContext
 
@@ -69,10 +68,7 @@ def silent() -> Iterator[SilentServer]:
     server.close()
 
 
-def test_the_first_question_to_a_silent_server_has_its_time_limit(
-    silent: SilentServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.1)
+def test_the_first_question_to_a_silent_server_has_its_time_limit(silent: SilentServer) -> None:
     url = f"postgresql://u@127.0.0.1:{silent.port}/db"
     sink = SqlAlchemySink("s", url=url, table="t", commit="prepared", answer_within=0.3, lock_timeout=0.1)
     for ask in (lambda: sink.validate(SCHEMA), lambda: sink.begin(CONTEXT)):

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from onceward.connectors.database.sql.mariadb import MariaDb
-from onceward.connectors.database.sql.sink import SqlAlchemySink
-from onceward.connectors.database.sql.tables import TableName
-from onceward.connectors.database.sql.url import Url
-from onceward.connectors.database.sql.xids import Xid, gtrid_of, read_xid
-from onceward.connectors.database.verdict import Facts
+from onceward.connectors.database.ledger import Facts
+from onceward.connectors.database.mariadb import MariaDb
+from onceward.connectors.database.sqlalchemy_sink import SqlAlchemySink
+from onceward.connectors.database.target import TableName
+from onceward.connectors.database.url import Url
+from onceward.connectors.database.xids import Xid, gtrid_of, read_xid
 from onceward.core.errors import ConfigurationError, RetryableSinkError
 from onceward.core.names import Scope, TransactionName
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, WriteContext
@@ -276,9 +276,9 @@ def committable(**fields: Any) -> Committable:
     [
         (Facts("", {LOG: -1}, frozenset({"name"})), "already committed", "committed", "committed"),
         (Facts("lags", {LOG: -1}, frozenset({"name"})), "already committed", "committed", "committed"),
-        (Facts("lags", {LOG: -1}, frozenset()), "retry later", "retry later", "unknown"),
-        (Facts("", {}, frozenset()), "unknown", "aborted", "unknown"),
-        (Facts("", {"ffff0000": -1}, frozenset()), "unknown", "aborted", "unknown"),
+        (Facts("lags", {LOG: -1}, frozenset()), "retry later", "retry later", "no answer"),
+        (Facts("", {}, frozenset()), "unknown", "aborted", "absent"),
+        (Facts("", {"ffff0000": -1}, frozenset()), "unknown", "aborted", "absent"),
         (Facts("", {LOG: 7}, frozenset()), "unknown", "unknown", "unknown"),
         (Facts("", {LOG: 6}, frozenset()), "lost", "aborted", "aborted"),
     ],
@@ -288,7 +288,7 @@ def test_an_absent_row_proves_something_only_in_the_right_ledger(
 ) -> None:
     assert facts.commit_outcome(committable(), "words").status == CommitStatus(commit)
     assert facts.abort_outcome(committable(), "words").status == AbortStatus(abort)
-    assert facts.state(committable()) == Observation(state)
+    assert facts.observe(committable())[0] == Observation(state)
 
 
 # MariaDB's keys

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.database import retry
-from onceward.connectors.database.sql import staging
-from onceward.connectors.database.sql.sink import SqlAlchemySink
-from onceward.connectors.database.sql.sqlite import _set_up
+from onceward.connectors.database import staging
+from onceward.connectors.database.sqlalchemy_sink import SqlAlchemySink
+from onceward.connectors.database.sqlite import _set_up
 from onceward.core.errors import ConfigurationError, EpochConflictError, RetryableSinkError, SchemaError, SqlError
 from onceward.core.names import Scope
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, WriteContext
@@ -57,11 +56,6 @@ class Database:
 @pytest.fixture
 def database(tmp_path: Path) -> Database:
     return Database(tmp_path / "shop.db")
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.2)
 
 
 def context(epoch: int = 1, subtask: int = 0, **fields: Any) -> WriteContext:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
-from onceward.connectors.database.postgres.sink import PostgresSink
+from onceward.connectors.database.postgres_sink import PostgresSink
 from onceward.connectors.kafka.sink import KafkaSink
 from onceward.connectors.spark import exactly_once
 from onceward.testing.services.jars import PEER_JARS, ensure_jars

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import psycopg
+from typing import TYPE_CHECKING
 
-from onceward.connectors.database.postgres.checks import read_server
-from onceward.connectors.database.postgres.dsn import Dsn
-from onceward.connectors.database.postgres.explain import HOW_TO_ENABLE
+from onceward.connectors.database.engines import dialect_for, reading
+from onceward.connectors.database.postgres_sink import PostgresSink
+from onceward.core.errors import SinkError
 
 from .finding import Finding, failed, ok, skipped, warning
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from onceward.connectors.database.dialect import ServerFacts
 
 _CREATE = """
 SELECT has_database_privilege(current_database(), 'CREATE'), current_user::text, current_database()::text,
@@ -23,24 +28,22 @@ def check_postgres(dsn: str | None) -> list[Finding]:
     """Server reachable and writable, max_prepared_transactions, permissions, old prepared transactions."""
     if dsn is None:
         return [skipped("postgresql", "give --dsn to check it")]
+    target = PostgresSink("doctor", dsn=dsn, table="any", answer_within=10).target
     try:
-        with psycopg.connect(dsn, connect_timeout=10, autocommit=True) as connection:
-            return _look(connection)
-    except psycopg.Error as error:
-        return [failed("postgresql server", f"{Dsn(dsn)}: {error}".strip(), "check address, role and password")]
+        with reading(target, "cannot look") as connection:
+            return _look(connection, dialect_for(target).read_server(connection))
+    except SinkError as error:
+        return [failed("postgresql server", str(error), "check address, role and password")]
 
 
-def _look(connection: psycopg.Connection[tuple[object, ...]]) -> list[Finding]:
-    facts = read_server(connection)
-    found = [ok("postgresql server", f"version {connection.info.server_version // 10000}")]
-    if facts.standby or facts.read_only:
-        found.append(failed("primary", "a standby, or read-only", "connect to the primary"))
-    if not facts.fsync:
-        found.append(warning("fsync", "off", "a crash of the server can lose committed and prepared rows: turn it on"))
-    found.append(_prepared_slots(facts.max_prepared))
-    row = connection.execute(_CREATE).fetchone()
-    assert row is not None  # noqa: S101 - the query always gives one row
-    may_create, user, database, there = row
+def _look(connection: sa.Connection, facts: ServerFacts) -> list[Finding]:
+    version = connection.dialect.server_version_info or ("?",)
+    found = [ok("postgresql server", f"version {version[0]}")]
+    if facts.unusable:
+        found.append(failed("primary", facts.unusable, "connect to a primary that can be written"))
+    found += [warning("durability", text, "turn it on") for text in facts.warnings]
+    found.append(_prepared_slots(facts))
+    may_create, user, database, there = connection.exec_driver_sql(_CREATE).one()
     name = "schema for the ledger"
     if may_create or there:
         found.append(ok(name, "there" if there else f"role {user} may create it"))
@@ -50,19 +53,18 @@ def _look(connection: psycopg.Connection[tuple[object, ...]]) -> list[Finding]:
     return [*found, _old(connection)]
 
 
-def _prepared_slots(most: int) -> Finding:
-    name = "max_prepared_transactions"
+def _prepared_slots(facts: ServerFacts) -> Finding:
+    name, most = "max_prepared_transactions", facts.max_prepared
     if most == 0:
-        return warning(name, "0: sinks use staging and merge", f"for prepared transactions: {HOW_TO_ENABLE}")
+        return warning(name, "0: sinks use staging and merge", f"for prepared transactions: {facts.why_none}")
     if most < _FEW:
         return warning(name, str(most), "set it to at least twice the number of partitions of all pipelines together")
     return ok(name, str(most))
 
 
-def _old(connection: psycopg.Connection[tuple[object, ...]]) -> Finding:
-    row = connection.execute(_PREPARED).fetchone()
-    assert row is not None  # noqa: S101 - the query always gives one row
-    count, oldest = int(str(row[0])), float(str(row[1]))
+def _old(connection: sa.Connection) -> Finding:
+    row = connection.exec_driver_sql(_PREPARED).one()
+    count, oldest = int(row[0]), float(row[1])
     name = "prepared transactions"
     if oldest > _OLD_SECONDS:
         advice = "they hold locks and VACUUM back: start their pipelines once, or look at pg_prepared_xacts"

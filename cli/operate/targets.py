@@ -18,7 +18,7 @@ from onceward.sinks.direct import DirectlyWritten
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from onceward.connectors.database.postgres.sink import PostgresSink
+    from onceward.connectors.database.postgres_sink import PostgresSink
     from onceward.core.sink import TwoPhaseCommit
 
 
@@ -95,22 +95,19 @@ class PostgresTarget:
     """
 
     def __init__(self, dsn: str, ledger_schema: str | None) -> None:
-        from onceward.connectors.database.postgres.dsn import Dsn  # noqa: PLC0415 - an extra
-        from onceward.connectors.database.postgres.sink import PostgresSink  # noqa: PLC0415
+        from onceward.connectors.database.postgres_sink import PostgresSink  # noqa: PLC0415 - an extra
+        from onceward.connectors.database.url import Url  # noqa: PLC0415
 
         self._make = PostgresSink
-        self.title = f"PostgreSQL {Dsn(dsn)}"
+        self.title = f"PostgreSQL {Url.from_dsn(dsn)}"
         self._how: dict[str, Any] = {"dsn": dsn}
         if ledger_schema is not None:
             self._how["ledger_schema"] = ledger_schema
 
     def names(self, pipelines: Collection[str]) -> set[Names]:  # noqa: ARG002 - all that there are
-        from onceward.connectors.database.postgres.connections import borrowed  # noqa: PLC0415
-        from onceward.connectors.database.postgres.listing import open_names  # noqa: PLC0415
+        from onceward.connectors.database.listing import open_names  # noqa: PLC0415
 
-        target = self._sink("any").target
-        with borrowed(target.dsn, "cannot list", answer_within=target.answer_within) as connection:
-            return {Names(*scope[:2]) for scope in open_names(connection, target.ledger)}
+        return {Names(*scope[:2]) for scope in open_names(self._sink("any").target)}
 
     def holds(self, kind: str, sink: str) -> bool:  # noqa: ARG002
         return kind in self._sink("any").resolutions()

@@ -1,1 +1,1 @@
-"""What every sink into a database shares: modes, what a ledger proves, retries."""
+"""Sinks into PostgreSQL, MariaDB and SQLite: one ledger, two ways to commit, a dialect for each database."""

@@ -43,6 +43,13 @@ class PerProcess(Generic[K, V]):
         with self._lock:
             return self._values.pop(key, None)
 
+    def drain(self) -> list[V]:
+        """Forget all values and return them."""
+        with self._lock:
+            values = list(self._values.values())
+            self._values.clear()
+            return values
+
     def _clear(self) -> None:
         self._lock = threading.Lock()
         self._values: dict[K, V] = {}

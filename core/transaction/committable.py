@@ -23,7 +23,7 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     kind: str
-    """Which sort of transaction, for example `kafka` or `postgres-prepared`."""
+    """Which sort of transaction, for example `kafka` or `sql-prepared`."""
     version: int = 1
     """Layout of `handle` for this kind."""
     pipeline: str

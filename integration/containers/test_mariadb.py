@@ -14,13 +14,20 @@ import pymysql
 import pytest
 from sqlalchemy import make_url
 
-from onceward.connectors.database import retry
-from onceward.connectors.database.sql.engines import close_idle, reading
-from onceward.connectors.database.sql.sink import SqlAlchemySink
-from onceward.connectors.database.sql.xids import Xid
+from onceward.connectors.database.engines import close_idle, reading
+from onceward.connectors.database.sqlalchemy_sink import SqlAlchemySink
+from onceward.connectors.database.xids import Xid
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SqlError
 from onceward.core.names import parse_transaction_name
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, WriteContext
+from onceward.core.transaction import (
+    AbortOutcome,
+    AbortStatus,
+    CommitOutcome,
+    CommitStatus,
+    Committable,
+    Observation,
+    WriteContext,
+)
 from onceward.testing.conformance import SinkConformance, SinkUnderTest
 from onceward.testing.containers import MariaDbContainer
 
@@ -29,10 +36,12 @@ from ..simulator_kit import ledger_contract
 from ..sql_kit import MariaDatabase, maria_database
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 
 pytestmark = pytest.mark.containers
+_ASKED_FOR = 1.0
+"""Seconds."""
 
 
 @pytest.fixture
@@ -40,6 +49,31 @@ def database(mariadb_container: MariaDbContainer) -> Iterator[MariaDatabase]:
     with maria_database(mariadb_container.url) as fresh:
         fresh.run("CREATE TABLE words (id bigint PRIMARY KEY, word text)")
         yield fresh
+
+
+@pytest.fixture(autouse=True)
+def _asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a coordinator does: a transaction is busy until the server has seen its writer's session end."""
+    commit_many, abort = SqlAlchemySink.commit_many, SqlAlchemySink.abort
+
+    def commit_until_known(sink: SqlAlchemySink, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
+        until = time.monotonic() + _ASKED_FOR
+        while True:
+            outcomes = commit_many(sink, committables)
+            if time.monotonic() > until or all(o.status is not CommitStatus.RETRY_LATER for o in outcomes):
+                return outcomes
+            time.sleep(0.01)
+
+    def abort_until_known(sink: SqlAlchemySink, committable: Committable) -> AbortOutcome:
+        until = time.monotonic() + _ASKED_FOR
+        while True:
+            outcome = abort(sink, committable)
+            if time.monotonic() > until or outcome.status is not AbortStatus.RETRY_LATER:
+                return outcome
+            time.sleep(0.01)
+
+    monkeypatch.setattr(SqlAlchemySink, "commit_many", commit_until_known)
+    monkeypatch.setattr(SqlAlchemySink, "abort", abort_until_known)
 
 
 @pytest.fixture(params=["prepared", "staging", "upsert"])
@@ -104,10 +138,7 @@ def xid_of(committable: Committable) -> Xid:
     return Xid.of(name)
 
 
-def test_what_its_own_session_still_holds_is_tried_again_and_never_taken_for_lost(
-    database: MariaDatabase, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.2)
+def test_what_its_own_session_still_holds_is_tried_again_and_never_taken_for_lost(database: MariaDatabase) -> None:
     sink = database.sink()
     committable = write(sink, context(), words(0))
     sink.abort(committable)
@@ -120,7 +151,6 @@ def test_what_its_own_session_still_holds_is_tried_again_and_never_taken_for_los
     assert sink.abort(committable).status is AbortStatus.RETRY_LATER
     assert list(sink.inspect_many([committable])) == [Observation.PREPARED]
     holder.close()
-    monkeypatch.undo()
     assert sink.commit(committable).status is CommitStatus.COMMITTED
 
 
@@ -201,6 +231,8 @@ def test_72_names_are_told_apart_by_case_in_the_ledger_too(database: MariaDataba
 
 def test_73_a_name_that_is_used_again_is_detected(database: MariaDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     sink, name = database.sink(), context().transaction_name()
+    sink.validate(SCHEMA)
+    sink.abort(write(sink, context(), words(0)))  # notes that the log writes here
     monkeypatch.setattr(WriteContext, "transaction_name", lambda _: name)
     first = write(sink, context(), words(0))
     with pytest.raises(SqlError, match="XAER_DUPID"):
@@ -310,9 +342,7 @@ def test_a_commit_while_the_server_is_down_is_tried_again_later(
     sink: SqlAlchemySink,
     mariadb_container: MariaDbContainer,
     database: MariaDatabase,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.1)
     committable = write(sink, context(), words(1))
     mariadb_container.kill()
     assert sink.commit(committable).status is CommitStatus.RETRY_LATER

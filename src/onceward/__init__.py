@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from .connectors.database.postgres.sink import PostgresSink
-    from .connectors.database.sql.sink import SqlAlchemySink
+    from .connectors.database.postgres_sink import PostgresSink
+    from .connectors.database.sqlalchemy_sink import SqlAlchemySink
     from .connectors.files.sink import FileSink
     from .connectors.files.source import FileSource
     from .connectors.http.sink import HttpSink
@@ -89,8 +89,8 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    ".connectors.database.postgres.sink": "PostgresSink",
-    ".connectors.database.sql.sink": "SqlAlchemySink",
+    ".connectors.database.postgres_sink": "PostgresSink",
+    ".connectors.database.sqlalchemy_sink": "SqlAlchemySink",
     ".connectors.files.sink": "FileSink",
     ".connectors.files.source": "FileSource",
     ".connectors.http.sink": "HttpSink",

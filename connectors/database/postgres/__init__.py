@@ -1,1 +1,1 @@
-"""PostgreSQL: connections, binary COPY from Arrow, the ledger, prepared transactions, staging."""
+"""PostgreSQL: its dialect, and what only it has: COPY, and staging tables that one statement merges."""

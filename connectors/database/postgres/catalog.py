@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from ..plan import Column
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .connections import Connection
-    from .tables import TableName
+    from ..target import TableName
+    from .session import Session
 
 ORDINARY: Final = "r"
 PARTITIONED: Final = "p"
@@ -29,23 +31,6 @@ class PgType:
     enum: bool = False
     element: PgType | None = None
     """For arrays."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column of a table."""
-
-    name: str
-    type: PgType
-    declared: str
-    """The type as SQL spells it, for messages and DDL, for example `numeric(10,2)`."""
-    not_null: bool = False
-    has_default: bool = False
-    """A default, an identity or a generation expression fills it if it is not written."""
-    generated: bool = False
-    """GENERATED ALWAYS AS (…) STORED: cannot be written."""
-    collation: str = ""
-    """As SQL spells it, if it is not the type's own."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +68,7 @@ WHERE c.oid = pg_catalog.to_regclass(%(table)s)
 
 _COLUMNS: Final = """
 SELECT attname, atttypid, atttypmod, pg_catalog.format_type(atttypid, atttypmod), attnotnull,
-       atthasdef OR attidentity <> '', attgenerated <> '',
+       atthasdef OR attidentity <> '' OR attgenerated <> '', attgenerated <> '',
        (SELECT pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname)
         FROM pg_catalog.pg_type t, pg_catalog.pg_collation l JOIN pg_catalog.pg_namespace n ON n.oid = l.collnamespace
         WHERE t.oid = atttypid AND l.oid = attcollation AND attcollation <> t.typcollation)
@@ -105,13 +90,13 @@ FROM pg_catalog.pg_type t JOIN used ON used.oid = t.oid
 """
 
 
-def read_table(connection: Connection, name: TableName) -> Table | None:
+def read_table(connection: Session, name: TableName) -> Table | None:
     """Read a table's columns in one round trip; None if there is no such table.
 
     Binary COPY trusts the caller's types: a column of another type of the same width would be filled with nonsense.
     So a writer reads this in the transaction that writes, after it locked the table against ALTER TABLE.
     """
-    parameters = {"table": str(name)}
+    parameters = {"table": name.quoted}
     with connection.pipeline():
         found = connection.execute(_FIND, parameters)
         columns = connection.execute(_COLUMNS, parameters)
@@ -126,14 +111,15 @@ def read_table(connection: Connection, name: TableName) -> Table | None:
 
 
 _UNIQUE: Final = """
-SELECT array_agg(coalesce(quote_ident(n.nspname) || '.' || quote_ident(l.collname), '')
+SELECT bool_and(i.indimmediate),
+       array_agg(coalesce(quote_ident(n.nspname) || '.' || quote_ident(l.collname), '')
                  ORDER BY array_position(%(key)s::text[], a.attname::text))
 FROM pg_catalog.pg_index i
 CROSS JOIN unnest(i.indkey::int2[], i.indcollation::oid[]) WITH ORDINALITY AS part(attribute, compared_by, place)
 JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = part.attribute
 LEFT JOIN pg_catalog.pg_collation l ON l.oid = part.compared_by
 LEFT JOIN pg_catalog.pg_namespace n ON n.oid = l.collnamespace
-WHERE i.indrelid = pg_catalog.to_regclass(%(table)s) AND i.indisunique AND i.indimmediate AND i.indisvalid
+WHERE i.indrelid = pg_catalog.to_regclass(%(table)s) AND i.indisunique AND i.indisvalid
   AND i.indpred IS NULL AND i.indexprs IS NULL AND part.place <= i.indnkeyatts
 GROUP BY i.indexrelid
 HAVING array_agg(a.attname::text COLLATE "C" ORDER BY a.attname::text COLLATE "C")
@@ -143,11 +129,14 @@ ORDER BY bool_and(coalesce(l.collisdeterministic, true))
 """Of several, first one that takes different texts for one."""
 
 
-def read_unique_key(connection: Connection, table: str, key: Sequence[str]) -> tuple[str, ...] | None:
+def read_unique_key(connection: Session, table: str, key: Sequence[str]) -> tuple[str, ...] | None:
     """By which collations a unique index over exactly these columns compares them; None if there is no such index.
 
-    They may be others than the columns' own. Whoever picks one row for each key has to compare as the index does: with
-    a nondeterministic collation equal texts may differ in their bytes.
+    A DEFERRABLE constraint is none, and spoils others over the same columns: PostgreSQL would go by all of them, and
+    then cannot.
+
+    The collations may be others than the columns' own. Whoever picks one row for each key has to compare as the index
+    does: with a nondeterministic collation equal texts may differ in their bytes.
 
     Args:
         connection: Any.
@@ -157,8 +146,8 @@ def read_unique_key(connection: Connection, table: str, key: Sequence[str]) -> t
     Returns:
         For each column a collation as SQL spells it, or "" for a type that has none.
     """
-    row = connection.execute(_UNIQUE, {"table": table, "key": list(key)}).fetchone()
-    return None if row is None else tuple(row[0])
+    rows = connection.execute(_UNIQUE, {"table": table, "key": list(key)}).fetchall()
+    return tuple(rows[0][1]) if rows and all(row[0] for row in rows) else None
 
 
 _CHECKS: Final = """
@@ -179,12 +168,12 @@ inserted (row 1, before 2, insert 4): what they look at is known at the insert o
 system column, which are about this table and no other."""
 
 
-def read_checks(connection: Connection, table: Table) -> tuple[tuple[str, str], ...]:
+def read_checks(connection: Session, table: Table) -> tuple[tuple[str, str], ...]:
     """Name and expression of the check constraints that can be checked on the rows as they come."""
     return tuple(connection.execute(_CHECKS, {"oid": table.oid}).fetchall())
 
 
-def _types(connection: Connection, parameters: dict[str, str], wanted: set[int]) -> dict[int, Any]:
+def _types(connection: Session, parameters: dict[str, str], wanted: set[int]) -> dict[int, Any]:
     """Rows of pg_type for the wanted oids and whatever they are made of."""
     if wanted <= _built_in.keys():
         return _built_in
@@ -197,7 +186,8 @@ def _column(row: Sequence[Any], types: dict[int, Any]) -> Column:
     name, oid, modifier, declared, not_null, has_default, generated, collation = row
     column_type, domain_not_null = _resolve(oid, modifier, types)
     needed = not_null or domain_not_null
-    return Column(name, column_type, declared, needed, has_default, generated, collation or "")
+    unwritable = "the column is generated; leave it out" if generated else ""
+    return Column(name, column_type, declared, needed, has_default, unwritable, collation or "")
 
 
 def _resolve(oid: int, modifier: int, types: dict[int, Any]) -> tuple[PgType, bool]:

@@ -1,45 +1,30 @@
-"""What is checked on the driver before anything is written."""
+"""What is checked of a PostgreSQL table on the driver before anything is written."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from onceward.core.errors import ConfigurationError, SchemaError
 
-from ..modes import CommitPath
+from ..dialect import no_unique_key
+from ..settings import CommitPath
 from .catalog import ORDINARY, PARTITIONED, read_checks, read_table, read_unique_key
 from .changes import without_change
-from .ddl import create_table
-from .explain import HOW_TO_ENABLE
-from .plan import plan_copy
-from .staging import TURNS, check_key, create_stage, stage_name
+from .copy import plan_copy
+from .session import session
+from .stage import TURNS, create_stage, stage_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import sqlalchemy as sa
 
+    from ..target import Target
     from .catalog import Table
-    from .connections import Connection
-    from .target import Target
+    from .session import Session
 
-_log = logging.getLogger("onceward.postgres")
+_log = logging.getLogger("onceward.database")
 
-
-@dataclass(frozen=True)
-class ServerFacts:
-    """What matters of a server's set-up."""
-
-    standby: bool
-    read_only: bool
-    max_prepared: int
-    fsync: bool
-
-
-_SERVER: Final = """
-SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',
-       current_setting('max_prepared_transactions')::int, current_setting('fsync') = 'on'
-"""
 _PRIVILEGES: Final = """
 SELECT privilege FROM unnest(%(wanted)s::text[]) AS t(privilege)
 WHERE NOT has_table_privilege(%(oid)s::oid, privilege)
@@ -50,80 +35,37 @@ SELECT conname::text FROM pg_catalog.pg_constraint WHERE conrelid = %(oid)s AND 
 """
 
 
-def read_server(connection: Connection) -> ServerFacts:
-    """Ask the server."""
-    row = connection.execute(_SERVER).fetchone()
-    assert row is not None  # noqa: S101 - the query always gives one row
-    return ServerFacts(*row)
-
-
-def choose_path(requested: CommitPath, target: Target, max_prepared: int) -> tuple[CommitPath, str]:
-    """How rows wait, and why.
-
-    Raises:
-        ConfigurationError: What was requested is impossible.
-    """
-    if requested is CommitPath.STAGING:
-        return CommitPath.STAGING, "asked for"
-    if target.key:
-        if requested is CommitPath.PREPARED:
-            raise ConfigurationError(
-                "an upsert cannot wait as a prepared transaction: it would block every other writer of its keys, a "
-                "retry of itself included; use commit='staging' (or 'auto')"
-            )
-        return CommitPath.STAGING, "upserts held prepared would block retries over the same keys"
-    if max_prepared > 0:
-        return CommitPath.PREPARED, "asked for" if requested is CommitPath.PREPARED else "the server allows it"
-    if requested is CommitPath.PREPARED:
-        raise ConfigurationError(f"the server's max_prepared_transactions is 0: {HOW_TO_ENABLE}")
-    return CommitPath.STAGING, f"the server's max_prepared_transactions is 0; to prepare instead, {HOW_TO_ENABLE}"
-
-
-def check_server(facts: ServerFacts, target: Target, parallelism: int | None, path: CommitPath) -> None:
-    """Raise ConfigurationError if this server cannot keep the promise; warn where it weakens it."""
-    if facts.standby:
-        raise ConfigurationError(f"the server ({target.dsn}) is a standby: name the primary in the dsn")
-    if facts.read_only:
-        raise ConfigurationError(f"transactions are read-only here ({target.dsn}): see default_transaction_read_only")
-    if not facts.fsync:
-        _log.warning("the server runs with fsync=off: a crash of its machine may lose committed data")
-    if path is CommitPath.PREPARED and parallelism is not None and facts.max_prepared < 2 * parallelism:
-        _log.warning(
-            "max_prepared_transactions is %s for %s parallel subtasks: a retried epoch may need twice as many as there "
-            "are subtasks, and other users of the server share them",
-            facts.max_prepared,
-            parallelism,
-        )
-
-
-def check_table(connection: Connection, target: Target, sink: str, schema: pa.Schema, path: CommitPath) -> None:
-    """See that `schema` fits, that the role may write, that a key is unique; create table and stage if need be.
+def check_table(connection: sa.Connection, target: Target, sink: str, schema: pa.Schema, path: CommitPath) -> None:
+    """See that `schema` fits, that the role may write, that a key is unique; create staging tables if need be.
 
     Raises:
         SchemaError: Something of the table or its columns does not fit.
         ConfigurationError: The table is of a kind that cannot be written, or privileges are missing.
     """
-    schema = without_change(schema, target.change)
-    table = read_table(connection, target.table)
-    if table is None and target.create_table:
-        create_table(connection, target.table, schema, target.key)
-        table = read_table(connection, target.table)
-    if table is None:
-        raise SchemaError(f"table {target.table} does not exist; create it, or set create_table=True")
-    _check_kind(table, target)
-    plan_copy(schema, table)
-    check_key(schema, target.key)
-    _check_privileges(connection, target, table)
-    if target.key and read_unique_key(connection, str(target.table), target.key) is None:
-        raise SchemaError(
-            f"table {target.table} has no primary key or unique index over exactly {list(target.key)} (immediate, "
-            "without WHERE), which an upsert needs"
-        )
-    _note_deferred(connection, table, path)
+    with session(connection) as lent:
+        table = read_table(lent, target.table)
+        if table is None:
+            raise SchemaError(f"table {target.table} does not exist; create it, or set create_table=True")
+        _check_kind(table, target)
+        schema = without_change(schema, target.change)
+        plan_copy(schema, table)
+        check_key(schema, target.key)
+        _check_privileges(lent, target, table)
+        if target.key and read_unique_key(lent, target.table.quoted, target.key) is None:
+            why = f"{no_unique_key(target.key)}; a DEFERRABLE one is none, and spoils others"
+            raise SchemaError(f"table {target.table} cannot be upserted by {list(target.key)}: {why}")
+        _note_deferred(lent, table, path)
+        checks = read_checks(lent, table)
     if path is CommitPath.STAGING:
-        checks = read_checks(connection, table)
         for turn in range(TURNS):
             create_stage(connection, target, stage_name(target, sink, table, checks, turn), table, checks)
+
+
+def check_key(schema: pa.Schema, key: tuple[str, ...]) -> None:
+    """Raise SchemaError unless every key column is in the data."""
+    missing = [column for column in key if column not in schema.names]
+    if missing:
+        raise SchemaError(f"key columns {missing} are not in the data, which has {schema.names}")
 
 
 def _check_kind(table: Table, target: Target) -> None:
@@ -135,7 +77,7 @@ def _check_kind(table: Table, target: Target) -> None:
         _log.warning("table %s is unlogged: a crash of the server empties it", target.table)
 
 
-def _check_privileges(connection: Connection, target: Target, table: Table) -> None:
+def _check_privileges(connection: Session, target: Target, table: Table) -> None:
     wanted = ["INSERT", "SELECT", "UPDATE"] if target.key else ["INSERT"]
     wanted += ["DELETE"] if target.change else []
     rows = connection.execute(_PRIVILEGES, {"oid": table.oid, "wanted": wanted}).fetchall()
@@ -144,7 +86,7 @@ def _check_privileges(connection: Connection, target: Target, table: Table) -> N
         raise ConfigurationError(f"the role may not {missing} on table {target.table}: GRANT {missing} ON it")
 
 
-def _note_deferred(connection: Connection, table: Table, path: CommitPath) -> None:
+def _note_deferred(connection: Session, table: Table, path: CommitPath) -> None:
     names = [row[0] for row in connection.execute(_DEFERRED, {"oid": table.oid}).fetchall()]
     if not names:
         return

@@ -17,6 +17,7 @@ import pyarrow as pa
 from pgpq import encoders
 from pgpq import schema as pgpq_schema
 
+from ..plan import Unfit
 from .binary_encoding import encode_arrays, encode_nulls, encode_uuid_storage, encode_uuids
 
 if TYPE_CHECKING:
@@ -58,10 +59,6 @@ class Conversion:
     """Makes pgpq's encoder for a field of type `wire`."""
     oid: int = 0
     """With which element type pgpq marks arrays of this; 0 if it must not be used for arrays."""
-
-
-class Unfit(Exception):  # noqa: N818 - it is an answer, caught by the plan, never shown as it is
-    """The types do not fit; the text says why and what to do."""
 
 
 def conversion(arrow: pa.DataType, target: PgType) -> Conversion:

@@ -1,0 +1,135 @@
+"""Engines: one per process and database, used again; never across a fork.
+
+Spark's Python workers are forked from a daemon and live on across batches. A connection that a parent opened must
+not be used, nor even closed, by a child: closing would say goodbye on the parent's socket.
+"""
+
+from __future__ import annotations
+
+import atexit
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from onceward.core.errors import ConfigurationError
+from onceward.core.kit.processwide import PerProcess
+
+from .dialect import READ_ONLY, Dialect
+from .failures import translated
+from .mariadb import MariaDb
+from .sqlite import Sqlite
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .target import Access, Target
+    from .url import Url
+
+_KEPT: Final = 4
+"""Idle connections kept for each engine."""
+_IDLE_SECONDS: Final = 300
+"""Firewalls drop connections that were silent for longer than this."""
+_EXTRAS: Final = {"psycopg": "postgres", "pgpq": "postgres", "pymysql": "mariadb"}
+
+
+def _create(access: Access) -> sa.Engine:
+    url, dialect = access.url, _dialect_of(access.url)
+    try:
+        engine = sa.create_engine(
+            url.parsed,
+            hide_parameters=True,
+            pool_size=_KEPT,
+            max_overflow=-1,
+            pool_recycle=_IDLE_SECONDS,
+            **dialect.engine_arguments(access),
+        )
+    except ImportError as error:
+        raise _missing(url, error) from error
+    except (exc.SQLAlchemyError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"cannot use the url {url}: {url.redact(str(error))}") from None
+    dialect.prepare_engine(engine, access)
+    return engine
+
+
+_engines: Final = PerProcess(_create)
+
+
+def engine_of(target: Target) -> sa.Engine:
+    """This process's engine for the target's database.
+
+    Raises:
+        ConfigurationError: The driver is not installed, or the URL has settings that it does not take.
+    """
+    return _engines.get(target.access)
+
+
+def close_idle() -> None:
+    """Close this process's idle connections."""
+    for engine in _engines.drain():
+        engine.dispose()
+
+
+atexit.register(close_idle)
+
+
+def dialect_for(target: Target) -> Dialect:
+    """How the target's database is spoken to."""
+    return _dialect_of(target.url)
+
+
+def _dialect_of(url: Url) -> Dialect:
+    if url.backend == "postgresql":
+        try:
+            from .postgres.dialect import PostgreSql  # noqa: PLC0415 - an extra
+        except ImportError as error:
+            raise _missing(url, error) from error
+        return PostgreSql()
+    return Sqlite() if url.backend == "sqlite" else MariaDb()
+
+
+def _missing(url: Url, error: ImportError) -> ConfigurationError:
+    missing = (error.name or "").partition(".")[0]
+    extra = _EXTRAS.get(missing, "sql")
+    return ConfigurationError(f"{url} needs {missing or error}: pip install 'onceward[{extra}]'")
+
+
+@contextmanager
+def transaction(target: Target, what: str, *, more: float = 0.0) -> Iterator[sa.Connection]:
+    """A connection in a transaction, committed at the end; errors become onceward's.
+
+    Args:
+        target: Where.
+        what: For messages: what the caller is about to do.
+        more: Seconds that it may take beyond waiting once for a lock and once for an answer.
+    """
+    dialect, seconds = dialect_for(target), target.answer_within + target.lock_timeout + more
+    with (
+        translated(what, target),
+        dialect.limited(seconds),
+        engine_of(target).connect() as connection,
+        connection.begin(),
+    ):
+        dialect.open_transaction(connection, target.access)
+        yield connection
+
+
+@contextmanager
+def reading(target: Target, what: str) -> Iterator[sa.Connection]:
+    """A connection for a few questions, each answered from the newest state; errors become onceward's."""
+    with (
+        translated(what, target),
+        dialect_for(target).limited(target.answer_within),
+        autocommitting(target) as connection,
+    ):
+        yield connection
+
+
+def autocommitting(target: Target) -> sa.Connection:
+    """A connection in which each statement is its own transaction, unless one is begun by command.
+
+    SQLite's is one of a transaction that only reads.
+    """
+    options: dict[str, Any] = {READ_ONLY: True} if target.url.backend == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
+    return engine_of(target).connect().execution_options(**options)

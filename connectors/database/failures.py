@@ -1,0 +1,108 @@
+"""Errors of SQLAlchemy and its drivers in onceward's words: what may pass by itself, and what will not.
+
+The codes are those of PostgreSQL's "PostgreSQL Error Codes", MariaDB's "Error Codes" and SQLite's "Result and Error
+Codes". SQLAlchemy's own message is never repeated: it holds the statement and rows.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import exc
+
+from onceward.core.errors import PostgresError, RetryableSinkError, SinkError, SqlError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .target import Target
+
+_POSTGRES_CLASSES: Final = ("08", "40", "53", "57", "58")
+"""Connection, transaction rollback, insufficient resources, operator intervention, system error."""
+_POSTGRES_STATES: Final = frozenset({"55P03", "25006", "55006"})
+"""Lock not available; read-only (a standby, until it is promoted); object in use."""
+_MARIADB_CODES: Final = frozenset(
+    {
+        *(1040, 1041, 1053, 1158, 1159, 1160, 1161, 1184, 1203, 1226, 1927),  # connections, resources, shutdown
+        *(1205, 1213, 1317, 1613, 1614, 1969),  # lock wait, deadlock, interrupted, time limit
+        *(1021, 1290, 1792, 1836),  # disk full; read-only (a replica, until it is promoted)
+        *(2002, 2003, 2006, 2013, 2014, 2055),  # no answer
+    }
+)
+_SQLITE_CODES: Final = frozenset({5, 6, 10, 13})
+"""Busy, locked, input or output error, disk full."""
+_PRIMARY: Final = 0xFF
+"""SQLite's extended codes hold the primary one in the lowest byte."""
+
+
+def code(error: exc.SQLAlchemyError) -> str | int | None:
+    """SQLSTATE on PostgreSQL, the server's number on MariaDB, the primary result code on SQLite; None if unknown."""
+    cause = _cause(error)
+    driver = _driver(cause)
+    if driver == "psycopg":
+        return getattr(cause, "sqlstate", None)
+    if driver == "sqlite3":
+        number = getattr(cause, "sqlite_errorcode", None)
+        return None if number is None else number & _PRIMARY
+    first = cause.args[0] if cause is not error and cause.args else None
+    return first if isinstance(first, int) else None
+
+
+def may_pass(error: exc.SQLAlchemyError) -> bool:
+    """Whether the same statement may succeed later without anybody changing anything."""
+    if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
+        return True
+    known = code(error)
+    if isinstance(known, str):
+        return known[:2] in _POSTGRES_CLASSES or known in _POSTGRES_STATES
+    if known:
+        return known in (_SQLITE_CODES if _driver(_cause(error)) == "sqlite3" else _MARIADB_CODES)
+    return isinstance(error, exc.OperationalError | exc.InterfaceError | exc.TimeoutError)
+
+
+def words(error: exc.SQLAlchemyError) -> str:
+    """What the database said, on one line, with its code."""
+    cause, known = _cause(error), code(error)
+    if isinstance(known, str):
+        return f"{_postgres_words(cause)} (SQLSTATE {known})"
+    said = cause.args[1] if isinstance(known, int) and _driver(cause) != "sqlite3" and len(cause.args) > 1 else cause
+    line = " ".join(str(said).split()) or type(cause).__name__
+    return line if known is None else f"{line} (code {known})"
+
+
+def _postgres_words(error: Any) -> str:
+    diagnostic = error.diag
+    more = {"detail": diagnostic.message_detail, "hint": diagnostic.message_hint, "context": diagnostic.context}
+    parts = [diagnostic.message_primary or str(error), *(f"{label}: {text}" for label, text in more.items() if text)]
+    return ". ".join(parts)
+
+
+def _cause(error: exc.SQLAlchemyError) -> BaseException:
+    orig = error.orig if isinstance(error, exc.StatementError) else None
+    return error if orig is None else orig
+
+
+def _driver(cause: BaseException) -> str:
+    return type(cause).__module__.partition(".")[0]
+
+
+def refusal(target: Target) -> type[SqlError]:
+    """The error for what a database refuses for good."""
+    return PostgresError if target.url.backend == "postgresql" else SqlError
+
+
+def translate(error: exc.SQLAlchemyError, what: str, target: Target) -> SinkError:
+    """Onceward's error for SQLAlchemy's: RetryableSinkError if it may pass."""
+    kind = RetryableSinkError if may_pass(error) else refusal(target)
+    return kind(f"{what} ({target.url}): {target.url.redact(words(error))}")
+
+
+@contextmanager
+def translated(what: str, target: Target) -> Iterator[None]:
+    """Raise onceward's errors instead of SQLAlchemy's inside the block."""
+    try:
+        yield
+    except exc.SQLAlchemyError as error:
+        # Without the cause: SQLAlchemy's error holds rows, and does not always pickle.
+        raise translate(error, what, target) from None

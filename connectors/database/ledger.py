@@ -1,0 +1,264 @@
+"""The ledger: in the target, in the data's own transaction, the fact that a transaction was committed.
+
+Its tables (see own_tables.py):
+
+- `ledger`: a row for each committed transaction, keyed by its name. A key of (epoch, subtask) would make a retry wait
+  for the lost attempt that holds the same key prepared. The newest row is never pruned: a decision log that has not
+  come so far is an outdated copy.
+- `pipelines`: which decision log owns a pipeline's sink in this database: written with the log's first decision.
+- `logs`: which decision logs' writers have written here, noted before they wrote, and how far each one's ledger rows
+  were pruned. With it an absent row is a proof (this is the right database, and the row was not pruned), and not just
+  an absence.
+- `staged`: rows that were staged and are not merged yet, see merging.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from onceward.core.errors import SinkError
+from onceward.core.names import Scope
+from onceward.core.transaction import Observation, abort_outcome, commit_outcome
+from onceward.core.transaction.ownership import NOTHING, Progress, other_log, outdated_log
+
+from .engines import dialect_for, reading, transaction
+from .failures import may_pass
+from .own_tables import ensure, exists, parts, tables_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from onceward.core.transaction import AbortOutcome, CommitOutcome, Committable
+
+    from .own_tables import Tables
+    from .target import Target
+
+_log = logging.getLogger("onceward.database")
+
+_PRUNE_EVERY: Final = 100
+_PLACE: Final = "the ledger in the target database"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One look into the ledger for one pipeline's sink, of transactions that are neither prepared nor staged.
+
+    An absent row proves something only if the transaction was written into this very database. Its writer noted that
+    before it wrote. Who owns the names proves nothing: a restart that was given another database claims them there.
+    """
+
+    behind: str
+    """Why this server may lag behind another one; empty if it does not."""
+    logs: Mapping[str, int]
+    """Decision logs whose writers noted that they write here, and the newest epoch of which each one's ledger rows may
+    have been pruned."""
+    committed: frozenset[str]
+    """Which of the transactions that were asked for are in the ledger."""
+
+    def observe(self, committable: Committable) -> tuple[Observation, str]:
+        """What is proven of one of the transactions that were asked for, and why."""
+        if committable.transaction in self.committed:
+            return Observation.COMMITTED, "its row is in the ledger"
+        if self.behind:
+            return Observation.NO_ANSWER, self.behind
+        pruned = self.logs.get(committable.log)
+        if pruned is None:
+            return Observation.ABSENT, "no writer of this decision log has written here: is it another database?"
+        if committable.epoch <= pruned:
+            return Observation.UNKNOWN, f"ledger rows of epochs up to {pruned} were pruned"
+        return Observation.ABORTED, "neither prepared, nor staged, nor in the ledger"
+
+    def commit_outcome(self, committable: Committable, words: str = "") -> CommitOutcome:
+        """What a commit that found nothing to commit proved."""
+        seen, why = self.observe(committable)
+        return commit_outcome(seen, f"{words}; {why}" if words else why)
+
+    def abort_outcome(self, committable: Committable, words: str = "") -> AbortOutcome:
+        """What an abort that found nothing to abort proved."""
+        seen, why = self.observe(committable)
+        return abort_outcome(seen, f"{words}; {why}" if words else why)
+
+
+def facts(target: Target, connection: sa.Connection, pipeline: str, sink: str, names: Sequence[str]) -> Facts:
+    """Look the names up. First the rows, then what may have made them disappear: pruning notes that before.
+
+    `connection` must see the newest state in each statement, as those of `reading` do.
+    """
+    dialect, tables = dialect_for(target), tables_of(target)
+    committed: set[str] = set()
+    behind = dialect.behind(connection)
+    try:
+        for part in parts(names):
+            query = sa.select(tables.ledger.c.name).where(tables.ledger.c.name.in_(part))
+            committed |= set(
+                connection.execute(query.with_for_update(read=True) if dialect.asks_with_lock else query).scalars()
+            )
+        query_logs = sa.select(tables.logs.c.log, tables.logs.c.pruned).where(*_of(tables.logs, pipeline, sink))
+        logs = {row.log: row.pruned for row in connection.execute(query_logs)}
+    except exc.DBAPIError as error:
+        if may_pass(error) or exists(target, connection):
+            raise
+        return Facts(behind, {}, frozenset())
+    return Facts(behind, logs, frozenset(committed))
+
+
+class Ownership(NamedTuple):
+    """What the ledger says of a decision log's names."""
+
+    owner: str | None
+    """The decision log that has claimed them, or another one that has committed under them; None if none has."""
+    noted: bool
+    """Whether it is noted that a writer of this log writes here."""
+
+    def refuse_others(self, scope: Scope) -> None:
+        """Raise EpochConflictError if another log owns the names."""
+        if self.owner not in (None, scope.log):
+            raise other_log(scope, str(self.owner), _PLACE)
+
+
+@functools.cache
+def ownership_query(tables: Tables) -> sa.Select[Any]:
+    """Gives an Ownership; its parameters are a scope's fields."""
+    scope = Scope(*cast("list[str]", [sa.bindparam(name, type_=sa.String()) for name in Scope._fields]))
+    pipelines, ledger, logs = tables.pipelines, tables.ledger, tables.logs
+    claimed = sa.select(pipelines.c.log).where(*_of(pipelines, scope.pipeline, scope.sink))
+    others = sa.select(ledger.c.log).where(*_of(ledger, scope.pipeline, scope.sink), ledger.c.log != scope.log)
+    newest = others.order_by(ledger.c.committed_at.desc()).limit(sa.literal_column("1"))
+    noted = sa.exists().where(*_mine(logs, scope))
+    question = sa.select(sa.func.coalesce(claimed.scalar_subquery(), newest.scalar_subquery()), noted)
+    return cast("sa.Select[Any]", question)
+
+
+def ownership(target: Target, connection: sa.Connection, scope: Scope) -> Ownership:
+    """Ask whose the names are; the tables must be there."""
+    return Ownership(*connection.execute(ownership_query(tables_of(target)), scope._asdict()).one())
+
+
+def note(target: Target, scope: Scope) -> None:
+    """Note that a writer of this log writes here, if no other log owns the names; it claims nothing.
+
+    Raises:
+        EpochConflictError: Another log owns them.
+    """
+    ensure(target)
+    with reading(target, "cannot begin") as connection:
+        found = ownership(target, connection, scope)
+    found.refuse_others(scope)
+    if not found.noted:
+        logs = tables_of(target).logs
+        _insert(target, logs, scope, sa.select(sa.func.count()).select_from(logs).where(*_mine(logs, scope)))
+
+
+def sinks_of(target: Target, connection: sa.Connection, pipeline: str, log: str) -> list[str]:
+    """Under which sinks' names writers of this log have written here."""
+    if not exists(target, connection):
+        return []
+    logs = tables_of(target).logs
+    query = sa.select(logs.c.sink).where(logs.c.pipeline == pipeline, logs.c.log == log)
+    return list(connection.scalars(query.order_by(logs.c.sink)))
+
+
+def check(target: Target, scope: Scope, newest: Progress) -> None:
+    """See that no other log owns the names, and that this one has come as far as the ledger.
+
+    Raises:
+        EpochConflictError: Another one does, or this one is an outdated copy.
+    """
+    with reading(target, "cannot check who owns the names") as connection:
+        if not exists(target, connection):
+            return
+        ownership(target, connection, scope).refuse_others(scope)
+        known = _progress(target, connection, scope)
+    if known > newest:
+        raise outdated_log(scope, known, newest, _PLACE)
+
+
+def claim(target: Target, scope: Scope) -> None:
+    """Make `scope.log` the owner of the names, or see that it is; of two logs at once one wins.
+
+    Raises:
+        EpochConflictError: Another decision log is, or has written under these names.
+    """
+    ensure(target)
+    pipelines = tables_of(target).pipelines
+    with reading(target, "cannot claim") as connection:
+        ownership(target, connection, scope).refuse_others(scope)
+    _insert(target, pipelines, scope, sa.select(pipelines.c.log).where(*_of(pipelines, scope.pipeline, scope.sink)))
+    with reading(target, "cannot claim") as connection:
+        ownership(target, connection, scope).refuse_others(scope)
+
+
+def release(target: Target, scope: Scope) -> None:
+    """Make `scope.log` the owner, whoever was, and set aside how far it had come."""
+    ensure(target)
+    tables = tables_of(target)
+    owner = _of(tables.pipelines, scope.pipeline, scope.sink)
+    with transaction(target, "cannot release") as connection:
+        log = connection.scalar(sa.select(tables.pipelines.c.log).where(*owner).with_for_update())
+        if log is None:
+            connection.execute(tables.pipelines.insert().values(**scope._asdict()))
+        elif log != scope.log:
+            connection.execute(tables.pipelines.update().where(*owner).values(log=scope.log))
+        set_aside = tables.ledger.update().where(*_mine(tables.ledger, scope), tables.ledger.c.rewound == 0)
+        connection.execute(set_aside.values(rewound=1))
+
+
+def prune(target: Target, scope: Scope, below: int) -> None:
+    """Delete rows of this log's epochs below `below`, noting durably that they may be missing.
+
+    The newest rows stay, however old: they say how far the log had come. Call it only with epochs that are completed,
+    and so no longer need to be asked for.
+    """
+    logs, table = tables_of(target).logs, tables_of(target).ledger
+    with transaction(target, "cannot prune") as connection:
+        mine, done = _mine(logs, scope), logs.c.pruned >= below - 1
+        noted = connection.execute(
+            logs.update().where(*mine).values(pruned=sa.case((done, logs.c.pruned), else_=below - 1))
+        )
+        kept = _progress(target, connection, scope)
+        newest = sa.and_(table.c.rewound == 0, table.c.writer == kept.generation, table.c.epoch == kept.epoch)
+        if noted.rowcount:
+            old = [*_mine(table, scope), table.c.epoch < below, sa.not_(newest)]
+            connection.execute(table.delete().where(*old))
+
+
+def prune_due(epoch: int) -> bool:
+    """Whether to prune after this epoch: seldom, because it costs a transaction."""
+    return epoch % _PRUNE_EVERY == 0
+
+
+def _of(table: sa.Table, pipeline: str, sink: str) -> list[sa.ColumnElement[bool]]:
+    return [table.c.pipeline == pipeline, table.c.sink == sink]
+
+
+def _mine(table: sa.Table, scope: Scope) -> list[sa.ColumnElement[bool]]:
+    return [*_of(table, scope.pipeline, scope.sink), table.c.log == scope.log]
+
+
+def _insert(target: Target, table: sa.Table, scope: Scope, there: sa.Select[Any]) -> None:
+    """Insert the scope, unless `there` finds a row of its key: somebody else may insert at the same time."""
+    with reading(target, f"cannot look into {table}") as connection:
+        if connection.scalar(there):
+            return
+    try:
+        with transaction(target, f"cannot insert into {table}") as connection:
+            connection.execute(table.insert().values(**scope._asdict()))
+    except SinkError as error:
+        with reading(target, f"cannot look into {table}") as connection:
+            if not connection.scalar(there):
+                raise
+        _log.debug("somebody else did it at the same time: %s", error)
+
+
+def _progress(target: Target, connection: sa.Connection, scope: Scope) -> Progress:
+    """Generation and epoch of the newest commit of this log, less those from before a rewind."""
+    ledger = tables_of(target).ledger
+    query = sa.select(ledger.c.writer, ledger.c.epoch).where(*_mine(ledger, scope), ledger.c.rewound == 0)
+    row = connection.execute(query.order_by(ledger.c.writer.desc(), ledger.c.epoch.desc()).limit(1)).first()
+    return NOTHING if row is None else Progress(*row)

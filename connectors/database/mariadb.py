@@ -1,0 +1,245 @@
+"""MariaDB: XA transactions, through pymysql.
+
+What was seen on MariaDB 10.11, and what follows from it:
+
+1. A prepared transaction belongs to its session until that ends; to all others XA COMMIT says "unknown XID" although
+   XA RECOVER lists it. So a writer closes its connection after XA PREPARE, and "unknown" while listed is "busy".
+2. Of two committers at once the loser hears "unknown XID", too, at a moment when the transaction may be neither
+   listed nor visible. So the ledger is then read with a lock: that waits for a transaction that is just ending.
+3. Prepared transactions survive SIGKILL of the server, and the end of their session (from 10.5).
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy import event, exc
+from sqlalchemy.dialects.mysql import insert
+
+from .dialect import HOW_TO_STAGE, Answer, BulkWrite, ServerFacts, Trial, TwoPhase, no_unique_key
+from .failures import code, may_pass, words
+from .target import TableName
+from .xids import Xid, read_xid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from sqlalchemy.sql.dml import Insert
+
+    from onceward.core.names import Scope, TransactionName
+
+    from .target import Access
+
+_NO_SUCH_TABLE: Final = (1146, 1049)
+"""Or no such database."""
+_UNKNOWN_XID: Final = 1397
+_ROLLED_BACK: Final = frozenset({1402, 1613, 1614})
+"""The server rolled the branch back: by itself, for its time limit, for a deadlock."""
+_DETACHES: Final = (10, 5)
+_UNLIMITED: Final = 1 << 31
+_CONNECT_SECONDS: Final = 10
+_ORPHANED_SECONDS: Final = 60
+"""After so long the server itself ends a session that prepared, was to close, and was cut off from us."""
+_TRIAL: Final = "onceward_trial"
+_CHANGES_ROWS: Final = sa.text(
+    "SELECT count(*) FROM information_schema.triggers WHERE event_object_schema = coalesce(:schema, database())"
+    " AND event_object_table = :table AND event_manipulation = 'INSERT' AND action_timing = 'BEFORE'"
+)
+"""Triggers are shown to those who have the right TRIGGER on the table."""
+_MODE: Final = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO"
+"""Values that do not fit are errors, whatever the server's default says."""
+
+
+class XaTransactions:
+    """See TwoPhase."""
+
+    def begin(
+        self,
+        connection: sa.Connection,
+        access: Access,  # noqa: ARG002 - signature
+        name: TransactionName,
+        question: sa.Select[Any],
+        of: Scope,
+    ) -> Sequence[Any] | None:
+        """XA START; the lock timeout is the session's."""
+        connection.exec_driver_sql(f"XA START {Xid.of(name)}")
+        try:
+            return connection.execute(question, of._asdict()).one()
+        except exc.DBAPIError as error:
+            if code(error) not in _NO_SUCH_TABLE:
+                raise
+            return None
+
+    def prepare(self, connection: sa.Connection, name: TransactionName, insert: Insert, row: dict[str, Any]) -> None:
+        """XA END and XA PREPARE."""
+        connection.execute(insert, row)
+        connection.exec_driver_sql(f"SET SESSION wait_timeout = {_ORPHANED_SECONDS}")
+        connection.exec_driver_sql(f"XA END {Xid.of(name)}")
+        connection.exec_driver_sql(f"XA PREPARE {Xid.of(name)}")
+
+    def hand_over(self, connection: sa.Connection) -> None:
+        """Close the session: before that nobody else can end the transaction."""
+        connection.invalidate()
+        connection.close()
+
+    def commit(self, connection: sa.Connection, name: TransactionName) -> tuple[Answer, str]:
+        """XA COMMIT."""
+        return self._end(connection, "XA COMMIT", name)
+
+    def rollback(self, connection: sa.Connection, name: TransactionName) -> tuple[Answer, str]:
+        """XA ROLLBACK."""
+        return self._end(connection, "XA ROLLBACK", name)
+
+    def waiting(self, connection: sa.Connection, pipeline: str, sink: str) -> list[TransactionName]:
+        """XA RECOVER, which lists the whole server's."""
+        rows = connection.exec_driver_sql("XA RECOVER FORMAT='SQL'").all()
+        names = [read_xid(_text(row[3]), pipeline, sink) for row in rows]
+        return [name for name in names if name is not None]
+
+    def scopes(self, connection: sa.Connection) -> set[Scope]:  # noqa: ARG002 - signature
+        """Identifiers hold a digest of the names."""
+        return set()
+
+    def _end(self, connection: sa.Connection, command: str, name: TransactionName) -> tuple[Answer, str]:
+        try:
+            connection.exec_driver_sql(f"{command} {Xid.of(name)}")
+        except exc.DBAPIError as error:
+            number = code(error)
+            if number in _ROLLED_BACK:
+                return Answer.GONE, words(error)
+            if number != _UNKNOWN_XID:
+                raise
+            if name in self.waiting(connection, name.scope.pipeline, name.scope.sink):
+                return Answer.BUSY, f"{words(error)}; it is prepared, and held by the session that wrote or ends it"
+            return Answer.GONE, words(error)
+        return Answer.DONE, ""
+
+
+class MariaDb:
+    """See Dialect."""
+
+    title = "MariaDB"
+    two_phase: TwoPhase | None = XaTransactions()
+    bulk: BulkWrite | None = None
+    asks_with_lock = True
+
+    def engine_arguments(self, access: Access) -> dict[str, Any]:
+        """Time limits of the driver; those that the URL gives win."""
+        answer = access.answer_within + _lock_seconds(access)
+        arguments = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": answer, "write_timeout": answer}
+        given = {key: value for key, value in arguments.items() if key not in access.url.parsed.query}
+        return {"isolation_level": "READ COMMITTED", "pool_pre_ping": True, "connect_args": given}
+
+    def prepare_engine(self, engine: sa.Engine, access: Access) -> None:
+        """Strict values, times in UTC, limits for locks: after whatever the URL's own init_command says."""
+        seconds = _lock_seconds(access)
+        settings = {
+            "sql_mode": f"'{_MODE}'",
+            "innodb_lock_wait_timeout": seconds,
+            "lock_wait_timeout": seconds,
+            "time_zone": "'+00:00'",
+        }
+        command = "SET SESSION " + ", ".join(f"{key} = {value}" for key, value in settings.items())
+
+        def set_up(connection: Any, _: object) -> None:
+            with connection.cursor() as cursor:
+                cursor.execute(command)
+
+        event.listen(engine, "connect", set_up)
+
+    def open_transaction(self, connection: sa.Connection, access: Access) -> None:
+        """Nothing more: the settings are the session's."""
+
+    def lock_creation(self, connection: sa.Connection) -> None:
+        """Whoever creates a table holds the lock on its name."""
+
+    def limited(self, seconds: float, connection: sa.Connection | None = None) -> AbstractContextManager[object]:  # noqa: ARG002 - signature
+        """Pymysql has its own time limits."""
+        return nullcontext()
+
+    def read_server(self, connection: sa.Connection) -> ServerFacts:
+        """Version, read-only, Galera, whether commits are synced."""
+        if not getattr(connection.dialect, "is_mariadb", False):
+            return ServerFacts(unusable="the server is MySQL: only MariaDB's answers were tried, so only it is taken")
+        names = ("read_only", "wsrep_on", "innodb_flush_log_at_trx_commit")
+        query = f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {names}"
+        found = {str(key).lower(): str(value) for key, value in connection.exec_driver_sql(query)}
+        unusable = "the server is read-only: name the primary in the url" if _on(found.get("read_only")) else ""
+        why = ""
+        if _on(found.get("wsrep_on")):
+            why = f"Galera has no XA transactions: name a server without it, {HOW_TO_STAGE}"
+        elif (connection.dialect.server_version_info or ())[:2] < _DETACHES:
+            why = f"before MariaDB 10.5 a prepared transaction ends with its session: upgrade, {HOW_TO_STAGE}"
+        flush = found.get("innodb_flush_log_at_trx_commit", "1")
+        unsafe = f"innodb_flush_log_at_trx_commit is {flush}: a crash of the machine may lose committed data"
+        warnings = () if flush == "1" else (unsafe,)
+        return ServerFacts(unusable, 0 if why else _UNLIMITED, why, warnings)
+
+    def behind(self, connection: sa.Connection) -> str:
+        """Whether it is read-only, as replicas are."""
+        read_only = connection.exec_driver_sql("SELECT @@global.read_only").scalar()
+        return "the server is read-only, perhaps a replica whose ledger lags" if _on(str(read_only)) else ""
+
+    def upsert(self, table: sa.TableClause, values: dict[str, Any], key: Sequence[str]) -> Insert:
+        """INSERT … ON DUPLICATE KEY UPDATE; if there is nothing else to set, the key to itself."""
+        statement = insert(table).values(values)
+        changed = [name for name in values if name not in key] or list(key[:1])
+        return statement.on_duplicate_key_update({name: statement.inserted[name] for name in changed})
+
+    @contextmanager
+    def trial(self, connection: sa.Connection, table: sa.TableClause) -> Iterator[Trial]:
+        """A temporary table with its types, defaults, checks and indexes; no keys of other tables."""
+        place = TableName(table.schema, _TRIAL)
+        preparer = connection.dialect.identifier_preparer
+        name = preparer.format_table(sa.table(place.table, schema=place.schema))
+        model = preparer.format_table(table)
+        create, drop = f"CREATE TEMPORARY TABLE {name}", f"DROP TEMPORARY TABLE IF EXISTS {name}"
+        alike = not connection.scalar(_CHANGES_ROWS, {"table": table.name, "schema": table.schema})
+        connection.exec_driver_sql(drop)  # one may be left: the end of a transaction does not undo it
+        try:
+            if alike:
+                connection.exec_driver_sql(f"{create} LIKE {model}")
+        except exc.DBAPIError as error:
+            if may_pass(error):
+                raise
+            alike = False  # with partitions, full-text indexes or versions it cannot be temporary
+        if not alike:
+            columns = ", ".join(f"model.{preparer.quote_identifier(column.name)}" for column in table.columns)
+            connection.exec_driver_sql(
+                f"{create} AS SELECT {columns} FROM (SELECT 1) AS one LEFT JOIN {model} AS model ON 1 = 0 LIMIT 0"  # noqa: S608 - quoted names
+            )
+        try:
+            yield Trial(place, has_keys=alike)
+        finally:
+            with suppress(exc.SQLAlchemyError):
+                connection.exec_driver_sql(drop)
+
+    trial_needs = "CREATE TEMPORARY TABLES on the table's database, and SELECT on the table"
+
+    def check_key(self, uniques: Sequence[frozenset[str]], key: Sequence[str]) -> str:
+        """The only unique key: ON DUPLICATE KEY takes the row that any of them finds."""
+        if frozenset(key) not in uniques:
+            return no_unique_key(key)
+        others = sorted(sorted(unique) for unique in set(uniques) - {frozenset(key)})
+        if others:
+            return (
+                f"it has other unique keys ({others}), and MariaDB's ON DUPLICATE KEY UPDATE would change the row that "
+                "any of them finds"
+            )
+        return ""
+
+
+def _lock_seconds(access: Access) -> int:
+    return max(1, math.ceil(access.lock_timeout))
+
+
+def _on(value: str | None) -> bool:
+    return value is not None and value.upper() not in ("", "0", "OFF", "NO_LOCK")
+
+
+def _text(value: Any) -> str:
+    return value.decode("ascii", "replace") if isinstance(value, bytes) else str(value)

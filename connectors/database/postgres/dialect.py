@@ -1,0 +1,295 @@
+"""PostgreSQL: PREPARE TRANSACTION and COMMIT PREPARED by gid, COPY, staging tables; through psycopg."""
+
+from __future__ import annotations
+
+import math
+import select
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+import sqlalchemy as sa
+from sqlalchemy import event, exc
+
+from onceward.core.errors import PostgresError
+from onceward.core.names import parse_transaction_name
+
+from ..dialect import HOW_TO_STAGE, Answer, BulkWrite, ServerFacts, Trial, TwoPhase
+from ..failures import code, words
+from ..target import TableName, own_name
+from ..watch import guard, limited
+from .catalog import read_table
+from .checks import check_table
+from .copy import CopyWriter
+from .merge import move_rows, remove_rows
+from .session import DURABLE, compiled, session
+from .stage import LOCK_CREATION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    import pyarrow as pa
+    from sqlalchemy.sql.dml import Insert
+
+    from onceward.core.names import Scope, TransactionName
+
+    from ..dialect import Movement, Part, RowWriter
+    from ..settings import CommitPath
+    from ..target import Access, Target
+    from .catalog import Table
+
+_NO_SUCH_TABLE: Final = ("42P01", "3F000")
+"""Or no such schema."""
+_NO_SUCH_GID: Final = "42704"
+_BUSY: Final = "55000"
+_OTHER_DATABASE: Final = "0A000"
+HOW_TO_ENABLE: Final = (
+    "set max_prepared_transactions in postgresql.conf (for example ALTER SYSTEM SET max_prepared_transactions = 64; "
+    f"at least twice the number of parallel subtasks) and restart the server, {HOW_TO_STAGE}"
+)
+_CONNECT_SECONDS: Final = 10
+_FRESH: Final = "onceward_fresh"
+_DEFAULTS: Final[dict[str, str]] = {
+    "application_name": "onceward",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
+"""libpq's own defaults wait two hours for a server that vanished from the network."""
+_LIMITS: Final = "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', '0', true)"
+_SERVER: Final = sa.text(
+    "SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',"
+    " CAST(current_setting('max_prepared_transactions') AS int), current_setting('fsync') = 'on'"
+)
+_TRIAL: Final = TableName("pg_temp", "onceward_trial")
+_CHANGES_ROWS: Final = sa.text(
+    "SELECT relhasrules OR EXISTS (SELECT 1 FROM pg_catalog.pg_trigger WHERE tgrelid = c.oid AND NOT tgisinternal"
+    " AND (tgtype & 7) = 7) FROM pg_catalog.pg_class AS c WHERE oid = pg_catalog.to_regclass(:table)"
+)
+"""Whether something may change rows before the table sees them: rules, or triggers BEFORE INSERT FOR EACH ROW (the
+lowest bits of tgtype)."""
+_PREPARED = sa.table(
+    "pg_prepared_xacts", sa.column("gid"), sa.column("database"), sa.column("prepared"), schema="pg_catalog"
+)
+
+
+class GidTransactions:
+    """See TwoPhase."""
+
+    def begin(
+        self,
+        connection: sa.Connection,
+        access: Access,
+        name: TransactionName,  # noqa: ARG002 - the gid comes at the end
+        question: sa.Select[Any],
+        of: Scope,
+    ) -> Sequence[Any] | None:
+        """BEGIN and the question, in one round trip."""
+        try:
+            with session(connection) as lent:
+                with lent.pipeline():
+                    lent.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+                    # A COPY stays open for as long as the rows take to arrive: that is not a slow statement.
+                    lent.execute(_LIMITS, [_milliseconds(access)])
+                    found = lent.execute(compiled(question), of._asdict())
+                return found.fetchone()
+        except exc.DBAPIError as error:
+            if code(error) not in _NO_SUCH_TABLE:
+                raise
+            return None
+
+    def prepare(self, connection: sa.Connection, name: TransactionName, insert: Insert, row: dict[str, Any]) -> None:
+        """The last row and PREPARE TRANSACTION, in one round trip."""
+        with session(connection) as lent:
+            with lent.pipeline():
+                lent.execute(compiled(insert, tuple(row)), row)
+                answer = lent.execute(f"PREPARE TRANSACTION {_literal(name)}".encode())
+            if answer.statusmessage != "PREPARE TRANSACTION":
+                said = answer.statusmessage
+                raise PostgresError(f"PREPARE TRANSACTION answered {said!r}: the transaction had failed")
+
+    def hand_over(self, connection: sa.Connection) -> None:
+        """The session has nothing more to do with what it prepared."""
+        connection.close()
+
+    def commit(self, connection: sa.Connection, name: TransactionName) -> tuple[Answer, str]:
+        """COMMIT PREPARED."""
+        return _end(connection, f"COMMIT PREPARED {_literal(name)}")
+
+    def rollback(self, connection: sa.Connection, name: TransactionName) -> tuple[Answer, str]:
+        """ROLLBACK PREPARED."""
+        return _end(connection, f"ROLLBACK PREPARED {_literal(name)}")
+
+    def waiting(self, connection: sa.Connection, pipeline: str, sink: str) -> list[TransactionName]:
+        names = [own_name(gid, pipeline, sink) for gid in self._gids(connection)]
+        return [name for name in names if name is not None]
+
+    def scopes(self, connection: sa.Connection) -> set[Scope]:
+        names = [parse_transaction_name(gid) for gid in self._gids(connection)]
+        return {name.scope for name in names if name is not None}
+
+    def _gids(self, connection: sa.Connection) -> list[str]:
+        """The view shows all databases of the server."""
+        gid = _PREPARED.c.gid
+        query = sa.select(gid).where(_PREPARED.c.database == sa.func.current_database())
+        return list(connection.scalars(query.order_by(_PREPARED.c.prepared, gid)))
+
+
+class Copying:
+    """See BulkWrite."""
+
+    def lock_and_read(self, connection: sa.Connection, name: TableName) -> Table:
+        """The lock is the one that inserting takes anyway, the only one that INSERT rights allow on every version."""
+        with session(connection) as lent:
+            with lent.pipeline():
+                lent.execute(f"LOCK TABLE {name.quoted} IN ROW EXCLUSIVE MODE".encode())
+                table = read_table(lent, name)
+            if table is None:
+                raise psycopg.errors.UndefinedTable(f"table {name} does not exist")
+            return table
+
+    def writer(self, connection: sa.Connection, table: Table, schema: pa.Schema) -> RowWriter:
+        return CopyWriter(connection, table, schema)
+
+    def move(self, connection: sa.Connection, ledger_schema: str, movement: Movement, parts: Sequence[Part]) -> None:
+        move_rows(connection, ledger_schema, movement, parts)
+
+    def remove(self, connection: sa.Connection, ledger_schema: str, stage: str, ids: Sequence[int]) -> None:
+        remove_rows(connection, ledger_schema, stage, ids)
+
+    def check_table(
+        self, connection: sa.Connection, target: Target, sink: str, schema: pa.Schema, path: CommitPath
+    ) -> None:
+        check_table(connection, target, sink, schema, path)
+
+
+class PostgreSql:
+    """See Dialect."""
+
+    title = "PostgreSQL"
+    two_phase: TwoPhase | None = GidTransactions()
+    bulk: BulkWrite | None = Copying()
+    asks_with_lock = False
+
+    def engine_arguments(self, access: Access) -> dict[str, Any]:
+        """The user's settings win; server-side prepared statements break when a table changes and behind poolers.
+
+        The encoding is not the user's to choose: Arrow's text is UTF-8, and is sent as it is.
+        """
+        given = access.url.libpq()
+        settings = {
+            **_DEFAULTS,
+            "connect_timeout": min(_CONNECT_SECONDS, math.ceil(access.answer_within)),
+            **({"target_session_attrs": "primary"} if "," in str(given.get("host", "")) else {}),
+            **given,
+            "client_encoding": "UTF8",
+            "prepare_threshold": None,
+        }
+        return {"isolation_level": "READ COMMITTED", "creator": partial(psycopg.connect, **settings)}
+
+    def prepare_engine(self, engine: sa.Engine, access: Access) -> None:  # noqa: ARG002 - signature
+        """Hands each connection to its time limit before the first question is asked on it."""
+        event.listen(engine, "connect", _guard_new, insert=True)
+        event.listen(engine, "checkout", _guard_lent)
+
+    def open_transaction(self, connection: sa.Connection, access: Access) -> None:
+        """A lock timeout; and a commit that answers when it is safe, whatever the role's default says."""
+        with session(connection) as lent, lent.pipeline():
+            lent.execute(_LIMITS, [_milliseconds(access)])
+            lent.execute(DURABLE)
+
+    def lock_creation(self, connection: sa.Connection) -> None:
+        """CREATE … IF NOT EXISTS alone races with itself."""
+        connection.exec_driver_sql(LOCK_CREATION)
+
+    def limited(self, seconds: float, connection: sa.Connection | None = None) -> AbstractContextManager[object]:
+        """Libpq waits for ever: its socket is shut down from outside."""
+        if connection is None:
+            return limited(seconds)
+        lent: Any = connection.connection.driver_connection
+        return limited(seconds, lent.fileno)
+
+    def read_server(self, connection: sa.Connection) -> ServerFacts:
+        """Standby, read-only, max_prepared_transactions, fsync."""
+        standby, read_only, most, synced = connection.execute(_SERVER).one()
+        unusable = ""
+        if standby:
+            unusable = "the server is a standby: name the primary"
+        elif read_only:
+            unusable = "transactions are read-only here: see default_transaction_read_only"
+        why = "" if most else f"the server's max_prepared_transactions is 0: {HOW_TO_ENABLE}"
+        unsafe = ("the server runs with fsync=off: a crash of its machine may lose committed data",)
+        return ServerFacts(unusable, most, why, () if synced else unsafe)
+
+    def behind(self, connection: sa.Connection) -> str:
+        """Whether it is a standby."""
+        standby = connection.scalar(sa.select(sa.func.pg_is_in_recovery()))
+        return "the server is a standby, whose ledger may lag" if standby else ""
+
+    def upsert(self, table: sa.TableClause, values: dict[str, Any], key: Sequence[str]) -> Insert:
+        raise NotImplementedError("rows are merged from staging tables")
+
+    @contextmanager
+    def trial(self, connection: sa.Connection, table: sa.TableClause) -> Iterator[Trial]:
+        """A temporary table with its types, defaults, checks and indexes; no keys of other tables.
+
+        It goes at the end of the transaction, and not before: constraints may be deferred until then.
+        """
+        model = TableName(table.schema, table.name).quoted
+        changed = bool(connection.scalar(_CHANGES_ROWS, {"table": model}))
+        like = f"(LIKE {model} INCLUDING ALL EXCLUDING STATISTICS) ON COMMIT DROP"
+        bare = f"ON COMMIT DROP AS SELECT * FROM {model} WITH NO DATA"  # noqa: S608 - a quoted name
+        with session(connection) as lent:
+            lent.execute(f"CREATE TEMPORARY TABLE {_TRIAL.table} {bare if changed else like}".encode())
+        yield Trial(_TRIAL, has_keys=not changed)
+
+    trial_needs = "TEMPORARY on the database and SELECT on the table"
+
+    def check_key(self, uniques: Sequence[frozenset[str]], key: Sequence[str]) -> str:
+        raise NotImplementedError("the catalog is asked, see check_table")
+
+
+def _guard_new(lent: Any, record: Any) -> None:
+    """Before SQLAlchemy asks for the version and settings of a server that it meets for the first time."""
+    guard(lent.fileno)
+    record.info[_FRESH] = True
+
+
+def _guard_lent(lent: Any, record: Any, _: object) -> None:
+    """See whether nothing came unasked: a server that shuts down says so, or closes the socket."""
+    if record.info.pop(_FRESH, False):
+        return
+    if lent.closed or not _silent(lent.fileno()):
+        raise exc.InvalidatePoolError  # SQLAlchemy makes a new one
+    guard(lent.fileno)
+
+
+def _silent(fileno: int) -> bool:
+    poll = select.poll()
+    poll.register(fileno, select.POLLIN | select.POLLHUP | select.POLLERR)
+    return not poll.poll(0)
+
+
+def _literal(name: TransactionName) -> str:
+    text = str(name)
+    return f"'{text}'"
+
+
+def _milliseconds(access: Access) -> str:
+    return str(max(1, round(access.lock_timeout * 1000)))
+
+
+def _end(connection: sa.Connection, statement: str) -> tuple[Answer, str]:
+    try:
+        connection.exec_driver_sql(statement)
+    except exc.DBAPIError as error:
+        state = code(error)
+        if state == _OTHER_DATABASE:
+            raise PostgresError(f"{words(error)}: the connection must name the database that prepared it") from None
+        if state not in (_NO_SUCH_GID, _BUSY):
+            raise
+        return (Answer.BUSY if state == _BUSY else Answer.GONE), words(error)
+    return Answer.DONE, ""

@@ -1,0 +1,116 @@
+"""Writing by prepared transaction: rows go into the table itself; prepare, and commit by name.
+
+Why a commit by name is exactly once:
+
+1. A name is never used twice (invariant 1 would not survive it: COMMIT PREPARED takes whatever the name holds).
+2. The ledger row is written in the same transaction, so it is visible exactly if the data is.
+3. "It is gone", followed by a look into the ledger that waits for whoever is just ending it (MariaDB) or that
+   begins after the rows became visible (PostgreSQL), is the truth; "busy" is not, and is asked again.
+4. A lost answer is resolved by saying commit again: that is harmless because of 1, and asks because of 3.
+
+Each call asks once: whatever is busy or unanswered is RETRY_LATER, and the coordinator's to ask again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from onceward.core.errors import ConfigurationError, RetryableSinkError
+from onceward.core.names import parse_transaction_name
+from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
+
+from . import ledger
+from .dialect import Answer
+from .engines import reading
+from .own_tables import identity_row, insert_into, tables_of
+from .target import PREPARED, make_committable
+from .writing import HeldWriting, two_phase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import sqlalchemy as sa
+
+    from onceward.core.names import TransactionName
+    from onceward.core.transaction import Committable
+
+    from .ledger import Facts
+    from .target import Target
+
+_AT_ONCE: Final = 32
+"""Commits on one borrowed connection, whose time for answers is limited as a whole."""
+
+
+class PreparedWriting(HeldWriting):
+    """One attempt's transaction, which ends as a prepared one."""
+
+    def make_durable(self) -> Committable:
+        """Write the ledger row and prepare."""
+        insert = insert_into(tables_of(self.target).ledger)
+        with self.limited(self.rows):  # deferred constraints are checked here, row by row
+            self.finish_rows()
+            two_phase(self.target).prepare(self.connection, self.name, insert, identity_row(self.name, self.rows))
+            connection, self._held = self.connection, None
+            two_phase(self.target).hand_over(connection)
+        return make_committable(PREPARED, self.name, self.rows)
+
+
+def commit_prepared(target: Target, committables: Sequence[Committable]) -> list[CommitOutcome]:
+    """Commit each.
+
+    Raises:
+        SqlError: The server refuses for a reason that asking again does not change.
+    """
+    outcomes: list[CommitOutcome] = []
+    try:
+        while len(outcomes) < len(committables):
+            with reading(target, "cannot commit") as connection:
+                some = committables[len(outcomes) : len(outcomes) + _AT_ONCE]
+                outcomes.extend(_commit(connection, target, committable) for committable in some)
+    except RetryableSinkError as error:
+        unanswered = CommitOutcome(CommitStatus.RETRY_LATER, str(error))
+        return outcomes + [unanswered] * (len(committables) - len(outcomes))
+    return outcomes
+
+
+def _commit(connection: sa.Connection, target: Target, committable: Committable) -> CommitOutcome:
+    answer, words = two_phase(target).commit(connection, name_of(committable))
+    if answer is Answer.DONE:
+        return CommitOutcome(CommitStatus.COMMITTED)
+    if answer is Answer.BUSY:
+        return CommitOutcome(CommitStatus.RETRY_LATER, words)
+    return _look_up(connection, target, committable).commit_outcome(committable, words)
+
+
+def abort_prepared(target: Target, committable: Committable) -> AbortOutcome:
+    """Roll back exactly this one; the ledger says who won if it is gone."""
+    try:
+        with reading(target, "cannot abort") as connection:
+            answer, words = two_phase(target).rollback(connection, name_of(committable))
+            if answer is Answer.DONE:
+                return AbortOutcome(AbortStatus.ABORTED)
+            if answer is Answer.BUSY:
+                return AbortOutcome(AbortStatus.RETRY_LATER, words)
+            return _look_up(connection, target, committable).abort_outcome(committable, words)
+    except RetryableSinkError as error:
+        return AbortOutcome(AbortStatus.RETRY_LATER, str(error))
+
+
+def _look_up(connection: sa.Connection, target: Target, committable: Committable) -> Facts:
+    return ledger.facts(target, connection, committable.pipeline, committable.sink, [committable.transaction])
+
+
+def name_of(committable: Committable) -> TransactionName:
+    """The name behind a committable.
+
+    Raises:
+        ConfigurationError: It is none of ours.
+    """
+    name = parse_transaction_name(committable.transaction)
+    if name is None:
+        raise ConfigurationError(
+            f"{committable.transaction!r} is not a name that a database sink gives",
+            pipeline=committable.pipeline,
+            sink=committable.sink,
+        )
+    return name

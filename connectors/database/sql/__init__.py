@@ -1,1 +1,0 @@
-"""SQL databases through SQLAlchemy: prepared transactions where the database has them, else stage and merge."""

@@ -1,0 +1,118 @@
+"""SQLite: no prepared transactions, one writer at a time, so rows are staged and merged.
+
+A transaction that writes begins IMMEDIATE: one that began by reading could not wait for the other writer, it would
+fail at once. Every commit is synced, because the default in WAL mode may lose the last ones in a power failure.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.dialects.sqlite import insert
+
+from .dialect import READ_ONLY, BulkWrite, ServerFacts, Trial, TwoPhase, no_unique_key
+from .target import TableName
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from sqlalchemy.sql.dml import Insert
+
+    from .target import Access
+
+_DEFINED: Final = re.compile(r"^(CREATE (?:TABLE|VIRTUAL TABLE|UNIQUE INDEX) )")
+_FULL: Final = 2
+"""PRAGMA synchronous: every commit is synced."""
+
+
+class Sqlite:
+    """See Dialect."""
+
+    title = "SQLite"
+    two_phase: TwoPhase | None = None
+    bulk: BulkWrite | None = None
+    asks_with_lock = False
+
+    def engine_arguments(self, access: Access) -> dict[str, Any]:
+        """Waits for the lock as long as lock_timeout says."""
+        return {"connect_args": {"timeout": access.lock_timeout}}
+
+    def prepare_engine(self, engine: sa.Engine, access: Access) -> None:  # noqa: ARG002 - signature
+        """Begin transactions here, not in the driver, which would begin at the first change only."""
+        event.listen(engine, "connect", _set_up)
+        event.listen(engine, "begin", _begin)
+
+    def open_transaction(self, connection: sa.Connection, access: Access) -> None:
+        pass
+
+    def lock_creation(self, connection: sa.Connection) -> None:
+        """A transaction that writes is the only one."""
+
+    def limited(self, seconds: float, connection: sa.Connection | None = None) -> AbstractContextManager[object]:  # noqa: ARG002 - signature
+        """A file answers at once, or says that it is locked."""
+        return nullcontext()
+
+    def read_server(self, connection: sa.Connection) -> ServerFacts:
+        """Whether this file can be written."""
+        if connection.exec_driver_sql("PRAGMA query_only").scalar():
+            return ServerFacts(unusable="the connection is read-only (PRAGMA query_only)")
+        return ServerFacts(why_none="SQLite has no prepared transactions")
+
+    def behind(self, connection: sa.Connection) -> str:  # noqa: ARG002 - signature
+        """There is one copy only."""
+        return ""
+
+    def upsert(self, table: sa.TableClause, values: dict[str, Any], key: Sequence[str]) -> Insert:
+        """INSERT … ON CONFLICT DO UPDATE."""
+        statement = insert(table).values(values)
+        others = {name: statement.excluded[name] for name in values if name not in key}
+        if not others:
+            return statement.on_conflict_do_nothing(index_elements=list(key))
+        return statement.on_conflict_do_update(index_elements=list(key), set_=others)
+
+    @contextmanager
+    def trial(self, connection: sa.Connection, table: sa.TableClause) -> Iterator[Trial]:
+        """A temporary table of the same definition, with its unique indexes.
+
+        SQLite keeps each definition as text that begins with these very words and the name, see "Database File
+        Format", "Storage Of The SQL Database Schema".
+        """
+        quote = connection.dialect.identifier_preparer.quote_identifier
+        master = f"{quote(table.schema or 'main')}.sqlite_master"
+        query = f"SELECT type, sql FROM {master} WHERE tbl_name = ? COLLATE NOCASE ORDER BY type DESC"  # noqa: S608
+        found = connection.exec_driver_sql(query, (table.name,)).all()
+        bare = any(kind == "trigger" for kind, _ in found)
+        name = f"temp.{quote(table.name)}"
+        if bare:
+            columns = ", ".join(quote(column.name) for column in table.columns)
+            connection.exec_driver_sql(f"CREATE TABLE {name} ({columns})")
+        for _, definition in found:
+            temporary, known = _DEFINED.subn(r"\1temp.", definition or "")
+            if known and not bare:
+                connection.exec_driver_sql(temporary)
+        yield Trial(TableName("temp", table.name), has_keys=not bare)
+        connection.exec_driver_sql(f"DROP TABLE {name}")  # an error rolls it back
+
+    trial_needs = ""
+
+    def check_key(self, uniques: Sequence[frozenset[str]], key: Sequence[str]) -> str:
+        """Any unique key of exactly these columns."""
+        return "" if frozenset(key) in uniques else no_unique_key(key)
+
+
+def _set_up(connection: Any, _: object) -> None:
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    if cursor.execute("PRAGMA synchronous").fetchone()[0] < _FULL:
+        cursor.execute("PRAGMA synchronous=FULL")
+    cursor.close()
+
+
+def _begin(connection: sa.Connection) -> None:
+    reads = connection.get_execution_options().get(READ_ONLY)
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")

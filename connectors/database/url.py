@@ -1,0 +1,140 @@
+"""Database URLs, and keeping their secrets out of whatever a person may read."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+from urllib.parse import quote
+
+from sqlalchemy import URL, exc, make_url
+
+from onceward.core.errors import ConfigurationError
+
+DRIVERS: Final = {"postgresql": "psycopg", "mariadb": "pymysql", "mysql": "pymysql", "sqlite": "pysqlite"}
+"""The one driver for each database: what a commit proves was seen with this one."""
+_SECRETS: Final = re.compile(r"passw|secret|token", re.IGNORECASE)
+_LONG_SECRET: Final = 6
+_PARTS: Final = {"user": "username", "password": "password", "host": "host", "dbname": "database"}
+"""libpq's names of a URL's parts; a port is left among the settings, because there may be several."""
+_HOW: Final = (
+    "give for example 'postgresql+psycopg://user@host/db', 'mariadb+pymysql://user@host/db' or "
+    "'sqlite:////var/lib/shop.db' (special characters in a password percent-encoded)"
+)
+
+
+class Url:
+    """An SQLAlchemy URL that shows itself without its secrets.
+
+    Args:
+        text: As SQLAlchemy takes it, as text or as sqlalchemy.URL. Without a driver it gets the one of DRIVERS.
+
+    Raises:
+        ConfigurationError: Not a URL, or of a database or driver that is not known here; the message never repeats
+            a password.
+    """
+
+    __slots__ = ("_text", "parsed")
+
+    def __init__(self, text: str | URL) -> None:
+        self.parsed = _parse(text)
+        self._text = self.parsed.render_as_string(hide_password=False)
+
+    @classmethod
+    def from_dsn(cls, text: str) -> Url:
+        """Read a connection string of libpq: `host=db dbname=shop user=writer` or `postgresql://writer@db/shop`.
+
+        Better without a password: libpq reads PGPASSWORD and ~/.pgpass.
+
+        Raises:
+            ConfigurationError: Not a connection string; the message never repeats it.
+        """
+        import psycopg  # noqa: PLC0415 - an extra
+
+        try:
+            given = {key: str(value) for key, value in psycopg.conninfo.conninfo_to_dict(text).items()}
+        except psycopg.Error:
+            # libpq's message quotes pieces of the string, which may be pieces of a password
+            raise ConfigurationError(
+                "dsn is not a PostgreSQL connection string: give 'host=… dbname=… user=…' or "
+                "'postgresql://user@host/db' (special characters in a URI's password percent-encoded)"
+            ) from None
+        parts: dict[str, Any] = {argument: given.pop(key, None) for key, argument in _PARTS.items()}
+        if given.get("port", "").isdigit():
+            parts["port"] = int(given.pop("port"))
+        return cls(URL.create(f"postgresql+{DRIVERS['postgresql']}", **parts, query=given))
+
+    def libpq(self) -> dict[str, Any]:
+        """The same as libpq's parameters, secrets included."""
+        parts = {key: getattr(self.parsed, argument) for key, argument in {**_PARTS, "port": "port"}.items()}
+        query = {key: value if isinstance(value, str) else ",".join(value) for key, value in self.parsed.query.items()}
+        return {key: value for key, value in parts.items() if value is not None} | query
+
+    @property
+    def backend(self) -> str:
+        """Which database: postgresql, mariadb, mysql or sqlite."""
+        return self.parsed.get_backend_name()
+
+    def secret_text(self) -> str:
+        """The whole URL, secrets included; for pickling and pool keys only."""
+        return self._text
+
+    def redact(self, message: str) -> str:
+        """`message` with every secret of this URL replaced by ***."""
+        for secret in self._secrets():
+            for form in {secret, quote(secret), quote(secret, safe="")}:
+                # A short one only as a word of its own: inside other words it would show by what is missing.
+                pattern = re.escape(form) if len(form) >= _LONG_SECRET else rf"(?<!\w){re.escape(form)}(?!\w)"
+                message = re.sub(pattern, "***", message)
+        return message
+
+    def _secrets(self) -> list[str]:
+        found = [self.parsed.password] if self.parsed.password else []
+        for key, value in self.parsed.query.items():
+            if _SECRETS.search(key):
+                found += [value] if isinstance(value, str) else list(value)
+        return [secret for secret in found if secret]
+
+    def __str__(self) -> str:
+        hidden = {key: "***" for key in self.parsed.query if _SECRETS.search(key)}
+        return self.parsed.update_query_dict(hidden).render_as_string(hide_password=True)
+
+    def __repr__(self) -> str:
+        return f"Url({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Url) and other._text == self._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __reduce__(self) -> tuple[type[Url], tuple[URL]]:
+        return (Url, (self.parsed,))
+
+
+def _is_ambiguous(text: str, url: URL) -> bool:
+    """Whether an @ is left where none belongs: what stands before it may be the rest of a password."""
+    _, _, place = text.partition("://")
+    known = 1 if url.username is not None or url.password is not None else 0
+    return url.get_backend_name() != "sqlite" and place.count("@") > known
+
+
+def _parse(text: str | URL) -> URL:
+    try:
+        url = make_url(text)
+    except (exc.ArgumentError, ValueError):
+        # Nothing of the text is repeated: a password may be anywhere in it.
+        raise ConfigurationError(f"url is not a database URL of SQLAlchemy: {_HOW}") from None
+    if isinstance(text, str) and _is_ambiguous(text, url):
+        raise ConfigurationError(
+            "url has an @ that is not the one before the host, so a part of a password might be taken for the host and "
+            "shown: percent-encode special characters (@ as %40, / as %2F, ? as %3F, : as %3A)"
+        )
+    backend, _, driver = url.drivername.partition("+")
+    known = DRIVERS.get(backend)
+    if known is None:
+        raise ConfigurationError(f"url names the database {backend!r}, which has no sink here: {_HOW}")
+    if driver not in ("", known):
+        raise ConfigurationError(f"url names the driver {driver!r}: this sink works through {known} ({_HOW})")
+    if backend == "sqlite" and (url.database in (None, "", ":memory:") or url.query.get("mode") == "memory"):
+        raise ConfigurationError(f"url names an SQLite database in memory, which no other process sees: {_HOW}")
+    return url.set(drivername=f"{backend}+{known}")

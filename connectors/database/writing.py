@@ -1,0 +1,256 @@
+"""One attempt's rows, from the first one until they are durable and wait for their decision."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import sqlalchemy as sa
+
+from onceward.core.errors import ConfigurationError, OncewardError, RetryableSinkError, SchemaError
+
+from . import ledger
+from .ddl import create_table
+from .engines import autocommitting, dialect_for, reading
+from .failures import code, translate
+from .own_tables import tables_of
+from .reflection import describe, forget
+from .rows import InsertWriter, Plan, make_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    import pyarrow as pa
+
+    from onceward.core.transaction import Committable, WriteContext
+
+    from .dialect import RowWriter, TwoPhase
+    from .target import Target
+
+SLOWEST: Final = 500
+"""Rows per second below which writing rows is taken for hanging."""
+_LOCK_TIMEOUTS: Final = ("55P03", 1205)
+_NO_SUCH_TABLE: Final = ("42P01", "3F000")
+_DISABLED: Final = "55000"
+_USED_UP: Final = "53200"
+
+
+class Writing(ABC):
+    """What all ways of writing have in common."""
+
+    def __init__(self, target: Target, context: WriteContext) -> None:
+        self.target = target
+        self.context = context
+        self.name = context.transaction_name()
+        self.rows = 0
+        with self.explained("cannot begin"):
+            self.open()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take one batch."""
+        if batch.num_rows == 0:
+            return
+        with self.explained("cannot write"):
+            self.rows += self.send(batch)
+
+    def pre_commit(self) -> Committable:
+        """Make it durable, undecided."""
+        with self.explained("cannot prepare"):
+            return self.make_durable()
+
+    @abstractmethod
+    def open(self) -> None:
+        """Begin; note first that this decision log writes here, unless another one owns the names."""
+
+    @abstractmethod
+    def send(self, batch: pa.RecordBatch) -> int:
+        """Write a batch that has rows; how many of them are to be there."""
+
+    @abstractmethod
+    def make_durable(self) -> Committable:
+        """End it so that it survives this process and waits for its decision."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Undo it; safe at any time, never raises."""
+
+    @contextmanager
+    def explained(self, what: str) -> Iterator[None]:
+        """SQLAlchemy's errors in onceward's words, and after any error nothing left behind."""
+        place = f"{what} into table {self.target.table}"
+        try:
+            yield
+        except sa.exc.SQLAlchemyError as error:
+            self.discard()
+            forget(self.target, self.target.table)
+            raise self._located(self.explain(translate(error, place, self.target), error, what)) from None
+        except OncewardError as error:
+            self.discard()
+            raise self._located(error) from error.__cause__
+        except BaseException:
+            self.discard()
+            raise
+
+    def explain(self, error: OncewardError, cause: sa.exc.SQLAlchemyError, what: str) -> OncewardError:  # noqa: ARG002
+        """The error with advice, where there is some."""
+        return error
+
+    def _located(self, error: OncewardError) -> OncewardError:
+        error.pipeline, error.sink, error.epoch = self.context.pipeline, self.context.sink, self.context.epoch
+        error.transaction = str(self.name)
+        return error
+
+
+class HeldWriting(Writing):
+    """An attempt whose transaction stays open, on a connection of its own, while rows arrive."""
+
+    _held: sa.Connection | None = None
+    writer: RowWriter | None = None
+
+    @property
+    def connection(self) -> sa.Connection:
+        """The connection that holds the transaction."""
+        if self._held is None:
+            raise sa.exc.InvalidRequestError("the transaction is over")
+        return self._held
+
+    def open(self) -> None:
+        found = self._begin()
+        if found is None or not found.noted:
+            self.discard()
+            ledger.note(self.target, self.context.scope)
+            self.name = self.context.transaction_name()  # the server may not have seen yet that the former one is over
+            found = self._begin()
+        if found is not None:
+            found.refuse_others(self.context.scope)
+
+    def _begin(self) -> ledger.Ownership | None:
+        """Begin, and look whose the names are; None if there is no ledger."""
+        target, scope = self.target, self.context.scope
+        question = ledger.ownership_query(tables_of(target))
+        with dialect_for(target).limited(target.answer_within):
+            self._held = autocommitting(target)
+            found = two_phase(target).begin(self._held, target.access, self.name, question, scope)
+        return None if found is None else ledger.Ownership(*found)
+
+    def send(self, batch: pa.RecordBatch) -> int:
+        if self.writer is None:
+            self.writer = self.open_writer(batch.schema)
+        with self.limited(batch.num_rows):
+            self.writer.write(batch)
+        return int(batch.num_rows)
+
+    def open_writer(self, schema: pa.Schema) -> RowWriter:
+        """Rows go into the table itself."""
+        bulk = dialect_for(self.target).bulk
+        if bulk is None:
+            return InsertWriter(self.connection, plan_for(self.target, schema))
+        table = self.lock_and_read(schema)
+        with self.limited():
+            return bulk.writer(self.connection, table, schema)
+
+    def lock_and_read(self, schema: pa.Schema) -> Any:
+        """The table, of a database with bulk writing; it is created first if that was asked for."""
+        bulk = dialect_for(self.target).bulk
+        assert bulk is not None  # noqa: S101 - see above
+        try:
+            with self.limited():
+                return bulk.lock_and_read(self.connection, self.target.table)
+        except sa.exc.DBAPIError as error:
+            if code(error) not in _NO_SUCH_TABLE:
+                raise
+        if not self.target.create_table:
+            raise SchemaError(f"table {self.target.table} does not exist; create it, or set create_table=True")
+        self.discard()
+        create_table(self.target, schema)
+        self.open()
+        with self.limited():
+            return bulk.lock_and_read(self.connection, self.target.table)
+
+    def finish_rows(self) -> None:
+        """Wait until the server has all of them."""
+        if self.writer is not None:
+            self.writer.finish()
+
+    def discard(self) -> None:
+        """Close the connection, on which the server rolls back."""
+        if self._held is None:
+            return
+        held, self._held = self._held, None
+        if self.writer is not None:
+            self.writer.cancel()
+            self.writer = None
+        with suppress(sa.exc.SQLAlchemyError, OSError):
+            held.invalidate()
+        with suppress(sa.exc.SQLAlchemyError, OSError):
+            held.close()
+
+    def limited(self, rows: int = 0) -> AbstractContextManager[object]:
+        """A block of one answer about so many rows."""
+        seconds = self.target.answer_within + self.target.lock_timeout + rows / SLOWEST
+        return dialect_for(self.target).limited(seconds, self.connection)
+
+    def explain(self, error: OncewardError, cause: sa.exc.SQLAlchemyError, what: str) -> OncewardError:
+        """What to do about locks and about prepared transactions that are disabled or used up."""
+        known = code(cause)
+        if known in _LOCK_TIMEOUTS:
+            own = self._own_prepared()
+            return RetryableSinkError(
+                f"{error.message}: a lock was held for more than {self.target.lock_timeout:g} s (lock_timeout)"
+                f"{_BY_ANOTHER_ATTEMPT.format(', '.join(own[:3])) if own else ''}"
+            )
+        if known == _DISABLED and what == "cannot prepare":
+            return ConfigurationError(f"{error.message}: {self._why_no_prepared()}")
+        if known == _USED_UP and what == "cannot prepare":
+            return RetryableSinkError(
+                f"{error.message}. {len(self._own_prepared())} of them are of this pipeline and sink. Raise "
+                "max_prepared_transactions to at least twice the number of parallel subtasks, see in pg_prepared_xacts "
+                "what lingers, or use commit='staging'"
+            )
+        return error
+
+    def _own_prepared(self) -> list[str]:
+        scope = self.context.scope
+        with suppress(OncewardError), reading(self.target, "cannot list what is prepared") as connection:
+            return [str(name) for name in two_phase(self.target).waiting(connection, scope.pipeline, scope.sink)]
+        return []
+
+    def _why_no_prepared(self) -> str:
+        with reading(self.target, "cannot read the server's settings") as connection:
+            return dialect_for(self.target).read_server(connection).why_none
+
+
+_BY_ANOTHER_ATTEMPT: Final = (
+    ", probably by another attempt's prepared transaction over the same keys ({}). It ends with its epoch's decision, "
+    "or when the pipeline starts again and sweeps; this attempt must not end it. commit='staging' does not have this "
+    "wait"
+)
+
+
+def two_phase(target: Target) -> TwoPhase:
+    """The database's two-phase commands.
+
+    Raises:
+        ConfigurationError: It has none.
+    """
+    commands = dialect_for(target).two_phase
+    if commands is None:
+        raise ConfigurationError(f"{dialect_for(target).title} has no prepared transactions: use commit='staging'")
+    return commands
+
+
+def plan_for(target: Target, schema: pa.Schema) -> Plan:
+    """How rows of `schema` are inserted into the target; creates the table first, if that was asked for.
+
+    Raises:
+        SchemaError: There is no such table, or a column does not fit.
+    """
+    described = describe(target, target.table)
+    if described is None and target.create_table:
+        create_table(target, schema)
+        described = describe(target, target.table)
+    if described is None:
+        raise SchemaError(f"table {target.table} does not exist; create it, or set create_table=True")
+    return make_plan(schema, described.table, target.url.backend, target.key)
