@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 import pgpq as _pgpq  # noqa: F401 - what PostgreSQL needs is missed here, and not when rows are written
 import psycopg as _psycopg  # noqa: F401
 
-from .settings import COMMIT_MODES, MODES, POSTGRES_OPTIONS, checked_change, key_columns, read_sink_options
+from .settings import COMMIT_MODES, MODES, checked_change, key_columns, read_sink_options
 from .sink import DatabaseSink
 from .target import LEDGER_SCHEMA, TableName, Target
 from .url import Url
@@ -97,4 +97,4 @@ class PostgresSink(DatabaseSink):
         Raises:
             ConfigurationError: An option is unknown, missing or not readable.
         """
-        return cls(**read_sink_options("a PostgreSQL sink", "postgres", POSTGRES_OPTIONS, options))
+        return cls(**read_sink_options(cls, "postgres", options))

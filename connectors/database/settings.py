@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from onceward.core.errors import ConfigurationError
-from onceward.core.kit.options import Option, flag, read_options
+from onceward.core.kit.options import arguments
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -94,35 +94,10 @@ def positive(name: str, value: float) -> float:
     return value
 
 
-def _columns_in(text: str) -> list[str]:
-    return [column.strip() for column in text.split(",")]
-
-
-_OPTIONS: Final = (
-    Option("dbtable", "table"),
-    Option("table", "table"),
-    Option("name", "name"),
-    Option("mode", "mode"),
-    Option("key", "key", _columns_in),
-    Option("createTable", "create_table", flag),
-    Option("commit", "commit"),
-    Option("lockTimeout", "lock_timeout", float),
-    Option("answerWithin", "answer_within", float),
-    Option("ledgerSchema", "ledger_schema"),
-    Option("ledgerEpochs", "ledger_epochs", int),
-    Option("parallelism", "parallelism", int),
-)
-POSTGRES_OPTIONS: Final = (Option("dsn", "dsn", required=True), *_OPTIONS, Option("changeColumn", "change_column"))
-SQL_OPTIONS: Final = (Option("url", "url", required=True), *_OPTIONS)
-
-
-def read_sink_options(what: str, name: str, known: tuple[Option, ...], options: Mapping[str, str]) -> dict[str, Any]:
-    """A sink's arguments from options: any case; `dbtable` (or `table`); `key` as columns between commas.
+def read_sink_options(make: type, name: str, options: Mapping[str, str]) -> dict[str, Any]:
+    """A sink's arguments from options: any case; `dbtable` or `table`; `key` as columns between commas.
 
     Raises:
         ConfigurationError: An option is unknown, missing or not readable.
     """
-    arguments = read_options(what, options, known)
-    if "table" not in arguments:
-        raise ConfigurationError(f"{what} needs the options ['dbtable']")
-    return {"name": name, **arguments}
+    return arguments(make, {"name": name, **options}, aliases={"dbtable": "table", "table": "table"})

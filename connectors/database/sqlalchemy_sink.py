@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from .settings import MODES, SQL_OPTIONS, key_columns, read_sink_options
+from sqlalchemy import URL  # noqa: TC002 - options are read by the signature
+
+from .settings import MODES, key_columns, read_sink_options
 from .sink import DatabaseSink
 from .target import LEDGER_SCHEMA, TableName, Target
 from .url import Url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from sqlalchemy import URL
 
 
 class SqlAlchemySink(DatabaseSink):
@@ -93,4 +93,4 @@ class SqlAlchemySink(DatabaseSink):
         Raises:
             ConfigurationError: An option is unknown, missing or not readable.
         """
-        return cls(**read_sink_options("an SQLAlchemy sink", "sql", SQL_OPTIONS, options))
+        return cls(**read_sink_options(cls, "sql", options))
