@@ -20,9 +20,9 @@ from onceward import (
     TwoPhaseCommitSink,
     WriteContext,
 )
-from onceward.core.folders import make_folder, put_once, sync_folder
+from onceward.core.folders import make_folder, sync_folder
 from onceward.core.names import file_name, parse_file_name
-from onceward.core.transaction.ownership import NOTHING, other_log
+from onceward.sinks.folders import FolderClaims
 
 
 @dataclass
@@ -96,28 +96,20 @@ class JsonLinesSink(TwoPhaseCommitSink[Transaction]):
             if name is not None and name.scope[:2] == scope[:2]:
                 yield Committable.named("json-lines", name)
 
-    # Whose the names are: a new decision log under an old name would write its input a second time
+    # Whose the names are: a new decision log under an old name would write its input a second time. A small file in
+    # the folder says so; in a database it would be a row
 
     def check_claim(self, scope: Scope, newest: Progress) -> None:
         """Refuse another decision log than the one that the folder knows."""
-        claim = self._claim(scope)
-        if claim.exists() and claim.read_text() != scope.log:
-            raise other_log(scope, claim.read_text(), str(self.folder))
+        FolderClaims(self.folder).check(scope)
 
     def claim(self, scope: Scope) -> None:
         """Remember the decision log; of two at once one wins."""
-        make_folder(self.folder)
-        if not put_once(self._claim(scope), scope.log.encode()):
-            self.check_claim(scope, NOTHING)
+        FolderClaims(self.folder).claim(scope)
 
     def release(self, scope: Scope) -> None:
         """Forget another decision log, because somebody goes back on purpose."""
-        claim = self._claim(scope)
-        if claim.exists() and claim.read_text() != scope.log:
-            claim.unlink()
-
-    def _claim(self, scope: Scope) -> Path:
-        return self._file(f"{scope.pipeline}:{scope.sink}", "claim")
+        FolderClaims(self.folder).release(scope)
 
     def _file(self, name: str, kind: str) -> Path:
         hidden = "" if kind == "jsonl" else "_"  # Spark, Hive and pyarrow ignore names that begin with "_"

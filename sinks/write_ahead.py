@@ -103,7 +103,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
 
     kind = "write-ahead-log"
     remembers = False
-    """Whether the target recognises a delivery's identity that it has taken before."""
+    """Whether the target recognizes a delivery's identity that it has taken before."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
         """Settings that are part of a delivery, as JSON has them. They are kept with the rows, for every try of it.
 
         A delivery that is tried again after such a setting was changed must still be what it was, or a target does not
-        recognise it.
+        recognize it.
         """
         return {}
 

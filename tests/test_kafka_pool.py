@@ -158,7 +158,7 @@ def test_an_id_is_not_used_again_before_its_epoch_is_completed(cluster: Cluster)
 
 
 def test_from_its_second_transaction_on_an_id_is_beyond_producer_epoch_1(cluster: Cluster):
-    """So whoever sees an abort at epoch 1 knows that it was the id's first transaction (claims.never_committed)."""
+    """So whoever sees an abort at epoch 1 knows that it was the id's first transaction (ownership.never_committed)."""
     ids = a_pool()
     for epoch in range(6):
         about = context(epoch, epoch)

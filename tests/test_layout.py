@@ -77,7 +77,7 @@ MAY_IMPORT = {
     "testing": {"core", "sinks", "sources", *(f"connectors.{system}" for system in SYSTEMS)},
     "cli": {"core", "sinks", "sources", "testing", *(f"connectors.{system}" for system in SYSTEMS)},
 }
-"""Rooms, and the rooms that each may import; ARCHITECTURE.md draws it. `connectors.spark` reaches the ready sinks and
+"""Packages, and what each may import; ARCHITECTURE.md draws it. `connectors.spark` reaches the ready sinks and
 sources of other systems through `onceward`'s own lazy names alone."""
 GRANTED = {
     ("connectors/spark/kafka_source.py", "connectors.kafka"),
@@ -86,16 +86,16 @@ GRANTED = {
 """What Spark's Kafka options are made of."""
 
 
-def room(module: str) -> str:
+def package_of(module: str) -> str:
     parts = module.split(".")
     return ".".join(parts[:2]) if parts[0] == "connectors" else parts[0]
 
 
-def test_rooms_import_only_what_lies_below_them_and_by_full_names() -> None:
+def test_packages_import_only_what_lies_below_them_and_by_full_names() -> None:
     found: list[str] = []
     for path in python_files(*FOLDERS):
         where = str(path.relative_to(ROOT))
-        home = room(where.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+        home = package_of(where.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
         if home == "connectors":
             continue
         depth = len(path.relative_to(ROOT).parts) - len(home.split("."))
@@ -103,7 +103,7 @@ def test_rooms_import_only_what_lies_below_them_and_by_full_names() -> None:
         found += [f"{where}:{node.lineno} leaves {home} by a relative import" for node in nodes if node.level > depth]
         for line, module in imports(path):
             if module.startswith("onceward."):
-                target = room(module.removeprefix("onceward."))
+                target = package_of(module.removeprefix("onceward."))
                 if target == home:
                     found.append(f"{where}:{line} imports {module}: inside of {home} imports are relative")
                 elif target not in MAY_IMPORT[home] and (where, target) not in GRANTED:
@@ -111,7 +111,7 @@ def test_rooms_import_only_what_lies_below_them_and_by_full_names() -> None:
     assert not found, "\n".join(found)
 
 
-def test_no_file_imports_itself_by_a_detour() -> None:
+def test_there_is_no_import_cycle() -> None:
     """Imports for types alone count, and those inside of functions."""
     files = {_dotted(path): path for path in python_files(*FOLDERS)}
     graph = {module: _imported(module, path, files.keys()) for module, path in files.items()}

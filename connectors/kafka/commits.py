@@ -63,7 +63,7 @@ _log = logging.getLogger("onceward.kafka")
 CALL_SECONDS: Final = 5.0
 """Seconds that one call takes at most, with all that is asked in it; then an outcome is "retry later". Kafka answers
 EndTxn before all markers are written, so a commit that succeeds also looks a few times until they are."""
-PATIENCE_IF_AGELESS: Final = 2.5
+WAIT_IF_AGELESS: Final = 2.5
 """Seconds after which a silent partition is not waited for, where the brokers cannot tell a transaction's age."""
 FEW: Final = 3
 """Partitions that a message names."""
@@ -145,7 +145,7 @@ def _overdue(
         mine = {t.handle.transactional_id: t for t, one in stuck.items() if one.timeout_ms == timeout_ms}
         late = client.running_longer(mine, timeout_ms // 2)
         if late is None:
-            late = set(mine) if waited >= PATIENCE_IF_AGELESS else set()
+            late = set(mine) if waited >= WAIT_IF_AGELESS else set()
         found += [mine[name] for name in sorted(late)]
     for transaction in found:
         name, partitions = transaction.handle.transactional_id, _names(stuck[transaction])

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.containers, pytest.mark.spark, pytest.mark.slow, pytes
 
 ROWS = 2_000
 LIVES = 5
-PATIENCE_SECONDS = 180.0
+WAIT_SECONDS = 180.0
 
 
 class Driver:
@@ -59,7 +59,7 @@ class Driver:
 
     def exit_code(self) -> int:
         assert self.life is not None
-        return self.life.wait(PATIENCE_SECONDS)
+        return self.life.wait(WAIT_SECONDS)
 
     def last_words(self) -> str:
         return self.log.read_text(errors="replace")[-4000:]
@@ -98,7 +98,7 @@ def produce(servers: str, topic: str) -> None:
 
 
 def wait_for_rows(driver: Driver, dsn: str, rows: int) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + WAIT_SECONDS
     with psycopg.connect(dsn, autocommit=True) as connection:
         while True:
             (seen,) = connection.execute("SELECT count(*) FROM words").fetchone() or (0,)
