@@ -238,7 +238,7 @@ def test_19_a_server_killed_again_and_again_at_any_moment_has_each_row_once(
     tmp_path: Path, own_valkey: Valkey, form: str
 ):
     sink = claimed(tmp_path, own_valkey, rows_per_send=5, form=form)
-    committables = [prepared(sink, numbers(*range(200 * n, 200 * n + 200)), epoch=n) for n in range(20)]
+    committables = [prepared(sink, numbers(*range(200 * n, 200 * n + 200)), epoch=n) for n in range(50)]
     done = threading.Event()
     kills = [0]
 
@@ -257,7 +257,7 @@ def test_19_a_server_killed_again_and_again_at_any_moment_has_each_row_once(
     killer.join()
     assert kills[0] >= 3
     assert all(status in (CommitStatus.COMMITTED, CommitStatus.ALREADY_COMMITTED) for status in outcomes)
-    assert all_numbers(own_valkey) == list(range(4000))
+    assert all_numbers(own_valkey) == list(range(10000))
 
 
 def test_20_a_lost_answer_is_repeated_and_written_once(tmp_path: Path, valkey: Valkey):
