@@ -98,14 +98,14 @@ class ProtocolCases:
     def test_21_25_and_26_a_commit_can_be_repeated(self, case: SinkCase) -> None:
         committable = case.prepare()
         case.sink.claim(case.scope)
-        statuses = [case.sink_under_test.make().commit(committable).status for _ in range(3)]
+        statuses = [case.commit(committable).status for _ in range(3)]
         assert all(status in GOOD for status in statuses), statuses
         case.shows(case.numbers())
 
     def test_22_and_23_what_somebody_else_ended_is_never_taken_for_committed(self, case: SinkCase) -> None:
         committable = case.prepare()
-        assert case.sink_under_test.make().abort(committable).status is AbortStatus.ABORTED
-        outcome = case.sink_under_test.make().commit(committable)
+        assert case.abort(committable).status is AbortStatus.ABORTED
+        outcome = case.commit(committable)
         assert outcome.status not in GOOD, f"it was aborted, and commit says {outcome.status}"
         case.shows([])
 
@@ -114,7 +114,7 @@ class ProtocolCases:
         case.finish(0, first)
         case.finish(1, case.prepare(1))
         pending = case.prepare(2)
-        case.sink_under_test.make().commit(first)
+        case.commit(first)
         case.shows(case.numbers(0) + case.numbers(1))
         case.finish(2, pending)
         case.shows([n for epoch in range(3) for n in case.numbers(epoch)])
@@ -122,22 +122,22 @@ class ProtocolCases:
     def test_28_transactions_of_several_epochs_are_committed_together(self, case: SinkCase) -> None:
         committables = [case.prepare(epoch) for epoch in range(3)]
         case.sink.claim(case.scope)
-        outcomes = case.sink_under_test.make().commit_many([committables[2], committables[0], committables[1]])
+        outcomes = case.commit_many([committables[2], committables[0], committables[1]])
         assert [outcome.status in GOOD for outcome in outcomes] == [True] * 3
         case.shows([n for epoch in range(3) for n in case.numbers(epoch)])
 
     def test_29_and_31_an_abort_can_be_repeated(self, case: SinkCase) -> None:
         committable = case.prepare()
-        assert case.sink_under_test.make().abort(committable).status is AbortStatus.ABORTED
+        assert case.abort(committable).status is AbortStatus.ABORTED
         for _ in range(2):
-            assert case.sink_under_test.make().abort(committable).status is not AbortStatus.COMMITTED
+            assert case.abort(committable).status is not AbortStatus.COMMITTED
         case.shows([])
         assert case.lingering() == []
 
     def test_30_what_is_committed_is_not_aborted(self, case: SinkCase) -> None:
         committable = case.prepare()
         case.finish(0, committable)
-        assert case.sink_under_test.make().abort(committable).status is not AbortStatus.ABORTED
+        assert case.abort(committable).status is not AbortStatus.ABORTED
         case.shows(case.numbers())
 
     def test_33_of_a_commit_and_an_abort_at_once_one_wins_and_both_are_told(self, case: SinkCase) -> None:
@@ -172,7 +172,7 @@ class ProtocolCases:
         case.finish(0, committable)
         case.start()
         pending = case.prepare(1)
-        case.sink_under_test.make().commit(committable)
+        case.commit(committable)
         case.shows(case.numbers(0))
         case.finish(1, pending)
         case.shows(case.numbers(0) + case.numbers(1))
@@ -184,9 +184,9 @@ class ProtocolCases:
         case.start()
         assert [c.transaction for c in neighbour.lingering()] == [theirs.transaction]
         neighbour.sink.claim(neighbour.scope)
-        assert neighbour.sink_under_test.make().commit(theirs).status in GOOD
+        assert neighbour.commit(theirs).status in GOOD
         neighbour.shows(neighbour.numbers())
-        assert case.sink_under_test.make().commit(committable).status not in GOOD
+        assert case.commit(committable).status not in GOOD
         case.shows([])
 
     def test_39_of_two_attempts_one_counts_and_the_other_is_swept(self, case: SinkCase) -> None:
@@ -196,7 +196,7 @@ class ProtocolCases:
         case.start()
         case.shows([n + 50 for n in numbers])
         assert lost.transaction not in {c.transaction for c in case.lingering()}
-        assert case.sink_under_test.make().commit(lost).status not in GOOD
+        assert case.commit(lost).status not in GOOD
 
     def test_44_what_lingers_is_listed_and_gone_after_a_start(self, case: SinkCase) -> None:
         committable = case.prepare()
@@ -258,7 +258,7 @@ class ProtocolCases:
         assert left is not None
         case.start()
         assert list(case.sink_under_test.make().lingering(case.scope._replace(sink="renamed"))) == []
-        assert case.sink_under_test.make().commit(left).status not in GOOD
+        assert case.commit(left).status not in GOOD
         case.shows([])
 
     def test_96_a_writer_that_was_swept_and_wakes_up_shows_nothing(self, case: SinkCase) -> None:
@@ -271,7 +271,7 @@ class ProtocolCases:
             late = writing.pre_commit()
         case.start()
         if late is not None:
-            assert case.sink_under_test.make().commit(late).status not in GOOD
+            assert case.commit(late).status not in GOOD
         with contextlib.suppress(Exception):
             writing.discard()
         case.finish(0, case.prepare(0, case.numbers(7)))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable  # noqa: TC003 - a dataclass field's type
+from collections.abc import Callable, Sequence  # noqa: TC003 - a dataclass field's type
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import pyarrow as pa
 import pytest
@@ -19,7 +19,14 @@ from onceward.core.log import EpochInput, LogStore
 from onceward.core.log.memory import MemoryStore
 from onceward.core.names import Scope
 from onceward.core.steps import Step, hooked
-from onceward.core.transaction import Acknowledgement, CommitStatus, Committable
+from onceward.core.transaction import (
+    AbortOutcome,
+    AbortStatus,
+    Acknowledgement,
+    CommitOutcome,
+    CommitStatus,
+    Committable,
+)
 from onceward.sinks import Guarantee, TwoPhaseCommitSink
 from onceward.sources import SequenceSource
 
@@ -45,7 +52,16 @@ ALWAYS = frozenset(
     }
 )
 """Steps that a run with any sink passes."""
+T = TypeVar("T")
+_AGAIN: Final = Backoff(first=0.01, most=0.2, attempts=20)
 GOOD = (CommitStatus.COMMITTED, CommitStatus.ALREADY_COMMITTED)
+
+
+def _known(ask: Callable[[], T], is_later: Callable[[T], bool]) -> T:
+    attempt = 0
+    while is_later(answer := ask()) and _AGAIN.pause(attempt):
+        attempt += 1
+    return answer
 
 
 def not_applicable(reason: str) -> NoReturn:
@@ -149,6 +165,24 @@ class SinkCase:
         ]
         self.coordinator.admit(epoch, about)
         self.coordinator.commit(epoch, acks, about)
+
+    def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
+        """What a new sink answers, asked again while it says "later", as a coordinator asks."""
+        return _known(
+            lambda: self.sink_under_test.make().commit_many(committables),
+            lambda outcomes: any(outcome.status is CommitStatus.RETRY_LATER for outcome in outcomes),
+        )
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        """The same of one transaction."""
+        return self.commit_many([committable])[0]
+
+    def abort(self, committable: Committable) -> AbortOutcome:
+        """The same of an abort."""
+        return _known(
+            lambda: self.sink_under_test.make().abort(committable),
+            lambda outcome: outcome.status is AbortStatus.RETRY_LATER,
+        )
 
     def seen(self) -> Counter[int]:
         """This test's numbers that show."""

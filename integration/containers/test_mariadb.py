@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 pytestmark = pytest.mark.containers
-_ASKED_FOR = 1.0
+_ASKED_FOR = 3.0
 """Seconds."""
 
 
