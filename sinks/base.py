@@ -89,5 +89,4 @@ class IdempotentSink(DirectSink[Txn]):
 
     @property
     def guarantee(self) -> Guarantee:
-        """Effectively once."""
         return Guarantee.EFFECTIVELY_ONCE

@@ -44,7 +44,6 @@ class DirectlyWritten(TwoPhaseCommitSink[Open]):
 
     @property
     def guarantee(self) -> Guarantee:
-        """The sink's own."""
         return self.sink.guarantee
 
     def validate(self, schema: pa.Schema) -> None:
@@ -54,11 +53,9 @@ class DirectlyWritten(TwoPhaseCommitSink[Open]):
         self.sink.validate_complete_mode()
 
     def begin(self, context: WriteContext) -> Open:
-        """Open a writer."""
         return Open(context, self.sink.open(context))
 
     def write(self, transaction: Open, batch: pa.RecordBatch) -> None:
-        """Write: rows show."""
         self.sink.write(transaction.writer, batch)
 
     def pre_commit(self, transaction: Open) -> Committable:
@@ -72,7 +69,6 @@ class DirectlyWritten(TwoPhaseCommitSink[Open]):
         self.sink.close(transaction.writer)
 
     def commit(self, committable: Committable) -> CommitOutcome:  # noqa: ARG002 - nothing is left to do
-        """It is written already."""
         return CommitOutcome(CommitStatus.COMMITTED)
 
     def abort(self, committable: Committable) -> AbortOutcome:  # noqa: ARG002 - nothing can be done
@@ -80,9 +76,7 @@ class DirectlyWritten(TwoPhaseCommitSink[Open]):
         return AbortOutcome(AbortStatus.ABORTED, "it is written directly: what was written stays")
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:  # noqa: ARG002 - nothing waits
-        """Nothing."""
         return ()
 
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
-        """All are written."""
         return [Observation.COMMITTED for _ in committables]

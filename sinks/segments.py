@@ -49,7 +49,6 @@ class SegmentWriter:
         self._file = self.path.open("xb")
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append a batch."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as stream:
             stream.write_batch(batch)
@@ -69,7 +68,6 @@ class SegmentWriter:
         return self._digest.hexdigest()
 
     def discard(self) -> None:
-        """Delete it."""
         self._file.close()
         self.path.unlink(missing_ok=True)
 

@@ -94,8 +94,8 @@ class WriteAheadLogSink(FolderSink[Segment]):
         directory: Folder for segments, which the processes that write and the one that commits all see, and which
             survives as far as the pipeline must.
         rows_per_send: Rows of one delivery at most.
-        select: See Sink.
-        where: See Sink.
+        select: SQL expressions that make this sink's columns out of the pipeline's; default: all columns.
+        where: SQL condition; this sink gets only the rows for which it is true; default: all rows.
 
     Raises:
         ConfigurationError: A setting is wrong.
@@ -152,25 +152,21 @@ class WriteAheadLogSink(FolderSink[Segment]):
 
     @with_file_errors
     def begin(self, context: WriteContext) -> Segment:
-        """Open a segment."""
         name = str(context.transaction_name())
         return Segment(context, name, SegmentWriter(Path(self.directory), name))
 
     @with_file_errors
     def write(self, transaction: Segment, batch: pa.RecordBatch) -> None:
-        """Append a batch to it."""
         transaction.writer.write(batch)
 
     @with_file_errors
     def pre_commit(self, transaction: Segment) -> Committable:
-        """Make it durable."""
         context, name, writer = transaction
         handle = {"sha256": writer.finish(), "rows_per_send": self.rows_per_send, "pinned": self.pinned()}
         handle["folder"] = identity_of(Path(self.directory))
         return context.committable(kind=self.kind, transaction=name, handle=handle, rows=writer.rows)
 
     def discard(self, transaction: Segment) -> None:
-        """Delete it."""
         transaction.writer.discard()
 
     def commit(self, committable: Committable) -> CommitOutcome:

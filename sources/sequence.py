@@ -47,12 +47,10 @@ class SequenceSource(ResettableSource):
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of every batch."""
         return self._table.schema
 
     @property
     def bounded(self) -> bool:
-        """It ends."""
         return True
 
     def start(self) -> Position:

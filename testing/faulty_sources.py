@@ -37,17 +37,14 @@ class FaultySource(ResettableSource):
 
     @property
     def schema(self) -> pa.Schema:
-        """The source's."""
         return self.source.schema
 
     @property
     def bounded(self) -> bool:
-        """The source's."""
         return self.source.bounded
 
     @property
     def weakness(self) -> str:
-        """The source's."""
         return self.source.weakness
 
     def validate(self) -> None:
@@ -101,12 +98,10 @@ class FaultyLiveSource(LiveSource):
 
     @property
     def schema(self) -> pa.Schema:
-        """The source's."""
         return self.source.schema
 
     @property
     def bounded(self) -> bool:
-        """The source's."""
         return self.source.bounded
 
     def validate(self) -> None:

@@ -49,12 +49,10 @@ class FaultySink(TwoPhaseCommitSink[Any]):
 
     @property
     def guarantee(self) -> Guarantee:
-        """The sink's: no fault may break it."""
         return self.sink.guarantee
 
     @property
     def transaction_timeout(self) -> float | None:
-        """The sink's."""
         return self.sink.transaction_timeout
 
     def validate(self, schema: pa.Schema) -> None:
@@ -136,7 +134,6 @@ class FaultyDirectSink(DirectSink[Any]):
 
     @property
     def guarantee(self) -> Guarantee:
-        """The sink's."""
         return self.sink.guarantee
 
     def validate(self, schema: pa.Schema) -> None:
@@ -187,12 +184,10 @@ class FaultyStore:
         self._call("delete", key)
 
     def describe(self) -> str:
-        """The store's."""
         return self.store.describe()
 
     @property
     def shared(self) -> bool:
-        """The store's."""
         return self.store.shared
 
     def _call(self, call: str, *arguments: Any) -> Any:

@@ -20,7 +20,7 @@ class PostgresSink(DatabaseSink):
     """Sink that writes rows into one PostgreSQL table; each epoch becomes visible exactly once, at its commit.
 
     Args:
-        name: See Sink.
+        name: Unique in its pipeline, and part of every transaction's name: it must not change between runs.
         dsn: Connection string of psycopg and libpq. It may hold a password, but PGPASSWORD or ~/.pgpass is better.
         table: `table`, `schema.table`, or quoted parts as in SQL: `"My Schema"."T"`. Columns are matched by name.
         mode: What is written: "insert", or "upsert" by `key`; "auto": upsert if there is a key. "prepared" and
@@ -40,8 +40,8 @@ class PostgresSink(DatabaseSink):
         ledger_schema: Schema of onceward's own tables, the same for all runs of a pipeline.
         ledger_epochs: For how many completed epochs ledger rows are kept.
         parallelism: How many subtasks write at once, if known: `validate` then warns of too few prepared transactions.
-        select: See Sink.
-        where: See Sink.
+        select: SQL expressions that make this sink's columns out of the pipeline's; default: all columns.
+        where: SQL condition; this sink gets only the rows for which it is true; default: all rows.
 
     Raises:
         ConfigurationError: A setting is unknown or contradicts another.

@@ -19,7 +19,7 @@ class SqlAlchemySink(DatabaseSink):
     """Sink that writes rows into one table of an SQL database; each epoch becomes visible exactly once, at its commit.
 
     Args:
-        name: See Sink.
+        name: Unique in its pipeline, and part of every transaction's name: it must not change between runs.
         url: SQLAlchemy's URL of the database: `postgresql+psycopg://…`, `mariadb+pymysql://…` or
             `sqlite:////path/to/file.db`. It may hold a password, but PGPASSWORD, ~/.pgpass or pymysql's
             `?read_default_file=` is better.
@@ -39,8 +39,8 @@ class SqlAlchemySink(DatabaseSink):
             Default: on PostgreSQL `onceward`, as PostgresSink's; elsewhere the connection's default one.
         ledger_epochs: For how many completed epochs ledger rows are kept.
         parallelism: How many subtasks write at once, if known: `validate` then warns of too few prepared transactions.
-        select: See Sink.
-        where: See Sink.
+        select: SQL expressions that make this sink's columns out of the pipeline's; default: all columns.
+        where: SQL condition; this sink gets only the rows for which it is true; default: all rows.
 
     Raises:
         ConfigurationError: A setting is unknown or contradicts another.

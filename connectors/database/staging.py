@@ -50,7 +50,6 @@ class PieceWriting(Writing):
         super().__init__(target, context)
 
     def open(self) -> None:
-        """Rows are collected."""
         ledger.note(self.target, self.context.scope)
 
     def send(self, batch: pa.RecordBatch) -> int:

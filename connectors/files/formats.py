@@ -60,7 +60,6 @@ class OpenFile(ABC):
         return self._file.tell()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append a batch."""
         self._append(batch)
 
     def finish(self) -> None:

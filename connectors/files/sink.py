@@ -112,8 +112,8 @@ class FileSink(FolderSink[Files]):
         format: "parquet", "csv" (with a header), "jsonl" or "arrow" (Arrow IPC files).
         partition_by: Columns whose values become folders (`country=de/`) and are left out of the files.
         roll_bytes: Size in bytes after which a new file is started; each epoch starts new ones anyway.
-        select: See Sink.
-        where: See Sink.
+        select: SQL expressions that make this sink's columns out of the pipeline's; default: all columns.
+        where: SQL condition; this sink gets only the rows for which it is true; default: all rows.
 
     Raises:
         ConfigurationError: A setting is wrong.
@@ -199,7 +199,6 @@ class FileSink(FolderSink[Files]):
         )
 
     def discard(self, transaction: Files) -> None:
-        """Delete the files."""
         transaction.discard()
 
     def commit(self, committable: Committable) -> CommitOutcome:

@@ -68,7 +68,6 @@ class FileSource(ResettableSource):
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of every batch."""
         if self._schema is None:
             files = self._files()
             if not files:

@@ -50,7 +50,7 @@ class HttpSink(WriteAheadLogSink):
     """POSTs rows to a URL.
 
     Args:
-        name: See Sink.
+        name: Unique in its pipeline, and part of every transaction's name: it must not change between runs.
         directory: See WriteAheadLogSink.
         url: `http://` or `https://`. Put secrets into headers instead: many programs log URLs.
         body: What a request holds: "json", an array of objects, or "jsonl", an object a line.
@@ -72,8 +72,8 @@ class HttpSink(WriteAheadLogSink):
         client_cert: PEM file of the own certificate.
         client_key: PEM file of its key, if it is not in client_cert.
         probe: Method by which `validate` asks whether there is a server: "OPTIONS", "HEAD", "GET" or "none".
-        select: See Sink.
-        where: See Sink.
+        select: SQL expressions that make this sink's columns out of the pipeline's; default: all columns.
+        where: SQL condition; this sink gets only the rows for which it is true; default: all rows.
 
     Raises:
         ConfigurationError: A setting is wrong.

@@ -62,7 +62,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     (int; null leaves it to the partitioner). Other columns are ignored.
 
     Args:
-        name: See Sink.
+        name: Unique in its pipeline, and part of every transaction's name: it must not change between runs.
         bootstrap_servers: Comma-separated `host:port`, or a list of them.
         topic: Topic of all rows; the column `topic` is then ignored. None: each row names its own.
         config: Further settings under librdkafka's names; docs/kafka-settings.md says which go where.
@@ -72,8 +72,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         transaction_timeout: Seconds after which the broker aborts a transaction that nobody ends. Default: as long as
             the broker allows (transaction.max.timeout.ms). After a longer outage, decided data is lost and the run
             stops with an error.
-        select: See Sink.
-        where: See Sink.
+        select: SQL expressions that make this sink's columns out of the pipeline's; default: all columns.
+        where: SQL condition; this sink gets only the rows for which it is true; default: all rows.
 
     Raises:
         ConfigurationError: A setting is refused.
@@ -207,35 +207,34 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         transaction.producer.rollback()
 
     def commit(self, committable: Committable) -> CommitOutcome:
-        """Commit by handle; see TwoPhaseCommitSink."""
         return self.commit_many([committable])[0]
 
     def commit_many(self, committables: Sequence[Committable]) -> list[CommitOutcome]:
-        """Commit by handle, with one round trip for all; see TwoPhaseCommitSink."""
+        """Commit by handle, with one round trip for all."""
         transactions = [Prepared.of(committable) for committable in committables]
         outcomes = iter(commits.commit(self._bounded, [t for t in transactions if t is not None]))
         nothing = CommitOutcome(CommitStatus.COMMITTED, NOTHING_WRITTEN)
         return [nothing if transaction is None else next(outcomes) for transaction in transactions]
 
     def abort(self, committable: Committable) -> AbortOutcome:
-        """Fence the producer of exactly this transaction; see TwoPhaseCommitSink."""
+        """Fence the producer of exactly this transaction."""
         transaction = Prepared.of(committable)
         if transaction is None:
             return AbortOutcome(AbortStatus.ABORTED, NOTHING_WRITTEN)
         return commits.abort(self._bounded, transaction)
 
     def inspect_many(self, committables: Sequence[Committable]) -> list[Observation]:
-        """Ask coordinators and partitions; see TwoPhaseCommitSink."""
+        """Ask coordinators and partitions."""
         transactions = [Prepared.of(committable) for committable in committables]
         seen = iter(commits.look_at(self._bounded, [t for t in transactions if t is not None]))
         return [OBSERVED[Fate.OPEN if transaction is None else next(seen)] for transaction in transactions]
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:
-        """List open transactions under exactly this name; see TwoPhaseCommitSink."""
+        """List open transactions under exactly this name."""
         return ownership.lingering(self._client, scope, [self.topic] if self.topic is not None else [])
 
     def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
-        """List open transactions of this pipeline and log in this cluster; see TwoPhaseCommitSink."""
+        """List open transactions of this pipeline and log in this cluster."""
         return ownership.lingering_elsewhere(self._client, pipeline, log)
 
     def check_claim(self, scope: Scope, newest: Progress) -> None:
@@ -248,7 +247,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             ownership.check(self._client, scope)
 
     def release(self, scope: Scope) -> None:
-        """Accept what other logs have committed under this name, for good; see TwoPhaseCommitSink."""
+        """Accept what other logs have committed under this name, for good."""
         ownership.accept(self._client, scope)
 
     def warm_up(self, context: WriteContext) -> None:

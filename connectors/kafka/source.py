@@ -107,7 +107,6 @@ class KafkaSource(ResettableSource):
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of every batch."""
         return schema(include_headers=self.include_headers)
 
     @property
@@ -142,7 +141,7 @@ class KafkaSource(ResettableSource):
         return self._own(end_offsets(self.ending or FROM_LATEST, self._find().partitions, self._lookup()))
 
     def latest(self, position: Position, limit: int | None = None, until: Position | None = None) -> Position:
-        """The newest position that can be read now; see ResettableSource."""
+        """The newest position that can be read now."""
         before = from_json(position)
         found = self._find()
         held = self._lookup().held([p for p in found.partitions if self._is_own(p)], before)
@@ -167,14 +166,14 @@ class KafkaSource(ResettableSource):
         return start, end
 
     def splits(self, start: Position, end: Position, parallelism: int = 1) -> Sequence[Split]:
-        """The ranges between two positions; see ResettableSource."""
+        """The ranges between two positions."""
         found = planning.ranges(from_json(start), from_json(end))
         whole = [Split(str(partition), begins, stop) for partition, begins, stop in found]
         parts = max(parallelism, self.min_partitions or 1)
         return planning.cut(whole, parts, self.max_records_per_partition)
 
     def read(self, split: Split) -> Iterator[Piece]:
-        """Read a range to its end; see ResettableSource."""
+        """Read a range to its end."""
         topic, _, number = split.unit.rpartition("-")
         partition, at = Partition(topic, int(number)), split.start
         while at < split.end:

@@ -44,7 +44,7 @@ class RedisSink(WriteAheadLogSink):
     """Writes rows into one Redis or Valkey server.
 
     Args:
-        name: See Sink.
+        name: Unique in its pipeline, and part of every transaction's name: it must not change between runs.
         directory: See WriteAheadLogSink.
         url: As redis-py takes it: `redis://host:6379/0`, `rediss://…` (TLS; `?ssl_ca_certs=file`) or `unix:///socket`.
         key: Key of each row, with columns in braces: `total:{user}`, or the same for all rows: `events`.
@@ -59,8 +59,8 @@ class RedisSink(WriteAheadLogSink):
         password: If it is not in the URL.
         timeout: Seconds to wait for an answer.
         connect_timeout: Seconds to wait for a connection.
-        select: See Sink.
-        where: See Sink.
+        select: SQL expressions that make this sink's columns out of the pipeline's; default: all columns.
+        where: SQL condition; this sink gets only the rows for which it is true; default: all rows.
 
     Raises:
         ConfigurationError: A setting is wrong.
