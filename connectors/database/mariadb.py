@@ -55,7 +55,7 @@ _MODE: Final = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_Z
 
 
 class XaTransactions:
-    """See TwoPhase."""
+    """MariaDB's XA transactions."""
 
     def begin(
         self,
@@ -120,7 +120,7 @@ class XaTransactions:
 
 
 class MariaDb:
-    """See Dialect."""
+    """MariaDB, through PyMySQL."""
 
     title = "MariaDB"
     two_phase: TwoPhase | None = XaTransactions()

@@ -31,7 +31,7 @@ _FULL: Final = 2
 
 
 class Sqlite:
-    """See Dialect."""
+    """SQLite, which has no prepared transactions."""
 
     title = "SQLite"
     two_phase: TwoPhase | None = None

@@ -66,7 +66,7 @@ class CheckpointConfig:
         max_concurrent: How many may be in progress at once.
         tolerable_failures: How many in a row may fail before the run does.
         retained: How many completed ones are kept.
-        mode: See Mode.
+        mode: What a record may suffer when the pipeline fails: see Mode.
         on_cancel: What to do with the retained ones when the run is stopped without a savepoint.
         on_failure: What to do with them when the run fails for good.
         history: How many are remembered for people.

@@ -77,7 +77,7 @@ _PREPARED = sa.table(
 
 
 class GidTransactions:
-    """See TwoPhase."""
+    """PostgreSQL's prepared transactions, by gid."""
 
     def begin(
         self,
@@ -139,7 +139,7 @@ class GidTransactions:
 
 
 class Copying:
-    """See BulkWrite."""
+    """COPY in the binary format, which pgpq makes of Arrow."""
 
     def lock_and_read(self, connection: sa.Connection, name: TableName) -> Table:
         """The lock is the one that inserting takes anyway, the only one that INSERT rights allow on every version."""
@@ -167,7 +167,7 @@ class Copying:
 
 
 class PostgreSql:
-    """See Dialect."""
+    """PostgreSQL, through psycopg."""
 
     title = "PostgreSQL"
     two_phase: TwoPhase | None = GidTransactions()
