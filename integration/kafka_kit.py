@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from onceward.connectors.kafka.answers import Description
     from onceward.connectors.kafka.coordinator import TransactionCoordinatorClient
 
-READ_SECONDS = 60.0
+READ_SECONDS = 20.0
 DELAY_SECONDS = 0.05
 
 

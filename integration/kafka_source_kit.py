@@ -27,7 +27,7 @@ class Writer:
 
     def source(self, *topics: str, **settings: Any) -> KafkaSource:
         chosen = {"topics": topics} if topics else {}
-        return KafkaSource(bootstrap_servers=self.servers, **{"timeout": 20.0, **chosen, **settings})
+        return KafkaSource(bootstrap_servers=self.servers, **{"timeout": 60.0, **chosen, **settings})
 
     def send(self, topic: str, values: Iterable[Any], partition: int = 0, **more: Any) -> None:
         """Plain records, without a transaction."""
