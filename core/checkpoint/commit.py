@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("onceward.commit")
 
 TOLD_AFTER: Final = 8
-"""Repetitions after which a warning names what is waited for: three seconds by default, if each attempt fails at once."""
+"""Repetitions before a warning names what is waited for: three seconds by default, if each attempt fails at once."""
 Failures = list[tuple["Committable", "CommitOutcome"]]
 
 
