@@ -20,9 +20,9 @@ from .graph import EndToEnd, Graph, Operator, end_to_end
 from .job import Job
 from .origin import Restore
 from .start import EngineWorld, Setup
-from .state.files import locate
 from .state.keys import MAX_PARALLELISM, KeyEncoder
 from .state.memory import MemoryBackend
+from .state.storage import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

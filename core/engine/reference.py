@@ -17,9 +17,8 @@ import msgspec
 
 from ..errors import OncewardError, StateDamagedError
 from ..log import Completed, Decide, Void
-from .state.files import above
 from .state.handles import Metadata, decode_metadata, encode_metadata
-from .state.storage import PROOF, CheckpointStorage
+from .state.storage import PROOF, CheckpointStorage, above
 
 if TYPE_CHECKING:
     from ..log import LogView
