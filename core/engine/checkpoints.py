@@ -208,7 +208,7 @@ class _Step:
         for pending in self.state.pending:
             if self.now - pending.triggered >= timeout:
                 missing = ", ".join(map(str, sorted(pending.missing)))
-                self.give_up(pending, f"expired after {timeout} s; missing: {missing}")
+                self.give_up(pending, f"expired after {timeout:g} s; missing: {missing}")
         while self.state.may_begin_at <= self.now:
             if self.state.queue:
                 request, *later = self.state.queue
