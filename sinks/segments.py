@@ -80,7 +80,7 @@ def read_segment(path: Path, sha256: str) -> list[pa.RecordBatch]:
     """
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise DataLossError(f"segment {path} is damaged: {damage(data)}")
+        raise DataLossError(f"segment {path} is damaged: {_damage(data)}")
     batches: list[pa.RecordBatch] = []
     at = 0
     while at < len(data):
@@ -91,7 +91,7 @@ def read_segment(path: Path, sha256: str) -> list[pa.RecordBatch]:
     return batches
 
 
-def damage(data: bytes) -> str:
+def _damage(data: bytes) -> str:
     """Which batch of a damaged segment is the first that is not what was written."""
     at = number = 0
     while at + _HEADER.size <= len(data):
@@ -110,14 +110,16 @@ class Marks:
     Args:
         path: The file.
 
+    Attributes:
+        sent: How many were delivered when the file was opened.
+
     Raises:
         DataLossError: A mark in the middle is damaged.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.sent = 0
-        good = 0
+        self.sent = good = 0
         data = path.read_bytes() if path.exists() else b""
         for line in data.splitlines(keepends=True):
             sent = _mark(line)
@@ -138,10 +140,8 @@ class Marks:
         self._file.write(text + b" %08x\n" % zlib.crc32(text))
         self._file.flush()
         os.fsync(self._file.fileno())
-        self.sent = sent
 
     def close(self) -> None:
-        """Give the file up."""
         self._file.close()
 
 

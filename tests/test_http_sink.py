@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.http.client import Verdict, judge, seconds_to_wait
+from onceward.connectors.http.client import judge, seconds_to_wait
 from onceward.connectors.http.sink import HttpSink
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SinkError
 from onceward.core.names import file_name
@@ -259,8 +259,8 @@ def test_retry_after_is_a_number_of_seconds_or_a_date():
 
 def test_each_status_has_one_verdict():
     verdicts = {status: judge(status) for status in range(100, 600)}
-    assert {s for s, v in verdicts.items() if v is Verdict.TAKEN} == set(range(200, 300))
-    assert {s for s, v in verdicts.items() if v is Verdict.LATER} == {408, 409, 425, 429, *range(500, 600)}
+    assert {s for s, v in verdicts.items() if v is None} == set(range(200, 300))
+    assert {s for s, v in verdicts.items() if v is RetryableSinkError} == {408, 409, 425, 429, *range(500, 600)}
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from onceward.sources import SequenceSource
 from .engine_kit import RunningSum, numbers, pipeline
 
 if TYPE_CHECKING:
-    from onceward.sinks.write_ahead import Attempt, Identity
+    from onceward.sinks.write_ahead import Delivery
 
 
 SCOPE = Scope("p", "mail", "0123abcd")
@@ -45,11 +45,11 @@ class Mailbox(WriteAheadLogSink):
         self.taken: list[tuple[str, list[int]]] = []
         self.refuse_after: int | None = None
 
-    def send(self, rows: pa.RecordBatch, identity: Identity) -> None:
+    def send(self, rows: pa.RecordBatch, delivery: Delivery) -> None:
         if self.refuse_after is not None and len(self.taken) >= self.refuse_after:
             raise RetryableSinkError("the target is full")
-        if not (self.remembers and str(identity) in dict(self.taken)):
-            self.taken.append((str(identity), rows["n"].to_pylist()))
+        if not (self.remembers and str(delivery) in dict(self.taken)):
+            self.taken.append((str(delivery), rows["n"].to_pylist()))
 
     @property
     def rows(self) -> list[int]:
@@ -148,9 +148,9 @@ def test_65_what_is_pinned_is_of_when_the_rows_were_written(tmp_path: Path):
         def pinned(self) -> dict[str, Any]:
             return {"label": self.label}
 
-        def deliver(self, rows: pa.RecordBatch, attempt: Attempt) -> None:
-            tries.append((attempt.pinned["label"], attempt.identity.first, attempt.again))
-            super().deliver(rows, attempt)
+        def send(self, rows: pa.RecordBatch, delivery: Delivery) -> None:
+            tries.append((delivery.pinned["label"], delivery.first, delivery.again))
+            super().send(rows, delivery)
 
     tries: list[tuple[str, int, bool]] = []
     sink = Labelled(tmp_path)
@@ -403,7 +403,7 @@ def test_a_crash_after_the_last_row_leaves_nothing_behind(tmp_path: Path, monkey
 
 def test_an_error_of_sending_is_never_taken_for_a_segment_that_is_gone(tmp_path: Path):
     class NeedsACertificate(Mailbox):
-        def send(self, rows: pa.RecordBatch, identity: Identity) -> None:  # noqa: ARG002 - signature
+        def send(self, rows: pa.RecordBatch, delivery: Delivery) -> None:  # noqa: ARG002 - signature
             raise FileNotFoundError("no such certificate")
 
     sink = NeedsACertificate(tmp_path)

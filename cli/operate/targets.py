@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from onceward.core.errors import ConfigurationError
-from onceward.sinks.base import DirectSink, Sink, TwoPhaseCommitSink
-from onceward.sinks.direct import DirectlyWritten
+from onceward.sinks.base import DirectlyWritten, DirectSink, Sink, TwoPhaseCommitSink
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

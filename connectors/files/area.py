@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from onceward.core.folders import make_folder, sync_folder
-from onceward.core.names import file_name, parse_file_name
+from onceward.core.names import file_name
+from onceward.sinks.folders import names_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,9 +57,7 @@ class FileArea:
     def names(self, *suffixes: str) -> list[TransactionName]:
         """Transactions that have a folder with one of these suffixes; "" for pending ones."""
         found = sorted(path.name for path in self.path.iterdir()) if self.path.is_dir() else []
-        stems = [text.removesuffix(suffix) for suffix in suffixes for text in found if text.endswith(suffix)]
-        names = [parse_file_name(stem) for stem in stems]
-        return [name for name in names if name is not None]
+        return names_of(text.removesuffix(suffix) for suffix in suffixes for text in found if text.endswith(suffix))
 
     def begin_commit(self, transaction: str, files: Sequence[str]) -> list[str]:
         """Give the transaction's folder to its commit, if it is pending and whole.

@@ -28,19 +28,18 @@ from onceward.core.transaction import (
     WriteContext,
     commit_outcome,
 )
-from onceward.sinks.folder_sink import FolderSink, with_file_errors
-from onceward.sinks.folders import check_folder, elsewhere, identity_of
+from onceward.sinks.folders import FolderSink, with_file_errors
 
 from .area import ABORT, COMMIT, FileArea, hidden
-from .formats import FORMATS, OpenFile, check_partitions, parts
+from .formats import FORMATS, OpenFile, check_format, check_partitions, parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from onceward.core.names import TransactionName
 
-
 ROLL_BYTES: Final = 128 * 2**20
+_UNWRITABLE: Final = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 
 class Files:
@@ -51,6 +50,9 @@ class Files:
         area: Where the files go.
         format_: Format of the files.
         roll_bytes: Size in bytes after which a new file is started.
+
+    Attributes:
+        finished: Partition and number of each complete file, as in the finished name.
     """
 
     def __init__(self, context: WriteContext, area: FileArea, format_: str, roll_bytes: int) -> None:
@@ -61,7 +63,6 @@ class Files:
         self._roll = roll_bytes
         self._open: dict[str, tuple[str, OpenFile]] = {}
         self.finished: list[str] = []
-        """Partition and number of each, as in the finished name."""
         self.folder = area.pending(self.name)
         make_folder(self.folder)
 
@@ -77,14 +78,12 @@ class Files:
         self.rows += batch.num_rows
 
     def finish(self) -> None:
-        """Complete and sync everything."""
         for partition in list(self._open):
             self._finish(partition)
         sync_folder(self.folder)
         sync_folder(self.folder.parent)
 
     def discard(self) -> None:
-        """Delete everything."""
         for _, file in self._open.values():
             file.abandon()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -94,7 +93,7 @@ class Files:
         name = str(Path(partition) / f"{number}.{self._format}")
         path = self.folder / hidden(name)
         make_folder(path.parent)
-        return name, FORMATS[self._format](self.context.scope.sink, path, schema)
+        return name, OpenFile(path, self._format, schema)
 
     def _finish(self, partition: str) -> None:
         name, file = self._open.pop(partition)
@@ -132,13 +131,11 @@ class FileSink(FolderSink[Files]):
         select: Sequence[str] | None = None,
         where: str | None = None,
     ) -> None:
-        super().__init__(name, select=select, where=where)
-        check_folder(name, directory)
+        super().__init__(name, directory, select=select, where=where)
         if format not in FORMATS:
-            raise ConfigurationError(f"sink {name}: format {format!r}; give one of {', '.join(FORMATS)}")
+            raise ConfigurationError(f"sink {name}: format {format!r} is unknown: give one of {', '.join(FORMATS)}")
         if roll_bytes < 1:
             raise ConfigurationError(f"sink {name}: roll_bytes must be 1 or more, not {roll_bytes}")
-        self.directory = str(Path(directory).absolute())
         self.format = format
         self.partition_by = tuple(partition_by)
         self.roll_bytes = roll_bytes
@@ -154,18 +151,11 @@ class FileSink(FolderSink[Files]):
         return cls(**arguments(cls, {"name": "files", **options}, aliases=aliases))
 
     def validate(self, schema: pa.Schema) -> None:
-        """Check the columns.
-
-        Raises:
-            SchemaError: A partition column is missing or cannot be the name of a folder, or the format cannot hold a
-                type.
-        """
         check_partitions(self.name, self.partition_by, schema)
         left = pa.schema([field for field in schema if field.name not in self.partition_by])
-        FORMATS[self.format].check(self.name, left)
+        check_format(self.name, self.format, left)
 
     def validate_complete_mode(self) -> None:
-        """Refuse complete mode: files are only added."""
         raise ConfigurationError(
             "output mode complete writes the whole result at each epoch, which would add every row again: use append",
             sink=self.name,
@@ -173,27 +163,20 @@ class FileSink(FolderSink[Files]):
 
     @with_file_errors
     def begin(self, context: WriteContext) -> Files:
-        """Open a transaction: create its folder."""
         return Files(context, self._area, self.format, self.roll_bytes)
 
     @with_file_errors
     def write(self, transaction: Files, batch: pa.RecordBatch) -> None:
-        """Append to the files of the partitions.
-
-        Raises:
-            SinkError: The format cannot hold a value, or the file system failed.
-        """
         try:
             for partition, rows in parts(batch, self.partition_by):
                 transaction.write(partition, rows)
-        except pa.ArrowException as error:
+        except _UNWRITABLE as error:
             raise SinkError(f"a row cannot be written as {self.format}: {error}", sink=self.name) from error
 
     @with_file_errors
     def pre_commit(self, transaction: Files) -> Committable:
-        """Complete and sync the files."""
         transaction.finish()
-        handle = {"files": transaction.finished, "folder": identity_of(self._area.path)}
+        handle = {"files": transaction.finished, "folder": self._identity()}
         return transaction.context.committable(
             kind=self.kind, transaction=transaction.name, handle=handle, rows=transaction.rows
         )
@@ -223,7 +206,7 @@ class FileSink(FolderSink[Files]):
         finished = [self._area.final(committable.transaction, file).exists() for file in files]
         if all(finished):
             return Observation.COMMITTED, ""
-        if wrong := elsewhere(self._area.path, committable):
+        if wrong := self._elsewhere(committable):
             return Observation.NO_ANSWER, wrong
         if any(finished) or self._is_outlived(committable):
             return Observation.UNKNOWN, f"{pending} is gone; its files may have been finished"
@@ -242,7 +225,6 @@ class FileSink(FolderSink[Files]):
 
     @with_file_errors
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
-        """Look for the pending folder, for the proof of a commit, then for the files."""
         return [self._inspect(committable) for committable in committables]
 
     def _inspect(self, committable: Committable) -> Observation:
