@@ -26,7 +26,15 @@ from onceward.core.errors import ConfigurationError, RetryableSinkError, SinkErr
 from onceward.core.folders import make_folder, put_once, sync_folder
 from onceward.core.names import Scope, file_name, parse_file_name
 from onceward.core.sink import Txn
-from onceward.core.transaction import Committable, Progress
+from onceward.core.transaction import (
+    AbortOutcome,
+    AbortStatus,
+    CommitOutcome,
+    CommitStatus,
+    Committable,
+    Observation,
+    Progress,
+)
 from onceward.core.transaction.ownership import NOTHING, other_log, outdated_log
 
 from .base import TwoPhaseCommitSink
@@ -98,6 +106,18 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
         return Path(self.directory)
 
     @abstractmethod
+    def _commit(self, committable: Committable) -> CommitOutcome:
+        """Commit it; RetryableSinkError if that cannot be done now."""
+
+    @abstractmethod
+    def _abort(self, committable: Committable) -> AbortOutcome:
+        """Abort it; RetryableSinkError if that cannot be done now."""
+
+    @abstractmethod
+    def _look(self, committable: Committable) -> tuple[Observation, str]:
+        """What the folder shows of it, and in which words."""
+
+    @abstractmethod
     def _pending(self) -> Iterable[TransactionName]:
         """Transactions whose commit has not begun."""
 
@@ -108,6 +128,22 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
     @abstractmethod
     def _forget(self, name: TransactionName, *, give_up: bool) -> None:
         """Delete the proof of a commit. One that was not finished is left alone, or given up: then it is pending."""
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        try:
+            return self._commit(committable)
+        except RetryableSinkError as error:
+            return CommitOutcome(CommitStatus.RETRY_LATER, str(error))
+
+    def abort(self, committable: Committable) -> AbortOutcome:
+        try:
+            return self._abort(committable)
+        except RetryableSinkError as error:
+            return AbortOutcome(AbortStatus.RETRY_LATER, str(error))
+
+    @with_file_errors
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
+        return [self._look(committable)[0] for committable in committables]
 
     @with_file_errors
     def lingering(self, scope: Scope) -> Iterable[Committable]:

@@ -29,24 +29,28 @@ from onceward.core.names import file_name
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from onceward.core.transaction import WriteContext
+
 _HEADER: Final = struct.Struct(">Q32s")
 PARTIAL, SEGMENT, MARKS, DONE = ".partial", ".segment", ".marks", ".done"
 
 
-class SegmentWriter:
-    """Writes one segment.
+class Segment:
+    """A segment that is being written.
 
     Args:
         folder: Where.
-        transaction: Its name.
+        context: Of the attempt that writes it.
     """
 
-    def __init__(self, folder: Path, transaction: str) -> None:
+    def __init__(self, folder: Path, context: WriteContext) -> None:
         make_folder(folder)
-        self.path = folder / f"{file_name(transaction)}{PARTIAL}"
+        self.context = context
+        self.name = str(context.transaction_name())
         self.rows = 0
+        self._path = folder / f"{file_name(self.name)}{PARTIAL}"
         self._digest = hashlib.sha256()
-        self._file = self.path.open("xb")
+        self._file = self._path.open("xb")
 
     def write(self, batch: pa.RecordBatch) -> None:
         sink = pa.BufferOutputStream()
@@ -63,13 +67,13 @@ class SegmentWriter:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        self.path.rename(self.path.with_suffix(SEGMENT))
-        sync_folder(self.path.parent)
+        self._path.rename(self._path.with_suffix(SEGMENT))
+        sync_folder(self._path.parent)
         return self._digest.hexdigest()
 
     def discard(self) -> None:
         self._file.close()
-        self.path.unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)
 
 
 def read_segment(path: Path, sha256: str) -> list[pa.RecordBatch]:

@@ -17,7 +17,7 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from onceward.core.errors import ConfigurationError, DataLossError, RetryableSinkError
+from onceward.core.errors import ConfigurationError, DataLossError
 from onceward.core.folders import sync_folder
 from onceward.core.names import file_name
 from onceward.core.sink import Guarantee
@@ -29,12 +29,11 @@ from onceward.core.transaction import (
     CommitStatus,
     Committable,
     Observation,
-    WriteContext,
     commit_outcome,
 )
 
 from .folders import FolderSink, file_errors, names_of, sole, with_file_errors
-from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, SegmentWriter, read_segment
+from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, Segment, read_segment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from onceward.core.names import TransactionName
+    from onceward.core.transaction import WriteContext
 
 ROWS_PER_SEND: Final = 500
 
@@ -65,14 +65,6 @@ class Delivery(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.transaction}:{self.first}:{self.rows}"
-
-
-class Segment(NamedTuple):
-    """A segment that is being written."""
-
-    context: WriteContext
-    name: str
-    writer: SegmentWriter
 
 
 class WriteAheadLogSink(FolderSink[Segment]):
@@ -135,24 +127,28 @@ class WriteAheadLogSink(FolderSink[Segment]):
 
     @with_file_errors
     def begin(self, context: WriteContext) -> Segment:
-        name = str(context.transaction_name())
-        return Segment(context, name, SegmentWriter(Path(self.directory), name))
+        return Segment(self._place, context)
 
     @with_file_errors
     def write(self, transaction: Segment, batch: pa.RecordBatch) -> None:
-        transaction.writer.write(batch)
+        transaction.write(batch)
 
     @with_file_errors
     def pre_commit(self, transaction: Segment) -> Committable:
-        context, name, writer = transaction
-        handle = {"sha256": writer.finish(), "rows_per_send": self.rows_per_send, "pinned": self.pinned()}
-        handle["folder"] = self._identity()
-        return context.committable(kind=self.kind, transaction=name, handle=handle, rows=writer.rows)
+        handle = {
+            "sha256": transaction.finish(),
+            "rows_per_send": self.rows_per_send,
+            "pinned": self.pinned(),
+            "folder": self._identity(),
+        }
+        return transaction.context.committable(
+            kind=self.kind, transaction=transaction.name, handle=handle, rows=transaction.rows
+        )
 
     def discard(self, transaction: Segment) -> None:
-        transaction.writer.discard()
+        transaction.discard()
 
-    def commit(self, committable: Committable) -> CommitOutcome:
+    def _commit(self, committable: Committable) -> CommitOutcome:
         """Send what is not sent yet."""
         segment = self._path(committable, SEGMENT)
         try:
@@ -160,11 +156,9 @@ class WriteAheadLogSink(FolderSink[Segment]):
                 if there and not self._is_done(committable):
                     self._send(committable, segment)
                     return CommitOutcome(CommitStatus.COMMITTED)
-            return commit_outcome(*self._after_segment(committable))
         except DataLossError as error:
             return commit_outcome(*self._lost(committable, str(error)))
-        except RetryableSinkError as error:
-            return CommitOutcome(CommitStatus.RETRY_LATER, str(error))
+        return commit_outcome(*self._look(committable))
 
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
         """In order: what comes behind something that cannot be sent now waits."""
@@ -176,17 +170,6 @@ class WriteAheadLogSink(FolderSink[Segment]):
                 outcomes.append(self.commit(committable))
         return outcomes
 
-    def abort(self, committable: Committable) -> AbortOutcome:
-        """Delete it, unless its sending has begun: that needs a decision."""
-        try:
-            return self._abort(committable)
-        except RetryableSinkError as error:
-            return AbortOutcome(AbortStatus.RETRY_LATER, str(error))
-
-    @with_file_errors
-    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
-        return [self._inspect(committable) for committable in committables]
-
     @with_file_errors
     def _is_done(self, committable: Committable) -> bool:
         """Whether all of it is delivered; then its segment may be left from a crash."""
@@ -196,14 +179,17 @@ class WriteAheadLogSink(FolderSink[Segment]):
         return done
 
     @with_file_errors
-    def _after_segment(self, committable: Committable) -> tuple[Observation, str]:
+    def _look(self, committable: Committable) -> tuple[Observation, str]:
         segment = self._path(committable, SEGMENT)
-        if self._is_done(committable):
+        if self._path(committable, DONE).exists():
             return Observation.COMMITTED, ""
-        if self._is_outlived(committable):
+        if segment.exists():
+            return Observation.PREPARED, ""
+        if not committable.handle or self._is_outlived(committable):
             return Observation.UNKNOWN, f"{segment} is gone; it may have been delivered"
         return self._lost(committable, f"{segment} is gone")
 
+    @with_file_errors
     def _lost(self, committable: Committable, why: str) -> tuple[Observation, str]:
         """Some of it may have been delivered, if sending has begun: writing it again would duplicate that."""
         if self._path(committable, MARKS).exists():
@@ -214,6 +200,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
 
     @with_file_errors
     def _abort(self, committable: Committable) -> AbortOutcome:
+        """Delete it, unless its sending has begun: that needs a decision."""
         for suffix in (SEGMENT, PARTIAL):
             with sole(self._path(committable, suffix)) as there:
                 if there and not self._is_sent(committable):
@@ -226,15 +213,6 @@ class WriteAheadLogSink(FolderSink[Segment]):
     def _is_sent(self, committable: Committable) -> bool:
         """Whether its sending has begun."""
         return self._path(committable, DONE).exists() or self._path(committable, MARKS).exists()
-
-    def _inspect(self, committable: Committable) -> Observation:
-        if self._path(committable, DONE).exists():
-            return Observation.COMMITTED
-        if self._path(committable, SEGMENT).exists():
-            return Observation.PREPARED
-        if not committable.handle or self._is_outlived(committable):
-            return Observation.UNKNOWN
-        return self._lost(committable, "")[0]
 
     def _pending(self) -> list[TransactionName]:
         begun = set(self._names(MARKS))

@@ -184,59 +184,41 @@ class FileSink(FolderSink[Files]):
     def discard(self, transaction: Files) -> None:
         transaction.discard()
 
-    def commit(self, committable: Committable) -> CommitOutcome:
+    @with_file_errors
+    def _commit(self, committable: Committable) -> CommitOutcome:
         """Rename each file to its final name."""
         transaction, files = committable.transaction, committable.handle["files"]
-        try:
-            missing = self._area.begin_commit(transaction, files)
-            if missing:
-                return CommitOutcome(
-                    CommitStatus.LOST, f"{self._area.pending(transaction) / hidden(missing[0])} is gone"
-                )
-            if not self._area.has_begun(transaction):
-                return commit_outcome(*self._without_proof(committable))
-            moved = self._area.finish(transaction, files)
-        except OSError as error:
-            return CommitOutcome(CommitStatus.RETRY_LATER, f"{self.directory}: {error}")
+        missing = self._area.begin_commit(transaction, files)
+        if missing:
+            gone = self._area.pending(transaction) / hidden(missing[0])
+            return commit_outcome(Observation.ABORTED, f"{gone} is gone")
+        if not self._area.has_begun(transaction):
+            return commit_outcome(*self._look(committable))
+        moved = self._area.finish(transaction, files)
         return CommitOutcome(CommitStatus.COMMITTED if moved else CommitStatus.ALREADY_COMMITTED)
 
-    def _without_proof(self, committable: Committable) -> tuple[Observation, str]:
-        """Neither pending nor known to be committed."""
-        files, pending = committable.handle["files"], self._area.pending(committable.transaction)
-        finished = [self._area.final(committable.transaction, file).exists() for file in files]
-        if all(finished):
+    @with_file_errors
+    def _abort(self, committable: Committable) -> AbortOutcome:
+        """Delete the pending files, unless their commit has begun."""
+        if self._area.abort(committable.transaction):
+            return AbortOutcome(AbortStatus.ABORTED)
+        if self._area.has_begun(committable.transaction):
+            return AbortOutcome(AbortStatus.COMMITTED)
+        return AbortOutcome(AbortStatus.UNKNOWN, "there is no trace of it")
+
+    def _look(self, committable: Committable) -> tuple[Observation, str]:
+        transaction, files = committable.transaction, committable.handle.get("files", ())
+        pending, begun = self._area.pending(transaction), self._area.has_begun(transaction)
+        if pending.exists() or (begun and not self._area.is_finished(transaction, files)):
+            return Observation.PREPARED, ""
+        finished = [self._area.final(transaction, file).exists() for file in files]
+        if begun or (committable.handle and all(finished)):
             return Observation.COMMITTED, ""
         if wrong := self._elsewhere(committable):
             return Observation.NO_ANSWER, wrong
-        if any(finished) or self._is_outlived(committable):
+        if not committable.handle or any(finished) or self._is_outlived(committable):
             return Observation.UNKNOWN, f"{pending} is gone; its files may have been finished"
         return Observation.ABORTED, f"{pending} is gone, and was not committed"
-
-    def abort(self, committable: Committable) -> AbortOutcome:
-        """Delete the pending files, unless their commit has begun."""
-        try:
-            if self._area.abort(committable.transaction):
-                return AbortOutcome(AbortStatus.ABORTED)
-            if self._area.has_begun(committable.transaction):
-                return AbortOutcome(AbortStatus.COMMITTED)
-        except OSError as error:
-            return AbortOutcome(AbortStatus.RETRY_LATER, f"{self.directory}: {error}")
-        return AbortOutcome(AbortStatus.UNKNOWN, "there is no trace of it")
-
-    @with_file_errors
-    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
-        return [self._inspect(committable) for committable in committables]
-
-    def _inspect(self, committable: Committable) -> Observation:
-        transaction, files = committable.transaction, committable.handle.get("files", ())
-        if self._area.pending(transaction).exists():
-            return Observation.PREPARED
-        if self._area.has_begun(transaction):
-            finished = self._area.is_finished(transaction, files)
-            return Observation.COMMITTED if finished else Observation.PREPARED
-        if not files:
-            return Observation.UNKNOWN
-        return self._without_proof(committable)[0]
 
     @property
     def _area(self) -> FileArea:

@@ -50,17 +50,7 @@ _LATER: Final = frozenset({408, 409, 425, 429, *range(500, 600)})
 
 @dataclass(frozen=True)
 class HttpSettings:
-    """Settings of all requests of a sink; hashable and picklable.
-
-    Attributes:
-        url: Where to.
-        headers: Of each request, the one of authentication among them.
-        timeout: Seconds to wait for each piece of an answer.
-        connect_timeout: Seconds to wait for a connection.
-        ca_file: PEM file of the authorities to trust, instead of the usual ones.
-        client_cert: PEM file of the own certificate.
-        client_key: PEM file of its key, if it is not in client_cert.
-    """
+    """Settings of all requests of a sink, which HttpSink describes; hashable and picklable."""
 
     url: str = field(repr=False)
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -182,17 +172,11 @@ def _check_url(url: str) -> None:
 
 
 class Answer(NamedTuple):
-    """An answer.
-
-    Attributes:
-        status: Of HTTP.
-        retry_after: Seconds to wait before the next request, if the server says so.
-        text: The beginning of its body.
-    """
+    """An answer: its status, the seconds to wait before the next request if it names them, its body's beginning."""
 
     status: int
-    retry_after: float | None = None
-    text: str = ""
+    retry_after: float | None
+    text: str
 
 
 def judge(status: int, also_later: Collection[int] = ()) -> type[SinkError] | None:

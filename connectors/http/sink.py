@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from onceward.core.errors import ConfigurationError, RetryableSinkError
 from onceward.core.kit.options import arguments
 from onceward.core.kit.rows import check_columns, json_rows
-from onceward.sinks.write_ahead import ROWS_PER_SEND, Segment, WriteAheadLogSink
+from onceward.sinks.write_ahead import ROWS_PER_SEND, WriteAheadLogSink
 
 from .client import HttpSettings, clients, judge, with_authentication
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from onceward.sinks.segments import Segment
     from onceward.sinks.write_ahead import Delivery
 
 KEY_HEADER: Final = "Idempotency-Key"

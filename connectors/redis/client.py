@@ -69,15 +69,7 @@ _WAITAOF_SINCE: Final = (7, 2)
 
 @dataclass(frozen=True)
 class RedisSettings:
-    """Settings of all connections of a sink; hashable and picklable.
-
-    Attributes:
-        url: As redis-py takes it: `redis://`, `rediss://` (TLS; `?ssl_ca_certs=…`) or `unix://`.
-        username: Of the server's access control list, if it is not in the URL.
-        password: If it is not in the URL.
-        timeout: Seconds to wait for an answer.
-        connect_timeout: Seconds to wait for a connection.
-    """
+    """Settings of all connections of a sink, which RedisSink describes; hashable and picklable."""
 
     url: str = field(repr=False)
     username: str | None = None
@@ -194,25 +186,19 @@ def explained(settings: RedisSettings, what: str, error: Exception) -> SinkError
 
 
 class Facts(NamedTuple):
-    """What a server says of itself.
-
-    Attributes:
-        version: Of Redis, or of the Redis that it is compatible with: major, minor.
-        role: "master" or "slave".
-        cluster: Whether it is part of a cluster.
-        append_only: Whether it has an append-only file.
-        fsync: appendfsync, if it says so.
-        evicts: Whether it deletes keys, with no time to live too, when its memory is full.
-        replicas: How many are connected.
-    """
+    """What a server says of itself."""
 
     version: tuple[int, int]
+    """Of Redis, or of the Redis that it is compatible with: major, minor."""
     role: str
     cluster: bool
     append_only: bool
     fsync: str | None
+    """appendfsync, if it says so."""
     evicts: bool
+    """Whether it deletes keys, with no time to live too, when its memory is full."""
     replicas: int
+    """How many are connected."""
 
 
 def read_facts(settings: RedisSettings) -> Facts:

@@ -18,7 +18,7 @@ from onceward.core.sink import Guarantee
 from onceward.core.transaction import Progress
 from onceward.core.transaction.ownership import NOTHING, other_log, outdated_log
 from onceward.sinks.folders import FolderClaims, newest_of
-from onceward.sinks.write_ahead import ROWS_PER_SEND, Segment, WriteAheadLogSink
+from onceward.sinks.write_ahead import ROWS_PER_SEND, WriteAheadLogSink
 
 from .client import RedisSettings, asking, check_facts, read_facts
 from .forms import FORMS, KeyTemplate, check_form, written
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from onceward.core.names import Scope
     from onceward.core.transaction import Committable
+    from onceward.sinks.segments import Segment
     from onceward.sinks.write_ahead import Delivery
 
 _log = logging.getLogger("onceward.redis")
