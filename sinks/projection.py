@@ -56,7 +56,7 @@ class Projection:
             ) from error
         self._sink = sink
         self._error = duckdb.Error
-        self._database = duckdb.connect(":memory:")
+        self._database: Any = duckdb.connect(":memory:")
         for setting in _SETTINGS:
             self._database.execute(setting)
         try:
@@ -142,7 +142,7 @@ class Projection:
 
     def _compute(self, batch: pa.RecordBatch, expressions: Sequence[_Expression]) -> pa.RecordBatch:
         needed = self._needed(batch, expressions)
-        relation: Any = self._database.from_arrow(pa.Table.from_batches([needed]))
+        relation = self._database.from_arrow(pa.Table.from_batches([needed]))
         table: pa.Table = relation.project("\n,".join(e.text for e in expressions)).to_arrow_table()
         batches = table.combine_chunks().to_batches()
         return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)

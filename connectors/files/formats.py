@@ -9,8 +9,10 @@ the text too, which Spark reads back as the same instant in any session.
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import suppress
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 import pyarrow as pa
@@ -18,11 +20,14 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from onceward.core.errors import SchemaError
+from onceward.core.folders import make_folder, sync_folder
 from onceward.core.kit.rows import check_columns, to_json
+from onceward.core.names import file_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
+
+    from onceward.core.transaction import WriteContext
 
 
 class _JsonLinesWriter:
@@ -113,6 +118,72 @@ class OpenFile:
         with suppress(OSError, pa.ArrowException):  # else Arrow closes it later, into a closed file
             self._writer.close()
         self._file.close()
+
+
+def hidden(file: str) -> str:
+    """Name of a file of a transaction while it is pending."""
+    path = Path(file)
+    return str(path.parent / f".{path.name}.pending")
+
+
+class Files:
+    """The files of one transaction.
+
+    Args:
+        context: Context of the attempt.
+        area: Folder of all transactions.
+        format_: One of FORMATS.
+        roll_bytes: Size in bytes after which a new file is started.
+
+    Attributes:
+        finished: Partition and number of each complete file, as in the finished name.
+    """
+
+    def __init__(self, context: WriteContext, area: Path, format_: str, roll_bytes: int) -> None:
+        self.context = context
+        self.name = str(context.transaction_name())
+        self.rows = 0
+        self._format = format_
+        self._roll = roll_bytes
+        self._open: dict[str, tuple[str, OpenFile]] = {}
+        self.finished: list[str] = []
+        self.folder = area / file_name(self.name)
+        make_folder(self.folder)
+
+    def write(self, partition: str, batch: pa.RecordBatch) -> None:
+        """Append to the partition's file; start a new one for another schema, or when it is large enough."""
+        if partition in self._open:
+            _, file = self._open[partition]
+            if file.size >= self._roll or not file.fits(batch.schema):
+                self._finish(partition)
+        if partition not in self._open:
+            self._open[partition] = self._begin(partition, batch.schema)
+        self._open[partition][1].write(batch)
+        self.rows += batch.num_rows
+
+    def finish(self) -> None:
+        for partition in list(self._open):
+            self._finish(partition)
+        sync_folder(self.folder)
+        sync_folder(self.folder.parent)
+
+    def discard(self) -> None:
+        for _, file in self._open.values():
+            file.abandon()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _begin(self, partition: str, schema: pa.Schema) -> tuple[str, OpenFile]:
+        number = len(self.finished) + len(self._open)
+        name = str(Path(partition) / f"{number}.{self._format}")
+        path = self.folder / hidden(name)
+        make_folder(path.parent)
+        return name, OpenFile(path, self._format, schema)
+
+    def _finish(self, partition: str) -> None:
+        name, file = self._open.pop(partition)
+        file.finish()
+        sync_folder(file.path.parent)
+        self.finished.append(name)
 
 
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
