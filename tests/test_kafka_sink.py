@@ -43,7 +43,7 @@ def test_options_of_a_spark_format_make_a_sink():
         {"kafka.bootstrap.servers": "b:1", "topic": "t", "name": "out", "kafka.transaction.timeout.ms": "90000"}
     )
     assert (sink.name, sink.topic, sink.transaction_timeout) == ("out", "t", 90)
-    assert "transaction.timeout.ms" not in sink.settings.for_producer()
+    assert "transaction.timeout.ms" not in sink.settings.for_librdkafka()
 
 
 def test_the_timeout_may_be_given_in_seconds():

@@ -85,7 +85,7 @@ class Admin:
         from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - an extra
 
         self.complaints = Complaints()
-        config = {"log_level": 0, **settings.for_admin(), "error_cb": self.complaints}
+        config = {"log_level": 0, **settings.for_librdkafka(), "error_cb": self.complaints}
         self.client: Any = made(AdminClient, config)
         self.answered = False
 
