@@ -9,10 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from onceward.connectors.kafka import sink as kafka
-from onceward.connectors.kafka.answers import Description
-from onceward.connectors.kafka.handle import Handle
 from onceward.connectors.kafka.producer import DeliveryFailures, TransactionalProducer
 from onceward.connectors.kafka.sink import KafkaSink, KafkaTransaction
+from onceward.connectors.kafka.transaction import Description, Handle
 from onceward.core.errors import ConfigurationError, KafkaError
 from onceward.core.names import PooledName, Scope
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, Progress, WriteContext

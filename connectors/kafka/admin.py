@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from onceward.core.errors import ConfigurationError, KafkaError
 from onceward.core.kit.processwide import PerProcess
 
-from .codes import FORBIDDEN, Code
-from .errors import INSTALL, client_error, confluent, kafka_error, made
-from .retries import Retries
+from .errors import FORBIDDEN, INSTALL, Code, Retries, client_error, confluent, kafka_error, made
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
