@@ -77,7 +77,7 @@ class KafkaTarget:
         return {Names(*scope[:2]) for scope in open_names(cluster_of(self._settings).transactions)}
 
     def holds(self, kind: str, sink: str) -> bool:  # noqa: ARG002
-        from onceward.connectors.kafka.handle import KIND  # noqa: PLC0415
+        from onceward.connectors.kafka.transaction import KIND  # noqa: PLC0415
 
         return kind == KIND
 
