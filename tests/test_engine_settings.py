@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from onceward.core import CheckpointConfig, RestartStrategy
@@ -119,7 +120,7 @@ def test_a_strategy_that_makes_no_sense_is_refused(tmp_path: Path, text: str, ma
 
 def test_the_page_names_every_setting_with_its_default_and_its_examples_load(tmp_path: Path):
     text = PAGE.read_text()
-    for name, value in vars(CheckpointConfig()).items():
+    for name, value in msgspec.structs.asdict(CheckpointConfig()).items():
         shown: Any = value.value if isinstance(value, Mode | Retention) else "none" if value is None else value
         assert re.search(rf"\| `{name}` \| {re.escape(str(shown))} \|", text), name
     for block in re.findall(r"```toml\n(.*?)```", text, re.DOTALL):
