@@ -112,9 +112,9 @@ def test_what_is_decided_is_shown_and_committed_once_and_its_zombie_is_fenced(ca
     [found] = case.survey()
     assert (found.status, found.held, found.committable.rows) == (TransactionStatus.DECIDED, True, 3)
     assert "txn commit" in found.next
-    case.sink_case.shows([])
+    case.sink_case.assert_visible([])
     assert case.commit() == Committed(epoch=0, committed=1, given_up=0)
-    case.sink_case.shows(case.sink_case.numbers())
+    case.sink_case.assert_visible(case.sink_case.numbers())
     assert (case.survey(), case.log.view.completed) == ([], 0)
     with pytest.raises(FencedError):
         case.sink_case.coordinator.writer.complete(0)
@@ -128,7 +128,7 @@ def test_what_is_in_doubt_can_no_longer_be_decided_once_it_is_aborted(case: Case
     with pytest.raises(FencedError):
         case.sink_case.finish(0, committable)
     assert case.log.view.decided == NONE
-    case.sink_case.shows([])
+    case.sink_case.assert_visible([])
 
 
 def test_what_was_decided_after_it_was_listed_is_not_aborted(case: Case) -> None:
@@ -138,7 +138,7 @@ def test_what_was_decided_after_it_was_listed_is_not_aborted(case: Case) -> None
     swept = abort_undecided(case.log, found)
     assert swept.aborted == ()
     case.commit()
-    case.sink_case.shows(case.sink_case.numbers())
+    case.sink_case.assert_visible(case.sink_case.numbers())
 
 
 def test_only_what_is_named_is_aborted_and_what_is_decided_is_refused(case: Case) -> None:
@@ -216,7 +216,7 @@ def test_the_wrong_folder_is_told_before_anybody_is_fenced_and_gives_nothing_up(
     assert case.log.view.tail == tail
     case.sinks_target = SinksTarget([case.make()], "right")
     case.commit()
-    case.sink_case.shows(case.sink_case.numbers(1))
+    case.sink_case.assert_visible(case.sink_case.numbers(1))
 
 
 def test_a_driver_that_skips_what_is_lost_does_not_skip_what_is_elsewhere(case: Case) -> None:
@@ -229,7 +229,7 @@ def test_a_driver_that_skips_what_is_lost_does_not_skip_what_is_elsewhere(case: 
     assert Path(path).parent == case.folder / "wrong" / "_onceward"
     assert (case.target / "_onceward" / ".identity").read_text() == identity
     Coordinator("orders", case.log.store, [case.make()], quick).open()
-    case.sink_case.shows(case.sink_case.numbers())
+    case.sink_case.assert_visible(case.sink_case.numbers())
 
 
 class Telling(FileSink):
@@ -260,9 +260,9 @@ def test_a_sink_of_which_the_target_knows_a_part_is_committed_as_far_as_it_goes(
     case.make().abort(lost)
     with pytest.raises(DataLossError):
         case.commit()
-    case.sink_case.shows(case.sink_case.numbers(5))
+    case.sink_case.assert_visible(case.sink_case.numbers(5))
     assert case.commit(skip_lost="gone") == Committed(epoch=0, committed=1, given_up=1)
-    case.sink_case.shows(case.sink_case.numbers(5))
+    case.sink_case.assert_visible(case.sink_case.numbers(5))
 
 
 def test_what_the_operator_has_not_seen_is_not_decided_upon(case: Case) -> None:
@@ -278,7 +278,7 @@ def test_what_the_operator_has_not_seen_is_not_decided_upon(case: Case) -> None:
     tail = case.log.view.tail
     assert commit_decided(case.log, seen, found) is None
     assert case.log.view.tail == tail
-    case.sink_case.shows(case.sink_case.numbers(0) + case.sink_case.numbers(1))
+    case.sink_case.assert_visible(case.sink_case.numbers(0) + case.sink_case.numbers(1))
 
 
 def test_an_old_copy_of_the_log_ends_nothing_if_the_targets_show_it(case: Case) -> None:
@@ -302,7 +302,7 @@ def test_what_somebody_else_voided_meanwhile_is_not_called_committed(case: Case)
     case.sink_case.coordinator.writer.void(0, ["proof"])
     assert commit_decided(case.log, seen, found) is None
     assert epochs_of(case.log) == []
-    case.sink_case.shows([])
+    case.sink_case.assert_visible([])
 
 
 def test_each_transaction_is_judged_by_its_own_log_of_those_given(case: Case) -> None:
@@ -484,9 +484,9 @@ class TestCommands:
         case.finish_until(Step.COMMIT_BEFORE, 0, case.sink_case.prepare())
         store = ("--store", str(case.checkpoint))
         assert "would commit epoch 0 of orders" in case.run("commit", *store).stdout
-        case.sink_case.shows([])
+        case.sink_case.assert_visible([])
         assert "1 transactions are committed" in case.run("commit", *store, "--yes").stdout
-        case.sink_case.shows(case.sink_case.numbers())
+        case.sink_case.assert_visible(case.sink_case.numbers())
         assert "nothing to commit" in case.run("commit", *store, "--yes").stdout
         rows = json.loads(CliRunner().invoke(app, ["checkpoints", *store, "--json"]).stdout)
         assert [(row["epoch"], row["rows"]) for row in rows["epochs"]] == [(0, 3)]
