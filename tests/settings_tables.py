@@ -2,8 +2,8 @@
 
     python -m tests.settings_tables    # writes them into their pages
 
-A page has a table of NAME, which is public, between `<!-- settings: NAME -->` and `<!-- end of settings -->`. The meaning
-of an argument is its entry under `Args:` (or `Attributes:`).
+A page has the table of a public NAME between `<!-- settings: NAME -->` and `<!-- end of settings -->`. The meaning of
+an argument is its entry under `Args:` (or `Attributes:`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     "SqlAlchemySink": NO_OPTION | {"table": "dbtable"},
     "exactly_once": {"df": "", "sinks": "", "checkpoint": "checkpointLocation", "on_complete": ""},
 }
-"""For what a Spark format makes: the options that are not the argument in camel case; "" if an argument has no option."""
+"""For what Spark formats make: options that are not the argument in camel case; "" for an argument without option."""
 INTERNAL = {"world"}
 """Arguments for tests."""
 

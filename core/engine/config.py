@@ -61,7 +61,7 @@ class CheckpointConfig:
 
     Attributes:
         interval: Seconds from one trigger to the next. Without it, the end of the input is the only checkpoint.
-        timeout: Seconds after which a checkpoint that is not complete is given up.
+        timeout: Seconds after which a checkpoint that is not complete fails.
         min_pause: Minimum number of seconds between the completion of one checkpoint and the trigger of the next.
         max_concurrent: How many checkpoints may be in progress at the same time. A savepoint counts too.
         tolerable_failures: How many checkpoints in a row may fail before the run fails. Savepoints do not count.
