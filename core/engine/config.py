@@ -62,16 +62,17 @@ class CheckpointConfig(msgspec.Struct, frozen=True):
     """When checkpoints are made, and what of them is kept.
 
     Attributes:
-        interval: Seconds from one trigger to the next; None: no periodic checkpoints.
-        timeout: Seconds after which a checkpoint that is not complete is given up.
-        min_pause: Seconds between the completion of one and the trigger of the next, at least.
-        max_concurrent: How many may be in progress at once.
-        tolerable_failures: How many in a row may fail before the run does.
-        retained: How many completed ones are kept.
-        mode: What a record may suffer when the pipeline fails: see Mode.
-        on_cancel: What to do with the retained ones when the run is stopped without a savepoint.
-        on_failure: What to do with them when the run fails for good.
-        history: How many are remembered for people.
+        interval: Seconds from one trigger to the next. Without it, the end of the input is the only checkpoint.
+        timeout: Seconds after which a checkpoint that is not complete fails.
+        min_pause: Minimum number of seconds between the completion of one checkpoint and the trigger of the next.
+        max_concurrent: How many checkpoints may be in progress at the same time. A savepoint counts too.
+        tolerable_failures: How many checkpoints in a row may fail before the run fails. Savepoints do not count.
+        retained: How many completed checkpoints are kept. More than one makes it possible to go back on purpose.
+        mode: "exactly-once"; "at-least-once" (barriers are not aligned); "at-most-once" (nothing is read again after a
+            failure).
+        on_cancel: What happens to the state when the run is stopped without a savepoint: "keep" or "delete".
+        on_failure: What happens to the state when the run fails for good: "keep" or "delete".
+        history: How many checkpoints `pipeline.checkpoints` remembers.
     """
 
     interval: _Seconds | None = None

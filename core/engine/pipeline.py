@@ -128,19 +128,21 @@ class Pipeline:
     """A graph of sources, functions and sinks that runs in this process, checkpointed by barriers.
 
     Args:
-        name: Part of every transaction's name; must not change between runs.
-        checkpoint: When checkpoints are made and what is kept.
-        store: The decision log, as `open_store` gives it; default: in memory, which no restart of the process survives.
-        backend: Where keyed state lives: MemoryBackend, FileBackend, RocksDBBackend.
-        restart: What happens after a failure; default: exponential-delay with checkpoints, none without.
-        max_parallelism: Number of key groups, 1 to 32768; cannot change while there is state.
-        parallelism: Number of subtasks of operators that do not say.
-        on_lost: What to do if a decided transaction can no longer be committed: "fail"; "skip", which leaves an audit
-            record; "replay", which goes back to the checkpoint before if every transaction of the lost one is proven
+        name: Name of the pipeline, up to 64 letters, digits, `.`, `_` and `-`. It is part of every transaction's name,
+            so it must not change between runs, and no two pipelines may share it.
+        checkpoint: When checkpoints are made, and what is kept of them.
+        store: Where the decision log lives: a URL, or what `open_store` returns. Default: in memory, which does not
+            survive a restart of the process.
+        backend: Where keyed state lives: a MemoryBackend, a FileBackend or a RocksDBBackend.
+        restart: What happens after a failure. Default: exponential-delay with periodic checkpoints, none without.
+        max_parallelism: Number of key groups, 1 to 32,768. It cannot change while there is state.
+        parallelism: Number of subtasks of operators that do not set their own.
+        on_lost: What to do when a decided transaction can no longer be committed: "fail"; "skip", which leaves an audit
+            record; "replay", which goes back to the previous checkpoint if every transaction of the lost one is proven
             not committed, and fails otherwise.
-        commit_timeout: Seconds for which a checkpoint's commit is tried again while a target does not answer; then
-            the attempt fails, and the restart strategy says when the next one commits it.
-        commit_backoff: Longest pause between two attempts, in seconds; the first pauses are shorter.
+        commit_timeout: Seconds for which a checkpoint's commit is tried again while a target does not answer. Then the
+            attempt fails, and the restart strategy decides when the next one commits it.
+        commit_backoff: Longest pause between two attempts to commit, in seconds; the first pauses are shorter.
     """
 
     def __init__(
