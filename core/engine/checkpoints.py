@@ -281,6 +281,13 @@ class _Step:
         for request in self.state.queue:
             self.answer(request.answer, error=CheckpointFailedError(reason))
         self.set(queue=())
+        interrupted = self.state.completing
+        if interrupted is not None:  # by an error of the engine itself: a decision may name it
+            why = (
+                f"checkpoint {interrupted.checkpoint} was interrupted: {self.state.failure or reason}. The next start "
+            )
+            self.answer(interrupted.answer, error=CheckpointFailedError(f"{why}finds out whether it was decided"))
+            self.set(completing=replace(interrupted, answer=None))
 
     def remember(self, pending: Pending, status: Status, reason: str = "") -> None:
         bad = status in {Status.FAILED, Status.DECLINED} and not self.state.stopped
