@@ -283,10 +283,11 @@ class _Step:
         self.set(queue=())
         interrupted = self.state.completing
         if interrupted is not None:  # by an error of the engine itself: a decision may name it
-            why = (
+            error = CheckpointFailedError(
                 f"checkpoint {interrupted.checkpoint} was interrupted: {self.state.failure or reason}. The next start "
+                "finds out whether it was decided"
             )
-            self.answer(interrupted.answer, error=CheckpointFailedError(f"{why}finds out whether it was decided"))
+            self.answer(interrupted.answer, error=error)
             self.set(completing=replace(interrupted, answer=None))
 
     def remember(self, pending: Pending, status: Status, reason: str = "") -> None:
