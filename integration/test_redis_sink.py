@@ -22,8 +22,7 @@ from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.checkpoint.sweep import sweep
 from onceward.core.errors import ConfigurationError, DataLossError, EpochConflictError, RetryableSinkError, SinkError
-from onceward.core.log import EpochInput
-from onceward.core.log.memory import MemoryStore
+from onceward.core.log import EpochInput, MemoryStore
 from onceward.core.names import Scope
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Acknowledgement, CommitStatus, Committable, Progress, WriteContext

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from onceward.core.errors import DataLossError, OncewardError, SchemaError
-from onceward.core.log.memory import MemoryStore
+from onceward.core.log import MemoryStore
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Observation
 

@@ -11,7 +11,7 @@ import pytest
 
 from onceward.core.checkpoint import Coordinator
 from onceward.core.errors import EpochConflictError
-from onceward.core.log.memory import MemoryStore
+from onceward.core.log import MemoryStore
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable
 from onceward.sinks import TwoPhaseCommitSink

@@ -23,7 +23,7 @@ import pytest
 from onceward.connectors.files.sink import FileSink
 from onceward.core import CheckpointConfig, Pipeline, RestartStrategy
 from onceward.core.errors import SourceError
-from onceward.core.log.memory import MemoryStore
+from onceward.core.log import MemoryStore
 from onceward.core.steps import Step, hooked
 from onceward.sources import ResettableSource
 

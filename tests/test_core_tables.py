@@ -8,7 +8,7 @@ import pytest
 
 from onceward.core.checkpoint.recovery import RECOVERY, Action, TransactionStatus, action
 from onceward.core.errors import LifecycleError
-from onceward.core.log import CommitPermit, Decide
+from onceward.core.log import CommitPermit, LogView
 from onceward.core.transaction import (
     AbortStatus,
     CommitOutcome,
@@ -19,8 +19,6 @@ from onceward.core.transaction import (
 )
 from onceward.core.transaction.lifecycle import PREDECESSORS, Lifecycle, TransactionState
 from onceward.core.transaction.outcome import OUTCOMES, PROVEN_NOT_COMMITTED
-
-from .test_core_entries import BASE, COMMITTABLE
 
 
 def test_every_pair_of_states_has_exactly_one_action():
@@ -94,10 +92,6 @@ def test_a_decided_transaction_is_never_aborted():
         Lifecycle("t").require(TransactionState.DECIDED, TransactionState.PREPARED)
 
 
-def test_a_permit_cannot_be_made_without_the_log():
-    decision = Decide(**BASE, epoch=5, committables=(COMMITTABLE,))
-    with pytest.raises(TypeError):
-        CommitPermit(decision)  # type: ignore[call-arg]
-    for mint in (None, object(), "mint"):
-        with pytest.raises(LifecycleError, match="made by the decision log only"):
-            CommitPermit(decision, mint=mint)
+def test_a_permit_cannot_be_made_without_a_decision_in_the_log():
+    with pytest.raises(LifecycleError, match="made of a decision that waits in the decision log"):
+        CommitPermit(LogView())

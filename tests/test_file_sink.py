@@ -23,8 +23,7 @@ from onceward import FileSink
 from onceward.core import CheckpointConfig, RestartStrategy
 from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost
 from onceward.core.errors import ConfigurationError, EpochConflictError, SchemaError, SinkError
-from onceward.core.log import EpochInput
-from onceward.core.log.memory import MemoryStore
+from onceward.core.log import EpochInput, MemoryStore
 from onceward.core.names import Scope, file_name
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import (

@@ -12,8 +12,7 @@ from onceward.connectors.spark.projection import Projection
 from onceward.connectors.spark.task import write_partition
 from onceward.connectors.spark.writer import StreamWriter
 from onceward.core.errors import CommitPendingError, DataLossError, EpochConflictError, FencedError, ProtocolError
-from onceward.core.log import read
-from onceward.core.log.directory import DirectoryStore
+from onceward.core.log import DirectoryStore, read
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Observation, WriteContext
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from onceward.core.engine.reference import Decided, older_checkpoints
-from onceward.core.log import Completed, Decide, Resolved, Void
-from onceward.core.log.records import audit_records
+from onceward.core.log import Completed, Decide, Resolved, Void, audit_records
 
 if TYPE_CHECKING:
     from .logs import Log

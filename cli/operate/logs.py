@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 from onceward.core.errors import ConfigurationError, NoDecisionLogError
 from onceward.core.log import open_store, read
 from onceward.core.log.objects import CONDITIONAL_PUT
-from onceward.core.log.opening import IN_CHECKPOINT
+from onceward.core.log.store import IN_CHECKPOINT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,8 +23,7 @@ from onceward.core.checkpoint import CommitPolicy, OnLost
 from onceward.core.checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import arguments, option_names
-from onceward.core.log import EpochInput, LogStore, open_store, read
-from onceward.core.log.directory import DirectoryStore
+from onceward.core.log import DirectoryStore, EpochInput, LogStore, open_store, read
 from onceward.core.names import PIPELINE_LENGTH, check_pipeline_name
 
 from .store import default_store

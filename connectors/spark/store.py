@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from onceward.core.errors import ConfigurationError
 from onceward.core.log import LogStore, open_store
 from onceward.core.log.objects import CONDITIONAL_PUT
-from onceward.core.log.opening import IN_CHECKPOINT
+from onceward.core.log.store import IN_CHECKPOINT
 
 
 def default_store(checkpoint: str, pipeline: str) -> LogStore:

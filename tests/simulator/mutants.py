@@ -121,8 +121,12 @@ def _decide_unfenced(self: LogWriter, *args: Any, **kwargs: Any) -> CommitPermit
     return _REAL_DECIDE(self, *args, **kwargs)
 
 
-def _look_without_floor(self: LogWriter, _position: int) -> None:
-    self.view = self._read_until_definite()
+def _believe_the_put(self: LogWriter, position: int) -> None:
+    if self._pending is None:
+        self.view = self.look()
+    else:
+        own = decode(self._pending[1], position)
+        self.view = _REAL_FOLD([*(entry for _, entry in self.view.positions), own], self.view.floor)
 
 
 def _complete_after_pruning(self: LogWriter, epoch: int) -> None:
@@ -561,7 +565,7 @@ MUTANTS: dict[str, Mutant] = {
     "no floor check after a put": Mutant(
         "A put that wins is believed, though the slot had been pruned and re-opened.",
         _laws("1"),
-        patches=((LogWriter, "_look_at_tail", _look_without_floor),),
+        patches=((LogWriter, "_look_at_tail", _believe_the_put),),
         narrow=with_kinds(K.TWIN, K.NAP, style="batch"),
     ),
     "prune before the floor is durable": Mutant(
@@ -609,7 +613,7 @@ MUTANTS: dict[str, Mutant] = {
         "After a put in doubt another decision is offered for its slot, and the answer is judged by the writer's id.",
         _laws("1", "2", "4"),
         Parts(handler=DecidesAgain),
-        patches=((LogWriter, "_put", _put_judged_by_writer),),
+        patches=((LogWriter, "_put", _put_judged_by_writer), (LogWriter, "_look_at_tail", _believe_the_put)),
         narrow=with_kinds(K.STORE_FAULT, style="batch", tries=0),
     ),
     "ids made ready before COMPLETED is durable": Mutant(
