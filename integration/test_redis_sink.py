@@ -23,10 +23,9 @@ from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.checkpoint.sweep import sweep
 from onceward.core.errors import ConfigurationError, DataLossError, EpochConflictError, RetryableSinkError, SinkError
 from onceward.core.log import EpochInput, MemoryStore
-from onceward.core.names import Scope
+from onceward.core.names import NOTHING, Scope
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Acknowledgement, CommitStatus, Committable, Progress, WriteContext
-from onceward.core.transaction.ownership import NOTHING
 from onceward.testing.conformance import SinkConformance, SinkUnderTest
 
 from .postgres_kit import Proxy

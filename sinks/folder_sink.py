@@ -12,10 +12,9 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar
 
 from onceward.core.folders import sync_folder
-from onceward.core.names import Scope, file_name, parse_file_name
+from onceward.core.names import NOTHING, Scope, file_name, outdated_log, parse_file_name
 from onceward.core.sink import Txn
 from onceward.core.transaction import Committable, Progress
-from onceward.core.transaction.ownership import NOTHING, outdated_log
 
 from .base import TwoPhaseCommitSink
 from .folders import FolderClaims, file_errors

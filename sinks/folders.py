@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SinkError
 from onceward.core.folders import make_folder, put_once
-from onceward.core.names import file_name
-from onceward.core.transaction.ownership import other_log
+from onceward.core.names import file_name, other_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,7 +24,7 @@ from onceward.core import CheckpointConfig, RestartStrategy
 from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost
 from onceward.core.errors import ConfigurationError, EpochConflictError, SchemaError, SinkError
 from onceward.core.log import EpochInput, MemoryStore
-from onceward.core.names import Scope, file_name
+from onceward.core.names import NOTHING, Scope, file_name
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import (
     AbortStatus,
@@ -35,7 +35,6 @@ from onceward.core.transaction import (
     Progress,
     WriteContext,
 )
-from onceward.core.transaction.ownership import NOTHING
 from onceward.sinks.folders import IDENTITY
 from onceward.sources import SequenceSource
 

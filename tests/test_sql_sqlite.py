@@ -20,9 +20,8 @@ from onceward.connectors.database import staging
 from onceward.connectors.database.sqlalchemy_sink import SqlAlchemySink
 from onceward.connectors.database.sqlite import _set_up
 from onceward.core.errors import ConfigurationError, EpochConflictError, RetryableSinkError, SchemaError, SqlError
-from onceward.core.names import Scope
+from onceward.core.names import NOTHING, Scope
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, WriteContext
-from onceward.core.transaction.ownership import NOTHING
 
 from .ledger_contract import LedgerContract
 

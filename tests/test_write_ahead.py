@@ -15,10 +15,9 @@ import pytest
 from onceward.core import CheckpointConfig, FileBackend
 from onceward.core.errors import EpochConflictError, RetryableSinkError, SinkError
 from onceward.core.log import MemoryStore
-from onceward.core.names import Scope, file_name, parse_file_name
+from onceward.core.names import NOTHING, Scope, file_name, parse_file_name
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, Progress, WriteContext
-from onceward.core.transaction.ownership import NOTHING
 from onceward.sinks import Guarantee, WriteAheadLogSink
 from onceward.sinks.folders import IDENTITY
 from onceward.sources import SequenceSource

@@ -23,9 +23,8 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from onceward.core.errors import SinkError
-from onceward.core.names import Scope
+from onceward.core.names import NOTHING, Progress, Scope, other_log, outdated_log
 from onceward.core.transaction import Observation, abort_outcome, commit_outcome
-from onceward.core.transaction.ownership import NOTHING, Progress, other_log, outdated_log
 
 from .engines import dialect_for, reading, transaction
 from .failures import may_pass

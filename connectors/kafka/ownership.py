@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onceward.core.names import FORMAT, AcceptedName, parse_accepted_name, parse_pooled_name
-from onceward.core.transaction.ownership import other_log
+from onceward.core.names import FORMAT, AcceptedName, other_log, parse_accepted_name, parse_pooled_name
 
 from .codes import Code
 from .errors import kafka_error

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Self
 
 from onceward.core.errors import ConfigurationError, DataLossError, SinkError
 from onceward.core.kit.options import arguments
-from onceward.core.names import TransactionName, parse_transaction_name
+from onceward.core.names import NOTHING, TransactionName, other_log, outdated_log, parse_transaction_name
 from onceward.core.sink import Guarantee
 from onceward.core.transaction import Progress
-from onceward.core.transaction.ownership import NOTHING, other_log, outdated_log
 from onceward.sinks.folder_sink import newest_of
 from onceward.sinks.folders import FolderClaims
 from onceward.sinks.write_ahead import ROWS_PER_SEND, Attempt, Segment, WriteAheadLogSink

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ..errors import LogDamagedError
-from ..transaction.committable import Committable
+from ..transaction import Committable
 
 _MAGIC = b"onceward-log/1 "
 _DIGITS = 20

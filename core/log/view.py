@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..errors import EpochConflictError, LifecycleError, LogDamagedError
-from ..transaction.ownership import NOTHING, Progress
+from ..names import NOTHING, Progress
 from .entries import Completed, Decide, Entry, EpochInput, Resolved, Rewind, Rewound, Start, Void
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..transaction.committable import Committable
+    from ..transaction import Committable
 
 NONE = -1
 """No position, or no epoch."""

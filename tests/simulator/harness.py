@@ -13,10 +13,10 @@ from pyspark import TaskContext
 
 from onceward.connectors.spark import opened, options, store, writer
 from onceward.connectors.spark.exactly_once import EpochHandler
+from onceward.core import transaction
 from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost, coordinator
 from onceward.core.log import reader
 from onceward.core.steps import Step, hooked
-from onceward.core.transaction import context
 
 from .audit import PIPELINE, read_entry
 from .kafka_sink import kafka_in
@@ -52,7 +52,7 @@ def inside(world: World, audit: Audit, broker: Broker, parts: Parts) -> Iterator
     logger.setLevel(logging.CRITICAL + 1)
     try:
         with (
-            patch.object(context, "secrets", SimpleNamespace(token_hex=lambda _: world.token()[:8])),
+            patch.object(transaction, "secrets", SimpleNamespace(token_hex=lambda _: world.token()[:8])),
             patch.object(coordinator, "sweep", _audited(audit, coordinator.sweep)),
             patch.object(reader, "decode", read_entry),
             patch.object(reader, "fold", _memo(reader.fold)),
