@@ -108,7 +108,7 @@ class _Writer:
         coordinator = Coordinator(opened.pipeline, self._store(opened.pipeline), [self.sink], self.options.policy())
         try:
             coordinator.resume(opened.token)
-            coordinator.abandon(found)
+            coordinator.give_up()
         except FencedError:
             return  # decided, or a newer writer has started: both look after these transactions
 

@@ -25,7 +25,7 @@ from onceward.connectors.spark import writer as writer_module
 from onceward.connectors.spark.exactly_once import EpochHandler
 from onceward.connectors.spark.opened import Opened
 from onceward.connectors.spark.query import epoch_input
-from onceward.core.checkpoint import Admission, Coordinator, acknowledged, commit, coordinator, sweep
+from onceward.core.checkpoint import Admission, Coordinator, admission, commit, coordinator, sweep
 from onceward.core.errors import DecisionInDoubtError, EpochConflictError
 from onceward.core.log import LogView, LogWriter, WriterToken, reader, writer
 from onceward.core.log.entries import decode
@@ -213,30 +213,31 @@ class SweepsFirst(Coordinator):
 
 
 class AbandonsEverything(Coordinator):
-    """abort() aborts what it is given."""
+    """abort() aborts whatever there is."""
 
     def resume(self, token: WriterToken) -> None:
         """Goes on whatever the log says."""
         try:
             super().resume(token)
         except Exception:  # noqa: BLE001 - that is the error
-            self.careless = True
+            self.writer.token = token
 
-    def abandon(self, committables: Sequence[Committable]) -> bool:
+    def give_up(self) -> None:
         """Without a look at the log."""
-        for committable in committables:
-            self.sinks[committable.sink].abort(committable)
-        return True
+        for sink in self.sinks.values():
+            for committable in sink.lingering(self._scope(sink)):
+                sink.abort(committable)
 
 
 class AbandonsWithoutBar(Coordinator):
     """abort() looks whether the epoch is decided, and does not make sure that it never will be."""
 
-    def abandon(self, committables: Sequence[Committable]) -> bool:
-        """Looks, and then acts on what it saw."""
-        for committable in committables:
-            self.sinks[committable.sink].abort(committable)
-        return True
+    def give_up(self) -> None:
+        """Acts on what it saw when it resumed."""
+        for sink in self.sinks.values():
+            for committable in sink.lingering(self._scope(sink)):
+                if not self.view.named(committable):
+                    sink.abort(committable)
 
 
 class ClaimsNothing(Coordinator):
@@ -252,13 +253,6 @@ class CountsForItself(Coordinator):
     def admit(self, epoch: int, epoch_input: EpochInput, *, adopt: bool = False) -> Admission:
         """Whatever comes is new."""
         return Admission.NEW
-
-
-class AdmitsByNumber(Coordinator):
-    """Admits an epoch by its number alone."""
-
-    def _check_continues(self, view: Any, epoch: int, epoch_input: EpochInput) -> None:
-        return
 
 
 def _finish_too_early(permit: CommitPermit, log: LogWriter, sinks: Any, policy: CommitPolicy) -> bool:
@@ -315,13 +309,22 @@ class GivesUpWithoutBar(Coordinator):
         sweep(self.writer, self.sinks.values())
 
 
-class RewindsAgain(Coordinator):
-    """Goes back whenever it is asked to."""
+def _goes_back_again(view: LogView, _pipeline: str, wanted: Any, epoch_input: EpochInput | None) -> bool:
+    newest = view.newest
+    same = newest is not None and epoch_input is not None and newest.input.same_as(epoch_input)
+    return wanted is not None and not same
 
-    def _goes_back(self, view: LogView, wanted: Any, epoch_input: EpochInput | None) -> bool:
-        newest = view.newest
-        same = newest is not None and epoch_input is not None and newest.input.same_as(epoch_input)
-        return wanted is not None and not same
+
+def _goes_back_to_later(view: LogView, pipeline: str, wanted: Any, epoch_input: EpochInput | None) -> bool:
+    try:
+        return _REAL_GOES_BACK(view, pipeline, wanted, epoch_input)
+    except EpochConflictError:
+        if wanted.epoch == view.rewind.epoch:  # type: ignore[union-attr]
+            raise
+        return True
+
+
+_REAL_GOES_BACK = admission.goes_back
 
 
 class KeepsItsCoordinator(EpochHandler):
@@ -332,18 +335,6 @@ class KeepsItsCoordinator(EpochHandler):
         if self._run is not None:
             self._run = query.current_run(self.spark)
         super().__call__(frame, batch)
-
-
-class GoesBackToLaterEpochs(Coordinator):
-    """Takes a rewind for another one if it names another epoch."""
-
-    def _goes_back(self, view: LogView, wanted: Any, epoch_input: EpochInput | None) -> bool:
-        try:
-            return super()._goes_back(view, wanted, epoch_input)
-        except EpochConflictError:
-            if wanted.epoch == view.rewind.epoch:  # type: ignore[union-attr]
-                raise
-            return True
 
 
 class SweepsRenamedSinksAtFirst(Coordinator):
@@ -358,8 +349,8 @@ class SweepsRenamedSinksAtFirst(Coordinator):
 class TakesASweepForALoss(Coordinator):
     """Says that data were lost when a newer writer has swept them."""
 
-    def _check_age(self, of: Any, committables: Sequence[Committable], age: float) -> None:
-        acknowledged.check_age(of, self.sinks, committables, age=age)
+    def _check_age(self, epoch: int, committables: Sequence[Committable], age: float) -> None:
+        admission.check_age(self.pipeline, self.sinks, epoch, committables, age=age)
 
 
 class SkipsReplays(EpochHandler):
@@ -664,7 +655,7 @@ MUTANTS: dict[str, Mutant] = {
     "an epoch admitted by its number": Mutant(
         "An epoch of the right number is admitted, whatever query and offsets it comes from.",
         _laws("5"),
-        Parts(coordinator=AdmitsByNumber),
+        patches=((admission, "check_continues", lambda *_, **__: None),),
         narrow=with_kinds(K.FOREIGN, K.CRASH),
     ),
     "a fresh checkpoint under an old name": Mutant(
@@ -735,25 +726,25 @@ MUTANTS: dict[str, Mutant] = {
     "a rewind that is taken again": Mutant(
         "A rewind that a supervisor repeats is done at each start.",
         _laws("rewind"),
-        Parts(coordinator=RewindsAgain),
+        patches=((coordinator, "goes_back", _goes_back_again),),
         narrow=with_kinds(K.REWIND, K.CRASH, K.CRASH_OTHER, unique=False),
     ),
     "a rewind to a later epoch": Mutant(
         "The words of a rewind that was done are permission to go back over what a copy of the checkpoint decided.",
         _laws("rewind"),
-        Parts(coordinator=GoesBackToLaterEpochs),
+        patches=((coordinator, "goes_back", _goes_back_to_later),),
         narrow=crowded(K.REWIND, K.COPY, K.SWITCH, within=500, unique=False, records=4, on_lost="fail"),
     ),
     "a rewind that an older command line repeats": Mutant(
         "The log remembers the newest rewind only.",
         _laws("rewind"),
-        patches=((coordinator, "_after", lambda rewind, _: rewind),),
+        patches=((coordinator, "with_earlier", lambda rewind, _: rewind),),
         narrow=crowded(K.REWIND, K.NAP, K.SWITCH, within=300, unique=False, records=4, on_lost="fail"),
     ),
     "after a rewind any query will do": Mutant(
         "Nobody asks which query the newest decision, or the rewind, was of.",
         _laws("5"),
-        patches=((Coordinator, "_check_query", lambda *_: None),),
+        patches=tuple((module, "check_query", lambda *_, **__: None) for module in (admission, coordinator)),
         narrow=crowded(K.REWIND, K.FOREIGN, K.SWITCH, within=250, unique=False),
     ),
     "give up without a bar": Mutant(
