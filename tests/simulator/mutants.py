@@ -16,6 +16,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+import msgspec
+
 from onceward.connectors.kafka import commits, inspector, pool
 from onceward.connectors.kafka.handle import Handle, Prepared, listed_committable
 from onceward.connectors.kafka.sink import KafkaTransaction
@@ -23,7 +25,6 @@ from onceward.connectors.kafka.verdict import Fate, judge
 from onceward.connectors.spark import query
 from onceward.connectors.spark import writer as writer_module
 from onceward.connectors.spark.exactly_once import EpochHandler
-from onceward.connectors.spark.opened import Opened
 from onceward.connectors.spark.query import epoch_input
 from onceward.core.checkpoint import Admission, Coordinator, admission, commit, coordinator, sweep
 from onceward.core.errors import DecisionInDoubtError, EpochConflictError
@@ -364,10 +365,15 @@ class SkipsReplays(EpochHandler):
         super().__call__(unwritten, batch)
 
 
-def _write_without_reading(self: Any, opened: Opened, epoch: int, batches: Any, session: str = "") -> Any:
-    if opened.is_replay(epoch):
-        return writer_module.WrittenPartition(opened, None)
-    return _REAL_WRITE(self, opened, epoch, batches, session)
+def _write_without_reading(self: Any, epoch: int, batches: Any, session: str = "") -> Any:
+    if self.opened.replay:
+        return writer_module.WrittenPartition(self.opened, None)
+    return _REAL_WRITE(self, epoch, batches, session)
+
+
+def _write_a_replay(self: Any, epoch: int, batches: Any, session: str = "") -> Any:
+    self.opened = msgspec.structs.replace(self.opened, replay=False)
+    return _REAL_WRITE(self, epoch, batches, session)
 
 
 _REAL_WRITE = writer_module._Writer._write
@@ -780,7 +786,7 @@ MUTANTS: dict[str, Mutant] = {
     "a format writes a decided epoch again": Mutant(
         "The tasks of a format do not look whether their epoch is decided.",
         _laws("3"),
-        patches=((Opened, "is_replay", lambda *_: False),),
+        patches=((writer_module._Writer, "_write", _write_a_replay),),
         narrow=with_kinds(K.CRASH, style="format"),
     ),
     "a constant digest of offsets": Mutant(
