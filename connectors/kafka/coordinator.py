@@ -52,12 +52,7 @@ FENCED_TIMEOUT_MS: Final = 60_000
 
 
 class TransactionCoordinatorClient:
-    """Ends, fences, describes and lists transactions. Thread-safe; belongs to the process that made it.
-
-    Args:
-        link: Connections to the cluster.
-        retry_seconds: Seconds that one call may take at most.
-    """
+    """Ends, fences, describes and lists transactions. Thread-safe; belongs to the process that made it."""
 
     def __init__(self, link: wire.Wire, *, retry_seconds: float = RETRY_SECONDS) -> None:
         self._wire = link
@@ -153,12 +148,7 @@ class TransactionCoordinatorClient:
         return {row.transactional_id for row in told} & set(ids)
 
     def topic_ids(self, topics: Collection[str], *, everywhere: bool = False) -> dict[str, str | None]:
-        """Id of each topic, None for one that does not exist; what cannot be told is missing.
-
-        Args:
-            topics: Their names.
-            everywhere: Believe only what all brokers say alike.
-        """
+        """Id of each topic, None for one that does not exist; what cannot be told is missing."""
         return self._wire.topic_ids(sorted(topics), everywhere=everywhere, seconds=self._seconds) if topics else {}
 
     def describe_producers(

@@ -116,9 +116,8 @@ class Lookup:
         admin = admin_of(self._settings)
         admin.client.poll(0)
         admin.complaints.clear()
-        give_up = time.monotonic() + (
-            self._retry_seconds if admin.answered else min(self._retry_seconds, FIRST_SECONDS)
-        )
+        retry_seconds = self._retry_seconds if admin.answered else min(self._retry_seconds, FIRST_SECONDS)
+        give_up = time.monotonic() + retry_seconds
         while True:
             seconds = ASK_SECONDS if admin.answered else max(LEAST_SECONDS, give_up - time.monotonic())
             try:
@@ -131,7 +130,6 @@ class Lookup:
             time.sleep(PAUSE_SECONDS)
 
     def _check(self, admin: Admin, what: str, error: Any, *, last: bool) -> None:
-        """Raise if asking again does not help, or not in time."""
         admin.client.poll(0)
         servers, complaints = self._settings["bootstrap.servers"], admin.complaints
         if complaints.refusal is not None and not admin.answered:

@@ -233,13 +233,7 @@ class Inside(StrEnum):
 def judge_partitions(
     prepared: Prepared, producers: Mapping[Partition, OpenProducers | None], deleted: Collection[str] = ()
 ) -> Inside:
-    """Whether the partitions of a transaction have it open.
-
-    Args:
-        prepared: The transaction.
-        producers: What the partitions say; None for one that does not answer.
-        deleted: Topics that it wrote to and that are gone.
-    """
+    """Whether the partitions of a transaction have it open."""
     told = [producers.get(partition) for partition in prepared.partitions if partition[0] not in deleted]
     if not told:
         return Inside.GONE

@@ -53,12 +53,7 @@ class Answer(NamedTuple):
 
 
 class Wire:
-    """Connections to the brokers of one cluster. Thread-safe; belongs to the process that made it.
-
-    Args:
-        config: Settings under kafka-python's names.
-        bootstrap_seconds: How long to wait for the first broker.
-    """
+    """Connections to the brokers of one cluster. Thread-safe; belongs to the process that made it."""
 
     def __init__(self, config: Mapping[str, Any], *, bootstrap_seconds: float = 10.0) -> None:
         self._config = dict(config)
@@ -134,10 +129,7 @@ class Wire:
     def topic_ids(self, topics: Sequence[str], *, everywhere: bool, seconds: float) -> dict[str, str | None]:
         """Id of each topic, None for one that does not exist; what cannot be told is missing.
 
-        Args:
-            topics: Their names.
-            everywhere: Believe only what all brokers say alike: one of them may not have heard of a change yet.
-            seconds: Bound of the whole wait.
+        A broker may not have heard of a change yet: `everywhere` believes only what all brokers say alike.
         """
         nodes = self.nodes(seconds=seconds) if everywhere else [ANY_NODE]
         answers = self.exchange([(node, _metadata_request(topics)) for node in nodes], seconds=seconds)
