@@ -116,8 +116,7 @@ def never_committed(description: Description) -> bool:
 
 
 def _accepted(client: TransactionCoordinatorClient, scope: Scope) -> set[str]:
-    rows = client.list_transactions(prefix=AcceptedName.head(scope))
-    names = (parse_accepted_name(row.transactional_id) for row in rows)
+    names = map(parse_accepted_name, client.list_transactions(prefix=AcceptedName.head(scope)))
     return {name.other for name in names if name is not None and name.scope == scope}
 
 
@@ -129,6 +128,5 @@ def _of_sink(client: TransactionCoordinatorClient, scope: Scope, states: Collect
 
 def _scopes(client: TransactionCoordinatorClient, prefix: str, states: Collection[str]) -> dict[str, Scope]:
     """The transactional ids of this library's sinks that begin so, and whose they are."""
-    rows = client.list_transactions(states, prefix=prefix)
-    names = ((row.transactional_id, parse_pooled_name(row.transactional_id)) for row in rows)
-    return {text: name.scope for text, name in names if name is not None}
+    names = {text: parse_pooled_name(text) for text in client.list_transactions(states, prefix=prefix)}
+    return {text: name.scope for text, name in names.items() if name is not None}

@@ -16,7 +16,7 @@ from onceward.core.source import Piece, Position, ResettableSource, Split
 from . import planning
 from .admin import publish_offsets
 from .consumer import Gone, RangeConsumer, borrowed
-from .lookup import Found, Lookup, Selection, end_offsets, find, start_offsets
+from .lookup import Found, Lookup, Selection, find, resolve
 from .positions import FROM_LATEST, Bound, Offsets, Partition, bound, check_end, from_json, in_share, to_json
 from .rows import schema, to_batch
 from .settings import KafkaSettings
@@ -125,10 +125,11 @@ class KafkaSource(ResettableSource):
     def start(self) -> Position:
         found = self._find().complete(self.servers)
         self._ids |= found.ids
-        return self._own(start_offsets(self.starting, found.partitions, self._lookup()))
+        return self._own(resolve(self.starting, found.partitions, self._lookup(), start=True))
 
     def end(self) -> Position:
-        return self._own(end_offsets(self.ending or FROM_LATEST, self._find().partitions, self._lookup()))
+        ending = self.ending or FROM_LATEST
+        return self._own(resolve(ending, self._find().partitions, self._lookup(), start=False))
 
     def latest(self, position: Position, limit: int | None = None, until: Position | None = None) -> Position:
         before = from_json(position)

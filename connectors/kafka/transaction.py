@@ -149,14 +149,6 @@ class Description(NamedTuple):
         return Prepared(self.handle, self.partitions) if self.state == "Ongoing" and self.handle is not None else None
 
 
-class Listing(NamedTuple):
-    """One known transactional id."""
-
-    transactional_id: str
-    producer_id: int
-    state: str
-
-
 def open_producers(response: Any) -> dict[Partition, OpenProducers | None]:
     """Out of a DescribeProducersResponse; partitions that answered with a fault are missing."""
     return {
