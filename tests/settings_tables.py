@@ -50,6 +50,8 @@ INTERNAL = {"world"}
 _MARKED = re.compile(r"(<!-- settings: (\w+) -->\n).*?(<!-- end of settings -->)", re.DOTALL)
 _ENTRY = re.compile(r"^    (\w+): (.*(?:\n     .*)*)", re.MULTILINE)
 _SECTION = re.compile(r"^(?:Args|Attributes):\n((?:    .*\n?)+)", re.MULTILINE)
+_CHECKED = re.compile(r"typing\.Annotated\[(\w+), [^\]]*\]")
+_OPTIONAL = re.compile(r"typing\.Optional\[(.*)\]")
 _PAGE = re.compile(r"docs/([\w-]+\.md)")
 
 
@@ -77,7 +79,7 @@ def _rows(name: str) -> Iterator[list[str]]:
         stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else ""
         row = [
             f"`{stars}{parameter.name}`",
-            _type(str(parameter.annotation)),
+            _type(parameter.annotation),
             _default(parameter),
             meanings[parameter.name],
         ]
@@ -97,8 +99,11 @@ def _meanings(doc: str) -> dict[str, str]:
     return {name: _PAGE.sub(r"[\1](\1)", " ".join(text.split())) for name, text in entries}
 
 
-def _type(annotation: str) -> str:
-    return "`" + annotation.removesuffix(" | None").replace(" | ", "` or `") + "`"
+def _type(annotation: str | type) -> str:
+    """Of a class with checked fields it is no text."""
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    text = _OPTIONAL.sub(r"\1", _CHECKED.sub(r"\1", text))
+    return "`" + text.removesuffix(" | None").replace(" | ", "` or `") + "`"
 
 
 def _default(parameter: inspect.Parameter) -> str:
