@@ -11,8 +11,7 @@ from onceward.connectors.database.checks import choose_path
 from onceward.connectors.database.dialect import ServerFacts
 from onceward.connectors.database.postgres.dialect import PostgreSql
 from onceward.connectors.database.postgres_sink import PostgresSink
-from onceward.connectors.database.settings import CommitPath
-from onceward.connectors.database.target import TableName, own_name
+from onceward.connectors.database.target import CommitPath, TableName, own_name
 from onceward.connectors.database.url import Url
 from onceward.core.errors import ConfigurationError, RetryableSinkError
 from onceward.core.transaction import WriteContext

@@ -105,12 +105,12 @@ class PostgresTarget:
             self._how["ledger_schema"] = ledger_schema
 
     def names(self, pipelines: Collection[str]) -> set[Names]:  # noqa: ARG002 - all that there are
-        from onceward.connectors.database.listing import open_names  # noqa: PLC0415
-
-        return {Names(*scope[:2]) for scope in open_names(self._sink("any").target)}
+        return {Names(*scope[:2]) for scope in self._sink("any").open_names()}
 
     def holds(self, kind: str, sink: str) -> bool:  # noqa: ARG002
-        return kind in self._sink("any").resolutions()
+        from onceward.connectors.database.target import PREPARED, STAGED  # noqa: PLC0415
+
+        return kind in (PREPARED, STAGED)
 
     def sink(self, name: str) -> TwoPhaseCommit[Any]:
         return self._sink(name)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from onceward.core.errors import ConfigurationError
 from onceward.core.names import TransactionName, parse_transaction_name
-from onceward.core.transaction import Committable
 
 if TYPE_CHECKING:
     from .url import Url
@@ -24,6 +24,14 @@ _PART: Final = r'(?:"(?:[^"\0]|"")+"|`(?:[^`\0]|``)+`|[^\W\d][\w$]*)'
 _NAME: Final = re.compile(rf"\s*(?:({_PART})\s*\.\s*)?({_PART})\s*")
 _PLAIN: Final = re.compile(r"[^\W\d][\w$]*")
 _LONGEST: Final = 63
+
+
+class CommitPath(StrEnum):
+    """How rows wait for their decision."""
+
+    AUTO = "auto"
+    PREPARED = "prepared"
+    STAGING = "staging"
 
 
 class TableName(NamedTuple):
@@ -59,10 +67,15 @@ class TableName(NamedTuple):
     @property
     def quoted(self) -> str:
         """As SQL, every part in double quotes."""
-        return ".".join(_quoted(part) for part in self if part is not None)
+        return ".".join(quoted(part) for part in self if part is not None)
 
     def __str__(self) -> str:
-        return ".".join(part if _is_plain(part) else _quoted(part) for part in self if part is not None)
+        return ".".join(part if _is_plain(part) else quoted(part) for part in self if part is not None)
+
+
+def quoted(name: str) -> str:
+    """A name of a table or column as SQL, in double quotes."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _unquoted(part: str, fold: bool) -> str:
@@ -70,10 +83,6 @@ def _unquoted(part: str, fold: bool) -> str:
     if mark in '"`':
         return part[1:-1].replace(mark * 2, mark)
     return part.lower() if fold else part
-
-
-def _quoted(part: str) -> str:
-    return '"' + part.replace('"', '""') + '"'
 
 
 def _is_plain(part: str) -> bool:
@@ -98,15 +107,15 @@ class Target:
     table: TableName
     key: tuple[str, ...] = ()
     """Columns of the key of an upsert; empty for inserts."""
-    change: str = ""
-    """Column that says which rows of an upsert delete; empty for none. It is not in the table."""
+    change: str | None = None
+    """Column that says which rows of an upsert delete; None for none. It is not in the table."""
     create_table: bool = False
     lock_timeout: float = 10.0
     answer_within: float = 60.0
     ledger_schema: str | None = None
     """Schema (on MariaDB: database) of onceward's own tables; None for the connection's default one."""
     tries_rows: bool = True
-    """Whether rows are tried before they are staged, see trial.py."""
+    """Whether rows are tried before they are staged, see staging.py."""
 
     @property
     def access(self) -> Access:
@@ -114,14 +123,7 @@ class Target:
         return Access(self.url, self.lock_timeout, self.answer_within)
 
 
-def make_committable(kind: str, name: TransactionName, rows: int = 0) -> Committable:
-    """The handle of a transaction; its name says everything, so that listed and decided ones are equal."""
-    return Committable.named(kind, name, rows=rows)
-
-
 def own_name(text: str, pipeline: str, sink: str) -> TransactionName | None:
     """The parsed name if it carries exactly these names (invariant 9), of whichever decision log; else None."""
     name = parse_transaction_name(text)
-    if name is None or (name.scope.pipeline, name.scope.sink) != (pipeline, sink):
-        return None
-    return name
+    return name if name is not None and name.scope.is_sink(pipeline, sink) else None

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
-from urllib.parse import quote
 
 from sqlalchemy import URL, exc, make_url
 
 from onceward.core.errors import ConfigurationError
+from onceward.core.kit.secrets import HIDDEN, is_secret_name, redact
 
 DRIVERS: Final = {"postgresql": "psycopg", "mariadb": "pymysql", "mysql": "pymysql", "sqlite": "pysqlite"}
 """The one driver for each database: what a commit proves was seen with this one."""
-_SECRETS: Final = re.compile(r"passw|secret|token", re.IGNORECASE)
-_LONG_SECRET: Final = 6
-_PARTS: Final = {"user": "username", "password": "password", "host": "host", "dbname": "database"}
-"""libpq's names of a URL's parts; a port is left among the settings, because there may be several."""
+_LIBPQ: Final[dict[str, Any]] = {"username": "user", "database": "dbname"}
+"""SQLAlchemy's names of a URL's parts, where libpq calls them otherwise."""
 _HOW: Final = (
     "give for example 'postgresql+psycopg://user@host/db', 'mariadb+pymysql://user@host/db' or "
     "'sqlite:////var/lib/shop.db' (special characters in a password percent-encoded)"
@@ -58,44 +55,32 @@ class Url:
                 "dsn is not a PostgreSQL connection string: give 'host=… dbname=… user=…' or "
                 "'postgresql://user@host/db' (special characters in a URI's password percent-encoded)"
             ) from None
-        parts: dict[str, Any] = {argument: given.pop(key, None) for key, argument in _PARTS.items()}
-        if given.get("port", "").isdigit():
+        names = ("username", "password", "host", "database")
+        parts: dict[str, Any] = {name: given.pop(_LIBPQ.get(name, name), None) for name in names}
+        if given.get("port", "").isdigit():  # else there are several, for several hosts
             parts["port"] = int(given.pop("port"))
         return cls(URL.create(f"postgresql+{DRIVERS['postgresql']}", **parts, query=given))
 
     def libpq(self) -> dict[str, Any]:
         """The same as libpq's parameters, secrets included."""
-        parts = {key: getattr(self.parsed, argument) for key, argument in {**_PARTS, "port": "port"}.items()}
         query = {key: value if isinstance(value, str) else ",".join(value) for key, value in self.parsed.query.items()}
-        return {key: value for key, value in parts.items() if value is not None} | query
+        return self.parsed.translate_connect_args(**_LIBPQ) | query
 
     @property
     def backend(self) -> str:
         """Which database: postgresql, mariadb, mysql or sqlite."""
         return self.parsed.get_backend_name()
 
-    def secret_text(self) -> str:
-        """The whole URL, secrets included; for pickling and pool keys only."""
-        return self._text
-
     def redact(self, message: str) -> str:
         """`message` with every secret of this URL replaced by ***."""
-        for secret in self._secrets():
-            for form in {secret, quote(secret), quote(secret, safe="")}:
-                # A short one only as a word of its own: inside other words it would show by what is missing.
-                pattern = re.escape(form) if len(form) >= _LONG_SECRET else rf"(?<!\w){re.escape(form)}(?!\w)"
-                message = re.sub(pattern, "***", message)
-        return message
-
-    def _secrets(self) -> list[str]:
-        found = [self.parsed.password] if self.parsed.password else []
+        secrets = [self.parsed.password or ""]
         for key, value in self.parsed.query.items():
-            if _SECRETS.search(key):
-                found += [value] if isinstance(value, str) else list(value)
-        return [secret for secret in found if secret]
+            if is_secret_name(key):
+                secrets += [value] if isinstance(value, str) else value
+        return redact(message, secrets)
 
     def __str__(self) -> str:
-        hidden = {key: "***" for key in self.parsed.query if _SECRETS.search(key)}
+        hidden = {key: HIDDEN for key in self.parsed.query if is_secret_name(key)}
         return self.parsed.update_query_dict(hidden).render_as_string(hide_password=True)
 
     def __repr__(self) -> str:
@@ -109,13 +94,6 @@ class Url:
 
     def __reduce__(self) -> tuple[type[Url], tuple[URL]]:
         return (Url, (self.parsed,))
-
-
-def _is_ambiguous(text: str, url: URL) -> bool:
-    """Whether an @ is left where none belongs: what stands before it may be the rest of a password."""
-    _, _, place = text.partition("://")
-    known = 1 if url.username is not None or url.password is not None else 0
-    return url.get_backend_name() != "sqlite" and place.count("@") > known
 
 
 def _parse(text: str | URL) -> URL:
@@ -138,3 +116,10 @@ def _parse(text: str | URL) -> URL:
     if backend == "sqlite" and (url.database in (None, "", ":memory:") or url.query.get("mode") == "memory"):
         raise ConfigurationError(f"url names an SQLite database in memory, which no other process sees: {_HOW}")
     return url.set(drivername=f"{backend}+{known}")
+
+
+def _is_ambiguous(text: str, url: URL) -> bool:
+    """Whether an @ is left where none belongs: what precedes it may be the rest of a password."""
+    _, _, place = text.partition("://")
+    known = 1 if url.username is not None or url.password is not None else 0
+    return url.get_backend_name() != "sqlite" and place.count("@") > known
