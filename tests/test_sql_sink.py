@@ -11,8 +11,7 @@ import sqlalchemy as sa
 from onceward.connectors.database.ledger import Facts
 from onceward.connectors.database.mariadb import MariaDb, Xid, gtrid_of, read_xid
 from onceward.connectors.database.sqlalchemy_sink import SqlAlchemySink
-from onceward.connectors.database.target import TableName
-from onceward.connectors.database.url import Url
+from onceward.connectors.database.target import TableName, Url
 from onceward.core.errors import ConfigurationError, RetryableSinkError
 from onceward.core.names import Scope, TransactionName
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, WriteContext

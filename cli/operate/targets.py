@@ -96,7 +96,7 @@ class PostgresTarget:
 
     def __init__(self, dsn: str, ledger_schema: str | None) -> None:
         from onceward.connectors.database.postgres_sink import PostgresSink  # noqa: PLC0415 - an extra
-        from onceward.connectors.database.url import Url  # noqa: PLC0415
+        from onceward.connectors.database.target import Url  # noqa: PLC0415
 
         self._make = PostgresSink
         self.title = f"PostgreSQL {Url.from_dsn(dsn)}"

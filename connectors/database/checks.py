@@ -31,39 +31,34 @@ def read_server(target: Target) -> ServerFacts:
         return dialect_for(target).read_server(connection)
 
 
-def path_without_server(requested: CommitPath, target: Target) -> CommitPath | None:
-    """How rows wait, as far as settings alone say it; None if the server has to be asked.
+def choose_path(requested: CommitPath, target: Target, facts: ServerFacts | None = None) -> CommitPath:
+    """How rows wait.
+
+    Args:
+        requested: By the user.
+        target: Where they go.
+        facts: Of the server, if it was asked; else the answer is AUTO where settings alone do not say it.
 
     Raises:
         ConfigurationError: What was requested is impossible.
     """
     dialect = dialect_for(target)
-    if requested is CommitPath.PREPARED and target.key:
-        raise ConfigurationError(
-            "an upsert cannot wait as a prepared transaction: it would block every other writer of its keys, a retry "
-            "of itself included; use commit='staging' (or 'auto')"
-        )
-    if requested is CommitPath.PREPARED and dialect.two_phase is None:
-        raise ConfigurationError(f"{dialect.title} has no prepared transactions: use commit='staging'")
-    if requested is CommitPath.AUTO:
-        return CommitPath.STAGING if target.key or dialect.two_phase is None else None
-    return requested
-
-
-def choose_path(requested: CommitPath, target: Target, facts: ServerFacts) -> tuple[CommitPath, str]:
-    """How rows wait, and why.
-
-    Raises:
-        ConfigurationError: What was requested is impossible.
-    """
-    known = path_without_server(requested, target)
-    if known is CommitPath.PREPARED and not facts.max_prepared:
-        raise ConfigurationError(f"this server cannot prepare transactions: {facts.why_none}")
-    if known is not None:
-        return known, "asked for" if requested is known else "upserts and databases without two-phase commit are staged"
-    if facts.max_prepared:
-        return CommitPath.PREPARED, "the server allows it"
-    return CommitPath.STAGING, facts.why_none
+    if requested is CommitPath.PREPARED:
+        if target.key:
+            raise ConfigurationError(
+                "an upsert cannot wait as a prepared transaction: it would block every other writer of its keys, a "
+                "retry of itself included; use commit='staging' (or 'auto')"
+            )
+        if dialect.two_phase is None:
+            raise ConfigurationError(f"{dialect.title} has no prepared transactions: use commit='staging'")
+        if facts is not None and not facts.max_prepared:
+            raise ConfigurationError(f"this server cannot prepare transactions: {facts.why_none}")
+        return requested
+    if requested is CommitPath.STAGING or target.key or dialect.two_phase is None:
+        return CommitPath.STAGING
+    if facts is None:
+        return CommitPath.AUTO
+    return CommitPath.PREPARED if facts.max_prepared else CommitPath.STAGING
 
 
 def check_server(facts: ServerFacts, target: Target, parallelism: int | None, path: CommitPath) -> None:

@@ -317,6 +317,5 @@ def _in_unix_seconds(array: pa.Array) -> None:
 
 
 def _ends(numbers: pa.Array) -> tuple[int, int] | None:
-    """The smallest and the largest; None if there are none."""
     ends: Any = pc.min_max(numbers).as_py()
     return None if ends["min"] is None else (ends["min"], ends["max"])

@@ -93,16 +93,17 @@ class TwoPhase(Protocol):
         """Under which of onceward's names something is prepared here, as far as identifiers tell names."""
 
 
-class RowWriter(Protocol):
+class RowWriter(ABC):
     """Rows on their way into one table, inside of a transaction."""
 
+    @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
         """Send a batch."""
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027
         """Wait until the server has all rows and has checked them."""
 
-    def cancel(self) -> None:
+    def cancel(self) -> None:  # noqa: B027
         """Break off, which may fail the transaction."""
 
 

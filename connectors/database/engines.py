@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from .dialect import BulkDialect, RowDialect
-    from .target import Access, Target
-    from .url import Url
+    from .target import Access, Target, Url
 
 _KEPT: Final = 4
 """Idle connections kept for each engine."""

@@ -76,12 +76,10 @@ class Facts:
         return Observation.ABORTED, "neither prepared, nor staged, nor in the ledger"
 
     def commit_outcome(self, committable: Committable, words: str = "") -> CommitOutcome:
-        """What a commit that found nothing to commit proved."""
         seen, why = self.observe(committable)
         return commit_outcome(seen, f"{words}; {why}" if words else why)
 
     def abort_outcome(self, committable: Committable, words: str = "") -> AbortOutcome:
-        """What an abort that found nothing to abort proved."""
         seen, why = self.observe(committable)
         return abort_outcome(seen, f"{words}; {why}" if words else why)
 
@@ -119,7 +117,6 @@ class Ownership(NamedTuple):
     """Whether it is noted that a writer of this log writes here."""
 
     def refuse_others(self, scope: Scope) -> None:
-        """Raise EpochConflictError if another log owns the names."""
         if self.owner not in (None, scope.log):
             raise other_log(scope, str(self.owner), _PLACE)
 
@@ -138,7 +135,6 @@ def ownership_query(tables: Tables) -> sa.Select[Any]:
 
 
 def _owned(target: Target, connection: sa.Connection, scope: Scope) -> Ownership:
-    """Ask whose the names are; raise EpochConflictError if they are another log's."""
     found = Ownership(*connection.execute(ownership_query(tables_of(target)), scope._asdict()).one())
     found.refuse_others(scope)
     return found

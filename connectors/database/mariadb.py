@@ -85,7 +85,6 @@ class Xid(NamedTuple):
         return cls(gtrid_of(name.scope.pipeline, name.scope.sink), bqual)
 
     def __str__(self) -> str:
-        """For XA commands."""
         return f"'{self.gtrid}','{self.bqual}',{_FORMAT_ID}"
 
 

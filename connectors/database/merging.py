@@ -118,7 +118,6 @@ def _move(target: Target, connection: sa.Connection, heads: list[Any]) -> None:
 
 
 def _remove(target: Target, connection: sa.Connection, heads: list[Any]) -> None:
-    """Delete the rows of heads that are forgotten."""
     dialect, pieces = dialect_for(target), tables_of(target).pieces
     if isinstance(dialect, RowDialect):
         for names in parts([head.name for head in heads]):

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from onceward.core.errors import SchemaError
 
 from .conversions import Conversion, UnfitError, conversion
+from .dialect import RowWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -181,8 +182,8 @@ class Plan:
         return statement.prefix_with("OR ABORT", dialect="sqlite")
 
 
-class InsertWriter:
-    """INSERTs into one table, see RowWriter.
+class InsertWriter(RowWriter):
+    """INSERTs into one table, each answered before the next.
 
     Args:
         connection: In a transaction.
@@ -198,12 +199,6 @@ class InsertWriter:
         check_same(batch.schema, self._plan.schema)
         for rows in self._plan.pieces(batch):
             self._connection.execute(self._statement, rows)
-
-    def finish(self) -> None:
-        """Every answer has come already."""
-
-    def cancel(self) -> None:
-        """Nothing is under way."""
 
 
 def make_plan(schema: pa.Schema, table: sa.Table, backend: str, key: Sequence[str] = ()) -> Plan:

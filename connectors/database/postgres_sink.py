@@ -10,8 +10,7 @@ import psycopg as _psycopg  # noqa: F401
 from onceward.core.errors import ConfigurationError
 
 from .sink import DatabaseSink, key_columns
-from .target import LEDGER_SCHEMA, CommitPath, TableName, Target
-from .url import Url
+from .target import LEDGER_SCHEMA, CommitPath, TableName, Target, Url
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -41,7 +41,6 @@ class PreparedWriting(HeldWriting):
     """One attempt's transaction, which ends as a prepared one."""
 
     def make_durable(self) -> Committable:
-        """Write the ledger row and prepare."""
         insert = insert_into(tables_of(self.target).ledger)
         with self.limited(self.rows):  # deferred constraints are checked here, row by row
             self.finish_rows()

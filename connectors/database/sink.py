@@ -14,7 +14,7 @@ from onceward.core.transaction import Committable, Observation
 from onceward.sinks.base import TwoPhaseCommitSink
 
 from . import ledger
-from .checks import check_server, check_table, choose_path, path_without_server, read_server
+from .checks import check_server, check_table, choose_path, read_server
 from .dialect import RowDialect
 from .engines import dialect_for, reading
 from .merging import abort_staged, commit_staged
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from onceward.core.transaction import AbortOutcome, CommitOutcome, Progress, WriteContext
+
+    from .dialect import ServerFacts
 
 _log = logging.getLogger("onceward.database")
 
@@ -73,7 +75,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
             raise ConfigurationError(f"ledger_epochs must be above 0, not {ledger_epochs}")
         self.ledger_epochs = ledger_epochs
         self.parallelism = parallelism
-        self._path: CommitPath | None = path_without_server(self.commit_mode, self.target)
+        self._path = choose_path(self.commit_mode, self.target)
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Self:
@@ -88,7 +90,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
     @property
     def commit_path(self) -> str | None:
         """How rows wait: "prepared" or "staging"; None until commit="auto" has asked the server."""
-        return None if self._path is None else str(self._path)
+        return None if self._path is CommitPath.AUTO else str(self._path)
 
     def __repr__(self) -> str:
         key = f", key={list(self.target.key)}" if self.target.key else ""
@@ -97,15 +99,21 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
 
     def validate(self, schema: pa.Schema) -> None:
         """Check connection, setup, table, columns, key and rights; create what is missing and was requested."""
-        facts = read_server(self.target)
-        self._path, why = choose_path(self.commit_mode, self.target, facts)
+        facts = self._choose_path()
         check_server(facts, self.target, self.parallelism, self._path)
-        _log.info("sink %s commits through %s: %s", self.name, self._path, why)
         ensure(self.target)
         check_table(self.target, self.name, schema, self._path)
 
+    def _choose_path(self) -> ServerFacts:
+        facts = read_server(self.target)
+        self._path = choose_path(self.commit_mode, self.target, facts)
+        why = facts.why_none if self._path is CommitPath.STAGING else "the server allows it"
+        _log.info(
+            "sink %s commits through %s: %s", self.name, self._path, why or "upserts are staged, or it was requested"
+        )
+        return facts
+
     def validate_complete_mode(self) -> None:
-        """Complete mode fits an upsert only."""
         if self.mode != "upsert":
             raise ConfigurationError(
                 "output mode complete writes the whole result at each epoch, which would insert every row again: use "
@@ -114,10 +122,8 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
             )
 
     def begin(self, context: WriteContext) -> Writing:
-        """Open a transaction, or start to collect rows for staging."""
-        if self._path is None:
-            self._path, why = choose_path(self.commit_mode, self.target, read_server(self.target))
-            _log.info("sink %s commits through %s: %s", self.name, self._path, why)
+        if self._path is CommitPath.AUTO:
+            self._choose_path()
         if self._path is CommitPath.PREPARED:
             return PreparedWriting(self.target, context)
         if isinstance(dialect_for(self.target), RowDialect):
@@ -130,18 +136,15 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         transaction.write(batch)
 
     def pre_commit(self, transaction: Writing) -> Committable:
-        """Prepare, or commit to the staging table."""
         return transaction.pre_commit()
 
     def discard(self, transaction: Writing) -> None:
-        """Roll back, or delete what was staged."""
         transaction.discard()
 
     def commit(self, committable: Committable) -> CommitOutcome:
         return self.commit_many([committable])[0]
 
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
-        """Commit several: prepared ones one by one on one connection, staged ones by one merge."""
         outcomes: dict[str, CommitOutcome] = {}
         for kind in dict.fromkeys(self._kind(c) for c in committables):
             chosen = [c for c in committables if c.kind == kind]
@@ -150,7 +153,6 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         return [outcomes[c.transaction] for c in committables]
 
     def abort(self, committable: Committable) -> AbortOutcome:
-        """Abort exactly this one."""
         return _ABORT[self._kind(committable)](self.target, committable)
 
     def _kind(self, committable: Committable) -> str:
@@ -217,15 +219,12 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         ledger.check(self.target, scope, newest)
 
     def claim(self, scope: Scope) -> None:
-        """Record in the ledger that this decision log owns the names."""
         ledger.claim(self.target, scope)
 
     def release(self, scope: Scope) -> None:
-        """Hand the names over to this decision log, and set aside how far it had come."""
         ledger.release(self.target, scope)
 
     def completed(self, scope: Scope, epoch: int) -> None:
-        """Prune the ledger periodically."""
         if epoch % ledger.PRUNE_EVERY == 0 and epoch > self.ledger_epochs:
             ledger.prune(self.target, scope, epoch - self.ledger_epochs + 1)
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from sqlalchemy import URL  # noqa: TC002 - options are read by the signature
 
 from .sink import DatabaseSink, key_columns
-from .target import LEDGER_SCHEMA, TableName, Target
-from .url import Url
+from .target import LEDGER_SCHEMA, TableName, Target, Url
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

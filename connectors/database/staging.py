@@ -69,7 +69,6 @@ class PieceWriting(Writing):
         return int(batch.num_rows)
 
     def make_durable(self) -> Committable:
-        """Stage the rest, and note that all is there."""
         self._stage(whole=True)
         self._over = True
         return Committable.named(STAGED, self.name, rows=self.rows)

@@ -22,8 +22,7 @@ from .engines import dialect_for, reading, transaction
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .target import TableName, Target
-    from .url import Url
+    from .target import TableName, Target, Url
 
 INNODB: Final[dict[str, Any]] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
 _KEPT_SECONDS: Final = 60.0

@@ -50,14 +50,12 @@ class Writing(ABC):
             self.open()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take one batch."""
         if batch.num_rows == 0:
             return
         with self._explained("cannot write"):
             self.rows += self.send(batch)
 
     def pre_commit(self) -> Committable:
-        """Make it durable, undecided."""
         with self._explained("cannot prepare"):
             return self.make_durable()
 
@@ -95,7 +93,6 @@ class Writing(ABC):
             raise
 
     def explain(self, error: OncewardError, cause: sa.exc.SQLAlchemyError, what: str) -> OncewardError:  # noqa: ARG002
-        """The error with advice, where there is some."""
         return error
 
     def _located(self, error: OncewardError) -> OncewardError:
@@ -112,7 +109,6 @@ class HeldWriting(Writing):
 
     @property
     def connection(self) -> sa.Connection:
-        """The connection that holds the transaction."""
         if self.held is None:
             raise sa.exc.InvalidRequestError("the transaction is over")
         return self.held
@@ -169,7 +165,6 @@ class HeldWriting(Writing):
             return dialect.lock_and_read(self.connection, self.target.table)
 
     def finish_rows(self) -> None:
-        """Wait until the server has all of them."""
         if self.writer is not None:
             self.writer.finish()
 
@@ -187,12 +182,10 @@ class HeldWriting(Writing):
             held.close()
 
     def limited(self, rows: int = 0) -> AbstractContextManager[object]:
-        """Open a block of one answer about so many rows."""
         seconds = self.target.answer_within + self.target.lock_timeout + rows / SLOWEST
         return dialect_for(self.target).limited(seconds, self.connection)
 
     def explain(self, error: OncewardError, cause: sa.exc.SQLAlchemyError, what: str) -> OncewardError:
-        """What to do about locks and about prepared transactions that are disabled or used up."""
         known = code(cause)
         if known in _LOCK_TIMEOUTS:
             own = self._own_prepared()

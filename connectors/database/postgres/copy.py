@@ -21,6 +21,7 @@ from sqlalchemy import exc
 from onceward.core.errors import SchemaError
 
 from ..conversions import is_text
+from ..dialect import RowWriter
 from ..plan import check_same, match
 from ..target import TableName, quoted
 from .conversions import Conversion, conversion
@@ -50,12 +51,10 @@ class CopyPlan:
     conversions: tuple[Conversion, ...]
 
     def wire_schema(self) -> pa.Schema:
-        """What pgpq is given."""
         pairs = zip(self.schema.names, self.conversions, strict=True)
         return pa.schema([pa.field(name, step.wire) for name, step in pairs])
 
     def encoder(self) -> Any:
-        """A fresh encoder: one for each COPY."""
         schema = self.wire_schema()
         builders = {field.name: step.builder(field) for field, step in zip(schema, self.conversions, strict=True)}
         return pgpq.ArrowToPostgresBinaryEncoder.new_with_encoders(schema, builders)
@@ -80,8 +79,8 @@ def plan_copy(schema: pa.Schema, table: Table, key: Sequence[str] = ()) -> CopyP
     return CopyPlan(schema, match(schema, f"{table.schema}.{table.name}", table.columns, conversion, key))
 
 
-class CopyWriter:
-    """A COPY that stays open over many batches, see RowWriter; closing the connection ends it, too.
+class CopyWriter(RowWriter):
+    """A COPY that stays open over many batches; closing the connection ends it, too.
 
     Args:
         connection: In a transaction; nothing else can be done on it until `finish`.
@@ -102,18 +101,12 @@ class CopyWriter:
             self._copy.write(self._encoder.write_header())
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Send one batch; the server may refuse it later.
-
-        Raises:
-            SchemaError: Its schema is not that of the first batch, or a value cannot be converted.
-        """
         check_same(batch.schema, self._plan.schema)
         with session(self._connection):
             for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
                 self._copy.write(self._encode(self._plan.convert(batch.slice(start, _ROWS_AT_ONCE))))
 
     def finish(self) -> None:
-        """End the COPY: when this returns, the server has all rows and has checked them."""
         with session(self._connection):
             self._copy.write(self._encoder.finish())
             self._open = False

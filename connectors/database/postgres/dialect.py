@@ -126,7 +126,6 @@ class GidTransactions:
         return {name.scope for name in names if name is not None}
 
     def _gids(self, connection: sa.Connection) -> list[str]:
-        """The view shows all databases of the server."""
         gid = _PREPARED.c.gid
         query = sa.select(gid).where(_PREPARED.c.database == sa.func.current_database())
         return list(connection.scalars(query.order_by(_PREPARED.c.prepared, gid)))

@@ -83,7 +83,6 @@ class Limit:
                 self._cut()
 
     def end(self) -> None:
-        """The time is over."""
         with self._lock:
             if not self._lifted:
                 self.passed = True
@@ -120,7 +119,6 @@ class _Watchdog:
         return event
 
     def forget(self, event: sched.Event) -> None:
-        """The limit was lifted."""
         with suppress(ValueError):  # it is over
             self._limits.cancel(event)
 

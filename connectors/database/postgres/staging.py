@@ -70,7 +70,6 @@ class TableWriting(HeldWriting):
         return found
 
     def send(self, batch: pa.RecordBatch) -> int:
-        """Add id, position and whether it deletes, and write."""
         if self.writer is None:
             self.writer = self.open_writer(batch.schema)
         own: list[pa.Array] = []
@@ -93,7 +92,6 @@ class TableWriting(HeldWriting):
         return [*([pa.field(DELETE, pa.bool_())] if self.target.change else []), *_OWN_FIELDS]
 
     def make_durable(self) -> Committable:
-        """Note that the rows are whole, and commit."""
         row = {**identity_row(self.name, self.rows), "whole": 1, **self._movement()}
         insert = compiled(insert_into(tables_of(self.target).staged), tuple(row))
         with self.limited(self.rows):
@@ -109,7 +107,6 @@ class TableWriting(HeldWriting):
         return Committable.named(STAGED, self.name, rows=self.rows)
 
     def _movement(self) -> dict[str, Any]:
-        """What the merge is to move, and where; nothing if no rows came."""
         if self.writer is None:
             return {"stage": "", "movement": "{}"}
         into = [self.table.schema, self.table.name]
