@@ -18,6 +18,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from onceward.testing.services import KafkaServer, PostgresServer
 
+from .class_archives import use_class_archives
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -32,8 +34,8 @@ DURATIONS = Path(__file__).with_name("durations.toml")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[STARTED] = []
-    # Short-lived JVMs, Spark's above all: time spent on optimising their code would not come back.
-    os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    if not hasattr(config, "workerinput") and not config.option.collectonly:  # workers inherit the environment
+        use_class_archives(config.cache.mkdir("classes"))
 
 
 @pytest.hookimpl(trylast=True)
@@ -155,8 +157,6 @@ def spark_settings(scratch: Path) -> dict[str, str]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "1g",
-        # short-lived: time spent on optimising its code would not come back
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import base64
+import os
 import uuid
 from pathlib import Path
 from signal import SIGTERM
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..java import find_java
+from ..machine import (
+    LOOPBACK,
+    DevServiceError,
+    accepts_connections,
+    broker_answers,
+    find_java,
+    free_port,
+    run_program,
+)
 from .jars import ensure_jars
-from .machine import LOOPBACK, DevServiceError, accepts_connections, broker_answers, free_port
-from .process import run_program
 from .service import Service
 
 if TYPE_CHECKING:
@@ -43,6 +50,10 @@ FAST_ONE_NODE: Mapping[str, str] = {
     "num.network.threads": "2",
     "num.io.threads": "4",
 }
+
+# The variable is that of Kafka's own scripts.
+JVM_OPTIONS = "KAFKA_JVM_PERFORMANCE_OPTS"
+QUICK_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 LOGGING = """\
 status = warn
@@ -103,7 +114,7 @@ class KafkaServer(Service):
         logging = self.folder / "log4j2.properties"
         logging.write_text(LOGGING)
         properties.write_text("".join(f"{key}={value}\n" for key, value in self._broker_config().items()))
-        options = [f"-Dlog4j2.configurationFile={logging}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        options = [f"-Dlog4j2.configurationFile={logging}", *os.environ.get(JVM_OPTIONS, QUICK_START).split()]
         base: list[str | Path] = [java, *options, "-cp", classpath]
         if not (self._data / "meta.properties").exists():
             self._format(base, properties)
