@@ -12,7 +12,7 @@ import inspect
 import re
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 import onceward
 from onceward.core.kit.options import spelled
@@ -77,7 +77,7 @@ def _rows(name: str) -> Iterator[list[str]]:
         stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else ""
         row = [
             f"`{stars}{parameter.name}`",
-            _type(str(parameter.annotation)),
+            _type(parameter.annotation),
             _default(parameter),
             meanings[parameter.name],
         ]
@@ -97,7 +97,11 @@ def _meanings(doc: str) -> dict[str, str]:
     return {name: _PAGE.sub(r"[\1](\1)", " ".join(text.split())) for name, text in entries}
 
 
-def _type(annotation: str) -> str:
+def _type(annotation: Any) -> str:
+    """How a type is shown; that of a msgspec.Struct's field is no text, and may carry its limits."""
+    if not isinstance(annotation, str):
+        kinds = get_args(annotation) if get_origin(annotation) is Union else (annotation,)
+        annotation = " | ".join(getattr(kind, "__origin__", kind).__name__ for kind in kinds if kind is not type(None))
     return "`" + annotation.removesuffix(" | None").replace(" | ", "` or `") + "`"
 
 

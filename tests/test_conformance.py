@@ -109,8 +109,8 @@ class Letters(WriteAheadLogSink):
 
     remembers = True
 
-    def send(self, rows: pa.RecordBatch, identity: Any) -> None:
-        (self.folder / f"{identity}.letter").write_text(json.dumps(rows["n"].to_pylist()))
+    def send(self, rows: pa.RecordBatch, delivery: Any) -> None:
+        (self.folder / f"{delivery}.letter").write_text(json.dumps(rows["n"].to_pylist()))
 
     @property
     def folder(self) -> Path:

@@ -18,14 +18,12 @@ from onceward.sinks.base import TwoPhaseCommitSink
 
 from . import commits, ownership
 from .admin import check_reachable, cluster_of
-from .codes import Code
-from .errors import kafka_error
-from .handle import KIND, VERSION, Prepared
+from .errors import Code, kafka_error
 from .pool import PoolKey, pool_of
 from .producer import check_settings
 from .rows import Rows, check_columns
 from .settings import KafkaSettings, split_options
-from .verdict import OBSERVED, Fate
+from .transaction import KIND, OBSERVED, VERSION, Fate, Prepared
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

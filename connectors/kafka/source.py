@@ -15,13 +15,11 @@ from onceward.core.source import Piece, Position, ResettableSource, Split
 
 from . import planning
 from .admin import publish_offsets
-from .bounds import FROM_LATEST, Bound, bound, check_end
 from .consumer import Gone, RangeConsumer, borrowed
-from .lookup import Lookup
-from .positions import Offsets, Partition, from_json, in_share, to_json
+from .lookup import Found, Lookup, Selection, end_offsets, find, start_offsets
+from .positions import FROM_LATEST, Bound, Offsets, Partition, bound, check_end, from_json, in_share, to_json
 from .rows import schema, to_batch
 from .settings import KafkaSettings
-from .topics import Found, Selection, end_offsets, find, start_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

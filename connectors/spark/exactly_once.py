@@ -18,8 +18,7 @@ from onceward.core.log import LogStore, open_store
 from onceward.core.names import check_pipeline_name
 from onceward.core.sink import Guarantee
 from onceward.core.transaction import Acknowledgement
-from onceward.sinks.base import DirectSink, TwoPhaseCommitSink
-from onceward.sinks.direct import DirectlyWritten
+from onceward.sinks.base import DirectlyWritten, DirectSink, TwoPhaseCommitSink
 
 from .executors import warn_of_python
 from .projection import Projection, schema_for
