@@ -43,10 +43,10 @@ class Target:
 def kafka_target(bootstrap_servers: str, config: Mapping[str, str]) -> Target:
     """A Kafka cluster; `config` has further settings of the connection, under librdkafka's names."""
     from onceward.connectors.kafka.admin import check_reachable, cluster_of  # noqa: PLC0415 - an extra
-    from onceward.connectors.kafka.transaction import KIND  # noqa: PLC0415
     from onceward.connectors.kafka.ownership import open_names  # noqa: PLC0415
     from onceward.connectors.kafka.settings import KafkaSettings  # noqa: PLC0415
     from onceward.connectors.kafka.sink import KafkaSink  # noqa: PLC0415
+    from onceward.connectors.kafka.transaction import KIND  # noqa: PLC0415
 
     settings = KafkaSettings(bootstrap_servers, config)
 
