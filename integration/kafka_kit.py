@@ -15,16 +15,16 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from onceward.connectors.kafka.admin import cluster_of
-from onceward.connectors.kafka.handle import Handle, Prepared
 from onceward.connectors.kafka.sink import KafkaSink
+from onceward.connectors.kafka.transaction import Handle, Prepared
 from onceward.core.names import Scope
 from onceward.core.transaction import Committable, WriteContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onceward.connectors.kafka.answers import Description
     from onceward.connectors.kafka.coordinator import TransactionCoordinatorClient
+    from onceward.connectors.kafka.transaction import Description
 
 READ_SECONDS = 20.0
 DELAY_SECONDS = 0.05

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from onceward.connectors.kafka.answers import Description
     from onceward.connectors.kafka.sink import KafkaTransaction
+    from onceward.connectors.kafka.transaction import Description
     from onceward.testing.services import KafkaServer
 
 pytestmark = pytest.mark.kafka

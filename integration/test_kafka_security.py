@@ -22,8 +22,8 @@ from onceward.connectors.kafka.sink import KafkaSink
 from onceward.core.errors import KafkaError, OncewardError
 from onceward.core.transaction import CommitStatus
 from onceward.core.transaction.ownership import NOTHING
+from onceward.testing.machine import free_port
 from onceward.testing.services import KafkaServer
-from onceward.testing.services.machine import free_port
 
 from .kafka_kit import Bench, eventually, read_all, rows
 

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 from onceward.connectors.kafka import commits
 from onceward.connectors.kafka.admin import cluster_of
 from onceward.connectors.kafka.sink import KafkaSink
-from onceward.connectors.kafka.verdict import Fate
+from onceward.connectors.kafka.transaction import Fate
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, KafkaError, SchemaError
 from onceward.core.names import Scope

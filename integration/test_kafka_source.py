@@ -12,10 +12,10 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from onceward import KafkaSource
-from onceward.connectors.kafka.bounds import AtTime
+from onceward.connectors.kafka.positions import AtTime
 from onceward.core.errors import ConfigurationError, KafkaError, SourceError
+from onceward.testing.machine import accepts_connections
 from onceward.testing.services import KafkaServer
-from onceward.testing.services.machine import accepts_connections
 
 from .kafka_source_kit import Writer, rows, values, wait_until
 

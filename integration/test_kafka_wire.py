@@ -10,9 +10,10 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 
 from onceward.connectors.kafka.admin import cluster_of
-from onceward.connectors.kafka.codes import Code
 from onceward.connectors.kafka.coordinator import TransactionCoordinatorClient
+from onceward.connectors.kafka.errors import Code
 from onceward.connectors.kafka.settings import KafkaSettings
+from onceward.connectors.kafka.transaction import Handle
 from onceward.connectors.kafka.wire import Wire
 from onceward.core.errors import KafkaError
 
@@ -115,7 +116,7 @@ def test_a_time_out_of_the_broker_leaves_a_proof(opened, client):
 def test_unknown_ids_are_told_apart(client):
     name = f"never-{uuid.uuid4().hex}"
     assert client.describe([name])[name].code == Code.TRANSACTIONAL_ID_NOT_FOUND
-    assert client.end_txn(name, 1, 0, commit=True) == Code.INVALID_PRODUCER_ID_MAPPING
+    assert client.end_many([Handle(name, 1, 0, -1)], commit=True) == [Code.INVALID_PRODUCER_ID_MAPPING]
 
 
 def test_partitions_show_who_has_a_transaction_open(opened, client):
@@ -185,7 +186,7 @@ def test_a_registered_id_is_remembered(client):
 def test_no_broker_is_no_answer_within_bounds():
     client = TransactionCoordinatorClient(Wire({"bootstrap_servers": "127.0.0.1:1"}), retry_seconds=1.0)
     began = time.monotonic()
-    assert client.end_txn("id", 1, 0, commit=True) == Code.NO_ANSWER
+    assert client.end_many([Handle("id", 1, 0, -1)], commit=True) == [Code.NO_ANSWER]
     assert client.describe(["id"])["id"].code == Code.NO_ANSWER
     with pytest.raises(KafkaError, match="NO_ANSWER") as caught:
         client.list_transactions()

@@ -71,12 +71,13 @@ class WriteAheadLogSink(FolderSink[Segment]):
     """Base of sinks for targets without transactions. Subclass it and write `send`.
 
     Args:
-        name: Unique in its pipeline.
-        directory: Folder for segments, which the processes that write and the one that commits all see, and which
-            survives as far as the pipeline must.
-        rows_per_send: Rows of one delivery at most.
-        select: SQL expressions that make this sink's columns out of the pipeline's; default: all columns.
-        where: SQL condition; this sink gets only the rows for which it is true; default: all rows.
+        name: Unique in its pipeline, up to 32 letters, digits, `.`, `_` and `-`. It is part of every transaction's
+            name, so it must not change between runs.
+        directory: Folder of the segments. All processes that write or commit must be able to reach it, and it must
+            survive whatever the pipeline must survive.
+        rows_per_send: Maximum number of rows in one delivery.
+        select: SQL expressions that make this sink's columns out of the pipeline's. Default: all columns.
+        where: SQL condition; the sink takes only the rows for which it is true. Default: all rows.
 
     Raises:
         ConfigurationError: A setting is wrong.

@@ -84,7 +84,7 @@ def the_source_goes_on_before_the_barrier_is_sent(patch: pytest.MonkeyPatch) -> 
     """State is frozen when the barrier has been overtaken by a row."""
     snapshot = task.Task._snapshot
 
-    def late(self: task.Task, barrier: Barrier, alignment: float, buffered: int) -> None:
+    def late(self: task.Task, aligned: gate.Aligned) -> None:
         if self._source is not None:
             self._read_source(self._source)
         frozen = self.logic.freeze
@@ -93,7 +93,7 @@ def the_source_goes_on_before_the_barrier_is_sent(patch: pytest.MonkeyPatch) -> 
             self.logic.freeze = frozen  # type: ignore[method-assign]
             self._read_source(self._source)
             self.logic._position = before  # type: ignore[attr-defined]
-        snapshot(self, barrier, alignment, buffered)
+        snapshot(self, aligned)
 
     patch.setattr(task.Task, "_snapshot", late)
 

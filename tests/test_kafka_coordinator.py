@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onceward.connectors.kafka import wire
-from onceward.connectors.kafka.codes import Code
 from onceward.connectors.kafka.coordinator import TransactionCoordinatorClient
-from onceward.connectors.kafka.handle import Handle
-from onceward.connectors.kafka.retries import LEAST
+from onceward.connectors.kafka.errors import LEAST, Code
+from onceward.connectors.kafka.transaction import Handle
 from onceward.core.errors import KafkaError
 
 if TYPE_CHECKING:

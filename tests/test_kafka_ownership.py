@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onceward.connectors.kafka import ownership
-from onceward.connectors.kafka.answers import Description, Listing
-from onceward.connectors.kafka.codes import Code
-from onceward.connectors.kafka.handle import Handle
+from onceward.connectors.kafka.errors import Code
+from onceward.connectors.kafka.transaction import Description, Handle, Listing
 from onceward.core.errors import EpochConflictError, KafkaError
 from onceward.core.names import PooledName, Scope
 

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from onceward.core.checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.core.errors import ConfigurationError, NoDecisionLogError, OncewardError
-from onceward.testing.java import find_java, java_version
+from onceward.testing.machine import find_java, java_version
 
 from ..operate.logs import open_log
 from .finding import Finding, failed, ok, skipped, warning

@@ -13,7 +13,7 @@ from confluent_kafka.admin._acl import AclOperation
 from confluent_kafka.admin._config import ConfigResource
 
 from onceward.connectors.kafka.admin import admin_of, check_reachable, cluster_of
-from onceward.connectors.kafka.codes import Code, code_name
+from onceward.connectors.kafka.errors import Code, code_name
 from onceward.connectors.kafka.settings import KafkaSettings
 from onceward.core.errors import KafkaError
 from onceward.core.names import FORMAT, check_pipeline_name

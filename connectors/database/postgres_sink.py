@@ -20,28 +20,32 @@ class PostgresSink(DatabaseSink):
     """Sink that writes rows into one PostgreSQL table; each epoch becomes visible exactly once, at its commit.
 
     Args:
-        name: Unique in its pipeline, and part of every transaction's name: it must not change between runs.
+        name: Unique in its pipeline, up to 32 letters, digits, `.`, `_` and `-`. It is part of every transaction's
+            name, so it must not change between runs.
         dsn: Connection string of psycopg and libpq. It may hold a password, but PGPASSWORD or ~/.pgpass is better.
         table: `table`, `schema.table`, or quoted parts as in SQL: `"My Schema"."T"`. Columns are matched by name.
-        mode: What is written: "insert", or "upsert" by `key`; "auto": upsert if there is a key. "prepared" and
-            "staging" are "auto" with that `commit`.
-        key: Columns of a unique index, for upserts. The last row of a key wins; within an epoch the order is
-            (subtask, position in the subtask), so rows of one key should be in one subtask.
-        change_column: Column that says which rows of an upsert delete what has their key: "delete", "d", "-D"; the
-            other values of Debezium's `op`, Delta Lake's `_change_type` and Flink's RowKind upsert, or mark
-            the old row of an update and are ignored. It is not written.
-        create_table: Create the table from the data's schema if it is missing, `key` as its primary key.
-        commit: How rows wait for the epoch's decision: "prepared" transactions (rows go into the table at once,
-            invisible; needs max_prepared_transactions), or "staging" (rows go into a staging table and are merged
-            by one transaction per epoch). "auto": staging for upserts and on servers without prepared transactions,
-            else prepared; `commit_path` says which.
-        lock_timeout: Seconds a statement may wait for another transaction's lock before the attempt fails.
-        answer_within: Seconds to wait for an answer at commit before the connection is cut and the server asked.
-        ledger_schema: Schema of onceward's own tables, the same for all runs of a pipeline.
-        ledger_epochs: For how many completed epochs ledger rows are kept.
-        parallelism: How many subtasks write at once, if known: `validate` then warns of too few prepared transactions.
-        select: SQL expressions that make this sink's columns out of the pipeline's; default: all columns.
-        where: SQL condition; this sink gets only the rows for which it is true; default: all rows.
+        mode: What is written: "insert", or "upsert" by `key`. "auto": upsert if there is a key. "prepared" and
+            "staging" are short for "auto" with that `commit`.
+        key: Columns of a primary key or unique index, for upserts. If an epoch has several rows with the same key, the
+            last one wins, in the order (subtask, position in the subtask); so rows with the same key should be in one
+            subtask. As an option, comma-separated.
+        change_column: Text column that says whether a row inserts, updates or deletes what has its key;
+            docs/postgres.md lists the values. The column itself is not written.
+        create_table: Create the table from the data's schema if it is missing, with `key` as its primary key.
+        commit: How rows wait for the epoch's decision: in "prepared" transactions (rows go into the table at once,
+            invisible; needs `max_prepared_transactions`), or in "staging" tables (one transaction for each epoch merges
+            them into the table). "auto": staging for upserts and on servers without prepared transactions, prepared
+            otherwise; `sink.commit_path` says which.
+        lock_timeout: Seconds for which a statement may wait for another transaction's lock before the attempt fails.
+        answer_within: Seconds to wait for an answer, to a commit for example, before the connection is cut and the
+            server is asked for the outcome.
+        ledger_schema: Schema of onceward's own tables. It must not change between runs of a pipeline.
+        ledger_epochs: Number of completed epochs whose ledger rows are kept. The newest rows are kept however old they
+            are.
+        parallelism: Number of subtasks that write at the same time. If given, `validate` warns if the server allows too
+            few prepared transactions.
+        select: SQL expressions that make this sink's columns out of the pipeline's. Default: all columns.
+        where: SQL condition; the sink takes only the rows for which it is true. Default: all rows.
 
     Raises:
         ConfigurationError: A setting is unknown or contradicts another.

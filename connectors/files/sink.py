@@ -66,13 +66,16 @@ class FileSink(FolderSink[Files]):
     """Sink that writes files into a folder; each file appears whole, once, after its epoch's decision.
 
     Args:
-        name: Unique in its pipeline.
-        directory: The folder, which the writing processes and the committing process can all reach.
+        name: Unique in its pipeline, up to 32 letters, digits, `.`, `_` and `-`. It is part of every transaction's
+            name, so it must not change between runs.
+        directory: The folder. All processes that write or commit must be able to reach it.
         format: "parquet", "csv" (with a header), "jsonl" or "arrow" (Arrow IPC files).
-        partition_by: Columns whose values become folders (`country=de/`) and are left out of the files.
-        roll_bytes: Size in bytes after which a new file is started; each epoch starts new ones anyway.
-        select: SQL expressions that make this sink's columns out of the pipeline's; default: all columns.
-        where: SQL condition; this sink gets only the rows for which it is true; default: all rows.
+        partition_by: Columns whose values become folders (`country=de/`) and are left out of the files. As an option,
+            comma-separated.
+        roll_bytes: Size in bytes after which a new file is started (the default is 128 MiB). Each epoch and each
+            subtask starts new files anyway.
+        select: SQL expressions that make this sink's columns out of the pipeline's. Default: all columns.
+        where: SQL condition; the sink takes only the rows for which it is true. Default: all rows.
 
     Raises:
         ConfigurationError: A setting is wrong.

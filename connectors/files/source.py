@@ -32,10 +32,10 @@ class FileSource(ResettableSource):
     """Source that reads the rows of all files in a folder, oldest first.
 
     Args:
-        directory: The folder; its subfolders are read too.
-        format: "parquet", "csv" (with a header), "jsonl" or "arrow".
-        schema: Arrow schema of the rows; default: that of the oldest file.
-        bounded: End when all files that exist at the start have been read; otherwise wait for more.
+        directory: The folder. Its subfolders are read too.
+        format: "parquet", "csv" (with a header), "jsonl" or "arrow" (Arrow IPC files).
+        schema: Arrow schema of the rows. Default: that of the oldest file.
+        bounded: End when all files that exist at the start have been read. Otherwise the source waits for more.
 
     Raises:
         ConfigurationError: A setting is wrong.

@@ -50,30 +50,35 @@ class HttpSink(WriteAheadLogSink):
     """POSTs rows to a URL.
 
     Args:
-        name: Unique in its pipeline, and part of every transaction's name: it must not change between runs.
-        directory: See WriteAheadLogSink.
-        url: `http://` or `https://`. Put secrets into headers instead: many programs log URLs.
-        body: What a request holds: "json", an array of objects, or "jsonl", an object a line.
-        rows_per_send: Rows of one request at most.
-        server_honours_keys: Whether the server takes a key once, however often it comes, and remembers it for longer
-            than any outage that is to be survived. Only then it is exactly once.
-        key_header: Name of the header with the key.
-        key_format: "quoted", a string of RFC 9651 as the draft has it; "plain", without the quotes; "uuid", a UUID
-            (version 5) of it. Keys have at most 230 characters.
-        headers: Of each request; taken for secret.
-        username: Of Basic authentication.
-        password: Of Basic authentication.
-        token: A bearer token.
-        timeout: Seconds to wait for each piece of an answer.
+        name: Unique in its pipeline, up to 32 letters, digits, `.`, `_` and `-`. It is part of every transaction's
+            name, so it must not change between runs.
+        directory: Folder of the segments. All processes that write or commit must be able to reach it, and it must
+            survive whatever the pipeline must survive.
+        url: `http://` or `https://`. It must not contain a user or a password. Do not put a token into it either: other
+            programs log URLs.
+        body: What a request holds: "json", an array of objects; "jsonl", one object per line.
+        rows_per_send: Maximum number of rows in one request.
+        server_honours_keys: Whether the server accepts each key once, however often it is sent, and remembers it for
+            longer than any outage that must be survived. Only then is the sink exactly once.
+        key_header: Name of the header that holds the key.
+        key_format: "quoted", a quoted string, as in the draft (RFC 9651); "plain", without the quotes; "uuid", a UUID
+            (version 5) made from it. Keys have at most 230 characters.
+        headers: Headers of each request, which are treated as secrets. As an option, one `header.X-Name` for each.
+        username: User name for Basic authentication.
+        password: Password for Basic authentication.
+        token: Bearer token.
+        timeout: Seconds to wait for each read of the response.
         connect_timeout: Seconds to wait for a connection.
-        longest_wait: Seconds to wait at most before a request because a server said Retry-After.
-        retry_statuses: Statuses beyond 408, 409, 425, 429 and 5xx at which to try again, for example 404.
-        ca_file: PEM file of the authorities to trust, instead of the usual ones.
-        client_cert: PEM file of the own certificate.
-        client_key: PEM file of its key, if it is not in client_cert.
-        probe: Method by which `validate` asks whether there is a server: "OPTIONS", "HEAD", "GET" or "none".
-        select: SQL expressions that make this sink's columns out of the pipeline's; default: all columns.
-        where: SQL condition; this sink gets only the rows for which it is true; default: all rows.
+        longest_wait: Limit in seconds up to which a server's Retry-After is obeyed.
+        retry_statuses: Statuses from 300 to 499 that are temporary on this server, and so are retried, in addition to
+            408, 409, 425 and 429. As an option, comma-separated.
+        ca_file: PEM file of the authorities to trust, instead of the usual ones. Certificates are always verified.
+        client_cert: PEM file of the client certificate.
+        client_key: PEM file of its key, if it is not in `client_cert`.
+        probe: Method with which `validate` asks whether there is a server (any answer will do): "OPTIONS", "HEAD",
+            "GET" or "none".
+        select: SQL expressions that make this sink's columns out of the pipeline's. Default: all columns.
+        where: SQL condition; the sink takes only the rows for which it is true. Default: all rows.
 
     Raises:
         ConfigurationError: A setting is wrong.

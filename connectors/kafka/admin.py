@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from onceward.core.errors import ConfigurationError, KafkaError
 from onceward.core.kit.processwide import PerProcess
 
-from .codes import FORBIDDEN, Code
-from .errors import INSTALL, client_error, confluent, kafka_error, made
-from .retries import Retries
+from .errors import FORBIDDEN, INSTALL, Code, Retries, client_error, confluent, kafka_error, made
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -85,7 +83,7 @@ class Admin:
         from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - an extra
 
         self.complaints = Complaints()
-        config = {"log_level": 0, **settings.for_admin(), "error_cb": self.complaints}
+        config = {"log_level": 0, **settings.for_librdkafka(), "error_cb": self.complaints}
         self.client: Any = made(AdminClient, config)
         self.answered = False
 

@@ -72,7 +72,7 @@ class RangeConsumer:
 
     def __init__(self, settings: KafkaSettings) -> None:
         library = confluent()
-        self._consumer: Any = made(library.Consumer, {**DEFAULTS, **settings.for_consumer(), **FIXED})
+        self._consumer: Any = made(library.Consumer, {**DEFAULTS, **settings.for_librdkafka(), **FIXED})
         self._topic_partition = library.TopicPartition
         self._servers = settings["bootstrap.servers"]
 

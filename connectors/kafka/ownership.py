@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from onceward.core.names import FORMAT, AcceptedName, parse_accepted_name, parse_pooled_name
 from onceward.core.transaction.ownership import other_log
 
-from .codes import Code
-from .errors import kafka_error
-from .handle import Prepared, listed_committable
+from .errors import Code, kafka_error
+from .transaction import Prepared, listed_committable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
     from onceward.core.names import Scope
     from onceward.core.transaction import Committable
 
-    from .answers import Description
     from .coordinator import TransactionCoordinatorClient
+    from .transaction import Description
 
 
 def lingering(client: TransactionCoordinatorClient, scope: Scope, topics: Collection[str] = ()) -> list[Committable]:

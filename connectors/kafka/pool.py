@@ -49,16 +49,16 @@ from onceward.core.kit.processwide import PerProcess
 from onceward.core.names import PooledName
 
 from .admin import cluster_of
-from .codes import Code
+from .errors import Code
 from .producer import TransactionalProducer
-from .verdict import Fate, judge
+from .transaction import Fate, judge
 
 if TYPE_CHECKING:
     from onceward.core.names import Scope
     from onceward.core.transaction import WriteContext
 
-    from .handle import Prepared
     from .settings import KafkaSettings
+    from .transaction import Prepared
 
 _log = logging.getLogger("onceward.kafka")
 

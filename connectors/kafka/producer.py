@@ -189,6 +189,6 @@ def check_settings(settings: KafkaSettings, *, timeout_ms: int) -> None:
 
 
 def _made(settings: KafkaSettings, name: str, timeout_ms: int, more: dict[str, Any]) -> Any:
-    config = {**TUNED, **more, **settings.for_producer(), **FIXED}
+    config = {**TUNED, **more, **settings.for_librdkafka(), **FIXED}
     config |= {"transactional.id": name, "transaction.timeout.ms": timeout_ms}
     return made(confluent().Producer, config, logger=_log)

@@ -18,14 +18,12 @@ from onceward.sinks.base import TwoPhaseCommitSink
 
 from . import commits, ownership
 from .admin import check_reachable, cluster_of
-from .codes import Code
-from .errors import kafka_error
-from .handle import KIND, VERSION, Prepared
+from .errors import Code, kafka_error
 from .pool import PoolKey, pool_of
 from .producer import check_settings
 from .rows import Rows, check_columns
 from .settings import KafkaSettings, split_options
-from .verdict import OBSERVED, Fate
+from .transaction import KIND, OBSERVED, VERSION, Fate, Prepared
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -62,18 +60,22 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     (int; null leaves it to the partitioner). Other columns are ignored.
 
     Args:
-        name: Unique in its pipeline, and part of every transaction's name: it must not change between runs.
-        bootstrap_servers: Comma-separated `host:port`, or a list of them.
-        topic: Topic of all rows; the column `topic` is then ignored. None: each row names its own.
-        config: Further settings under librdkafka's names; docs/kafka-settings.md says which go where.
-        create_topic: Create the topic at start if it does not exist: with this many partitions, or with as many as the
-            brokers give a new topic (True). By default a topic that does not exist is an error, even if the brokers
-            would create it automatically.
-        transaction_timeout: Seconds after which the broker aborts a transaction that nobody ends. Default: as long as
-            the broker allows (transaction.max.timeout.ms). After a longer outage, decided data is lost and the run
-            stops with an error.
-        select: SQL expressions that make this sink's columns out of the pipeline's; default: all columns.
-        where: SQL condition; this sink gets only the rows for which it is true; default: all rows.
+        name: Unique in its pipeline, up to 32 letters, digits, `.`, `_` and `-`. It is part of every transaction's
+            name, so it must not change between runs.
+        bootstrap_servers: Addresses of brokers: comma-separated `host:port`, or a list of them. Required, here or in
+            `config`.
+        topic: Topic of all rows; a column `topic` is then ignored. Default: each row names its topic in the column
+            `topic`.
+        config: Further settings under librdkafka's names. docs/kafka-settings.md says where each of them goes, and
+            which are refused.
+        create_topic: Create `topic` at the start if it does not exist: a number of partitions, or True for the brokers'
+            default. Without it, a topic that does not exist is an error, even if the brokers would create it
+            automatically.
+        transaction_timeout: Seconds after which the brokers abort a transaction that has not ended. Make it longer than
+            any outage that decided rows must survive: after a longer one they are lost, and the run stops with an
+            error. Default: as long as the brokers allow (`transaction.max.timeout.ms`).
+        select: SQL expressions that make this sink's columns out of the pipeline's. Default: all columns.
+        where: SQL condition; the sink takes only the rows for which it is true. Default: all rows.
 
     Raises:
         ConfigurationError: A setting is refused.

@@ -15,13 +15,11 @@ from onceward.core.source import Piece, Position, ResettableSource, Split
 
 from . import planning
 from .admin import publish_offsets
-from .bounds import FROM_LATEST, Bound, bound, check_end
 from .consumer import Gone, RangeConsumer, borrowed
-from .lookup import Lookup
-from .positions import Offsets, Partition, from_json, in_share, to_json
+from .lookup import Found, Lookup, Selection, end_offsets, find, start_offsets
+from .positions import FROM_LATEST, Bound, Offsets, Partition, bound, check_end, from_json, in_share, to_json
 from .rows import schema, to_batch
 from .settings import KafkaSettings
-from .topics import Found, Selection, end_offsets, find, start_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -42,26 +40,33 @@ class KafkaSource(ResettableSource):
     topics, are picked up and read from their beginning.
 
     Args:
-        bootstrap_servers: Comma-separated `host:port`, or a list of them.
-        topics: Names of topics.
-        pattern: Regular expression that a topic's whole name matches.
-        assign: Partitions: `{"topic": [0, 1]}`.
-        starting: Where a pipeline without a stored position begins: "earliest", "latest",
-            `{"topic": {"0": 123}}` (-2 earliest, -1 latest; every partition must be named), a datetime with zone, or a
-            Bound.
-        ending: Where reading ends, in the same forms; None: never.
-        config: Further settings under librdkafka's names; docs/kafka-settings.md says which go where.
-        include_headers: Add the column headers.
-        isolation: "read_committed" or "read_uncommitted", which also delivers records that are aborted later: then a
-            replay is not identical, and nothing downstream is exactly once.
-        fail_on_data_loss: Whether lost records are an error; otherwise they are logged and left out.
-        min_partitions: Split ranges so that there are at least this many.
-        max_offsets_per_trigger: Approximate number of offsets that an epoch may take.
-        max_records_per_partition: Split ranges that are longer.
-        group: Consumer group to which offsets are published after their epoch is completed. Default:
-            `group.id` in `config`.
-        timeout: Seconds for which the brokers may deliver none of the records that they hold, or not answer at all.
-            The first answer must come within 10 s.
+        bootstrap_servers: Addresses of brokers: comma-separated `host:port`, or a list of them. Required, here or in
+            `config`.
+        topics: Names of the topics; as an option, comma-separated.
+        pattern: Regular expression (Python's) that matches the whole names of the topics. Internal topics (`__…`) are
+            left out.
+        assign: Partitions: `{"orders": [0, 1]}`.
+        starting: Where a pipeline without a stored position begins: "earliest", "latest", an offset for every partition
+            (`{"orders": {"0": 23, "1": -2}}`; -2 is the earliest, -1 the latest), a datetime with zone, or an `AtTime`.
+            The Spark option's default is `earliest` for a batch query and `latest` for a stream.
+        ending: Where reading ends, in the same forms; the end is exclusive. Default: never. The Spark option is for
+            batch queries only, and its default is `latest`.
+        config: Further settings under librdkafka's names. docs/kafka-settings.md says where each of them goes, and
+            which are refused.
+        include_headers: Add the column `headers`.
+        isolation: "read_committed" (the default) or "read_uncommitted", which also delivers records that are aborted
+            later: then a replay is not identical, and nothing downstream is exactly once.
+        fail_on_data_loss: Whether lost records are an error. If not, they are left out and logged as a warning.
+        min_partitions: Split ranges of offsets, the longest first, until there are at least this many tasks. Default:
+            one task for each Kafka partition.
+        max_offsets_per_trigger: Approximate number of offsets in an epoch, shared in proportion to each partition's
+            backlog; each partition with a backlog advances by at least one. Streams only. Default: all that are
+            available.
+        max_records_per_partition: Split ranges that hold more offsets than this.
+        group: Consumer group to which offsets are published after their epoch is completed. They are never read from
+            it. Default: `group.id` in `config`.
+        timeout: Seconds (as an option: milliseconds) for which the brokers may deliver none of the records that they
+            hold, or not answer at all. The first answer must come within 10 s.
 
     Raises:
         ConfigurationError: A setting is wrong.

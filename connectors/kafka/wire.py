@@ -1,4 +1,4 @@
-"""Sends Kafka requests that no public client API can send. Like requests.py, a user of kafka-python's private parts.
+"""Sends Kafka requests that no public client API can send. Like coordinator.py, a user of kafka-python's private parts.
 
 confluent-kafka cannot end a transaction that another process began, and kafka-python's producer neither; but
 kafka-python ships every request of the protocol, and a connection manager that sends them. What is private about it:
@@ -14,7 +14,7 @@ import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from .codes import FORBIDDEN, Code
+from .errors import FORBIDDEN, Code
 
 with warnings.catch_warnings():
     # kafka-python reads its schemas by a function that Python 3.11 and 3.12 call deprecated (3.13 does not any more).
@@ -88,9 +88,8 @@ class Wire:
         return answers
 
     def _exchange(self, requests: Sequence[tuple[int | None, Any]], deadline: float) -> list[Answer]:
-        left = deadline - time.monotonic()
         try:
-            manager = self._connected(left)
+            manager = self._connected(deadline - time.monotonic())
             sent: list[Answer] = manager.run(lambda: _send_all(manager, requests, deadline))
         except Exception as error:  # noqa: BLE001 - kafka-python raises its own, OSError, RuntimeError when closing
             return [_fault(error)] * len(requests)
@@ -104,12 +103,15 @@ class Wire:
         [answer] = self.exchange([(ANY_NODE, request)], seconds=seconds)
         if answer.code:
             return dict.fromkeys(ids, answer)
-        manager = self._manager
-        found = {}
-        for row in answer.response.coordinators:
-            if row.error_code == Code.NONE and manager is not None:
-                manager.run(lambda row=row: _learn(manager, row))
-            found[row.key] = Answer(row.error_code, row.node_id, row.error_message or "")
+        rows = answer.response.coordinators
+        self._learn(
+            lambda cluster: [
+                cluster.add_coordinator(row, CoordinatorType.TRANSACTION, row.key, synthesize_node_id=False)
+                for row in rows
+                if row.error_code == Code.NONE
+            ]
+        )
+        found = {row.key: Answer(row.error_code, row.node_id, row.error_message or "") for row in rows}
         return {name: found.get(name, Answer(Code.COORDINATOR_NOT_AVAILABLE)) for name in ids}
 
     def nodes(self, *, seconds: float) -> list[int]:
@@ -170,16 +172,19 @@ class Wire:
         if manager is not None:
             _close(manager)
 
-    close = forget
-
     def _metadata(self, topics: Sequence[str], seconds: float) -> Answer:
         """Ask any broker, and make the brokers it names known: kafka-python looks for them every five minutes only."""
         [answer] = self.exchange([(ANY_NODE, _metadata_request(topics))], seconds=seconds)
-        manager = self._manager
-        if answer.code == Code.NONE and manager is not None:
-            with suppress(Exception):  # it is being closed
-                manager.run(lambda: manager.cluster.update_metadata(answer.response))
+        if answer.code == Code.NONE:
+            self._learn(lambda cluster: cluster.update_metadata(answer.response))
         return answer
+
+    def _learn(self, what: Callable[[Any], object]) -> None:
+        """Change what the connections know of the cluster."""
+        manager = self._manager
+        if manager is not None:
+            with suppress(Exception):  # it is being closed
+                manager.run(lambda: what(manager.cluster))
 
     def _connected(self, seconds: float) -> Any:
         with self._lock:
@@ -258,14 +263,13 @@ def _close(manager: Any) -> None:
 
 
 async def _send_all(manager: Any, requests: Sequence[tuple[int | None, Any]], deadline: float) -> list[Answer]:
-    milliseconds = max(1.0, (deadline - time.monotonic()) * 1000)
-    futures = [_attempt(manager.send, request, node, milliseconds) for node, request in requests]
+    futures = [_sent(manager, request, node, deadline) for node, request in requests]
     return [await _answer(manager, future, deadline) for future in futures]
 
 
-def _attempt(send: Callable[..., Any], *arguments: Any) -> Any:
+def _sent(manager: Any, request: Any, node: int | None, deadline: float) -> Any:
     try:
-        return send(*arguments)
+        return manager.send(request, node, _milliseconds_to(deadline))
     except Exception as error:  # noqa: BLE001 - an unknown node, a sticky authentication failure
         return error
 
@@ -274,15 +278,13 @@ async def _answer(manager: Any, future: Any, deadline: float) -> Answer:
     if isinstance(future, Exception):
         return _fault(future)
     try:
-        response = await manager.wait_for(future, max(1.0, (deadline - time.monotonic()) * 1000))
+        return Answer(Code.NONE, await manager.wait_for(future, _milliseconds_to(deadline)))
     except Exception as error:  # noqa: BLE001 - any failure to get an answer is NO_ANSWER
         return _fault(error)
-    return Answer(Code.NONE, response)
 
 
-def _learn(manager: Any, row: Any) -> None:
-    """Make the coordinator's address known, also if the metadata do not have it yet."""
-    manager.cluster.add_coordinator(row, CoordinatorType.TRANSACTION, row.key, synthesize_node_id=False)
+def _milliseconds_to(deadline: float) -> float:
+    return max(1.0, (deadline - time.monotonic()) * 1000)
 
 
 def _fault(error: Exception) -> Answer:

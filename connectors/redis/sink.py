@@ -42,23 +42,28 @@ class RedisSink(WriteAheadLogSink):
     """Writes rows into one Redis or Valkey server.
 
     Args:
-        name: Unique in its pipeline, and part of every transaction's name: it must not change between runs.
-        directory: See WriteAheadLogSink.
-        url: As redis-py takes it: `redis://host:6379/0`, `rediss://…` (TLS; `?ssl_ca_certs=file`) or `unix:///socket`.
-        key: Key of each row, with columns in braces: `total:{user}`, or the same for all rows: `events`.
-        form: What a row becomes: "stream", an entry of one (XADD); "hash", the fields of one (HSET; a null deletes its
-            field); "list", a JSON object at the end of one (RPUSH).
-        maxlen: About how many entries to keep of a stream; older ones are deleted. None: all.
+        name: Unique in its pipeline, up to 32 letters, digits, `.`, `_` and `-`. It is part of every transaction's
+            name, so it must not change between runs.
+        directory: Folder of the segments. All processes that write or commit must be able to reach it, and it must
+            survive whatever the pipeline must survive.
+        url: `redis://host:6379/0`, `rediss://…` (TLS; `?ssl_ca_certs=file`) or `unix:///socket`, as in redis-py. A
+            password in it must be percent-encoded.
+        key: Key of each row, with columns in braces: `total:{user}`; or the same key for all rows: `events`. `{{` and
+            `}}` are literal braces.
+        form: What a row becomes: "stream", an entry of a stream (XADD); "hash", the fields of a hash (HSET; a null
+            deletes its field), which needs a column in the key; "list", a JSON object at the end of a list (RPUSH).
+        maxlen: Approximate number of entries of a stream to keep; older ones are deleted. Default: all.
         durable: Wait until each delivery is in the append-only file (WAITAOF), and refuse a server that has none or
-            evicts keys. False: a server that crashes may lose rows, and then it is at most once.
-        replicas: How many replicas must have it in their append-only files too.
-        rows_per_send: Rows of one delivery at most; no other client is served while they are written.
-        username: Of the server's access control list, if it is not in the URL.
-        password: If it is not in the URL.
+            that evicts keys. If False, a server that crashes may lose rows, and the guarantee is at most once.
+        replicas: Number of replicas that must have each delivery in their append-only files.
+        rows_per_send: Maximum number of rows in one delivery. No other client is served while its script runs (500 rows
+            take a few milliseconds).
+        username: User of the server's access control list, if it is not in the URL.
+        password: Password, if it is not in the URL.
         timeout: Seconds to wait for an answer.
         connect_timeout: Seconds to wait for a connection.
-        select: SQL expressions that make this sink's columns out of the pipeline's; default: all columns.
-        where: SQL condition; this sink gets only the rows for which it is true; default: all rows.
+        select: SQL expressions that make this sink's columns out of the pipeline's. Default: all columns.
+        where: SQL condition; the sink takes only the rows for which it is true. Default: all rows.
 
     Raises:
         ConfigurationError: A setting is wrong.

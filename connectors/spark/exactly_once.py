@@ -55,21 +55,25 @@ def exactly_once(
     """Write a streaming DataFrame into one or more sinks, so that each record takes effect exactly once in each.
 
     Args:
-        df: A streaming DataFrame.
-        sinks: Where it goes; each sink has its own name. A sink's `select` and `where` choose its columns and rows.
-            A sink that promises less (an IdempotentSink, a DirectSink) keeps its own guarantee, and a warning says so.
-        checkpoint: Spark's checkpoint folder; by default the one that Spark's configuration sets.
-        pipeline: Name of the pipeline, part of every transaction's name; by default the query's id.
-        store: Where the decision log lives (a URL for `open_store`); by default inside the checkpoint.
+        df: A streaming DataFrame of a classic session. A DataFrame of a Spark Connect session is refused.
+        sinks: Where the rows go. Each sink has a name that is unique in the pipeline, and may choose columns and rows
+            with `select` and `where`. A sink with a weaker guarantee (an IdempotentSink, a DirectSink) keeps it, and a
+            warning says so.
+        checkpoint: Spark's checkpoint folder of this query. Default: `spark.sql.streaming.checkpointLocation`, which
+            the formats cannot see: they need the option.
+        pipeline: Name of the pipeline, up to 64 letters, digits, `.`, `_` and `-`. It is part of every transaction's
+            name, so it must not change between runs, and no two pipelines may share it. Default: the query's id.
+        store: Where the decision log lives: a URL for `open_store`. Default: the folder `onceward` in the checkpoint.
         commit_timeout: Seconds for which a commit is tried again while a target does not answer. Then the query fails
-            with CommitPendingError; the decision stands, and its next start commits it.
-        commit_backoff: Longest pause between two attempts, in seconds; the first pauses are shorter.
+            with CommitPendingError; the decision stands, and the query's next start commits it.
+        commit_backoff: Longest pause between two attempts to commit, in seconds; the first pauses are shorter.
         on_lost: What to do when a decided transaction can no longer be committed: "fail", "replay" or "skip".
-        adopt: Start at whatever batch the query has reached, because it ran with another sink until now.
-        rewind: Why the pipeline goes back to an older state on purpose; recorded in the log, and done once: a query
-            that is started again with the same reason continues.
-        on_complete: Called on the driver after an epoch's COMPLETED entry is durable, with its number and input.
-            Called again for the newest epoch after a restart.
+        adopt: Start with an empty decision log at whatever batch the query has reached, because it ran with another
+            sink until now.
+        rewind: Why the pipeline goes back to an older state on purpose. It is recorded in the decision log and done
+            once: a query that is started again with the same reason continues.
+        on_complete: Function that is called on the driver after an epoch's COMPLETED entry is durable, with the epoch's
+            number and its input. After a restart it is called again for the newest epoch.
 
     Returns:
         A DataStreamWriter: set trigger, output mode and query name, then `start()`.

@@ -16,8 +16,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from onceward.connectors.kafka.bounds import AtTime, bound, milliseconds, times
-from onceward.connectors.kafka.positions import assignment_from_json
+from onceward.connectors.kafka.positions import AtTime, assignment_from_json, bound, milliseconds, times
 from onceward.connectors.kafka.settings import split_options
 from onceward.connectors.kafka.source import KafkaSource
 from onceward.core.errors import ConfigurationError
@@ -28,7 +27,7 @@ from .source_reader import LIMITS, BeforeLimits, SourceBatchReader, SourceStream
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from onceward.connectors.kafka.bounds import Bound
+    from onceward.connectors.kafka.positions import Bound
 
     from .source_reader import Offsets
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, TypeAlias
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+import msgspec
 import pyarrow as pa
 
 from .state.keys import subtask_of
@@ -44,38 +45,28 @@ class Kind(Enum):
         self.drains = drains
 
 
-@dataclass(frozen=True, slots=True)
-class Barrier:
-    """Everything before it in its channel belongs to the checkpoint.
-
-    Attributes:
-        checkpoint: Its id; grows.
-        kind: What for.
-        target: Folder of a savepoint.
-    """
+class Barrier(msgspec.Struct, frozen=True):
+    """Everything before it in its channel belongs to the checkpoint. A savepoint's has a target: its folder."""
 
     checkpoint: int
     kind: Kind = Kind.CHECKPOINT
     target: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(msgspec.Struct, frozen=True):
     """This checkpoint's barrier will not come: whoever waits for it goes on."""
 
     checkpoint: int
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(msgspec.Struct, frozen=True):
     """Nothing comes after it."""
 
 
 Element: TypeAlias = pa.RecordBatch | Barrier | Cancel | End
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class TaskId:
+class TaskId(NamedTuple):
     """A subtask of an operator."""
 
     uid: str
@@ -123,33 +114,25 @@ class Channel:
         return sum(e.nbytes for e in list(self._elements) if isinstance(e, pa.RecordBatch))
 
 
-Parts: TypeAlias = list[tuple[int, pa.RecordBatch]]
-"""Numbers of channels, and the rows for each, in order."""
-Partitioner: TypeAlias = Callable[[pa.RecordBatch, int], Parts]
-"""Of a batch and the number of an output's channels: which rows go to which."""
+Partitioner: TypeAlias = Callable[[pa.RecordBatch, int], list[tuple[int, pa.RecordBatch]]]
+"""Of a batch and the number of an output's channels: which rows go to which, in order."""
 
 
-def forward(batch: pa.RecordBatch, _channels: int) -> Parts:
+def forward(batch: pa.RecordBatch, _channels: int) -> list[tuple[int, pa.RecordBatch]]:
     """Subtask i gives to subtask i: there is one channel."""
     return [(0, batch)]
 
 
 def rebalance(subtask: int) -> Partitioner:
     """Batch by batch in turns."""
-    turn = subtask
-
-    def parts(batch: pa.RecordBatch, channels: int) -> Parts:
-        nonlocal turn
-        turn += 1
-        return [(turn % channels, batch)]
-
-    return parts
+    turns = count(subtask + 1)
+    return lambda batch, channels: [(next(turns) % channels, batch)]
 
 
 def by_key(keys: KeyEncoder, max_parallelism: int) -> Partitioner:
     """Each row to the subtask that owns its key's group."""
 
-    def parts(batch: pa.RecordBatch, channels: int) -> Parts:
+    def parts(batch: pa.RecordBatch, channels: int) -> list[tuple[int, pa.RecordBatch]]:
         if channels == 1:
             return [(0, batch)]
         owners = [subtask_of(group, channels, max_parallelism) for group in keys.groups(batch, max_parallelism)]
@@ -163,8 +146,7 @@ def by_key(keys: KeyEncoder, max_parallelism: int) -> Partitioner:
     return parts
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """One edge of the graph, seen from one of its producers: a channel to each consumer, and which rows go where."""
 
     channels: Sequence[Channel]

@@ -19,11 +19,15 @@ core.checkpoint.Coordinator decides and commits. Rules, each with a test of its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+from msgspec.structs import replace
+
+from ..errors import OncewardError
 from .channels import Barrier, Kind, TaskId
+from .config import CheckpointConfig
 from .events import (
     Acknowledged,
     Answer,
@@ -54,12 +58,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-    from ..errors import OncewardError
-    from .config import CheckpointConfig
 
-
-@dataclass(frozen=True)
-class State:
+class State(msgspec.Struct, frozen=True):
     """All that is known of an attempt's checkpoints.
 
     Attributes:
@@ -93,7 +93,7 @@ class State:
     completing: Pending | None = None
     queue: tuple[Requested, ...] = ()
     failures: int = 0
-    completed_at: float | None = None
+    completed_at: float = -inf
     ending: bool = False
     stopped: bool = False
     failure: OncewardError | None = None
@@ -108,7 +108,7 @@ class State:
             or any(p.barrier.kind.terminal for p in self.pending)
         ):
             return inf
-        return self.completed_at + self.config.min_pause if self.completed_at is not None else -inf
+        return self.completed_at + self.config.min_pause
 
 
 def initial(
@@ -151,34 +151,32 @@ class _Step:
         self.effects: list[Effect] = []
 
     def take(self, event: Event) -> None:  # noqa: C901 - one case for each event
-        state = self.state
         match event:
             case Tick():
                 self.pass_time()
-            case Opened():
-                self.set(opened=state.opened | {event.task})
-                if self.state.opened == state.tasks:
-                    self.pass_time()
-                    self.end_if_exhausted()
-            case Exhausted():
-                self.set(exhausted=state.exhausted | {event.task})
+            case Opened(task):
+                self.set(opened=self.state.opened | {task})
+                self.pass_time()
                 self.end_if_exhausted()
-            case Finished():
-                self.set(finished=state.finished | {event.task})
+            case Exhausted(task):
+                self.set(exhausted=self.state.exhausted | {task})
+                self.end_if_exhausted()
+            case Finished(task):
+                self.set(finished=self.state.finished | {task})
             case Requested():
                 self.request(event)
             case Acknowledged():
                 self.acknowledge(event)
             case Declined():
-                for pending in [p for p in state.pending if p.checkpoint == event.checkpoint]:
+                for pending in [p for p in self.state.pending if p.checkpoint == event.checkpoint]:
                     self.give_up(pending, f"declined by {event.task}: {event.reason}")
                     self.pass_time()
             case Completed() | NotCompleted():
                 self.answered(event)
-            case Failed():
-                self.fail(event.error)
-            case Stopping():
-                self.stop(event.reason)
+            case Failed(error):
+                self.fail(error)
+            case Stopping(reason):
+                self.stop(reason)
 
     def set(self, **changes: Any) -> None:
         self.state = replace(self.state, **changes)
@@ -210,7 +208,7 @@ class _Step:
         for pending in self.state.pending:
             if self.now - pending.triggered >= timeout:
                 missing = ", ".join(map(str, sorted(pending.missing)))
-                self.give_up(pending, f"expired after {timeout} s; missing: {missing}")
+                self.give_up(pending, f"expired after {timeout:g} s; missing: {missing}")
         while self.state.may_begin_at <= self.now:
             if self.state.queue:
                 request, *later = self.state.queue
@@ -234,9 +232,9 @@ class _Step:
             reason = f"not all required tasks run: {', '.join(map(str, idle))}"
             self.remember(pending, Status.DECLINED, reason)
             self.answer(request.answer, error=CheckpointFailedError(reason))
-            return
-        self.set(next_id=state.next_id + 1, pending=(*state.pending, pending))
-        self.effects.append(Trigger(barrier))
+        else:
+            self.set(next_id=state.next_id + 1, pending=(*state.pending, pending))
+            self.effects.append(Trigger(barrier))
 
     def acknowledge(self, ack: Acknowledged) -> None:
         pending = next((p for p in self.state.pending if p.checkpoint == ack.checkpoint), None)
@@ -245,15 +243,15 @@ class _Step:
             if not known:
                 self.effects.append(Discard(ack))
             return
-        others = tuple(p for p in self.state.pending if p is not pending)
         acks = {**pending.acks, ack.task: (ack, self.now)}
-        pending = replace(pending, missing=pending.missing - {ack.task}, acks=acks)
-        if pending.missing:
-            self.set(pending=tuple(sorted((*others, pending), key=lambda p: p.checkpoint)))
+        after = replace(pending, missing=pending.missing - {ack.task}, acks=acks)
+        if after.missing:
+            self.set(pending=tuple(after if p is pending else p for p in self.state.pending))
             self.pass_time()
         else:
-            self.set(pending=others, completing=pending)
-            self.effects.append(Complete(pending, tuple(p.checkpoint for p in others)))
+            others = tuple(p for p in self.state.pending if p is not pending)
+            self.set(pending=others, completing=after)
+            self.effects.append(Complete(after, tuple(p.checkpoint for p in others)))
 
     def answered(self, event: Completed | NotCompleted) -> None:
         pending = self.state.completing

@@ -35,14 +35,7 @@ QUERY = "embedded"
 
 
 class Completer:
-    """Completes checkpoints of one attempt.
-
-    Args:
-        graph: The operators.
-        coordinator: Decides and commits.
-        retained: What is kept.
-        restored: The newest restore that took effect, for each decision to name it.
-    """
+    """Completes checkpoints of one attempt; each decision names the newest restore that took effect."""
 
     def __init__(
         self, graph: Graph, coordinator: Coordinator, retained: Retained, restored: Restored | None = None
@@ -76,10 +69,8 @@ class Completer:
         self._since = pending.triggered
         prove(reference, metadata.log, barrier.checkpoint)
         self._prove_savepoints()
-        if barrier.target:
-            self.retained.superseded(under_way)
-        else:
-            self.retained.keep(barrier.checkpoint, under_way)
+        # A savepoint belongs to the user: the pipeline's own checkpoints stay as they are.
+        self.retained.keep(None if barrier.target else barrier.checkpoint, under_way)
         return Completed(barrier.target or barrier.checkpoint)
 
     def begin(self, metadata: Metadata, reference: Reference) -> None:
@@ -135,25 +126,25 @@ class Completer:
         *,
         began: float | None = None,
     ) -> None:
-        view = self._coordinator.view
+        coordinator, view = self._coordinator, self._coordinator.view
         positions = {
             uid: [state.position for state in operator.subtasks]
             for uid, operator in metadata.operators.items()
             if operator.kind == "source"
         }
         about = EpochInput(query=QUERY, start=view.before.end if view.before is not None else None, end=positions)
-        self._coordinator.admit(epoch, about)
+        coordinator.admit(epoch, about)
         ack = Acknowledgement(
             epoch=epoch,
             subtask=0,
             attempt=0,
-            sinks=tuple(self._coordinator.sinks),
+            sinks=tuple(coordinator.sinks),
             committables=tuple(c for c in committables if c.epoch > view.decided),
         )
-        age = self._coordinator.policy.monotonic() - began if began is not None else 0.0
+        age = coordinator.policy.monotonic() - began if began is not None else 0.0
         savepoints = tuple(savepoint for id_, savepoint in self._savepoints.items() if id_ < epoch)
         decided = Decided(checkpoint=reference, savepoints=savepoints, restored=self._restored)
-        self._coordinator.commit(epoch, [ack], about, state=decided.as_state(), age=age)
+        coordinator.commit(epoch, [ack], about, state=msgspec.to_builtins(decided), age=age)
 
     def _prove_savepoints(self) -> None:
         """Those whose rows are committed by now."""
@@ -163,8 +154,7 @@ class Completer:
 
 
 def _write_savepoint(target: str, metadata: Metadata) -> Reference:
-    ref = CheckpointStorage(target).write_metadata(metadata, "")
-    return Reference(folder=target, sha256=ref.sha256)
+    return Reference(folder=target, sha256=CheckpointStorage(target).write_metadata(metadata, "").sha256)
 
 
 def _voided(checkpoint: int) -> OncewardError:

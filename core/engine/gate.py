@@ -13,8 +13,8 @@ an older one. Barriers of a checkpoint that is done or was given up are ignored.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from .channels import Channel
 
 
-@dataclass(frozen=True, slots=True)
-class Aligned:
-    """A barrier that arrived in all channels.
-
-    Attributes:
-        barrier: It.
-        seconds: Time since it arrived in the first one.
-        buffered: Bytes that wait behind it.
-    """
+class Aligned(NamedTuple):
+    """A barrier that arrived in all channels, the seconds since the first one, and the bytes that wait behind it."""
 
     barrier: Barrier
-    seconds: float
-    buffered: int
+    seconds: float = 0.0
+    buffered: int = 0
 
 
 Input: TypeAlias = pa.RecordBatch | Aligned | Cancel | End
 """Rows of any channel; a barrier that arrived in all; a checkpoint whose barrier does not; all channels have ended."""
+
+
+@dataclass
+class _Alignment:
+    barrier: Barrier
+    since: float
+    arrived: set[int] = field(default_factory=set)
 
 
 class Gate:
@@ -62,9 +62,8 @@ class Gate:
         self._choose = choose or self._in_turns
         self._turn = 0
         self._ended: set[int] = set()
-        self._arrived: dict[int, set[int]] = {}
+        self._alignments: dict[int, _Alignment] = {}
         """By checkpoint: where its barrier has arrived. Aligned, there is at most one."""
-        self._barriers: dict[int, tuple[Barrier, float]] = {}
         self._done = -1
         """Newest checkpoint that is aligned; older ones are over too."""
         self._over: set[int] = set()
@@ -84,22 +83,22 @@ class Gate:
         return self._events.pop(0)
 
     def is_blocked(self, number: int) -> bool:
-        return self._aligned and any(number in arrived for arrived in self._arrived.values())
+        return self._aligned and any(number in alignment.arrived for alignment in self._alignments.values())
 
     def give_up(self, checkpoint: int) -> None:
         """The coordinator has given this checkpoint up: do not wait for its barriers. Others go on."""
         self._over.add(checkpoint)
-        self._drop(checkpoint)
+        self._alignments.pop(checkpoint, None)
 
     def _accept(self, number: int, element: Element) -> None:
         match element:
             case Barrier():
                 self._barrier(number, element)
-            case Cancel():
-                self._cancel(element.checkpoint)
+            case Cancel(checkpoint):
+                self._cancel(checkpoint)
             case End():
                 self._ended.add(number)
-                for checkpoint in sorted(self._arrived):
+                for checkpoint in sorted(self._alignments):
                     self._check(checkpoint)
                 if len(self._ended) == len(self.channels):
                     self._events.append(End())
@@ -110,40 +109,32 @@ class Gate:
         checkpoint = barrier.checkpoint
         if self._is_over(checkpoint):
             return
-        if checkpoint not in self._arrived:
+        if checkpoint not in self._alignments:
             if self._aligned:
-                for older in [c for c in self._arrived if c < checkpoint]:
+                for older in [c for c in self._alignments if c < checkpoint]:
                     self._cancel(older)
                 self._done = max(self._done, checkpoint - 1)  # a channel that brings a newer one has none of the older
-            self._arrived[checkpoint] = set()
-            self._barriers[checkpoint] = (barrier, self._clock())
-        self._arrived[checkpoint].add(number)
+            self._alignments[checkpoint] = _Alignment(barrier, self._clock())
+        self._alignments[checkpoint].arrived.add(number)
         self._check(checkpoint)
 
     def _check(self, checkpoint: int) -> None:
-        arrived = self._arrived.get(checkpoint)
-        if arrived is None or len(arrived | self._ended) < len(self.channels):
+        alignment = self._alignments.get(checkpoint)
+        if alignment is None or len(alignment.arrived | self._ended) < len(self.channels):
             return
-        barrier, since = self._barriers[checkpoint]
-        waiting = sum(self.channels[i].buffered_bytes for i in arrived) if self._aligned else 0
+        waiting = sum(self.channels[i].buffered_bytes for i in alignment.arrived) if self._aligned else 0
         self._done = checkpoint  # and with it all older ones
-        for known in [c for c in self._barriers if c <= checkpoint]:
-            self._drop(known)
+        self._alignments = {c: later for c, later in self._alignments.items() if c > checkpoint}
         self._over = {c for c in self._over if c > checkpoint}
-        self._events.append(Aligned(barrier, self._clock() - since, waiting))
+        self._events.append(Aligned(alignment.barrier, self._clock() - alignment.since, waiting))
 
     def _cancel(self, checkpoint: int) -> None:
         if not self._is_over(checkpoint):
-            self._over.add(checkpoint)
-            self._drop(checkpoint)
+            self.give_up(checkpoint)
             self._events.append(Cancel(checkpoint))
 
     def _is_over(self, checkpoint: int) -> bool:
         return checkpoint <= self._done or checkpoint in self._over
-
-    def _drop(self, checkpoint: int) -> None:
-        self._arrived.pop(checkpoint, None)
-        self._barriers.pop(checkpoint, None)
 
     def _in_turns(self, readable: Sequence[int]) -> int:
         self._turn = next((i for i in readable if i > self._turn), readable[0])

@@ -12,7 +12,7 @@ nothing is better than at-most-once. With no checkpoints the input's end is the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..errors import ConfigurationError
@@ -23,8 +23,6 @@ from .config import Mode
 from .state.keys import KeyEncoder, check_parallelism
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import pyarrow as pa
 
     from .config import CheckpointConfig
@@ -32,11 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Operator:
-    """One operator.
+    """One operator: source, map, filter, flat_map, map_batches, process, union or sink.
 
     Attributes:
         uid: Stable name of its state.
-        kind: source, map, filter, flat_map, map_batches, process, union, sink.
+        kind: As above.
         what: The source, function or sink.
         parallelism: Number of subtasks.
         inputs: What it reads: the operator, and how rows are keyed; None: they are not.
@@ -47,15 +45,15 @@ class Operator:
     kind: str
     what: Any
     parallelism: int
-    inputs: list[tuple[Operator, KeyEncoder | None]] = field(default_factory=list)
+    inputs: list[tuple[Operator, KeyEncoder | None]]
     schema: pa.Schema | None = None
 
     @property
     def keys(self) -> KeyEncoder | None:
         return self.inputs[0][1] if self.inputs else None
 
-    def tasks(self) -> Iterator[TaskId]:
-        return (TaskId(self.uid, subtask) for subtask in range(self.parallelism))
+    def tasks(self) -> list[TaskId]:
+        return [TaskId(self.uid, subtask) for subtask in range(self.parallelism)]
 
 
 class Graph:
@@ -89,14 +87,16 @@ class Graph:
     def of_kind(self, kind: str) -> list[Operator]:
         return [operator for operator in self.operators if operator.kind == kind]
 
-    def readers(self, operator: Operator) -> list[tuple[Operator, KeyEncoder | None]]:
-        """Who reads an operator's rows, and how they are keyed for it; several times if it reads them several times."""
-        return [(reader, keys) for reader in self.operators for source, keys in reader.inputs if source is operator]
-
     def check(self) -> None:
+        """Refuse a graph that cannot run.
+
+        Raises:
+            ConfigurationError: It has no source, an end without a sink, or two sinks of one name.
+        """
         if not self.of_kind("source"):
             raise ConfigurationError("the pipeline has no source")
-        loose = [o.uid for o in self.operators if o.kind != "sink" and not self.readers(o)]
+        read = [source.uid for reader in self.operators for source, _ in reader.inputs]
+        loose = [o.uid for o in self.operators if o.kind != "sink" and o.uid not in read]
         if loose:
             raise ConfigurationError(f"nobody reads what {', '.join(loose)} gives: end each stream with sink(…)")
         names = [o.what.name for o in self.of_kind("sink")]
@@ -145,14 +145,11 @@ def _of_mode(mode: Mode) -> tuple[Guarantee, str]:
 
 
 def _of_source(operator: Operator) -> tuple[Guarantee, str]:
-    source = operator.what
+    source, name = operator.what, f"source {operator.uid}"
     if not isinstance(source, ResettableSource):
-        return (
-            Guarantee.AT_MOST_ONCE,
-            f"source {operator.uid} cannot be read again, so a failure loses what was in progress",
-        )
+        return Guarantee.AT_MOST_ONCE, f"{name} cannot be read again, so a failure loses what was in progress"
     if source.weakness:
-        return Guarantee.AT_LEAST_ONCE, f"source {operator.uid} {source.weakness}"
+        return Guarantee.AT_LEAST_ONCE, f"{name} {source.weakness}"
     return Guarantee.EXACTLY_ONCE, ""
 
 

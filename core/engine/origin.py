@@ -8,8 +8,7 @@ on from its newest decision. A folder is restored only if this log decided it (r
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import ConfigurationError, EpochConflictError, StateDamagedError
 from ..log import Decide, Void
@@ -24,18 +23,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("onceward.engine")
 
 
-@dataclass(frozen=True)
-class Restore:
-    """A restore that somebody asks for.
-
-    Attributes:
-        path: Folder of a savepoint or checkpoint.
-        claim: The pipeline owns it from now on, and deletes it when newer ones are there.
-        why: Why the pipeline goes back on purpose; needed if it has decided epochs since. Without a path it begins
-            anew, without any state.
-        import_from: Name of the pipeline that made it, if that was under another decision log.
-        allow_non_restored: State that no operator claims is dropped.
-    """
+class Restore(NamedTuple):
+    """A restore that somebody asks for; see Pipeline.start."""
 
     path: str | None = None
     claim: bool = False
@@ -44,25 +33,20 @@ class Restore:
     allow_non_restored: bool = False
 
 
-@dataclass(frozen=True)
-class Origin:
-    """The checkpoint to begin with.
-
-    Attributes:
-        metadata: What it holds; None: the pipeline begins anew.
-        storage: Where its files are.
-        reference: To it.
-        decided: Newest decided epoch.
-        goes_on: It is the newest decision's.
-        restored: The newest restore, this one or an earlier one.
-    """
+class Origin(NamedTuple):
+    """The checkpoint to begin with."""
 
     metadata: Metadata | None
+    """What it holds; None: the pipeline begins anew."""
     storage: CheckpointStorage | None
+    """Where its files are."""
     reference: Reference | None
     decided: int
+    """Newest decided epoch."""
     goes_on: bool
+    """It is the newest decision's."""
     restored: Restored | None
+    """The newest restore, this one or an earlier one."""
 
     @property
     def newest(self) -> int:

@@ -11,15 +11,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ..errors import OncewardError, StateDamagedError
 from ..log import Completed, Decide, Void
-from .state.files import above
 from .state.handles import Metadata, decode_metadata, encode_metadata
-from .state.storage import PROOF, CheckpointStorage
+from .state.storage import PROOF, CheckpointStorage, above
 
 if TYPE_CHECKING:
     from ..log import LogView
@@ -78,10 +77,6 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
         if decision is None or "checkpoint" not in decision.state:
             return None
         return msgspec.convert(decision.state, cls)
-
-    def as_state(self) -> dict[str, Any]:
-        state: dict[str, Any] = msgspec.to_builtins(self)
-        return state
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,9 +152,9 @@ def prove(reference: Reference, log: str, epoch: int) -> None:
     try:
         metadata, _ = resolve(reference)
         if metadata.log == log and not is_proven(reference.folder, metadata):
-            storage, proof = CheckpointStorage(reference.folder), Proof(log=log, epoch=epoch, sha256=reference.sha256)
+            storage = CheckpointStorage(reference.folder)
             storage.delete([PROOF])  # a damaged one
-            storage.write(PROOF, [msgspec.json.encode(proof)])
+            storage.write(PROOF, [msgspec.json.encode(Proof(log=log, epoch=epoch, sha256=reference.sha256))])
     except (OSError, OncewardError) as error:
         _log.warning("checkpoint %s is decided, and cannot be marked so: %s", reference.folder, error)
 

@@ -22,43 +22,43 @@ if TYPE_CHECKING:
     from .channels import Barrier
 
 
-class _Sink(Logic):
-    def __init__(self, sink: Any, lock: Lock) -> None:
+class _SinkLogic(Logic):
+    def __init__(self, sink: Any, context: Callable[[int], WriteContext], epoch: int, lock: Lock) -> None:
         self._sink = sink
+        self._context = context
+        self._epoch = epoch
         self._lock = lock
         self._valid: pa.Schema | None = None
         self._project: Callable[[pa.RecordBatch], pa.RecordBatch] | None = sink.projection()
 
-    def _mine(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The sink's part of a batch; the sink sees each schema before the first row of it is written."""
+    def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         if self._project is not None:
             batch = self._project(batch)
         if self._valid is None or not self._valid.equals(batch.schema):
             with self._lock:  # it may create what is missing in the target: one subtask at a time
                 self._sink.validate(batch.schema)
             self._valid = batch.schema
-        return batch
+        if batch.num_rows:
+            self._write(batch)
+        return []
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        raise NotImplementedError
 
 
-class TwoPhaseLogic(_Sink):
+class TwoPhaseLogic(_SinkLogic):
     """One subtask of a TwoPhaseCommitSink."""
 
     def __init__(self, sink: Any, context: Callable[[int], WriteContext], epoch: int, lock: Lock) -> None:
-        super().__init__(sink, lock)
-        self._context = context
-        self._epoch = epoch
+        super().__init__(sink, context, epoch, lock)
         self._writing: SubtaskEpoch | None = None
         self._prepared: dict[int, Committable] = {}
         """By the checkpoint at whose barrier it was prepared; not known to be decided."""
 
-    def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        batch = self._mine(batch)
-        if not batch.num_rows:
-            return []
+    def _write(self, batch: pa.RecordBatch) -> None:
         if self._writing is None:
             self._writing = SubtaskEpoch(self._sink, self._context(self._epoch))
         self._writing.write(batch)
-        return []
 
     def freeze(self, barrier: Barrier) -> Frozen:
         """Prepare; nothing for a savepoint that commits nothing."""
@@ -80,22 +80,15 @@ class TwoPhaseLogic(_Sink):
             self._writing.discard()
 
 
-class DirectLogic(_Sink):
-    """One subtask of a sink whose rows show as they are written."""
+class DirectLogic(_SinkLogic):
+    """One subtask of a sink whose rows become visible as they are written."""
 
-    def __init__(self, sink: Any, context: Callable[[int], WriteContext], epoch: int, lock: Lock) -> None:
-        super().__init__(sink, lock)
-        self._open: Callable[[], Any] = lambda: self._sink.open(context(epoch))
-        self._writer: Any = None
+    _writer: Any = None
 
-    def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        batch = self._mine(batch)
-        if not batch.num_rows:
-            return []
+    def _write(self, batch: pa.RecordBatch) -> None:
         if self._writer is None:
-            self._writer = self._open()
+            self._writer = self._sink.open(self._context(self._epoch))
         self._sink.write(self._writer, batch)
-        return []
 
     def freeze(self, barrier: Barrier) -> Frozen:  # noqa: ARG002 - any barrier
         """What came before the barrier must be in the target before the source's position is stored."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import OncewardError
 from .logic import Frozen, Logic
 from .state.handles import SubtaskState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
 
@@ -104,17 +104,15 @@ class LiveLogic(SourceLogic):
 
     def __init__(self, source: LiveSource, subtask: int, parallelism: int) -> None:
         super().__init__(source, subtask)
-        self._listen: Callable[[], Iterator[pa.RecordBatch | None]] = lambda: source.listen(subtask, parallelism)
+        self._source = source
+        self._parallelism = parallelism
         self._arriving: Iterator[pa.RecordBatch | None] | None = None
 
     def poll(self) -> Any:
         if self._arriving is None:
-            self._arriving = iter(self._listen())
-        try:
-            return next(self._arriving)
-        except StopIteration:
-            return EXHAUSTED
+            self._arriving = iter(self._source.listen(self._subtask, self._parallelism))
+        return next(self._arriving, EXHAUSTED)
 
     def close(self) -> None:
         if isinstance(self._arriving, Generator):
-            cast("Generator[object]", self._arriving).close()
+            self._arriving.close()

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from onceward.connectors.kafka import commits, pool
-from onceward.connectors.kafka.answers import Description, Listing
-from onceward.connectors.kafka.codes import Code
-from onceward.connectors.kafka.handle import Handle
+from onceward.connectors.kafka.errors import Code
 from onceward.connectors.kafka.sink import KafkaSink, KafkaTransaction
+from onceward.connectors.kafka.transaction import Description, Handle, Listing
 from onceward.core.errors import KafkaError
 from onceward.core.transaction import ANY_EPOCH, AbortOutcome, AbortStatus, Committable
 
@@ -27,7 +26,7 @@ from .world import Violation
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from onceward.connectors.kafka.handle import Partition
+    from onceward.connectors.kafka.transaction import Partition
     from onceward.core.names import PooledName, Scope
     from onceward.core.transaction import CommitOutcome, Observation
 

@@ -16,10 +16,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from onceward.connectors.kafka import commits, inspector, pool
-from onceward.connectors.kafka.handle import Handle, Prepared, listed_committable
+from onceward.connectors.kafka import commits, pool
 from onceward.connectors.kafka.sink import KafkaTransaction
-from onceward.connectors.kafka.verdict import Fate, judge
+from onceward.connectors.kafka.transaction import Fate, Handle, Prepared, judge, listed_committable
 from onceward.connectors.spark import query
 from onceward.connectors.spark import writer as writer_module
 from onceward.connectors.spark.exactly_once import EpochHandler
@@ -719,7 +718,7 @@ MUTANTS: dict[str, Mutant] = {
     "wait for a deleted topic": Mutant(
         "A partition of a deleted topic is waited for like one without a leader.",
         _laws("independent", "progress"),
-        patches=((inspector.Inspector, "_is_deleted", lambda *_: False),),
+        patches=((commits.Inspector, "_is_deleted", lambda *_: False),),
         narrow=with_kinds(K.DELETE_TOPIC, K.SWITCH, sinks=("kafka",)),
     ),
     "the age begins in the second process": Mutant(

@@ -9,15 +9,13 @@ import msgspec
 
 from ...errors import StateDamagedError
 
-FORMAT: Final = 1
-
 
 class FileRef(msgspec.Struct, frozen=True):
     """A file of written state.
 
     Attributes:
         name: What it is called in the state that it belongs to (RocksDB's own name of it, for example).
-        path: Where it is, below the checkpoint folder; absolute in a savepoint that was moved by nobody.
+        path: Where it is, below the checkpoint folder.
         size: Bytes.
         sha256: Of its bytes, in hex.
         shared: Whether other checkpoints may refer to it too.
@@ -31,7 +29,7 @@ class FileRef(msgspec.Struct, frozen=True):
 
 
 class KeyedHandle(msgspec.Struct, frozen=True, kw_only=True):
-    """The keyed state of one subtask.
+    """The keyed state of one subtask, which owns the key groups from `first` to before `end`.
 
     Attributes:
         first: Its first key group.
@@ -53,20 +51,14 @@ class KeyedHandle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListHandle(msgspec.Struct, frozen=True):
-    """An operator state's items in one subtask, in MessagePack, and how a restore deals them out."""
+    """An operator state's items in one subtask, in MessagePack, and how a restore distributes them."""
 
     redistribute: str
     items: list[bytes]
 
 
 class SubtaskState(msgspec.Struct, frozen=True, kw_only=True):
-    """What one subtask stored at its barrier.
-
-    Attributes:
-        position: How far a source was read.
-        keyed: Keyed state.
-        lists: Operator states by name.
-    """
+    """What one subtask stored at its barrier: a source's position, keyed state, operator states by name."""
 
     position: Any = None
     keyed: KeyedHandle | None = None
@@ -83,17 +75,16 @@ class SubtaskState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing in it that anybody would miss."""
+        """Whether dropping it loses nothing."""
         return self.position is None and self.keyed is None and not self.lists
 
 
 class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator's subtasks stored, in their order."""
+    """What an operator's subtasks stored, in their order, and the names of the states that its function declares."""
 
     kind: str
     subtasks: list[SubtaskState]
     states: list[str] = []
-    """Names of the states that its function declares."""
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +103,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
         operators: By uid.
     """
 
-    format: int = FORMAT
+    format: int = 1
     pipeline: str
     log: str = ""
     checkpoint: int
@@ -124,15 +115,12 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     operators: dict[str, OperatorRecord]
 
     def files(self) -> dict[tuple[str, int], tuple[FileRef, ...]]:
+        """By operator and subtask."""
         return {
             (uid, number): state.files
             for uid, operator in self.operators.items()
             for number, state in enumerate(operator.subtasks)
         }
-
-    def shared(self) -> set[str]:
-        """Paths of the files that other checkpoints may refer to."""
-        return {file.path for files in self.files().values() for file in files if file.shared}
 
 
 _MAGIC: Final = b"onceward-checkpoint/1 "
