@@ -34,7 +34,7 @@ from onceward.core.errors import (
     SourceError,
     StateError,
 )
-from onceward.core.log.memory import MemoryStore
+from onceward.core.log import MemoryStore
 from onceward.sources import SequenceSource
 
 from .engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, reach, sums

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoint import CommitPolicy, OnLost
 from ..checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from ..errors import ConfigurationError
-from ..log import LogStore, open_store
-from ..log.memory import MemoryStore
+from ..log import LogStore, MemoryStore, open_store
 from ..names import check_pipeline_name
 from ..sink import Direct, TwoPhaseCommit
 from ..source import LiveSource, ResettableSource
