@@ -97,7 +97,7 @@ class Guarded:
     def listed(
         self, at: Any, function: Callable[P, Iterable[Record] | None], *args: P.args, **kwargs: P.kwargs
     ) -> list[Record]:
-        """All records that it gives."""
+        """All records that it gives, which may be none."""
         try:
             return list(function(*args, **kwargs) or ())
         except OncewardError:
