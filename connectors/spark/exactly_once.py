@@ -27,6 +27,7 @@ from .publication import with_publication
 from .query import QueryRun, any_stage_failed, current_run, epoch_input, hadoop_reader
 from .store import check_store, default_store, local_store
 from .task import ACK_COLUMN, ACK_SCHEMA, STAGE_COLUMN, EpochTask
+from .writers import Writers, checked_writers, only_writes, writers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,6 +47,7 @@ def exactly_once(
     checkpoint: str | None = None,
     pipeline: str | None = None,
     store: str | LogStore | None = None,
+    writers: Writers = "auto",
     commit_timeout: float = COMMIT_TIMEOUT,
     commit_backoff: float = COMMIT_BACKOFF,
     on_lost: OnLost | str = OnLost.FAIL,
@@ -62,6 +64,10 @@ def exactly_once(
         checkpoint: Spark's checkpoint folder; by default the one that Spark's configuration sets.
         pipeline: Name of the pipeline, part of every transaction's name; by default the query's id.
         store: Where the decision log lives (a URL for `open_store`); by default inside the checkpoint.
+        writers: The most tasks that write an epoch; fewer than its partitions are fewer transactions, and more rows
+            for each. "auto": as many as can run at once, and fewer if the query's tasks do little but write and few
+            rows come in; None: one for each partition. Work in the same stage, back to the last shuffle, is done by
+            these tasks, too.
         commit_timeout: Seconds for which a commit is tried again while a target does not answer. Then the query fails
             with CommitPendingError; the decision stands, and its next start commits it.
         commit_backoff: Longest pause between two attempts, in seconds; the first pauses are shorter.
@@ -94,6 +100,8 @@ def exactly_once(
         policy=CommitPolicy.of(on_lost, commit_timeout, commit_backoff),
         adopt=adopt,
         rewind=rewind,
+        writers=checked_writers(writers),
+        cheap=only_writes(df),
         on_complete=with_publication(df, on_complete),
     )
     writer = df.writeStream.foreachBatch(handler)
@@ -133,6 +141,8 @@ class EpochHandler:
         policy: CommitPolicy,
         adopt: bool,
         rewind: str | None,
+        writers: Writers,
+        cheap: bool,
         on_complete: Callable[[int, EpochInput], None] | None,
     ) -> None:
         self.spark = spark
@@ -142,6 +152,8 @@ class EpochHandler:
         self.policy = policy
         self.adopt = adopt
         self.rewind = rewind
+        self.writers = writers
+        self.cheap = cheap
         self.on_complete = on_complete
         self._projection = Projection(sinks)
         self._read_text = hadoop_reader(spark)
@@ -161,7 +173,8 @@ class EpochHandler:
             # A stateful query must run the batch all the same, or its state store misses a version for ever.
             frame.write.format("noop").mode("overwrite").save()
         else:
-            rows = self._write(frame, coordinator, batch)
+            tasks = writers_of(self.writers, self.spark, about, cheap=self.cheap)
+            rows = self._write(frame if tasks is None else frame.coalesce(tasks), coordinator, batch)
             acks = [Acknowledgement.from_json(row[ACK_COLUMN]) for row in rows]
             lost = self._speculates or any_stage_failed(self.spark, {row[STAGE_COLUMN] for row in rows})
             coordinator.commit(batch, acks, about, sweep_after=lost)
