@@ -13,7 +13,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from onceward.testing.java import find_java
+from onceward.testing.machine import find_java
 from onceward.testing.services import KafkaServer
 from onceward.testing.services.kafka import KAFKA_LOCK
 

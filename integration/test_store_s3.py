@@ -16,7 +16,7 @@ import s3fs
 from botocore.exceptions import BotoCoreError
 
 from onceward.core.log import open_store
-from onceward.testing.services.machine import free_port
+from onceward.testing.machine import free_port
 
 from .simulator_kit import store_contract
 

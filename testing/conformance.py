@@ -14,17 +14,44 @@ sink is skipped, and reported by name and reason at the end (plugin.py). The sui
 
 from __future__ import annotations
 
+import contextlib
+import pickle
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import pyarrow as pa
 import pytest
 
-from .fault_cases import FaultCases
-from .protocol_cases import ProtocolCases
-from .sink_case import SinkCase, SinkUnderTest
+from onceward.core.checkpoint import Coordinator
+from onceward.core.errors import DataLossError, EpochConflictError, OncewardError, SchemaError
+from onceward.core.log import MemoryStore
+from onceward.core.steps import Step, hooked
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation
+from onceward.sinks import TwoPhaseCommitSink
+
+from .faults import Faults, duplicate, fail, lose_answer
+from .killing import kill_everywhere
+from .sink_case import GOOD, SinkCase, SinkUnderTest, not_applicable
 from .source_cases import SourceConformance, SourceUnderTest
+from .wrappers import FaultySink, FaultyStore
 
 __all__ = ["SinkCase", "SinkConformance", "SinkUnderTest", "SourceConformance", "SourceUnderTest"]
 
+MANY: Final = 40
+SINK_CALLS: Final = ("begin", "write", "pre_commit", "commit_many", "abort", "lingering", "claim", "completed")
+AT_STARTS: Final = ("abort", "lingering", "claim")
+PAUSE: Final = 0.015
+MOST_MISSED: Final = 3
+"""Points that a run may happen not to reach again, out of some forty."""
+KILLED_ROWS: Final = 200
+PARTS: Final = 60
+OVERDUE: Final = 10
+"""A transaction that has not ended after so many of its timeouts never will."""
 
-class SinkConformance(ProtocolCases, FaultCases):
+
+class SinkConformance:
     """Subclass it, and give the fixture `sink_under_test`."""
 
     @pytest.fixture
@@ -36,3 +63,378 @@ class SinkConformance(ProtocolCases, FaultCases):
     def case(self, sink_under_test: SinkUnderTest) -> SinkCase:
         """A pipeline of its own for each test."""
         return SinkCase(sink_under_test)
+
+    # The protocol: what becomes visible when, who may commit and abort what, and in which order.
+
+    def test_01_rows_written_without_a_checkpoint_do_not_show(self, case: SinkCase) -> None:
+        writing = case.write()
+        case.assert_visible([])
+        writing.discard()
+
+    def test_02_rows_prepared_and_not_decided_do_not_show(self, case: SinkCase) -> None:
+        case.prepare()
+        case.assert_visible([])
+
+    def test_03_rows_of_a_completed_epoch_show_once(self, case: SinkCase) -> None:
+        for epoch in range(3):
+            case.finish(epoch, case.prepare(epoch))
+        case.assert_visible(case.numbers(0, 1, 2))
+
+    def test_04_an_empty_epoch_opens_nothing(self, case: SinkCase) -> None:
+        assert case.begin().pre_commit() is None
+        assert case.lingering() == []
+        case.finish(0)
+        case.finish(1, case.prepare(1))
+        case.assert_visible(case.numbers(1))
+
+    def test_05_what_was_closed_before_it_was_prepared_is_gone(self, case: SinkCase) -> None:
+        writing = case.write()
+        writing.discard()
+        case.start()
+        case.assert_visible([])
+        assert case.lingering() == []
+
+    def test_06_and_50_another_process_commits_what_it_never_saw(self, case: SinkCase) -> None:
+        committable = Committable.from_json(case.prepare().to_json())
+        other = pickle.loads(pickle.dumps(case.sink))  # noqa: S301 - made right here
+        case.sink.claim(case.scope)
+        assert other.commit(committable).status in GOOD
+        case.assert_visible(case.numbers())
+
+    def test_07_and_08_a_bounded_pipeline_commits_at_its_end(self, case: SinkCase) -> None:
+        case.run([])
+
+    def test_09_to_15_a_failure_at_each_durable_step_duplicates_and_loses_nothing(self, case: SinkCase) -> None:
+        case.run(list(case.sink_under_test.steps))
+
+    def test_16_recovery_that_fails_twice_in_a_row_is_done_the_third_time(self, case: SinkCase) -> None:
+        case.finish(0, case.prepare(0))
+        committable = case.prepare(1)
+        left = [3]
+
+        def dies(step: Step) -> None:
+            if step is Step.COMMIT_AFTER and left[0]:
+                left[0] -= 1
+                raise KeyboardInterrupt
+
+        with hooked(dies):
+            with pytest.raises(KeyboardInterrupt):
+                case.finish(1, committable)
+            for _ in range(2):
+                with pytest.raises(KeyboardInterrupt):
+                    case.start()
+            case.start()
+        case.assert_visible(case.numbers(0, 1))
+
+    def test_17_starting_again_and_again_changes_nothing(self, case: SinkCase) -> None:
+        case.finish(0, case.prepare())
+        for _ in range(3):
+            case.start()
+        case.assert_visible(case.numbers())
+
+    def test_21_25_and_26_a_commit_can_be_repeated(self, case: SinkCase) -> None:
+        committable = case.prepare()
+        case.sink.claim(case.scope)
+        statuses = [case.commit(committable).status for _ in range(3)]
+        assert all(status in GOOD for status in statuses), statuses
+        case.assert_visible(case.numbers())
+
+    def test_22_and_23_what_somebody_else_ended_is_never_taken_for_committed(self, case: SinkCase) -> None:
+        committable = case.prepare()
+        assert case.abort(committable).status is AbortStatus.ABORTED
+        outcome = case.commit(committable)
+        assert outcome.status not in GOOD, f"it was aborted, and commit says {outcome.status}"
+        case.assert_visible([])
+
+    def test_27_an_old_commit_after_a_newer_one_changes_nothing(self, case: SinkCase) -> None:
+        first = case.prepare(0)
+        case.finish(0, first)
+        case.finish(1, case.prepare(1))
+        pending = case.prepare(2)
+        case.commit(first)
+        case.assert_visible(case.numbers(0, 1))
+        case.finish(2, pending)
+        case.assert_visible(case.numbers(0, 1, 2))
+
+    def test_28_transactions_of_several_epochs_are_committed_together(self, case: SinkCase) -> None:
+        committables = [case.prepare(epoch) for epoch in range(3)]
+        case.sink.claim(case.scope)
+        outcomes = case.commit_many([committables[2], committables[0], committables[1]])
+        assert [outcome.status in GOOD for outcome in outcomes] == [True] * 3
+        case.assert_visible(case.numbers(0, 1, 2))
+
+    def test_29_and_31_an_abort_can_be_repeated(self, case: SinkCase) -> None:
+        committable = case.prepare()
+        assert case.abort(committable).status is AbortStatus.ABORTED
+        for _ in range(2):
+            assert case.abort(committable).status is not AbortStatus.COMMITTED
+        case.assert_visible([])
+        assert case.lingering() == []
+
+    def test_30_what_is_committed_is_not_aborted(self, case: SinkCase) -> None:
+        committable = case.prepare()
+        case.finish(0, committable)
+        assert case.abort(committable).status is not AbortStatus.ABORTED
+        case.assert_visible(case.numbers())
+
+    def test_33_of_a_commit_and_an_abort_at_once_one_wins_and_both_are_told(self, case: SinkCase) -> None:
+        case.sink.claim(case.scope)
+        for attempt in range(5):
+            committable = case.prepare(attempt)
+            make = case.sink_under_test.make
+            with ThreadPoolExecutor() as pool:
+                answers = pool.submit(make().commit, committable), pool.submit(make().abort, committable)
+            commit, abort = (answer.result().status for answer in answers)
+            # A target that cannot tell who won says so to both, loudly.
+            in_doubt = (commit, abort) == (CommitStatus.UNKNOWN, AbortStatus.UNKNOWN)
+            assert in_doubt or commit in GOOD or abort is AbortStatus.ABORTED, f"nobody won: {commit}, {abort}"
+            visible = set(case.numbers(attempt)) <= set(case.visible())
+            if commit in GOOD:
+                assert visible, "commit says that it won, and the rows are invisible"
+            if abort is AbortStatus.ABORTED:
+                assert not visible, "abort says that it won, and the rows are visible"
+
+    def test_34_and_35_an_overtaken_writers_late_commit_does_no_harm(self, case: SinkCase) -> None:
+        committable = case.prepare()
+        case.finish(0, committable)
+        case.start()
+        pending = case.prepare(1)
+        case.commit(committable)
+        case.assert_visible(case.numbers(0))
+        case.finish(1, pending)
+        case.assert_visible(case.numbers(0, 1))
+
+    def test_37_38_and_72_what_carries_another_name_is_not_touched(self, case: SinkCase) -> None:
+        committable = case.prepare()
+        neighbour = SinkCase(case.sink_under_test, f"{case.pipeline}-eu")
+        theirs = neighbour.prepare()
+        case.start()
+        assert [c.transaction for c in neighbour.lingering()] == [theirs.transaction]
+        neighbour.sink.claim(neighbour.scope)
+        assert neighbour.commit(theirs).status in GOOD
+        neighbour.assert_visible(neighbour.numbers())
+        assert case.commit(committable).status not in GOOD
+        case.assert_visible([])
+
+    def test_39_of_two_attempts_one_counts_and_the_other_is_swept(self, case: SinkCase) -> None:
+        numbers = case.numbers()
+        lost, counts = case.prepare(0, numbers), case.prepare(0, [n + 50 for n in numbers])
+        case.finish(0, counts)
+        case.start()
+        case.assert_visible([n + 50 for n in numbers])
+        assert lost.transaction not in {c.transaction for c in case.lingering()}
+        assert case.commit(lost).status not in GOOD
+
+    def test_44_what_lingers_is_listed_and_gone_after_a_start(self, case: SinkCase) -> None:
+        committable = case.prepare()
+        assert [c.transaction for c in case.lingering()] == [committable.transaction]
+        case.start()
+        assert case.lingering() == []
+        case.assert_visible([])
+
+    def test_45_to_49_several_subtasks_come_and_go(self, case: SinkCase) -> None:
+        for epoch, many in enumerate((3, 1, 2)):
+            parts = [case.prepare(epoch, [case.first + epoch * 100 + n], subtask=n) for n in range(many)]
+            case.finish(epoch, *parts)
+            case.start()
+        case.assert_visible([case.first + epoch * 100 + n for epoch, many in enumerate((3, 1, 2)) for n in range(many)])
+
+    @pytest.mark.parametrize("rewound", [False, True])
+    def test_91_a_fresh_log_under_an_old_name_is_refused(self, case: SinkCase, rewound: bool) -> None:
+        case.finish(0, case.prepare())
+        if rewound:
+            case.coordinator.open(rewind="a test", first_epoch=7)
+        case.store = MemoryStore()
+        with pytest.raises(EpochConflictError):
+            case.start()
+        case.assert_visible(case.numbers())
+
+    def test_91_a_log_that_never_decided_anything_can_be_replaced(self, case: SinkCase) -> None:
+        case.prepare()
+        case.start()
+        case.store = MemoryStore()
+        case.start()
+        case.finish(0, case.prepare())
+        case.assert_visible(case.numbers())
+
+    def test_91_an_outdated_copy_of_the_log_is_refused_until_it_is_rewound(self, case: SinkCase) -> None:
+        case.finish(0, case.prepare())
+        copy = MemoryStore()
+        for key in case.store.list_keys():
+            copy.put_if_absent(key, case.store.get(key) or b"")
+        case.finish(1, case.prepare(1))
+        case.start()
+        case.store = copy
+        if not case.sink_under_test.remembers:
+            not_applicable("the target cannot tell how far a decision log had come")
+        for _ in range(2):
+            with pytest.raises(EpochConflictError, match="outdated copy"):
+                case.start()
+        case.coordinator = Coordinator(case.pipeline, copy, [case.sink])
+        case.coordinator.open(rewind="restored", first_epoch=1)
+        case.finish(1, case.prepare(1, case.numbers(2)))
+        case.start()
+        case.assert_visible(case.numbers(0, 1, 2))
+
+    def test_38_what_a_sink_of_another_name_left_is_found_and_swept(self, case: SinkCase) -> None:
+        if type(case.sink).lingering_elsewhere is TwoPhaseCommitSink.lingering_elsewhere:
+            not_applicable("the sink lists its own transactions only")
+        left = case.prepare(name="renamed")
+        case.start()
+        assert list(case.sink_under_test.make().lingering(case.scope._replace(sink="renamed"))) == []
+        assert case.commit(left).status not in GOOD
+        case.assert_visible([])
+
+    def test_96_a_writer_that_was_swept_and_wakes_up_shows_nothing(self, case: SinkCase) -> None:
+        writing = case.write()
+        case.start()
+        late = None
+        with contextlib.suppress(Exception):
+            writing.write(case.rows(5))
+            late = writing.pre_commit()
+        case.start()
+        if late is not None:
+            assert case.commit(late).status not in GOOD
+        with contextlib.suppress(Exception):
+            writing.discard()
+        case.finish(0, case.prepare(0, case.numbers(7)))
+        case.assert_visible(case.numbers(7))
+
+    def test_82_many_epochs_leave_nothing_behind(self, case: SinkCase) -> None:
+        for epoch in range(MANY):
+            case.finish(epoch, case.prepare(epoch, [case.first + epoch]))
+            assert case.lingering() == []
+        case.assert_visible([case.first + epoch for epoch in range(MANY)])
+
+    # Faults: lost answers, SIGKILL, a target that restarts, times out or refuses.
+
+    @pytest.mark.parametrize("call", SINK_CALLS)
+    def test_19_20_and_26_a_call_that_fails_loses_its_answer_or_is_repeated(self, case: SinkCase, call: str) -> None:
+        """Not made, made unheard, made twice."""
+        planned = [fail(call, nth=1), lose_answer(call, nth=2), duplicate(call, nth=3)]
+        if call == "begin":  # who begins and does not tell keeps a connection or file open: not a fault of the target
+            del planned[1]
+        faults = Faults(*planned)
+        # What comes at a start only comes more often if something is left to sweep each time.
+        steps = [Step.PRE_COMMIT_AFTER] * len(planned) if call in AT_STARTS else []
+        case.run(steps, sink=FaultySink(case.sink, faults), pause=PAUSE)
+        assert not faults.left(), "these faults did not happen, so nothing was shown of them"
+
+    def test_24_an_epoch_that_cannot_be_committed_holds_back_the_later_ones(self, case: SinkCase) -> None:
+        faults = Faults(fail("commit_many", nth=1, times=4))
+        case.coordinator = case.start(FaultySink(case.sink_under_test.make(), faults))
+        for epoch in range(3):
+            case.finish(epoch, case.prepare(epoch))
+            case.assert_visible(case.numbers(*range(epoch + 1)))
+        assert not faults.left()
+
+    @pytest.mark.parametrize("call", ["put_if_absent", "get", "list_keys"])
+    def test_55_and_95_a_store_that_fails_or_answers_late(self, case: SinkCase, call: str) -> None:
+        faults = Faults(lose_answer(call, nth=2), fail(call, nth=3))
+        case.run([Step.PRE_COMMIT_AFTER] * 2, store=FaultyStore(MemoryStore(), faults))
+        assert not faults.left(), "these faults did not happen, so nothing was shown of them"
+
+    def test_09_to_15_and_88_a_process_killed_at_each_step_and_call(
+        self, case: SinkCase, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        if not case.sink_under_test.kill:
+            not_applicable("SinkUnderTest.kill is not set: the target is inside the process of the tests")
+        base = secrets.randbelow(1 << 40) * 100_000
+        numbers = [range(base + part * KILLED_ROWS, base + (part + 1) * KILLED_ROWS) for part in range(PARTS)]
+        parts = [pa.Table.from_batches([case.sink_under_test.rows(list(part))]) for part in numbers]
+        report = kill_everywhere(case.sink, case.pipeline, parts, tmp_path_factory.mktemp("killed"))
+        assert not report.errors, "\n".join(report.errors)
+        assert any("pre_commit()" in point for point in report.killed), "it was never killed at its own calls"
+        assert len(report.missed) <= MOST_MISSED, f"it was killed at {report.killed} only, not at {report.missed}"
+        case.assert_as_promised([n for part in numbers[: report.used] for n in part])
+
+    def test_13_and_77_what_is_prepared_survives_a_restart_of_the_target(self, case: SinkCase) -> None:
+        if case.sink_under_test.restart is None:
+            not_applicable("no SinkUnderTest.restart: the target is not a server of the test's own")
+        committable = case.prepare()
+        case.sink_under_test.restart()
+        case.assert_visible([])
+        case.finish(0, committable)
+        case.assert_visible(case.numbers())
+        case.sink_under_test.restart()
+        case.assert_visible(case.numbers())
+
+    def test_40_41_and_43_a_decided_transaction_that_timed_out_is_a_loud_loss(self, case: SinkCase) -> None:
+        sink = self._hasty(case)
+        case.sink = sink
+        case.start(sink)
+        committable = case.prepare()
+        decided = []
+
+        def outage(step: Step) -> None:
+            if step is Step.DECIDE_AFTER:
+                decided.append(step)
+                self._wait_until_ended(case, sink)
+
+        with hooked(outage), pytest.raises(DataLossError):
+            case.finish(0, committable)
+        assert decided, "it was refused before it was decided"
+        assert sink.inspect_many([committable])[0] not in (Observation.PREPARED, Observation.COMMITTED)
+        assert sink.commit(committable).status not in GOOD
+        case.assert_visible([])
+
+    def test_44_what_timed_out_leaves_readers_free(self, case: SinkCase) -> None:
+        sink = self._hasty(case)
+        mine, case.sink = case.sink, sink
+        case.prepare()
+        self._wait_until_ended(case, sink)
+        case.sink = mine
+        case.start()
+        case.finish(0, case.prepare(0, case.numbers(1)))
+        case.assert_visible(case.numbers(1))
+
+    def test_74_and_81_rows_that_the_target_refuses_fail_the_epoch(self, case: SinkCase) -> None:
+        if case.sink_under_test.refused is None:
+            not_applicable("no SinkUnderTest.refused: there are no rows that pass validate and fail later")
+        writing = case.begin()
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - its kind is looked at below
+            writing.write(case.rows())
+            writing.write(case.sink_under_test.refused(case.numbers(1)))
+            writing.pre_commit()
+        assert isinstance(caught.value, OncewardError), f"{type(caught.value).__name__} tells the user nothing"
+        writing.discard()
+        case.start()
+        case.assert_visible([])
+        assert case.lingering() == []
+
+    def test_a_schema_that_does_not_fit_is_refused_before_anything_is_written(self, case: SinkCase) -> None:
+        if case.sink_under_test.misfit is None:
+            not_applicable("no SinkUnderTest.misfit: the target takes any schema")
+        with pytest.raises(SchemaError):
+            case.sink.validate(case.sink_under_test.misfit)
+
+    def test_errors_and_text_forms_show_no_password(self, case: SinkCase, caplog: pytest.LogCaptureFixture) -> None:
+        secret = case.sink_under_test.secret
+        if not secret:
+            not_applicable("no SinkUnderTest.secret: the sink is given no password")
+        with caplog.at_level("DEBUG", logger="onceward"):
+            committable = case.prepare()
+            case.finish(0, committable)
+            words = [repr(case.sink), committable.to_json(), caplog.text]
+        if case.sink_under_test.misfit is not None:
+            with pytest.raises(SchemaError) as caught:
+                case.sink.validate(case.sink_under_test.misfit)
+            words += [str(caught.value), repr(caught.value)]
+        assert not [text for text in words if secret in text]
+
+    def _hasty(self, case: SinkCase) -> TwoPhaseCommitSink[object]:
+        if case.sink.transaction_timeout is None:
+            not_applicable("the target never ends a transaction by itself (transaction_timeout is None)")
+        if case.sink_under_test.hasty is None:
+            not_applicable("no SinkUnderTest.hasty: the test cannot wait for the sink's own timeout")
+        return case.sink_under_test.hasty()
+
+    def _wait_until_ended(self, case: SinkCase, sink: TwoPhaseCommitSink[object]) -> None:
+        """Wait until the target has ended all that lingers."""
+        timeout = sink.transaction_timeout or 1
+        deadline = time.monotonic() + OVERDUE * timeout
+        open_ = case.lingering()
+        while open_ and time.monotonic() < deadline:
+            time.sleep(timeout / 10)
+            open_ = case.lingering()
+        assert not open_, f"still there after {OVERDUE} timeouts of {timeout} s: {open_}"

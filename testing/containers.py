@@ -17,37 +17,45 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from testcontainers.community.postgres import PostgresContainer as _OfficialPostgres
 from testcontainers.core.container import DockerContainer
 
 from onceward.core.errors import ConfigurationError, ExternalError
 
+from .machine import LOOPBACK, broker_answers, free_port
 from .services.kafka import FAST_ONE_NODE
-from .services.machine import LOOPBACK, broker_answers, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Self
 
-KAFKA_IMAGE = "apache/kafka:4.3.1"
-POSTGRES_IMAGE = "postgres:17"
-MARIADB_IMAGE = "mariadb:11.4"
-BROKER_PORT, CONTROLLER_PORT, POSTGRES_PORT, MARIADB_PORT = 29092, 29093, 5432, 3306
-POLL_SECONDS = 0.1
+IMAGES: Final = {"KAFKA": "apache/kafka:4.3.1", "POSTGRES": "postgres:17", "MARIADB": "mariadb:11.4"}
+_BROKER_PORT, _CONTROLLER_PORT, _POSTGRES_PORT, _MARIADB_PORT = 29092, 29093, 5432, 3306
+_PASSWORD: Final = "test"  # noqa: S105 - of a server that only this machine reaches, for as long as a test takes
+_POLL_SECONDS: Final = 0.1
 
 
 class _Crashable(DockerContainer):
     """A container that can be killed, started again, frozen and cut off, at an address that stays."""
+
+    def __init__(self, image: str | None, system: str, **kwargs: Any) -> None:
+        super().__init__(image or os.environ.get(f"ONCEWARD_TEST_{system}_IMAGE", IMAGES[system]), **kwargs)
+        self.port = free_port()
+
+    def start(self) -> Self:
+        """Start the container and wait until the server serves clients."""
+        super().start()
+        self.wait_ready()
+        return self
 
     def answers(self) -> bool:
         """Whether the server serves clients now."""
         raise NotImplementedError
 
     def wait_ready(self, timeout: float = 60.0) -> None:
-        """Waits until the server serves clients.
+        """Wait until the server serves clients.
 
         Args:
             timeout: Seconds to wait.
@@ -64,30 +72,31 @@ class _Crashable(DockerContainer):
                 raise ExternalError(
                     f"{self.image} is {container.status} and does not answer. The end of its log:\n{log}"
                 )
-            time.sleep(POLL_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     def kill(self) -> None:
-        """Crashes the server with SIGKILL; its data stays."""
+        """Crash the server with SIGKILL; its data stays."""
         container = self.get_wrapped_container()
         container.kill()
         container.wait()
 
     def start_again(self, timeout: float = 60.0) -> None:
-        """Starts the server after `kill`, on the same data and port, and waits until it answers (seconds)."""
+        """Start the server after `kill`, on the same data and port, and wait until it answers (seconds)."""
         self.get_wrapped_container().start()
         self.wait_ready(timeout)
 
     def pause(self) -> None:
-        """Freezes the server: connections stay open and nothing is answered."""
+        """Freeze the server: connections stay open and nothing is answered."""
         self.get_wrapped_container().pause()
 
     def resume(self) -> None:
-        """Lets a paused server go on."""
+        """Let a paused server go on."""
         self.get_wrapped_container().unpause()
 
+    @property
     def _address(self) -> str:
         host = self.get_docker_client().host()
-        return LOOPBACK if host == "localhost" else host
+        return f"{LOOPBACK if host == 'localhost' else host}:{self.port}"
 
 
 class KafkaContainer(_Crashable):
@@ -107,47 +116,55 @@ class KafkaContainer(_Crashable):
         alias: str = "localhost",
         **kwargs: Any,
     ) -> None:
-        super().__init__(image or os.environ.get("ONCEWARD_TEST_KAFKA_IMAGE", KAFKA_IMAGE), **kwargs)
-        self.port = free_port()
+        super().__init__(image, "KAFKA", **kwargs)
         self.with_bind_ports(self.port, self.port)
         if alias != "localhost":
             self.with_network_aliases(alias)
-        settings = {**FAST_ONE_NODE, **self._listeners(alias), **(config or {})}
-        for key, value in settings.items():
-            self.with_env(broker_variable(key), value)
+        listeners = {
+            "listeners": f"CLIENT://:{self.port},BROKER://:{_BROKER_PORT},CONTROLLER://:{_CONTROLLER_PORT}",
+            "advertised.listeners": f"CLIENT://{self.bootstrap_servers},BROKER://{alias}:{_BROKER_PORT}",
+            "listener.security.protocol.map": "CLIENT:PLAINTEXT,BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "inter.broker.listener.name": "BROKER",
+            "controller.quorum.voters": f"1@localhost:{_CONTROLLER_PORT}",
+        }
+        for setting, value in {**FAST_ONE_NODE, **listeners, **(config or {})}.items():
+            # The spelling of apache/kafka's image.
+            name = setting.replace("_", "__").replace("-", "___").replace(".", "_").upper()
+            self.with_env(f"KAFKA_{name}", value)
         self.with_env("KAFKA_HEAP_OPTS", "-Xmx512m")
 
     @property
     def bootstrap_servers(self) -> str:
         """Address for clients on this machine, `host:port`."""
-        return f"{self._address()}:{self.port}"
+        return self._address
 
     def answers(self) -> bool:
         """Whether the broker is registered and serves metadata."""
         return broker_answers(self.bootstrap_servers)
 
-    def start(self) -> Self:
-        """Starts the container and waits until the broker answers."""
-        super().start()
-        self.wait_ready()
-        return self
 
-    def _listeners(self, alias: str) -> dict[str, str]:
-        return {
-            "listeners": f"CLIENT://:{self.port},BROKER://:{BROKER_PORT},CONTROLLER://:{CONTROLLER_PORT}",
-            "advertised.listeners": f"CLIENT://{self.bootstrap_servers},BROKER://{alias}:{BROKER_PORT}",
-            "listener.security.protocol.map": "CLIENT:PLAINTEXT,BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT",
-            "inter.broker.listener.name": "BROKER",
-            "controller.quorum.voters": f"1@localhost:{CONTROLLER_PORT}",
-        }
+class _Database(_Crashable):
+    @property
+    def url(self) -> str:
+        """URL of SQLAlchemy for clients on this machine, password included."""
+        raise NotImplementedError
+
+    def answers(self) -> bool:
+        """Whether the server takes a connection."""
+        try:
+            import sqlalchemy as sa  # noqa: PLC0415 - optional dependency
+
+            engine = sa.create_engine(self.url, poolclass=sa.NullPool, connect_args={"connect_timeout": 2})
+        except ImportError as error:
+            raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[postgres,mariadb]'") from error
+        try:
+            engine.connect().close()
+        except sa.exc.DBAPIError:
+            return False
+        return True
 
 
-def broker_variable(setting: str) -> str:
-    """The environment variable by which apache/kafka's image takes a broker setting."""
-    return "KAFKA_" + setting.replace("_", "__").replace("-", "___").replace(".", "_").upper()
-
-
-class PostgresContainer(_OfficialPostgres, _Crashable):
+class PostgresContainer(_Database):
     """A PostgreSQL server in a container, with prepared transactions switched on.
 
     Args:
@@ -156,38 +173,25 @@ class PostgresContainer(_OfficialPostgres, _Crashable):
     """
 
     def __init__(self, image: str | None = None, *, config: Mapping[str, str] | None = None, **kwargs: Any) -> None:
-        chosen = image or os.environ.get("ONCEWARD_TEST_POSTGRES_IMAGE", POSTGRES_IMAGE)
-        super().__init__(chosen, driver=None, **kwargs)
-        self.host_port = free_port()
-        self.with_bind_ports(POSTGRES_PORT, self.host_port)
+        super().__init__(image, "POSTGRES", **kwargs)
+        self.with_bind_ports(_POSTGRES_PORT, self.port)
+        for name in ("USER", "PASSWORD", "DB"):
+            self.with_env(f"POSTGRES_{name}", _PASSWORD)
         settings = {"max_prepared_transactions": "100", **(config or {})}
         self.with_command([part for key, value in settings.items() for part in ("-c", f"{key}={value}")])
 
     @property
     def dsn(self) -> str:
         """Connection URI for clients on this machine, password included."""
-        return f"postgresql://{self.username}:{self.password}@{self._address()}:{self.host_port}/{self.dbname}"
+        return f"postgresql://test:{_PASSWORD}@{self._address}/test"
 
-    def answers(self) -> bool:
-        """Whether the server takes a connection."""
-        try:
-            import psycopg  # noqa: PLC0415 - optional dependency
-        except ImportError as error:
-            raise ConfigurationError("psycopg is needed: pip install 'onceward[postgres]'") from error
-        try:
-            psycopg.connect(self.dsn, connect_timeout=2).close()
-        except psycopg.OperationalError:
-            return False
-        return True
-
-    def start(self) -> Self:
-        """Starts the container and waits until the server takes connections."""
-        DockerContainer.start(self)
-        self.wait_ready()
-        return self
+    @property
+    def url(self) -> str:
+        """URL of SQLAlchemy for clients on this machine, password included."""
+        return self.dsn.replace("postgresql:", "postgresql+psycopg:")
 
 
-class MariaDbContainer(_Crashable):
+class MariaDbContainer(_Database):
     """A MariaDB server in a container like the official one.
 
     Args:
@@ -196,37 +200,16 @@ class MariaDbContainer(_Crashable):
     """
 
     def __init__(self, image: str | None = None, *, config: Mapping[str, str] | None = None, **kwargs: Any) -> None:
-        super().__init__(image or os.environ.get("ONCEWARD_TEST_MARIADB_IMAGE", MARIADB_IMAGE), **kwargs)
-        self.port = free_port()
-        self.password = "test"  # noqa: S105 - of a server that only this machine reaches, for as long as a test takes
-        self.with_bind_ports(MARIADB_PORT, self.port)
-        self.with_env("MARIADB_ROOT_PASSWORD", self.password)
+        super().__init__(image, "MARIADB", **kwargs)
+        self.with_bind_ports(_MARIADB_PORT, self.port)
+        self.with_env("MARIADB_ROOT_PASSWORD", _PASSWORD)
         self.with_env("MARIADB_DATABASE", "test")
         self.with_command([f"--{key.replace('_', '-')}={value}" for key, value in (config or {}).items()])
 
     @property
     def url(self) -> str:
         """URL of SQLAlchemy for clients on this machine, password included."""
-        return f"mariadb+pymysql://root:{self.password}@{self._address()}:{self.port}/test"
-
-    def answers(self) -> bool:
-        """Whether the server takes a connection."""
-        try:
-            import pymysql  # type: ignore[import-untyped]  # noqa: PLC0415 - optional dependency
-        except ImportError as error:
-            raise ConfigurationError("pymysql is needed: pip install 'onceward[mariadb]'") from error
-        address = {"host": self._address(), "port": self.port, "user": "root", "password": self.password}
-        try:
-            pymysql.connect(**address, database="test", connect_timeout=2).close()
-        except pymysql.MySQLError:
-            return False
-        return True
-
-    def start(self) -> Self:
-        """Starts the container and waits until the server takes connections."""
-        super().start()
-        self.wait_ready()
-        return self
+        return f"mariadb+pymysql://root:{_PASSWORD}@{self._address}/test"
 
 
 @pytest.fixture(scope="session")

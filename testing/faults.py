@@ -6,9 +6,9 @@
     faults = Faults(fail("commit", nth=2, times=3), lose_answer("pre_commit"), die("commit", nth=5))
     sink = FaultySink(KafkaSink(...), faults)
 
-Calls are counted in each process: copies of an order that reach the same one (tasks of a Spark worker) count together,
-and a process that is started anew begins at one. What happened in another process is not known here. `Faults.at_random`
-strikes at random, by a seed. After Jepsen's nemesis, one call at a time.
+Calls are counted in each process: copies of a `Faults` object that reach the same one (tasks of a Spark worker) count
+together, and a process that is started anew begins at one. What happened in another process is not known here.
+`Faults.at_random` hits calls at random, by a seed. After Jepsen's nemesis, one call at a time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import signal
 import threading
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from onceward.core.errors import ConfigurationError, OncewardError, RetryableSinkError, SourceError, StoreError
+from onceward.core.errors import ConfigurationError, RetryableSinkError, SourceError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -116,18 +116,25 @@ class InjectedStoreError(StoreError):
     """An injected fault, at a store: the put is in doubt."""
 
 
-class _Seen:
-    """What has happened in this process to one order of faults, in all its copies."""
-
-    def __init__(self, seed: int) -> None:
-        self.lock = threading.Lock()
-        self.counts: dict[str, int] = {}
-        self.calls: list[str] = []
-        self.struck: list[Fault] = []
-        self.dice = random.Random(seed)  # noqa: S311 - no secret
+class _Random(NamedTuple):
+    seed: int
+    rate: float
+    kinds: tuple[Kind, ...]
+    calls: tuple[str, ...]
 
 
-_seen: dict[str, _Seen] = {}
+@dataclass
+class _History:
+    """What has happened in this process to all copies of one `Faults`."""
+
+    dice: random.Random
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    counts: dict[str, int] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)
+    struck: list[Fault] = field(default_factory=list)
+
+
+_histories: dict[str, _History] = {}
 
 
 class Faults:
@@ -139,10 +146,8 @@ class Faults:
 
     def __init__(self, *faults: Fault) -> None:
         self._faults = faults
-        self._random: tuple[int, float, tuple[Kind, ...], tuple[str, ...]] | None = None
+        self._random: _Random | None = None
         self._id = uuid.uuid4().hex
-        self._seen = _Seen(0)
-        _seen[self._id] = self._seen
 
     @classmethod
     def at_random(
@@ -167,19 +172,22 @@ class Faults:
         if not 0 <= rate <= 1 or not kinds:
             raise ConfigurationError(f"rate is a probability from 0 to 1, and kinds are at least one: {rate}, {kinds}")
         faults = cls()
-        faults._random = (seed, rate, tuple(kinds), tuple(calls))
-        faults._seen.dice.seed(seed)
+        faults._random = _Random(seed, rate, tuple(kinds), tuple(calls))
         return faults
 
     @property
     def calls(self) -> list[str]:
         """Names of all calls in this process so far, in order, as they began."""
-        return self._seen.calls
+        return self._history.calls
 
     @property
     def struck(self) -> list[Fault]:
         """The faults that have happened in this process, in order."""
-        return self._seen.struck
+        return self._history.struck
+
+    def left(self) -> list[Fault]:
+        """Faults that have not happened in this process: a test that expected them has shown nothing."""
+        return [fault for fault in self._faults if fault not in self.struck]
 
     def around(self, call: str, make: Callable[[], T], lost: Callable[[str], T], *, again: bool = True) -> T:
         """Make a call with what is to go wrong.
@@ -207,48 +215,30 @@ class Faults:
             os.kill(os.getpid(), signal.SIGKILL)
         return lost(words) if fault.kind is Kind.LOSE_ANSWER else answer
 
-    def left(self) -> list[Fault]:
-        """Ordered faults that have not happened in this process: a test that expected them has shown nothing."""
-        return [fault for fault in self._faults if fault not in self.struck]
+    @property
+    def _history(self) -> _History:
+        seed = self._random.seed if self._random is not None else 0
+        return _histories.setdefault(self._id, _History(random.Random(seed)))  # noqa: S311 - no secret
 
     def _next(self, call: str) -> Fault | None:
-        counts = self._seen.counts
-        with self._seen.lock:
-            self.calls.append(call)
+        history = self._history
+        with history.lock:
+            history.calls.append(call)
             for name in (call, "*"):
-                counts[name] = counts.get(name, 0) + 1
-            fault = self._ordered(call) or self._thrown(call)
+                history.counts[name] = history.counts.get(name, 0) + 1
+            fault = self._planned(call, history.counts) or self._by_chance(call, history.dice)
             if fault is not None:
-                self.struck.append(fault)
+                history.struck.append(fault)
             return fault
 
-    def _ordered(self, call: str) -> Fault | None:
+    def _planned(self, call: str, counts: dict[str, int]) -> Fault | None:
         for fault in self._faults:
-            if fault.call in (call, "*") and 0 <= self._seen.counts[fault.call] - fault.nth < fault.times:
+            if fault.call in (call, "*") and 0 <= counts[fault.call] - fault.nth < fault.times:
                 return fault
         return None
 
-    def _thrown(self, call: str) -> Fault | None:
-        if self._random is None:
+    def _by_chance(self, call: str, dice: random.Random) -> Fault | None:
+        chance = self._random
+        if chance is None or (chance.calls and call not in chance.calls) or dice.random() >= chance.rate:
             return None
-        _, rate, kinds, calls = self._random
-        dice = self._seen.dice
-        if (calls and call not in calls) or dice.random() >= rate:
-            return None
-        return Fault(dice.choice(kinds), call, seconds=dice.random() / 5)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_faults": self._faults, "_random": self._random, "_id": self._id}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._seen = _seen.setdefault(self._id, _Seen(self._random[0] if self._random else 0))
-
-
-def raising(kind: type[OncewardError]) -> Callable[[str], Any]:
-    """A `lost` that raises."""
-
-    def lost(words: str) -> Any:
-        raise kind(words)
-
-    return lost
+        return Fault(dice.choice(chance.kinds), call, seconds=dice.random() / 5)

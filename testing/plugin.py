@@ -10,11 +10,9 @@ from typing import Final
 
 import pytest
 
-MARK: Final = "not applicable: "
+NOT_APPLICABLE: Final = "not applicable: "
 
-pytest.register_assert_rewrite(
-    *(f"onceward.testing.{name}" for name in ("sink_case", "fault_cases", "protocol_cases", "source_cases"))
-)
+pytest.register_assert_rewrite(*(f"onceward.testing.{name}" for name in ("sink_case", "conformance", "source_cases")))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -22,7 +20,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for report in terminalreporter.stats.get("skipped", []):
         words = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        _, mark, reason = words.partition(MARK)
+        _, mark, reason = words.partition(NOT_APPLICABLE)
         if mark:
             where, _, case = report.nodeid.rpartition("::")
             found[where, reason].append(case)

@@ -15,8 +15,7 @@ import pytest
 from onceward.core import CheckpointConfig, Pipeline, RestartStrategy
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
-from onceward.core.log import EpochInput, LogStore
-from onceward.core.log.memory import MemoryStore
+from onceward.core.log import EpochInput, LogStore, MemoryStore
 from onceward.core.names import Scope
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import (
@@ -31,11 +30,11 @@ from onceward.sinks import Guarantee, TwoPhaseCommitSink
 from onceward.sources import SequenceSource
 
 from .faults import Faults, delay
+from .plugin import NOT_APPLICABLE
 from .wrappers import FaultySource
 
-ROWS = 40
-NOT_APPLICABLE = "not applicable: "
-ALWAYS = frozenset(
+ROWS: Final = 40
+ALWAYS: Final = frozenset(
     {
         Step.START_AFTER,
         Step.BEGIN_BEFORE,
@@ -52,20 +51,13 @@ ALWAYS = frozenset(
     }
 )
 """Steps that a run with any sink passes."""
-T = TypeVar("T")
+GOOD: Final = (CommitStatus.COMMITTED, CommitStatus.ALREADY_COMMITTED)
 _AGAIN: Final = Backoff(first=0.01, most=0.2, attempts=20)
-GOOD = (CommitStatus.COMMITTED, CommitStatus.ALREADY_COMMITTED)
-
-
-def _known(ask: Callable[[], T], is_later: Callable[[T], bool]) -> T:
-    attempt = 0
-    while is_later(answer := ask()) and _AGAIN.pause(attempt):
-        attempt += 1
-    return answer
+T = TypeVar("T")
 
 
 def not_applicable(reason: str) -> NoReturn:
-    """This case does not apply to this sink; the plugin reports it by name and reason at the end."""
+    """Skip this case, which does not apply to this sink; the plugin reports it by name and reason at the end."""
     pytest.skip(f"{NOT_APPLICABLE}{reason}")
 
 
@@ -80,7 +72,7 @@ class SinkUnderTest:
 
     Attributes:
         make: A new object of the sink, always with the same name and target.
-        read: The numbers of all rows that show in the target now, to a reader with the strictest isolation.
+        read: The numbers of all rows that are visible now to a reader with the strictest isolation.
         rows: Rows with these numbers, in columns that the sink takes. Default: `n: int64, text: string`.
         steps: Durable steps to fail at; default: all.
         kill: Also run the sink in processes that die by SIGKILL at each step and call: its class must be importable
@@ -138,21 +130,33 @@ class SinkCase:
         """Whose transactions these are."""
         return Scope(self.pipeline, self.sink.name, self.coordinator.writer.token.log)
 
-    def numbers(self, epoch: int = 0, count: int = 3) -> list[int]:
-        """Numbers that no other test writes."""
-        return list(range(self.first + epoch * 100, self.first + epoch * 100 + count))
+    def numbers(self, *epochs: int) -> list[int]:
+        """The numbers of epochs, three of each, that no other test writes; default: of epoch 0."""
+        return [self.first + epoch * 100 + n for epoch in epochs or (0,) for n in range(3)]
+
+    def rows(self, epoch: int = 0) -> pa.RecordBatch:
+        """Rows with the numbers of an epoch."""
+        return self.sink_under_test.rows(self.numbers(epoch))
 
     def begin(self, epoch: int = 0, *, subtask: int = 0, name: str | None = None) -> SubtaskEpoch:
         """An attempt of a subtask; with a name, of a sink that had another one."""
         return SubtaskEpoch(self.sink, self.coordinator.context(name or self.sink.name, epoch, subtask=subtask))
 
-    def prepare(self, epoch: int = 0, numbers: list[int] | None = None, *, subtask: int = 0) -> Committable:
-        """Write and pre-commit."""
-        writing = self.begin(epoch, subtask=subtask)
-        batch = self.sink_under_test.rows(self.numbers(epoch) if numbers is None else numbers)
+    def write(
+        self, epoch: int = 0, numbers: list[int] | None = None, *, subtask: int = 0, name: str | None = None
+    ) -> SubtaskEpoch:
+        """An attempt that has written rows."""
+        writing = self.begin(epoch, subtask=subtask, name=name)
+        batch = self.rows(epoch) if numbers is None else self.sink_under_test.rows(numbers)
         self.sink.validate(batch.schema)
         writing.write(batch)
-        committable = writing.pre_commit()
+        return writing
+
+    def prepare(
+        self, epoch: int = 0, numbers: list[int] | None = None, *, subtask: int = 0, name: str | None = None
+    ) -> Committable:
+        """Write and pre-commit."""
+        committable = self.write(epoch, numbers, subtask=subtask, name=name).pre_commit()
         assert committable is not None, "pre_commit of a transaction with rows gave no committable"
         return committable
 
@@ -168,7 +172,7 @@ class SinkCase:
 
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
         """What a new sink answers, asked again while it says "later", as a coordinator asks."""
-        return _known(
+        return _asked(
             lambda: self.sink_under_test.make().commit_many(committables),
             lambda outcomes: any(outcome.status is CommitStatus.RETRY_LATER for outcome in outcomes),
         )
@@ -179,21 +183,25 @@ class SinkCase:
 
     def abort(self, committable: Committable) -> AbortOutcome:
         """The same of an abort."""
-        return _known(
+        return _asked(
             lambda: self.sink_under_test.make().abort(committable),
             lambda outcome: outcome.status is AbortStatus.RETRY_LATER,
         )
 
-    def seen(self) -> Counter[int]:
-        """This test's numbers that show."""
+    def lingering(self) -> list[Committable]:
+        """What the sink finds under this pipeline's name."""
+        return list(self.sink_under_test.make().lingering(self.scope))
+
+    def visible(self) -> Counter[int]:
+        """This test's numbers that are visible."""
         return Counter(n for n in self.sink_under_test.read() if self.first <= n < self.first + 1000)
 
-    def shows(self, numbers: list[int]) -> None:
-        """Exactly these show, each once."""
-        assert self.seen() == Counter(numbers)
+    def assert_visible(self, numbers: list[int]) -> None:
+        """Exactly these are visible, each once."""
+        assert self.visible() == Counter(numbers)
 
-    def shows_as_promised(self, numbers: list[int]) -> None:
-        """All of these show, each once if the sink promises that."""
+    def assert_as_promised(self, numbers: list[int]) -> None:
+        """All of these are visible, each once if the sink promises that."""
         seen = Counter(n for n in self.sink_under_test.read() if min(numbers) <= n <= max(numbers))
         missing = Counter(numbers) - seen
         assert not missing, f"{missing.total()} rows are missing, among them {sorted(missing)[:5]}"
@@ -201,54 +209,59 @@ class SinkCase:
             more = seen - Counter(numbers)
             assert not more, f"{more.total()} rows are there more than once, among them {sorted(more)[:5]}"
 
-    def lingering(self) -> list[Committable]:
-        """What the sink finds under this pipeline's name."""
-        return list(self.sink_under_test.make().lingering(self.scope))
+    def run(
+        self,
+        steps: Sequence[Step],
+        *,
+        sink: TwoPhaseCommitSink[Any] | None = None,
+        store: LogStore | None = None,
+        pause: float = 0,
+    ) -> None:
+        """Run the sink in an embedded pipeline that fails at each of these steps once.
+
+        Args:
+            steps: Where to fail.
+            sink: Instead of the case's own.
+            store: Of the decision log.
+            pause: Seconds before each batch, so that there are several epochs.
+        """
+        left, lock = list(steps), threading.Lock()
+
+        def fails(step: Step) -> None:
+            with lock:
+                if step not in left:
+                    return
+                left.remove(step)
+            raise ConnectionError(f"injected failure at {step}")
+
+        numbers = list(range(self.first, self.first + ROWS))
+        rows = SequenceSource(pa.Table.from_batches([self.sink_under_test.rows(numbers)]), units=2, batch_rows=4)
+        pipeline = fast_pipeline(self.pipeline + "-run", store)
+        slow = Faults(delay("piece", pause, times=1000))
+        pipeline.source(FaultySource(rows, slow), parallelism=2).sink(sink or self.sink, parallelism=2)
+        with hooked(fails):
+            pipeline.start()
+            ended = pipeline.wait(120)
+            if not ended:
+                pipeline.stop()
+        assert ended, f"it did not come to its end; steps that were not reached: {left}"
+        missed = [step for step in left if step in ALWAYS]
+        assert not missed, f"these steps were never reached, so nothing was shown of them: {missed}"
+        self.assert_as_promised(numbers)
 
 
-def run(
-    case: SinkCase,
-    steps: list[Step],
-    *,
-    sink: TwoPhaseCommitSink[Any] | None = None,
-    store: LogStore | None = None,
-    pause: float = 0,
-) -> None:
-    """Run the sink in an embedded pipeline that fails at each of these steps once.
-
-    Args:
-        case: Whose sink, and whose numbers.
-        steps: Where to fail.
-        sink: Instead of the case's own.
-        store: Of the decision log.
-        pause: Seconds before each batch, so that there are several epochs.
-    """
-    left, lock = list(steps), threading.Lock()
-
-    def fails(step: Step) -> None:
-        with lock:
-            if step not in left:
-                return
-            left.remove(step)
-        raise ConnectionError(f"told to fail at {step}")
-
-    numbers = list(range(case.first, case.first + ROWS))
-    rows = pa.Table.from_batches([case.sink_under_test.rows(numbers)])
-    pipeline = Pipeline(
-        case.pipeline + "-run",
+def fast_pipeline(name: str, store: LogStore | None = None) -> Pipeline:
+    """An embedded pipeline with checkpoints all the time, which restarts at once after any failure."""
+    return Pipeline(
+        name,
         store=store or MemoryStore(),
         checkpoint=CheckpointConfig(interval=0.02, tolerable_failures=1000),
         restart=RestartStrategy.fixed_delay(attempts=1000, delay=0),
     )
-    slow = Faults(delay("piece", pause, times=1000))
-    source = FaultySource(SequenceSource(rows, units=2, batch_rows=4), slow)
-    pipeline.source(source, parallelism=2).sink(sink or case.sink, parallelism=2)
-    with hooked(fails):
-        pipeline.start()
-        ended = pipeline.wait(120)
-        if not ended:
-            pipeline.stop()
-    assert ended, f"it did not come to its end; steps that were not reached: {left}"
-    missed = [step for step in left if step in ALWAYS]
-    assert not missed, f"these steps were never reached, so nothing was shown of them: {missed}"
-    case.shows_as_promised(numbers)
+
+
+def _asked(ask: Callable[[], T], is_later: Callable[[T], bool]) -> T:
+    attempt = 0
+    while is_later(answer := ask()) and _AGAIN.pause(attempt):
+        attempt += 1
+    return answer

@@ -21,14 +21,12 @@ import pyarrow as pa
 import pytest
 
 from onceward.connectors.files.sink import FileSink
-from onceward.core import CheckpointConfig, Pipeline, RestartStrategy
 from onceward.core.errors import SourceError
-from onceward.core.log.memory import MemoryStore
 from onceward.core.steps import Step, hooked
 from onceward.sources import ResettableSource
 
 from .faults import Faults, fail, lose_answer
-from .sink_case import not_applicable
+from .sink_case import fast_pipeline, not_applicable
 from .wrappers import FaultySource
 
 if TYPE_CHECKING:
@@ -200,7 +198,7 @@ class SourceConformance:
         def fails(step: Step) -> None:
             if step in left:
                 left.remove(step)
-                raise ConnectionError(f"told to fail at {step}")
+                raise ConnectionError(f"injected failure at {step}")
 
         seen = self._run(source_under_test, tmp_path, FaultySource(source_under_test.make(), faults), fails)
         assert seen == Counter(range(400))
@@ -210,12 +208,7 @@ class SourceConformance:
         self, source_under_test: SourceUnderTest, folder: Path, source: FaultySource, hook: Callable[[Step], None]
     ) -> Counter[int]:
         target = folder / "target"
-        pipeline = Pipeline(
-            "sources-conformance",
-            store=MemoryStore(),
-            checkpoint=CheckpointConfig(interval=0.02, tolerable_failures=1000),
-            restart=RestartStrategy.fixed_delay(attempts=1000, delay=0),
-        )
+        pipeline = fast_pipeline("sources-conformance")
         rows = pipeline.source(source, uid="source", parallelism=2)
         numbers = rows.map_batches(lambda batch: _only_numbers(source_under_test.numbers(batch)), uid="numbers")
         numbers.sink(FileSink("target", target, format="jsonl"))

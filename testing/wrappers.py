@@ -1,7 +1,7 @@
-"""Any sink, source or store, with injected faults (faults.py). Each is used in place of what it wraps.
+"""Any sink, source and store with injected faults (faults.py), to be used in place of what is wrapped.
 
 An outcome is a value: where a sink's contract says so (commit, abort), a lost call answers "retry later" or "unknown",
-as a target does that is away; everywhere else it raises an error that may pass.
+as a target does that is down; everywhere else it raises a retryable error.
 """
 
 from __future__ import annotations
@@ -9,117 +9,108 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from onceward.core.source import LiveSource, ResettableSource
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation
 from onceward.sinks.base import DirectSink, TwoPhaseCommitSink
 
-from .faults import InjectedSinkError, InjectedStoreError, raising
-from .faulty_sources import FaultyLiveSource, FaultySource
+from .faults import InjectedSinkError, InjectedSourceError, InjectedStoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
 
+    from onceward.core.errors import OncewardError
     from onceward.core.log import LogStore
-    from onceward.core.names import Scope
-    from onceward.core.sink import Guarantee
-    from onceward.core.transaction import Committable, Progress, WriteContext
+    from onceward.core.source import Piece, Split
+    from onceward.core.transaction import Committable
 
     from .faults import Faults
 
 __all__ = ["FaultyDirectSink", "FaultyLiveSource", "FaultySink", "FaultySource", "FaultyStore"]
 
-_sink_fails = raising(InjectedSinkError)
-_store_fails = raising(InjectedStoreError)
+
+class _Faulty:
+    wrapped: Any
+    faults: Faults
+    error: type[OncewardError]
+    """What a caller gets whose call, or its answer, is lost."""
+
+    def _lost(self, words: str) -> Any:
+        raise self.error(words)
 
 
-class FaultySink(TwoPhaseCommitSink[Any]):
+def _call(name: str, *, again: bool = True) -> Any:
+    """A method of what is wrapped, with faults; without `again` it is never made twice: no network repeats it."""
+
+    def method(self: _Faulty, *arguments: Any, **options: Any) -> Any:
+        make = partial(getattr(self.wrapped, name), *arguments, **options)
+        return self.faults.around(name, make, self._lost, again=again)
+
+    return method
+
+
+def _same(name: str) -> Any:
+    """A property or method of what is wrapped, without faults."""
+    return property(lambda self: getattr(self.wrapped, name))
+
+
+class FaultySink(_Faulty, TwoPhaseCommitSink[Any]):
     """A TwoPhaseCommitSink with faults.
 
     Args:
         sink: The sink.
         faults: What goes wrong; calls are named as the methods: begin, write, pre_commit, discard, commit_many (also
-            for commit), abort, lingering, inspect_many, claim, release, completed, warm_up, validate.
+            for commit), abort, lingering, lingering_elsewhere, inspect_many, check_claim, claim, release, completed,
+            warm_up, validate.
     """
+
+    error = InjectedSinkError
 
     def __init__(self, sink: TwoPhaseCommitSink[Any], faults: Faults) -> None:
         super().__init__(sink.name, select=sink.select, where=sink.where)
-        self.sink = sink
+        self.wrapped = sink
         self.faults = faults
 
-    @property
-    def guarantee(self) -> Guarantee:
-        return self.sink.guarantee
-
-    @property
-    def transaction_timeout(self) -> float | None:
-        return self.sink.transaction_timeout
-
-    def validate(self, schema: pa.Schema) -> None:
-        self._raise("validate", schema)
-
-    def validate_complete_mode(self) -> None:
-        self.sink.validate_complete_mode()
-
-    def begin(self, context: WriteContext) -> Any:
-        return self._raise("begin", context, again=False)
-
-    def write(self, transaction: Any, batch: pa.RecordBatch) -> None:
-        self._raise("write", transaction, batch, again=False)
-
-    def pre_commit(self, transaction: Any) -> Committable:
-        committable: Committable = self._raise("pre_commit", transaction, again=False)
-        return committable
-
-    def discard(self, transaction: Any) -> None:
-        self._raise("discard", transaction, again=False)
+    guarantee = _same("guarantee")
+    transaction_timeout = _same("transaction_timeout")
+    validate_complete_mode = _same("validate_complete_mode")
+    validate = _call("validate")
+    begin = _call("begin", again=False)
+    write = _call("write", again=False)
+    pre_commit = _call("pre_commit", again=False)
+    discard = _call("discard", again=False)
+    lingering = _call("lingering")
+    lingering_elsewhere = _call("lingering_elsewhere")
+    check_claim = _call("check_claim")
+    claim = _call("claim")
+    release = _call("release")
+    completed = _call("completed")
+    warm_up = _call("warm_up")
 
     def commit(self, committable: Committable) -> CommitOutcome:
         return self.commit_many([committable])[0]
 
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
-        make = partial(self.sink.commit_many, committables)
-        return self.faults.around(
-            "commit_many", make, lambda words: [CommitOutcome(CommitStatus.RETRY_LATER, words)] * len(committables)
-        )
+        def lost(words: str) -> Sequence[CommitOutcome]:
+            return [CommitOutcome(CommitStatus.RETRY_LATER, words) for _ in committables]
+
+        return self.faults.around("commit_many", partial(self.wrapped.commit_many, committables), lost)
 
     def abort(self, committable: Committable) -> AbortOutcome:
-        make = partial(self.sink.abort, committable)
-        return self.faults.around("abort", make, lambda words: AbortOutcome(AbortStatus.RETRY_LATER, words))
+        def lost(words: str) -> AbortOutcome:
+            return AbortOutcome(AbortStatus.RETRY_LATER, words)
 
-    def lingering(self, scope: Scope) -> Iterable[Committable]:
-        found: Iterable[Committable] = self._raise("lingering", scope)
-        return found
+        return self.faults.around("abort", partial(self.wrapped.abort, committable), lost)
 
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
-        make = partial(self.sink.inspect_many, committables)
-        unknown = [Observation.UNKNOWN] * len(committables)
-        return self.faults.around("inspect_many", make, lambda _words: unknown)
+        def lost(_: str) -> Sequence[Observation]:
+            return [Observation.UNKNOWN for _ in committables]
 
-    def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
-        found: Iterable[Committable] = self._raise("lingering_elsewhere", pipeline, log)
-        return found
-
-    def check_claim(self, scope: Scope, newest: Progress) -> None:
-        self._raise("check_claim", scope, newest)
-
-    def claim(self, scope: Scope) -> None:
-        self._raise("claim", scope)
-
-    def release(self, scope: Scope) -> None:
-        self._raise("release", scope)
-
-    def completed(self, scope: Scope, epoch: int) -> None:
-        self._raise("completed", scope, epoch)
-
-    def warm_up(self, context: WriteContext) -> None:
-        self._raise("warm_up", context)
-
-    def _raise(self, call: str, *arguments: Any, again: bool = True) -> Any:
-        return self.faults.around(call, partial(getattr(self.sink, call), *arguments), _sink_fails, again=again)
+        return self.faults.around("inspect_many", partial(self.wrapped.inspect_many, committables), lost)
 
 
-class FaultyDirectSink(DirectSink[Any]):
+class FaultyDirectSink(_Faulty, DirectSink[Any]):
     """A DirectSink or IdempotentSink with faults.
 
     Args:
@@ -127,35 +118,85 @@ class FaultyDirectSink(DirectSink[Any]):
         faults: What goes wrong; calls: open, write (which DUPLICATE makes twice), flush, close, validate.
     """
 
+    error = InjectedSinkError
+
     def __init__(self, sink: DirectSink[Any], faults: Faults) -> None:
         super().__init__(sink.name, select=sink.select, where=sink.where)
-        self.sink = sink
+        self.wrapped = sink
         self.faults = faults
 
-    @property
-    def guarantee(self) -> Guarantee:
-        return self.sink.guarantee
-
-    def validate(self, schema: pa.Schema) -> None:
-        self._call("validate", schema)
-
-    def open(self, context: WriteContext) -> Any:
-        return self._call("open", context, again=False)
-
-    def write(self, writer: Any, batch: pa.RecordBatch) -> None:
-        self._call("write", writer, batch)
-
-    def flush(self, writer: Any) -> None:
-        self._call("flush", writer)
-
-    def close(self, writer: Any) -> None:
-        self._call("close", writer, again=False)
-
-    def _call(self, call: str, *arguments: Any, again: bool = True) -> Any:
-        return self.faults.around(call, partial(getattr(self.sink, call), *arguments), _sink_fails, again=again)
+    guarantee = _same("guarantee")
+    validate = _call("validate")
+    open = _call("open", again=False)
+    write = _call("write")
+    flush = _call("flush")
+    close = _call("close", again=False)
 
 
-class FaultyStore:
+class FaultySource(_Faulty, ResettableSource):
+    """A ResettableSource with faults.
+
+    Args:
+        source: The source.
+        faults: What goes wrong; calls: start, end, latest, splits, read, piece (each part that a read delivers),
+            publish, validate.
+    """
+
+    error = InjectedSourceError
+
+    def __init__(self, source: ResettableSource, faults: Faults) -> None:
+        self.wrapped = source
+        self.faults = faults
+
+    schema = _same("schema")
+    bounded = _same("bounded")
+    weakness = _same("weakness")
+    advance = _same("advance")
+    merge = _same("merge")
+    snapshot = _same("snapshot")
+    on_checkpoint_complete = _same("on_checkpoint_complete")
+    validate = _call("validate")
+    start = _call("start")
+    end = _call("end")
+    latest = _call("latest")
+    splits = _call("splits")
+    publish = _call("publish")
+
+    def read(self, split: Split) -> Iterator[Piece]:
+        for piece in self.faults.around("read", partial(self.wrapped.read, split), self._lost):
+            yield self.faults.around("piece", lambda piece=piece: piece, self._lost)
+
+    def share(self, subtask: int, parallelism: int) -> FaultySource:
+        return FaultySource(self.wrapped.share(subtask, parallelism), self.faults)
+
+
+class FaultyLiveSource(_Faulty, LiveSource):
+    """A LiveSource with faults.
+
+    Args:
+        source: The source.
+        faults: What goes wrong; calls: listen, arrival (each batch that comes), validate. A batch whose arrival fails
+            is lost, as with any live source.
+    """
+
+    error = InjectedSourceError
+
+    def __init__(self, source: LiveSource, faults: Faults) -> None:
+        self.wrapped = source
+        self.faults = faults
+
+    schema = _same("schema")
+    bounded = _same("bounded")
+    snapshot = _same("snapshot")
+    on_checkpoint_complete = _same("on_checkpoint_complete")
+    validate = _call("validate")
+
+    def listen(self, subtask: int, parallelism: int) -> Iterator[pa.RecordBatch | None]:
+        for batch in self.faults.around("listen", partial(self.wrapped.listen, subtask, parallelism), self._lost):
+            yield batch if batch is None else self.faults.around("arrival", lambda batch=batch: batch, self._lost)
+
+
+class FaultyStore(_Faulty):
     """A store of a decision log with faults.
 
     Args:
@@ -164,31 +205,15 @@ class FaultyStore:
             second time that a value is there.
     """
 
+    error = InjectedStoreError
+
     def __init__(self, store: LogStore, faults: Faults) -> None:
-        self.store = store
+        self.wrapped = store
         self.faults = faults
 
-    def put_if_absent(self, key: str, data: bytes) -> bool:
-        stored: bool = self._call("put_if_absent", key, data)
-        return stored
-
-    def get(self, key: str) -> bytes | None:
-        found: bytes | None = self._call("get", key)
-        return found
-
-    def list_keys(self) -> list[str]:
-        found: list[str] = self._call("list_keys")
-        return found
-
-    def delete(self, key: str) -> None:
-        self._call("delete", key)
-
-    def describe(self) -> str:
-        return self.store.describe()
-
-    @property
-    def shared(self) -> bool:
-        return self.store.shared
-
-    def _call(self, call: str, *arguments: Any) -> Any:
-        return self.faults.around(call, partial(getattr(self.store, call), *arguments), _store_fails)
+    shared = _same("shared")
+    describe = _same("describe")
+    put_if_absent = _call("put_if_absent")
+    get = _call("get")
+    list_keys = _call("list_keys")
+    delete = _call("delete")

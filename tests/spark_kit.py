@@ -65,6 +65,11 @@ class Checkpoint:
         text = f'v1\n{{"batchWatermarkMs":{watermark}}}\n{{"t":{{"0":{offset}}}}}\n'
         (self.root / "offsets" / str(batch)).write_text(text)
 
+    def forget(self) -> None:
+        """As if it were another query's folder."""
+        for file in (self.root / "offsets").iterdir():
+            file.unlink()
+
 
 def read_text(url: str) -> str | None:
     """In place of Hadoop's file systems."""
@@ -84,6 +89,10 @@ class Frame:
         self.partitions, self.stage, self.fails = partitions, stage, fails
         self.drained = 0
         self.before: Callable[[], object] = lambda: None
+
+    def coalesce(self, tasks: int) -> Frame:
+        assert len(self.partitions) <= tasks
+        return self
 
     def mapInArrow(self, task: Any, _schema: str) -> Frame:
         self.task = task
@@ -172,6 +181,7 @@ class Session:
         properties = {"sql.streaming.queryId": QUERY, "spark.jobGroup.id": self.run}
         return SimpleNamespace(
             master=self.master,
+            defaultParallelism=64,
             getConf=lambda: self.conf,
             getLocalProperty=properties.get,
             statusTracker=lambda: SimpleNamespace(getStageInfo=self.stages.get),

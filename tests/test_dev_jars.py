@@ -10,39 +10,29 @@ from typing import TYPE_CHECKING
 import pytest
 
 import onceward.testing.services
+from onceward.testing.machine import DevServiceError
 from onceward.testing.services import jars
-from onceward.testing.services.machine import DevServiceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from onceward.testing.services.jars import Coordinates, Resolver
+    from onceward.testing.services.jars import Jar
 
 CONTENT = b"a jar"
 LOCKS = sorted(Path(onceward.testing.services.__file__).parent.glob("*.lock"))
 
 
-class Resolvers:
-    """Stands for Maven and Ivy: writes the content given, or complains, and counts."""
+def resolve_with(monkeypatch: pytest.MonkeyPatch, **scripts: str) -> None:
+    """Shell scripts stand for Maven and Ivy; $1 is the folder to fetch to."""
 
-    def __init__(self, *answers: bytes | str) -> None:
-        self.answers = answers
-        self.asked: list[bytes | str] = []
+    def resolvers(_: Sequence[Jar], scratch: Path, target: Path) -> dict[str, list[str]]:
+        assert scratch in target.parents
+        return {name: ["sh", "-c", script, name, str(target)] for name, script in scripts.items()}
 
-    def usable(self) -> list[Resolver]:
-        return [self._resolver(answer) for answer in self.answers]
+    monkeypatch.setattr(jars, "resolvers", resolvers)
 
-    def _resolver(self, answer: bytes | str) -> Callable[[Sequence[Coordinates], Path, Path], str | None]:
-        def resolve(wanted: Sequence[Coordinates], scratch: Path, target: Path) -> str | None:
-            self.asked.append(answer)
-            assert scratch in target.parents
-            if isinstance(answer, str):
-                return answer
-            for _, artifact, version in wanted:
-                (target / f"{artifact}-{version}.jar").write_bytes(answer)
-            return None
 
-        return resolve
+FETCHES = "printf 'a jar' > $1/thing-1.0.jar"
 
 
 @pytest.fixture
@@ -53,57 +43,54 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def resolve_with(monkeypatch: pytest.MonkeyPatch, *answers: bytes | str) -> Resolvers:
-    resolvers = Resolvers(*answers)
-    monkeypatch.setattr(jars, "usable_resolvers", resolvers.usable)
-    return resolvers
-
-
-def test_jars_are_fetched_once(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    resolvers = resolve_with(monkeypatch, CONTENT)
+def test_jars_are_fetched_once_and_again_if_one_is_deleted(
+    lock: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    resolve_with(monkeypatch, Maven=f"{FETCHES}; echo >> {tmp_path}/asked")
     assert not jars.jars_present(lock)
-    folder = jars.ensure_jars(lock)
-    assert folder.name == "things-1.0"
-    assert (folder / "thing-1.0.jar").read_bytes() == CONTENT
-    assert jars.jars_present(lock)
-    assert jars.ensure_jars(lock) == folder
-    assert resolvers.asked == [CONTENT]
+    for times in (1, 2):
+        folder = jars.ensure_jars(lock)
+        assert jars.jars_present(lock)
+        assert jars.ensure_jars(lock) == folder
+        assert (folder.name, (folder / "thing-1.0.jar").read_bytes()) == ("things-1.0", CONTENT)
+        assert len((tmp_path / "asked").read_text()) == times
+        (folder / "thing-1.0.jar").unlink()
 
 
-def test_a_jar_with_other_content_never_reaches_the_cache(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    resolve_with(monkeypatch, b"something else")
-    with pytest.raises(DevServiceError, match=r"thing-1\.0\.jar is not the file expected"):
+@pytest.mark.parametrize(
+    ("script", "complaint"),
+    [
+        ("printf 'something else' > $1/thing-1.0.jar", r"thing-1\.0\.jar is not the file expected"),
+        ("true", r"thing-1\.0\.jar was not fetched"),
+    ],
+)
+def test_a_jar_with_other_content_or_none_never_reaches_the_cache(
+    lock: Path, monkeypatch: pytest.MonkeyPatch, script: str, complaint: str
+) -> None:
+    resolve_with(monkeypatch, Maven=script)
+    with pytest.raises(DevServiceError, match=complaint):
         jars.ensure_jars(lock)
     assert not jars.jars_folder(lock).exists()
 
 
 def test_the_next_resolver_is_asked_when_one_fails(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    resolvers = resolve_with(monkeypatch, "Maven: no way there", CONTENT)
-    jars.ensure_jars(lock)
-    assert resolvers.asked == ["Maven: no way there", CONTENT]
+    resolve_with(monkeypatch, Maven="echo half > $1/thing-1.0.jar; exit 1", Ivy=FETCHES)
+    assert (jars.ensure_jars(lock) / "thing-1.0.jar").read_bytes() == CONTENT
 
 
 def test_all_complaints_are_told_when_all_fail(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    resolve_with(monkeypatch, "Maven: no way there", "Ivy: neither")
+    resolve_with(monkeypatch, Maven="echo no way there; exit 1", Ivy="echo neither; exit 1")
     with pytest.raises(DevServiceError, match=r"(?s)Maven: no way there.*Ivy: neither"):
         jars.ensure_jars(lock)
 
 
 def test_a_changed_lock_is_fetched_anew(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    resolve_with(monkeypatch, CONTENT)
+    resolve_with(monkeypatch, Maven=FETCHES)
     jars.ensure_jars(lock)
-    newer = b"a newer jar"
-    lock.write_text(f"org.example:thing:1.1 {hashlib.sha256(newer).hexdigest()}\n")
-    resolve_with(monkeypatch, newer)
+    lock.write_text(f"org.example:thing:1.1 {hashlib.sha256(b'newer').hexdigest()}\n")
+    resolve_with(monkeypatch, Maven="printf newer > $1/thing-1.1.jar")
     folder = jars.ensure_jars(lock)
     assert [path.name for path in folder.glob("*.jar")] == ["thing-1.1.jar"]
-
-
-def test_a_jar_deleted_from_the_cache_is_fetched_again(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    resolvers = resolve_with(monkeypatch, CONTENT)
-    (jars.ensure_jars(lock) / "thing-1.0.jar").unlink()
-    assert (jars.ensure_jars(lock) / "thing-1.0.jar").exists()
-    assert len(resolvers.asked) == 2
 
 
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.stem)

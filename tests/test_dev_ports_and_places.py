@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from onceward.core.errors import ConfigurationError
-from onceward.testing.java import MINIMUM, find_java, java_version
-from onceward.testing.services.machine import LAST, LOOPBACK, accepts_connections, cache_home, free_port, state_home
+from onceward.testing.machine import (
+    LAST,
+    LOOPBACK,
+    MINIMUM_JAVA,
+    accepts_connections,
+    cache_home,
+    find_java,
+    free_port,
+    java_version,
+    state_home,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,7 +88,7 @@ def test_a_javas_release_is_read_from_what_it_says(tmp_path: Path, words: str, r
 
 
 def test_java_home_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    java = java_that_says(tmp_path, f'openjdk version "{MINIMUM}.0.1"')
+    java = java_that_says(tmp_path, f'openjdk version "{MINIMUM_JAVA}.0.1"')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert find_java() == java
 

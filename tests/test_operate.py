@@ -19,17 +19,15 @@ from typer.testing import CliRunner
 from onceward import FileSink
 from onceward.cli.main import app, main
 from onceward.cli.operate import show
-from onceward.cli.operate.epochs import epochs_of, history
-from onceward.cli.operate.logs import Log, open_log
+from onceward.cli.operate.logs import Log, history, open_log
 from onceward.cli.operate.resolve import Committed, abort_orphaned, abort_undecided, chosen, commit_decided
 from onceward.cli.operate.survey import Found, advice, survey
-from onceward.cli.operate.targets import SinksTarget
+from onceward.cli.operate.targets import sinks_target
 from onceward.core import CheckpointConfig, FileBackend
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator, OnLost, Swept
 from onceward.core.checkpoint.recovery import TransactionStatus, status_of
 from onceward.core.errors import CommitPendingError, ConfigurationError, DataLossError, EpochConflictError, FencedError
-from onceward.core.log import Decide, DirectoryStore, LogView, LogWriter, Resolved
-from onceward.core.log.records import audit_records
+from onceward.core.log import Decide, DirectoryStore, LogView, LogWriter, Resolved, audit_records
 from onceward.core.log.view import NONE
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import ANY_EPOCH, Committable, Observation
@@ -60,7 +58,7 @@ class Case:
         self.sink_case = SinkCase(
             SinkUnderTest(self.make, self.shown), "orders", DirectoryStore(self.checkpoint / "onceward")
         )
-        self.sinks_target = SinksTarget([self.make()], "the sinks")
+        self.target_of_sinks = sinks_target([self.make()], "the sinks")
         (folder / "jobs.py").write_text(JOBS.format(target=str(self.target)))
 
     def make(self) -> FileSink:
@@ -83,7 +81,7 @@ class Case:
         return open_log(str(self.checkpoint))
 
     def survey(self) -> list[Found]:
-        return survey([self.log], [self.sinks_target])
+        return survey([self.log], [self.target_of_sinks])
 
     def commit(self, found: list[Found] | None = None, **how: Any) -> Committed | None:
         decision = self.log.view.undone
@@ -112,9 +110,9 @@ def test_what_is_decided_is_shown_and_committed_once_and_its_zombie_is_fenced(ca
     [found] = case.survey()
     assert (found.status, found.held, found.committable.rows) == (TransactionStatus.DECIDED, True, 3)
     assert "txn commit" in found.next
-    case.sink_case.shows([])
+    case.sink_case.assert_visible([])
     assert case.commit() == Committed(epoch=0, committed=1, given_up=0)
-    case.sink_case.shows(case.sink_case.numbers())
+    case.sink_case.assert_visible(case.sink_case.numbers())
     assert (case.survey(), case.log.view.completed) == ([], 0)
     with pytest.raises(FencedError):
         case.sink_case.coordinator.writer.complete(0)
@@ -128,7 +126,7 @@ def test_what_is_in_doubt_can_no_longer_be_decided_once_it_is_aborted(case: Case
     with pytest.raises(FencedError):
         case.sink_case.finish(0, committable)
     assert case.log.view.decided == NONE
-    case.sink_case.shows([])
+    case.sink_case.assert_visible([])
 
 
 def test_what_was_decided_after_it_was_listed_is_not_aborted(case: Case) -> None:
@@ -138,7 +136,7 @@ def test_what_was_decided_after_it_was_listed_is_not_aborted(case: Case) -> None
     swept = abort_undecided(case.log, found)
     assert swept.aborted == ()
     case.commit()
-    case.sink_case.shows(case.sink_case.numbers())
+    case.sink_case.assert_visible(case.sink_case.numbers())
 
 
 def test_only_what_is_named_is_aborted_and_what_is_decided_is_refused(case: Case) -> None:
@@ -194,7 +192,7 @@ def test_a_target_that_was_not_given_fences_nobody(case: Case) -> None:
     committable = case.sink_case.prepare()
     case.finish_until(Step.COMMIT_BEFORE, 0, committable)
     tail = case.log.view.tail
-    found = survey([case.log], [SinksTarget([], "none")])
+    found = survey([case.log], [sinks_target([], "none")])
     assert [(one.target, one.state) for one in found] == [(None, Observation.UNKNOWN)]
     with pytest.raises(ConfigurationError, match=r"sink files.*--sinks"):
         case.commit(found)
@@ -209,14 +207,14 @@ def test_the_wrong_folder_is_told_before_anybody_is_fenced_and_gives_nothing_up(
     case.sink_case.sink = case.make()
     case.finish_until(Step.COMMIT_BEFORE, 1, case.sink_case.prepare(1))
     tail = case.log.view.tail
-    wrong = SinksTarget([FileSink("files", older, format="jsonl")], "wrong")
+    wrong = sinks_target([FileSink("files", older, format="jsonl")], "wrong")
     for how in ({}, {"skip_lost": "so be it"}):
         with pytest.raises(ConfigurationError, match="is it the right one"):
             case.commit(survey([case.log], [wrong]), **how)
     assert case.log.view.tail == tail
-    case.sinks_target = SinksTarget([case.make()], "right")
+    case.target_of_sinks = sinks_target([case.make()], "right")
     case.commit()
-    case.sink_case.shows(case.sink_case.numbers(1))
+    case.sink_case.assert_visible(case.sink_case.numbers(1))
 
 
 def test_a_driver_that_skips_what_is_lost_does_not_skip_what_is_elsewhere(case: Case) -> None:
@@ -229,7 +227,7 @@ def test_a_driver_that_skips_what_is_lost_does_not_skip_what_is_elsewhere(case: 
     assert Path(path).parent == case.folder / "wrong" / "_onceward"
     assert (case.target / "_onceward" / ".identity").read_text() == identity
     Coordinator("orders", case.log.store, [case.make()], quick).open()
-    case.sink_case.shows(case.sink_case.numbers())
+    case.sink_case.assert_visible(case.sink_case.numbers())
 
 
 class Telling(FileSink):
@@ -260,9 +258,9 @@ def test_a_sink_of_which_the_target_knows_a_part_is_committed_as_far_as_it_goes(
     case.make().abort(lost)
     with pytest.raises(DataLossError):
         case.commit()
-    case.sink_case.shows(case.sink_case.numbers(5))
+    case.sink_case.assert_visible(case.sink_case.numbers(5))
     assert case.commit(skip_lost="gone") == Committed(epoch=0, committed=1, given_up=1)
-    case.sink_case.shows(case.sink_case.numbers(5))
+    case.sink_case.assert_visible(case.sink_case.numbers(5))
 
 
 def test_what_the_operator_has_not_seen_is_not_decided_upon(case: Case) -> None:
@@ -278,7 +276,7 @@ def test_what_the_operator_has_not_seen_is_not_decided_upon(case: Case) -> None:
     tail = case.log.view.tail
     assert commit_decided(case.log, seen, found) is None
     assert case.log.view.tail == tail
-    case.sink_case.shows(case.sink_case.numbers(0) + case.sink_case.numbers(1))
+    case.sink_case.assert_visible(case.sink_case.numbers(0) + case.sink_case.numbers(1))
 
 
 def test_an_old_copy_of_the_log_ends_nothing_if_the_targets_show_it(case: Case) -> None:
@@ -286,13 +284,13 @@ def test_an_old_copy_of_the_log_ends_nothing_if_the_targets_show_it(case: Case) 
     shutil.copytree(case.checkpoint, case.folder / "copy")
     case.sink_case.finish(1, case.sink_case.prepare(1))
     case.finish_until(Step.COMMIT_BEFORE, 2, case.sink_case.prepare(2))
-    copy, sinks_target = open_log(str(case.folder / "copy")), case.sinks_target
-    [found] = survey([copy], [sinks_target])
+    copy, target = open_log(str(case.folder / "copy")), case.target_of_sinks
+    [found] = survey([copy], [target])
     assert found.status is TransactionStatus.AHEAD
     with pytest.raises(ConfigurationError, match="outdated copy"):
         chosen([found], [], orphaned=False)
     for logs in ([case.log, copy], [copy, case.log]):
-        assert [one.status for one in survey(logs, [sinks_target])] == [TransactionStatus.DECIDED]
+        assert [one.status for one in survey(logs, [target])] == [TransactionStatus.DECIDED]
 
 
 def test_what_somebody_else_voided_meanwhile_is_not_called_committed(case: Case) -> None:
@@ -301,8 +299,8 @@ def test_what_somebody_else_voided_meanwhile_is_not_called_committed(case: Case)
     assert seen is not None
     case.sink_case.coordinator.writer.void(0, ["proof"])
     assert commit_decided(case.log, seen, found) is None
-    assert epochs_of(case.log) == []
-    case.sink_case.shows([])
+    assert history(case.log).epochs == []
+    case.sink_case.assert_visible([])
 
 
 def test_each_transaction_is_judged_by_its_own_log_of_those_given(case: Case) -> None:
@@ -310,27 +308,27 @@ def test_each_transaction_is_judged_by_its_own_log_of_those_given(case: Case) ->
     LogWriter(DirectoryStore(case.folder / "other"), "orders", CommitPolicy().writer_clock()).start()
     logs = [case.log, open_log(str(case.folder / "other"))]
     for given in (logs, logs[::-1]):
-        assert [one.status for one in survey(given, [case.sinks_target])] == [TransactionStatus.DECIDED]
+        assert [one.status for one in survey(given, [case.target_of_sinks])] == [TransactionStatus.DECIDED]
 
 
 def test_what_two_places_have_counts_once(case: Case) -> None:
     case.sink_case.prepare()
-    assert len(survey([case.log], [case.sinks_target, SinksTarget([case.make()], "again")])) == 1
+    assert len(survey([case.log], [case.target_of_sinks, sinks_target([case.make()], "again")])) == 1
 
 
 def test_sinks_without_a_log_are_listed_by_their_pipelines_name(case: Case) -> None:
     case.sink_case.prepare()
-    assert [one.status for one in survey([], [case.sinks_target], "orders")] == [TransactionStatus.UNKNOWN]
-    assert survey([], [case.sinks_target], "orders-eu") == []
+    assert [one.status for one in survey([], [case.target_of_sinks], "orders")] == [TransactionStatus.UNKNOWN]
+    assert survey([], [case.target_of_sinks], "orders-eu") == []
     with pytest.raises(ConfigurationError, match="give --pipeline"):
-        survey([], [case.sinks_target])
+        survey([], [case.target_of_sinks])
 
 
 def test_what_the_target_has_ended_only_in_part_is_still_held(case: Case) -> None:
     case.sink_case.prepare()
     half = Telling("files", case.target, format="jsonl")
     half.answer = Observation.EXPIRED
-    [found] = survey([case.log], [SinksTarget([half], "half")])
+    [found] = survey([case.log], [sinks_target([half], "half")])
     assert found.held
     assert "txn abort" in found.next
     assert len(abort_undecided(case.log, [found]).aborted) == 1
@@ -454,7 +452,7 @@ def test_the_engines_checkpoints_are_listed_with_their_folders(tmp_path: Path) -
         FileSink("files", tmp_path / "target", format="jsonl")
     )
     made.run()
-    listed = epochs_of(open_log(str(tmp_path / "log")))
+    listed = history(open_log(str(tmp_path / "log"))).epochs
     newest = listed[-1]
     assert (newest.pipeline, newest.sinks) == ("totals", ("files",))
     assert newest.completed is not None
@@ -484,9 +482,9 @@ class TestCommands:
         case.finish_until(Step.COMMIT_BEFORE, 0, case.sink_case.prepare())
         store = ("--store", str(case.checkpoint))
         assert "would commit epoch 0 of orders" in case.run("commit", *store).stdout
-        case.sink_case.shows([])
+        case.sink_case.assert_visible([])
         assert "1 transactions are committed" in case.run("commit", *store, "--yes").stdout
-        case.sink_case.shows(case.sink_case.numbers())
+        case.sink_case.assert_visible(case.sink_case.numbers())
         assert "nothing to commit" in case.run("commit", *store, "--yes").stdout
         rows = json.loads(CliRunner().invoke(app, ["checkpoints", *store, "--json"]).stdout)
         assert [(row["epoch"], row["rows"]) for row in rows["epochs"]] == [(0, 3)]
@@ -532,7 +530,7 @@ class TestCommands:
         """Console markup and emoji would change `:key:` and `:100:`."""
         found = Found(
             committable(sink="key", transaction="onceward:1:orders:key:0a0b0c0d:100:42:1:0:ab [red]"),
-            case.sinks_target,
+            case.target_of_sinks,
             TransactionStatus.IN_DOUBT,
             Observation.PREPARED,
             listed=True,

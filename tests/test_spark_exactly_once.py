@@ -10,9 +10,7 @@ import pytest
 from onceward.connectors.spark.exactly_once import EpochHandler
 from onceward.connectors.spark.query import any_stage_failed, epoch_input
 from onceward.core.errors import ConfigurationError, EpochConflictError
-from onceward.core.log import Rewind, read
-from onceward.core.log.directory import DirectoryStore
-from onceward.core.log.memory import MemoryStore
+from onceward.core.log import DirectoryStore, MemoryStore, Rewind, read
 
 from .core_fakes import policy
 from .engine_kit import TargetSink
@@ -37,7 +35,15 @@ class Query:
 
     def driver(self, **changes: Any) -> EpochHandler:
         """A driver process that calls exactly_once; the query's run is a new one."""
-        values: dict[str, Any] = {"pipeline": "p", "store": self.store, "adopt": False, "rewind": None, **changes}
+        values: dict[str, Any] = {
+            "pipeline": "p",
+            "store": self.store,
+            "adopt": False,
+            "rewind": None,
+            "writers": "auto",
+            "cheap": False,
+            **changes,
+        }
         sinks = values.pop("sinks", None) or [SparkSink(self.key)]
         return EpochHandler(self.spark, sinks, policy=policy(), on_complete=self.tell, **values)  # type: ignore[arg-type]
 

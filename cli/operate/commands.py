@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import inspect as signatures
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,11 +13,13 @@ from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import pairs
 
 from . import show
-from .logs import Log, open_log
+from .logs import Log, history, open_log
 from .resolve import abort_orphaned, abort_undecided, chosen, commit_decided
-from .survey import survey
+from .survey import Found, survey
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from .targets import Target
 
 app = typer.Typer(no_args_is_help=True, help="List, inspect, commit and abort transactions that are in doubt.")
@@ -25,68 +29,108 @@ Store = Annotated[
     typer.Option(help="URL of a decision log's store, or the checkpoint folder; repeatable for `list` and `inspect`."),
 ]
 Pipeline = Annotated[str | None, typer.Option(help="Name of the pipeline; not needed if --store is a folder.")]
-Servers = Annotated[str | None, typer.Option(help="Bootstrap servers of the Kafka cluster to search.")]
-KafkaSetting = Annotated[
-    list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting for the connection to Kafka; repeatable.")
-]
-DsnOption = Annotated[str | None, typer.Option(help="Connection string of the PostgreSQL database to search.")]
-Schema = Annotated[str | None, typer.Option(help="Schema of onceward's own tables in PostgreSQL.")]
-Sinks = Annotated[
-    str | None,
-    typer.Option(metavar="MODULE:NAME", help="The pipeline's own sinks, of any class, to import and search."),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it; without this option, only show what would be done.")]
 
 
+@dataclass(kw_only=True)
+class Search:
+    """Where to look: the options of all `txn` commands."""
+
+    store: Store = None
+    pipeline: Pipeline = None
+    bootstrap_servers: Annotated[str | None, typer.Option(help="Bootstrap servers of the Kafka cluster to search.")] = (
+        None
+    )
+    kafka: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting for the connection to Kafka; repeatable.")
+    ] = None
+    dsn: Annotated[str | None, typer.Option(help="Connection string of the PostgreSQL database to search.")] = None
+    ledger_schema: Annotated[str | None, typer.Option(help="Schema of onceward's own tables in PostgreSQL.")] = None
+    sinks: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:NAME", help="The pipeline's own sinks, of any class, to import and search."),
+    ] = None
+
+    def found(self, logs: Sequence[Log] | None = None) -> list[Found]:
+        """What is there; of the log's pipeline alone, if one is given."""
+        if logs is None:
+            logs = [open_log(url, self.pipeline) for url in self.store or []]
+        return survey(logs, self.targets(), self.pipeline)
+
+    def log(self, *, writing: bool) -> Log:
+        """The one decision log; from now on, its pipeline alone is looked at."""
+        log = one_log(self.store, self.pipeline, writing=writing)
+        self.pipeline = log.pipeline
+        return log
+
+    def targets(self) -> list[Target]:
+        """The targets given."""
+        from .targets import kafka_target, load_sinks, postgres_target  # noqa: PLC0415 - Arrow, and extras
+
+        settings = pairs("--kafka", self.kafka)
+        if (settings and self.bootstrap_servers is None) or (self.ledger_schema is not None and self.dsn is None):
+            raise ConfigurationError("--kafka needs --bootstrap-servers, and --ledger-schema needs --dsn")
+        targets = [] if self.sinks is None else [load_sinks(self.sinks)]
+        extra = "kafka"
+        try:
+            if self.bootstrap_servers is not None:
+                targets.append(kafka_target(self.bootstrap_servers, settings))
+            extra = "postgres"
+            if self.dsn is not None:
+                targets.append(postgres_target(self.dsn, self.ledger_schema))
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[{extra}]'") from error
+        if not targets:
+            raise ConfigurationError(
+                "say where to look: --bootstrap-servers, --dsn, or the pipeline's own --sinks module:name"
+            )
+        return targets
+
+
+def searching(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of Search in place of its first parameter."""
+    options = signatures.signature(Search, eval_str=True).parameters
+    own = list(signatures.signature(command, eval_str=True).parameters.values())[1:]
+
+    def run(**given: Any) -> None:
+        search = Search(**{name: given.pop(name) for name in options})
+        command(search, **given)
+
+    run.__doc__ = command.__doc__
+    run.__annotations__ = {one.name: one.annotation for one in [*options.values(), *own]}
+    parameters = [one.replace(kind=signatures.Parameter.KEYWORD_ONLY) for one in [*options.values(), *own]]
+    vars(run)["__signature__"] = signatures.Signature(parameters)
+    return run
+
+
 @app.command("list")
-def list_(
-    *,
-    store: Store = None,
-    pipeline: Pipeline = None,
-    bootstrap_servers: Servers = None,
-    kafka: KafkaSetting = None,
-    dsn: DsnOption = None,
-    ledger_schema: Schema = None,
-    sinks: Sinks = None,
-    as_json: AsJson = False,
-) -> None:
+@searching
+def list_(search: Search, *, as_json: AsJson = False) -> None:
     """List transactions under onceward's names that are open, prepared or awaiting commit, and what to do with each."""
-    targets = _targets(bootstrap_servers, kafka, dsn, ledger_schema, sinks)
-    show.table(survey(_logs(store, pipeline), targets, pipeline), as_json=as_json)
+    show.table(search.found(), as_json=as_json)
 
 
-@app.command()
+@app.command("inspect")
+@searching
 def inspect(
-    transaction: Annotated[str, typer.Argument(help="Name of the transaction, as shown by `list`.")],
+    search: Search,
     *,
-    store: Store = None,
-    pipeline: Pipeline = None,
-    bootstrap_servers: Servers = None,
-    kafka: KafkaSetting = None,
-    dsn: DsnOption = None,
-    ledger_schema: Schema = None,
-    sinks: Sinks = None,
+    transaction: Annotated[str, typer.Argument(help="Name of the transaction, as shown by `list`.")],
     as_json: AsJson = False,
 ) -> None:
     """Show all that is known about one transaction."""
-    targets = _targets(bootstrap_servers, kafka, dsn, ledger_schema, sinks)
-    found = [one for one in survey(_logs(store, pipeline), targets, pipeline) if one.name == transaction]
+    found = [one for one in search.found() if one.name == transaction]
     if not found:
         raise ConfigurationError(f"{transaction} is neither held by any of the targets given nor waiting for a commit")
     show.details(found, as_json=as_json)
 
 
-@app.command()
+@app.command("commit")
+@searching
 def commit(
+    search: Search,
     *,
-    store: Store = None,
-    pipeline: Pipeline = None,
-    bootstrap_servers: Servers = None,
-    kafka: KafkaSetting = None,
-    dsn: DsnOption = None,
-    ledger_schema: Schema = None,
-    sinks: Sinks = None,
     skip_lost: Annotated[
         str | None, typer.Option(metavar="WHY", help="Reason to skip what can no longer be committed; goes on record.")
     ] = None,
@@ -98,13 +142,12 @@ def commit(
     """
     if skip_lost is not None and not skip_lost.strip():
         raise ConfigurationError("--skip-lost needs a reason: it goes on record")
-    log = _one_log(store, pipeline, writing=yes)
-    targets = _targets(bootstrap_servers, kafka, dsn, ledger_schema, sinks)
+    log = search.log(writing=yes)
     decision = log.view.undone
     if decision is None:
         typer.echo(f"nothing to commit: no decision of pipeline {log.pipeline} waits")
         return
-    found = survey([log], targets, log.pipeline)
+    found = search.found([log])
     show.age(log)
     if not yes:
         show.table([one for one in found if one.status is TransactionStatus.DECIDED])
@@ -121,19 +164,14 @@ def commit(
     )
 
 
-@app.command()
+@app.command("abort")
+@searching
 def abort(
+    search: Search,
+    *,
     transactions: Annotated[
         list[str] | None, typer.Argument(help="Names of the transactions; default: all in doubt.")
     ] = None,
-    *,
-    store: Store = None,
-    pipeline: Pipeline = None,
-    bootstrap_servers: Servers = None,
-    kafka: KafkaSetting = None,
-    dsn: DsnOption = None,
-    ledger_schema: Schema = None,
-    sinks: Sinks = None,
     orphaned: Annotated[
         bool, typer.Option("--orphaned", help="Their decision log is gone for good; requires their names.")
     ] = False,
@@ -144,10 +182,9 @@ def abort(
     A new writer is put into the decision log first, so that none of these can be decided any more: a run of the
     pipeline that is still alive is fenced and stops.
     """
-    log = None if orphaned and not store else _one_log(store, pipeline, writing=yes)
-    targets = _targets(bootstrap_servers, kafka, dsn, ledger_schema, sinks)
-    mine = log.pipeline if log is not None else pipeline
-    meant = chosen(survey([log] if log is not None else [], targets, mine), transactions or [], orphaned=orphaned)
+    log = None if orphaned and not search.store else search.log(writing=yes)
+    found = search.found([log] if log is not None else [])
+    meant = chosen(found, transactions or [], orphaned=orphaned)
     if not meant:
         typer.echo("nothing to abort")
         return
@@ -157,54 +194,30 @@ def abort(
         show.table(meant)
         typer.echo(f"would abort {len(meant)}; {show.ORPHANS if orphaned else show.FENCES}. Say --yes to do it")
         return
-    if orphaned or log is None:
-        outcomes = zip(meant, abort_orphaned(meant), strict=True)
-        left = [f"{one.name}: {outcome.status}, {outcome.detail}" for one, outcome in outcomes if not outcome.done]
-    else:
-        aborted = {c.identity() for c in abort_undecided(log, meant).aborted}
-        left = [one.name for one in meant if one.committable.identity() not in aborted]
+    left = _abort_orphaned(meant) if orphaned or log is None else _abort_undecided(log, meant)
     typer.echo(f"aborted {len(meant) - len(left)} of {len(meant)}")
     for words in left:
         typer.echo(f"not aborted: {words}", err=True)
     raise typer.Exit(int(bool(left)))
 
 
+def _abort_orphaned(meant: list[Found]) -> list[str]:
+    outcomes = zip(meant, abort_orphaned(meant), strict=True)
+    return [f"{one.name}: {outcome.status}, {outcome.detail}" for one, outcome in outcomes if not outcome.done]
+
+
+def _abort_undecided(log: Log, meant: list[Found]) -> list[str]:
+    aborted = {c.identity() for c in abort_undecided(log, meant).aborted}
+    return [one.name for one in meant if one.committable.identity() not in aborted]
+
+
 def checkpoints(*, store: Store = None, pipeline: Pipeline = None, as_json: AsJson = False) -> None:
     """List the epochs that a decision log still holds, the engine's checkpoints, and all data ever given up."""
-    from .epochs import history  # noqa: PLC0415 - the embedded engine
-
-    show.history(history(_one_log(store, pipeline)), as_json=as_json)
+    show.history(history(one_log(store, pipeline)), as_json=as_json)
 
 
-def _logs(stores: list[str] | None, pipeline: str | None, *, writing: bool = False) -> list[Log]:
-    return [open_log(url, pipeline, writing=writing) for url in stores or []]
-
-
-def _one_log(stores: list[str] | None, pipeline: str | None, *, writing: bool = False) -> Log:
+def one_log(stores: list[str] | None, pipeline: str | None, *, writing: bool = False) -> Log:
+    """Open the one log given, or say that one is needed."""
     if len(stores or []) != 1:
         raise ConfigurationError("give the decision log's store, or the checkpoint folder, as --store, once")
-    return _logs(stores, pipeline, writing=writing)[0]
-
-
-def _targets(
-    servers: str | None, kafka: list[str] | None, dsn: str | None, schema: str | None, sinks: str | None
-) -> list[Target]:
-    from .targets import KafkaTarget, PostgresTarget, SinksTarget  # noqa: PLC0415 - Arrow, and extras
-
-    settings = pairs("--kafka", kafka)
-    if (settings and servers is None) or (schema is not None and dsn is None):
-        raise ConfigurationError("--kafka needs --bootstrap-servers, and --ledger-schema needs --dsn")
-    targets: list[Target] = [] if sinks is None else [SinksTarget.load(sinks)]
-    try:
-        if servers is not None:
-            targets.append(KafkaTarget(servers, settings))
-        if dsn is not None:
-            targets.append(PostgresTarget(dsn, schema))
-    except ModuleNotFoundError as error:
-        extra = "kafka" if servers is not None and "kafka" in str(error.name) else "postgres"
-        raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[{extra}]'") from error
-    if not targets:
-        raise ConfigurationError(
-            "say where to look: --bootstrap-servers, --dsn, or the pipeline's own --sinks module:name"
-        )
-    return targets
+    return open_log((stores or [])[0], pipeline, writing=writing)

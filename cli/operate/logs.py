@@ -1,16 +1,18 @@
-"""Find and read a pipeline's decision log."""
+"""Find and read a pipeline's decision log, and what it tells of the past."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+import msgspec
+
 from onceward.core.errors import ConfigurationError, NoDecisionLogError
-from onceward.core.log import open_store, read
+from onceward.core.log import Completed, Decide, Resolved, Void, audit_records, open_store, read
 from onceward.core.log.objects import CONDITIONAL_PUT
-from onceward.core.log.opening import IN_CHECKPOINT
+from onceward.core.log.store import IN_CHECKPOINT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,23 +24,14 @@ _FOLDERS = ("", "file")
 
 @dataclass(frozen=True)
 class Log:
-    """A decision log.
-
-    Attributes:
-        pipeline: Whose it is.
-        store: Where it is.
-    """
+    """A pipeline's decision log, in its store."""
 
     pipeline: str
     store: LogStore
 
     @property
     def view(self) -> LogView:
-        """What it says now.
-
-        Raises:
-            StoreError: The store did not answer.
-        """
+        """What it says now."""
         return read(self.store)
 
 
@@ -81,3 +74,83 @@ def _locations(url: str, scheme: str) -> Iterator[str]:
     inside = f"{path.rstrip('/')}/{IN_CHECKPOINT}"
     if scheme in CONDITIONAL_PUT or (scheme in _FOLDERS and Path(unquote(urlsplit(inside).path)).is_dir()):
         yield f"{inside}{mark}{query}"
+
+
+class Epoch(msgspec.Struct, frozen=True, kw_only=True):
+    """An epoch, as `--json` shows it; times are UTC."""
+
+    pipeline: str
+    epoch: int
+    decided: str
+    completed: str | None = None
+    """None while it waits for its commit."""
+    sinks: tuple[str, ...]
+    transactions: int
+    rows: int
+    input: Any
+    """Offsets where its input ended."""
+    checkpoint: str | None
+    """Folder of the embedded engine's checkpoint."""
+    retained: tuple[str, ...]
+    """Earlier checkpoints beside it, from which a run can be restored too."""
+
+
+class GivenUp(msgspec.Struct, frozen=True, kw_only=True):
+    """The audit record of a transaction that was given up (RESOLVED), or of an epoch that was written again (VOID)."""
+
+    epoch: int
+    transaction: str
+    """Empty for all of the epoch."""
+    action: str
+    """What was done: "skip" or "replay"."""
+    who: str
+    why: str
+    at: str
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """What a decision log tells of the past: the epochs that it still holds, oldest first, and all ever given up."""
+
+    epochs: list[Epoch]
+    given_up: list[GivenUp]
+
+
+def history(log: Log) -> History:
+    """What a decision log tells of the past. It is pruned at each completion, so there are few epochs."""
+    epochs: dict[int, Epoch] = {}
+    records = {record.position: record for record in audit_records(log.store)}
+    for _, entry in log.view.positions:
+        if isinstance(entry, Decide):
+            epochs[entry.epoch] = _epoch(log.pipeline, entry)
+        elif isinstance(entry, Completed) and entry.epoch in epochs:
+            epochs[entry.epoch] = msgspec.structs.replace(epochs[entry.epoch], completed=entry.at)
+        elif isinstance(entry, Void):
+            epochs.pop(entry.epoch, None)
+        if isinstance(entry, Resolved | Void):
+            records.setdefault(entry.position, entry)
+    return History(epochs=list(epochs.values()), given_up=[_given_up(record) for record in records.values()])
+
+
+def _given_up(record: Resolved | Void) -> GivenUp:
+    if isinstance(record, Void):
+        said: dict[str, str] = {"transaction": "", "action": "replay", "who": "policy on_lost=replay"}
+        return GivenUp(epoch=record.epoch, why="; ".join(record.proofs), at=record.at, **said)
+    return msgspec.convert(record, GivenUp, from_attributes=True)
+
+
+def _epoch(pipeline: str, decision: Decide) -> Epoch:
+    from onceward.core.engine.reference import Decided, older_checkpoints  # noqa: PLC0415 - the embedded engine
+
+    decided = Decided.of(decision)
+    folder = decided.checkpoint.folder if decided is not None else None
+    return Epoch(
+        pipeline=pipeline,
+        epoch=decision.epoch,
+        decided=decision.at,
+        sinks=decision.sinks,
+        transactions=len(decision.committables),
+        rows=sum(committable.rows for committable in decision.committables),
+        input=decision.input.end,
+        checkpoint=folder,
+        retained=older_checkpoints(folder, decision.epoch) if folder is not None else (),
+    )

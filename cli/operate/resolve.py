@@ -1,21 +1,26 @@
-"""End transactions on an operator's word: what is decided is committed, what is not is aborted, never otherwise."""
+"""End transactions on an operator's word: what is decided is committed, what is not is aborted, never otherwise.
+
+Nothing here has a protocol of its own. Committing is what every start of a pipeline does first (START, then finish the
+decision), aborting is what it does next (START, then sweep): so whoever was at work under the name is fenced before
+anything is ended, and simulator and crash tests of the coordinator hold for the operator too.
+"""
 
 from __future__ import annotations
 
 import getpass
 import os
 import socket
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from onceward.core.checkpoint import CommitPolicy, OnLost, finish, sweep
 from onceward.core.checkpoint.recovery import TransactionStatus
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError
 from onceward.core.log import LogWriter
-from onceward.core.transaction.outcome import PROVEN_NOT_COMMITTED
+from onceward.core.outcome import PROVEN_NOT_COMMITTED
 from onceward.sinks.base import TwoPhaseCommitSink
 
-from .survey import UNPROVEN, sinks_of
+from .survey import UNPROVEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
 
     from .logs import Log
     from .survey import Found
+    from .targets import Target
 
 _WHY_NOT = {
     TransactionStatus.DECIDED: "a decision names it: it is committed, never aborted (`txn commit`)",
@@ -35,19 +41,14 @@ _WHY_NOT = {
     TransactionStatus.UNKNOWN: "its decision log is not known: give it as --store. If it is gone for good, say "
     "--orphaned",
 }
+_ORPHANS: Final = (TransactionStatus.FOREIGN, TransactionStatus.UNKNOWN)
+_UNDECIDED: Final = (TransactionStatus.IN_DOUBT, TransactionStatus.LINGERING)
 _COMMIT_TIMEOUT: Final = 10.0
 """Seconds; an operator waits for the answer."""
 
 
-@dataclass(frozen=True)
-class Committed:
-    """What became of a decision.
-
-    Attributes:
-        epoch: Which.
-        committed: Transactions that show.
-        given_up: Transactions that were given up, now or before.
-    """
+class Committed(NamedTuple):
+    """What became of a decision: how many of its transactions were committed, how many given up, now or before."""
 
     epoch: int
     committed: int
@@ -81,9 +82,9 @@ def commit_decided(
         FencedError: Another writer has started at the same time.
         StoreError: The store did not answer.
     """
-    check_alive(found)
+    _check_current(found)
     decided = [one for one in found if one.status is TransactionStatus.DECIDED]
-    sinks = sinks_of(decided)
+    sinks = _sinks_of(decided)
     _check_known(decided, sinks)
     _check_same(log, decision, log.view.undone)
     if log.view.undone is None:
@@ -103,12 +104,8 @@ def commit_decided(
     return Committed(decision.epoch, len(decision.committables) - given_up, given_up)
 
 
-def check_alive(found: Sequence[Found]) -> None:
-    """Refuse a log that is an outdated copy, if the targets prove it.
-
-    Raises:
-        ConfigurationError: They do; nothing was done.
-    """
+def _check_current(found: Sequence[Found]) -> None:
+    """Refuse a log that is an outdated copy, if the targets prove it."""
     for one in found:
         if one.status is TransactionStatus.AHEAD:
             raise ConfigurationError(
@@ -116,6 +113,26 @@ def check_alive(found: Sequence[Found]) -> None:
                 "entry. Give the current one. Nothing was done",
                 pipeline=one.committable.pipeline,
             )
+
+
+def _sinks_of(found: Sequence[Found]) -> Mapping[str, TwoPhaseCommit[Any]]:
+    """By which these of one pipeline are ended, by the name of the sink."""
+    targets: dict[str, Target] = {}
+    for one in found:
+        c = one.committable
+        if one.target is None:
+            raise ConfigurationError(
+                f"transactions of kind {c.kind} (sink {c.sink}) can be reached through none of the targets given: give "
+                "--bootstrap-servers, --dsn, or the pipeline's own --sinks module:name",
+                pipeline=c.pipeline,
+            )
+        if targets.setdefault(c.sink, one.target) is not one.target:
+            raise ConfigurationError(
+                f"sink {c.sink} has transactions in {targets[c.sink].title} and in {one.target.title}: give one of "
+                "them",
+                pipeline=c.pipeline,
+            )
+    return {name: target.sink(name) for name, target in targets.items()}
 
 
 def _check_same(log: Log, decision: Decide, waiting: Decide | None) -> None:
@@ -129,11 +146,7 @@ def _check_same(log: Log, decision: Decide, waiting: Decide | None) -> None:
 
 
 def _check_known(decided: Sequence[Found], sinks: Mapping[str, TwoPhaseCommit[Any]]) -> None:
-    """Who gives the wrong target is told before a run is fenced.
-
-    Raises:
-        ConfigurationError: A target that can tell knows nothing of all that a sink has decided.
-    """
+    """Before a run is fenced, refuse a wrong target: it can tell, and knows none of what a sink has decided."""
     for name, sink in sinks.items():
         mine = [one for one in decided if one.committable.sink == name]
         can_tell = type(sink).inspect_many is not TwoPhaseCommitSink.inspect_many
@@ -153,11 +166,11 @@ def abort_undecided(log: Log, found: Sequence[Found], *, policy: CommitPolicy | 
         FencedError: Another writer has started at the same time; nothing was aborted.
         StoreError: The store did not answer; nothing was aborted.
     """
-    sinks = {(one.target.title, one.committable.sink): one.target for one in found if one.target is not None}
+    targets = dict.fromkeys((one.committable.sink, one.target) for one in found if one.target is not None)
     writer = LogWriter(log.store, log.pipeline, (policy or CommitPolicy()).writer_clock())
     writer.start()
     meant = {one.committable.identity() for one in found}
-    swept = sweep(writer, [target.sink(sink) for (_, sink), target in sinks.items()], only=meant)
+    swept = sweep(writer, [target.sink(sink) for sink, target in targets], only=meant)
     if not swept.aborted and not writer.still_newest():
         raise FencedError("another writer has started meanwhile; nothing was aborted", pipeline=log.pipeline)
     return swept
@@ -179,12 +192,8 @@ def chosen(found: Sequence[Found], names: Sequence[str], *, orphaned: bool) -> l
     Raises:
         ConfigurationError: A name is not there, or must not be aborted.
     """
-    check_alive(found)
-    may = (
-        {TransactionStatus.FOREIGN, TransactionStatus.UNKNOWN}
-        if orphaned
-        else {TransactionStatus.IN_DOUBT, TransactionStatus.LINGERING}
-    )
+    _check_current(found)
+    may = _ORPHANS if orphaned else _UNDECIDED
     if not names:
         if orphaned:
             raise ConfigurationError("--orphaned needs the names of the transactions: nobody else can vouch for them")

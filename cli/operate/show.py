@@ -1,4 +1,4 @@
-"""How an operator sees it."""
+"""How transactions and epochs are printed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from onceward.core.transaction import ANY_EPOCH
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .epochs import History
-    from .logs import Log
+    from .logs import History, Log
     from .survey import Found
 
 FENCES = "a run of this pipeline that is still alive would be fenced and stop"

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from onceward.core.checkpoint.recovery import Action, TransactionStatus, action, status_of
-from onceward.core.errors import ConfigurationError
 from onceward.core.names import Scope
 from onceward.core.transaction import ANY_EPOCH, Committable, Observation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from onceward.core.log import LogView
-    from onceward.core.sink import TwoPhaseCommit
 
     from .logs import Log
     from .targets import Target
@@ -53,7 +51,6 @@ def advice(status: TransactionStatus, state: Observation) -> str:
     return _REPORT[status] if what is Action.REPORT else _ADVICE[what]
 
 
-_PREPARED = Observation.PREPARED
 UNPROVEN: Final = frozenset({Observation.UNKNOWN, Observation.ABSENT, Observation.NO_ANSWER})
 """What tells nothing of a transaction."""
 _ENDED = frozenset({Observation.ABORTED, Observation.EXPIRED})
@@ -84,7 +81,7 @@ class Found:
 
     @property
     def name(self) -> str:
-        """Of the transaction."""
+        """Name of the transaction."""
         return self.committable.transaction
 
     @property
@@ -99,7 +96,7 @@ class Found:
             return GIVEN_UP
         # What is listed is held, also where the target has ended it in part only.
         held = self.held and self.status is not TransactionStatus.DECIDED and self.state in _ENDED
-        return advice(self.status, _PREPARED if held else self.state)
+        return advice(self.status, Observation.PREPARED if held else self.state)
 
     def as_json(self) -> dict[str, Any]:
         """As `--json` shows it; null is what the target cannot tell."""
@@ -121,8 +118,7 @@ class Found:
         }
 
 
-@dataclass(frozen=True)
-class _Seen:
+class _Sighting(NamedTuple):
     committable: Committable
     target: Target | None
     state: Observation
@@ -143,14 +139,16 @@ def survey(logs: Sequence[Log], targets: Sequence[Target], pipeline: str | None 
         StoreError: A store did not answer.
     """
     known = {log.pipeline for log in logs} | ({pipeline} if pipeline is not None else set())
-    seen: dict[tuple[str, ...], _Seen] = {}
+    seen: dict[tuple[str, ...], _Sighting] = {}
     for target in targets:
-        for found in _listed(target, known, pipeline):
-            seen.setdefault((found.committable.pipeline, *found.committable.identity()), found)
+        for owner, sink in sorted(target.names(known)):
+            if pipeline in (None, owner):
+                for sighting in _listed(target, owner, sink):
+                    seen.setdefault((owner, *sighting.committable.identity()), sighting)
     views = _newest([(log.pipeline, log.view) for log in logs if pipeline in (None, log.pipeline)])
-    names = {_name(found.committable) for found in seen.values()}
-    waiting = [found for _, view in views for found in _waiting(view, targets, names)]
-    return [_found(found, views) for found in [*seen.values(), *waiting]]
+    listed = {_name(sighting.committable) for sighting in seen.values()}
+    waiting = [sighting for _, view in views for sighting in _waiting(view, targets, listed)]
+    return [_found(sighting, views) for sighting in [*seen.values(), *waiting]]
 
 
 def _newest(views: Iterable[tuple[str, LogView]]) -> list[tuple[str, LogView]]:
@@ -162,62 +160,35 @@ def _newest(views: Iterable[tuple[str, LogView]]) -> list[tuple[str, LogView]]:
     return list(newest.values())
 
 
-def sinks_of(found: Iterable[Found]) -> Mapping[str, TwoPhaseCommit[Any]]:
-    """By which these of one pipeline are ended, by the name of the sink.
-
-    Raises:
-        ConfigurationError: One is in none of the targets given, or those of one sink are in two.
-    """
-    targets: dict[str, Target] = {}
-    for one in found:
-        c = one.committable
-        if one.target is None:
-            raise ConfigurationError(
-                f"transactions of kind {c.kind} (sink {c.sink}) can be reached through none of the targets given: give "
-                "--bootstrap-servers, --dsn, or the pipeline's own --sinks module:name",
-                pipeline=c.pipeline,
-            )
-        if targets.setdefault(c.sink, one.target) is not one.target:
-            raise ConfigurationError(
-                f"sink {c.sink} has transactions in {targets[c.sink].title} and in {one.target.title}: give one of "
-                "them",
-                pipeline=c.pipeline,
-            )
-    return {name: target.sink(name) for name, target in targets.items()}
+def _listed(target: Target, pipeline: str, name: str) -> Iterable[_Sighting]:
+    sink = target.sink(name)
+    listed = list(sink.lingering(Scope(pipeline, name, "")))
+    for committable, state in zip(listed, sink.inspect_many(listed), strict=True):
+        # To be listed is an answer, where the target gives no better one.
+        state = Observation.PREPARED if state in UNPROVEN else state  # noqa: PLW2901
+        yield _Sighting(committable, target, state, listed=True)
 
 
-def _listed(target: Target, known: set[str], pipeline: str | None) -> Iterable[_Seen]:
-    for names in sorted(target.names(known)):
-        if pipeline not in (None, names.pipeline):
-            continue
-        sink = target.sink(names.sink)
-        listed = list(sink.lingering(Scope(names.pipeline, names.sink, "")))
-        for committable, state in zip(listed, sink.inspect_many(listed), strict=True):
-            # To be listed is an answer, where the target gives no better one.
-            yield _Seen(committable, target, _PREPARED if state in UNPROVEN else state, listed=True)
-
-
-def _waiting(view: LogView, targets: Sequence[Target], seen: set[tuple[str, ...]]) -> Iterable[_Seen]:
+def _waiting(view: LogView, targets: Sequence[Target], listed: set[tuple[str, ...]]) -> Iterable[_Sighting]:
     """What the undone decision names and no listing showed."""
-    decided = view.undone.committables if view.undone is not None else ()
     by_sink: dict[tuple[str, str], list[Committable]] = defaultdict(list)
-    for committable in decided:
-        if _name(committable) not in seen:
+    for committable in view.undone.committables if view.undone is not None else ():
+        if _name(committable) not in listed:
             by_sink[committable.kind, committable.sink].append(committable)
     for (kind, sink), committables in by_sink.items():
         target = next((target for target in targets if target.holds(kind, sink)), None)
         unknown = [Observation.UNKNOWN for _ in committables]
         states = target.sink(sink).inspect_many(committables) if target is not None else unknown
         for committable, state in zip(committables, states, strict=True):
-            yield _Seen(committable, target, state, listed=False)
+            yield _Sighting(committable, target, state, listed=False)
 
 
 def _name(committable: Committable) -> tuple[str, ...]:
     return (committable.pipeline, committable.sink, committable.transaction)
 
 
-def _found(seen: _Seen, views: Sequence[tuple[str, LogView]]) -> Found:
-    """With the word of its own log if that is among them, else of another one of its pipeline."""
+def _found(seen: _Sighting, views: Sequence[tuple[str, LogView]]) -> Found:
+    """With what its own log says if that is among them, else another one of its pipeline."""
     c = seen.committable
     of_pipeline = [view for pipeline, view in views if pipeline == c.pipeline]
     view = next((view for view in of_pipeline if view.log == c.log), of_pipeline[0] if of_pipeline else None)

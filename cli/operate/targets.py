@@ -8,171 +8,119 @@ from __future__ import annotations
 
 import importlib
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 from onceward.core.errors import ConfigurationError
-from onceward.sinks.base import DirectSink, Sink, TwoPhaseCommitSink
-from onceward.sinks.direct import DirectlyWritten
+from onceward.sinks.base import DirectlyWritten, DirectSink, Sink, TwoPhaseCommitSink
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from onceward.connectors.database.postgres_sink import PostgresSink
     from onceward.core.sink import TwoPhaseCommit
 
 
-class Names(NamedTuple):
-    """Under which names something was found."""
+@dataclass(frozen=True, eq=False)
+class Target:
+    """Where transactions are.
 
-    pipeline: str
-    sink: str
-
-
-class Target(Protocol):
-    """Where transactions are."""
+    Attributes:
+        title: For people.
+        names: Under which names, pipeline and sink, something is open or prepared; it is given the pipelines that are
+            asked for by name. Raises ConfigurationError if it can be searched by a pipeline's name only, and SinkError
+            if the target did not answer.
+        holds: Whether committables of this kind and sink are here.
+        sink: By which transactions of the sink of this name are listed and ended.
+    """
 
     title: str
-    """For people."""
-
-    def names(self, pipelines: Collection[str]) -> set[Names]:
-        """Under which names something is open or prepared; `pipelines` are those that are asked for by name.
-
-        Raises:
-            ConfigurationError: It can be searched by a pipeline's name only.
-            SinkError: The target did not answer.
-        """
-        ...
-
-    def holds(self, kind: str, sink: str) -> bool:
-        """Whether committables of this kind and sink are here."""
-        ...
-
-    def sink(self, name: str) -> TwoPhaseCommit[Any]:
-        """By which transactions of this sink are listed and ended."""
-        ...
+    names: Callable[[Collection[str]], Iterable[tuple[str, str]]]
+    holds: Callable[[str, str], bool]
+    sink: Callable[[str], TwoPhaseCommit[Any]]
 
 
-class KafkaTarget:
-    """A Kafka cluster.
+def kafka_target(bootstrap_servers: str, config: Mapping[str, str]) -> Target:
+    """A Kafka cluster; `config` has further settings of the connection, under librdkafka's names."""
+    from onceward.connectors.kafka.admin import check_reachable, cluster_of  # noqa: PLC0415 - an extra
+    from onceward.connectors.kafka.ownership import open_names  # noqa: PLC0415
+    from onceward.connectors.kafka.settings import KafkaSettings  # noqa: PLC0415
+    from onceward.connectors.kafka.sink import KafkaSink  # noqa: PLC0415
+    from onceward.connectors.kafka.transaction import KIND  # noqa: PLC0415
 
-    Args:
-        bootstrap_servers: Its address.
-        config: Further settings of the connection, under librdkafka's names.
-    """
+    settings = KafkaSettings(bootstrap_servers, config)
 
-    def __init__(self, bootstrap_servers: str, config: Mapping[str, str]) -> None:
-        from onceward.connectors.kafka.settings import KafkaSettings  # noqa: PLC0415 - an extra
-        from onceward.connectors.kafka.sink import KafkaSink  # noqa: PLC0415
+    def names(_: Collection[str]) -> Iterable[tuple[str, str]]:
+        check_reachable(settings)
+        return {scope[:2] for scope in open_names(cluster_of(settings).transactions)}
 
-        self._make = KafkaSink
-        self._settings = KafkaSettings(bootstrap_servers, config)
-        self._how: dict[str, Any] = {"bootstrap_servers": bootstrap_servers, "config": config}
-        self.title = f"Kafka at {bootstrap_servers}"
-
-    def names(self, pipelines: Collection[str]) -> set[Names]:  # noqa: ARG002 - all that there are
-        from onceward.connectors.kafka.admin import check_reachable, cluster_of  # noqa: PLC0415
-        from onceward.connectors.kafka.ownership import open_names  # noqa: PLC0415
-
-        check_reachable(self._settings)
-        return {Names(*scope[:2]) for scope in open_names(cluster_of(self._settings).transactions)}
-
-    def holds(self, kind: str, sink: str) -> bool:  # noqa: ARG002
-        from onceward.connectors.kafka.handle import KIND  # noqa: PLC0415
-
-        return kind == KIND
-
-    def sink(self, name: str) -> TwoPhaseCommit[Any]:
-        return self._make(name, **self._how)
+    return Target(
+        title=f"Kafka at {bootstrap_servers}",
+        names=names,
+        holds=lambda kind, _: kind == KIND,
+        sink=lambda name: KafkaSink(name, bootstrap_servers=bootstrap_servers, config=config),
+    )
 
 
-class PostgresTarget:
-    """A PostgreSQL database.
+def postgres_target(dsn: str, ledger_schema: str | None) -> Target:
+    """A PostgreSQL database, with onceward's own tables in this schema; None: the default."""
+    from onceward.connectors.database.postgres_sink import PostgresSink  # noqa: PLC0415 - an extra
+    from onceward.connectors.database.target import PREPARED, STAGED, Url  # noqa: PLC0415
 
-    Args:
-        dsn: Connection string.
-        ledger_schema: Schema of onceward's own tables; None: the default.
-    """
+    schema: dict[str, Any] = {} if ledger_schema is None else {"ledger_schema": ledger_schema}
 
-    def __init__(self, dsn: str, ledger_schema: str | None) -> None:
-        from onceward.connectors.database.postgres_sink import PostgresSink  # noqa: PLC0415 - an extra
-        from onceward.connectors.database.url import Url  # noqa: PLC0415
+    def sink(name: str) -> PostgresSink:
+        return PostgresSink(name, table="any", dsn=dsn, **schema)  # gid and staged row name what they are for
 
-        self._make = PostgresSink
-        self.title = f"PostgreSQL {Url.from_dsn(dsn)}"
-        self._how: dict[str, Any] = {"dsn": dsn}
-        if ledger_schema is not None:
-            self._how["ledger_schema"] = ledger_schema
-
-    def names(self, pipelines: Collection[str]) -> set[Names]:  # noqa: ARG002 - all that there are
-        from onceward.connectors.database.listing import open_names  # noqa: PLC0415
-
-        return {Names(*scope[:2]) for scope in open_names(self._sink("any").target)}
-
-    def holds(self, kind: str, sink: str) -> bool:  # noqa: ARG002
-        return kind in self._sink("any").resolutions()
-
-    def sink(self, name: str) -> TwoPhaseCommit[Any]:
-        return self._sink(name)
-
-    def _sink(self, name: str) -> PostgresSink:
-        return self._make(name, table="any", **self._how)  # gid and staged row name what they are for
+    return Target(
+        title=f"PostgreSQL {Url.from_dsn(dsn)}",
+        names=lambda _: {scope[:2] for scope in sink("any").open_names()},
+        holds=lambda kind, _: kind in (PREPARED, STAGED),
+        sink=sink,
+    )
 
 
-class SinksTarget:
-    """The pipeline's own sinks, of any class.
+def sinks_target(sinks: Iterable[Sink], title: str) -> Target:
+    """The pipeline's own sinks, of any class; the title says where they come from."""
+    by_name: dict[str, TwoPhaseCommitSink[Any]] = {}
+    for sink in sinks:
+        if sink.name in by_name:
+            raise ConfigurationError(f"{title}: two sinks are called {sink.name!r}; a name is unique in a pipeline")
+        if isinstance(sink, DirectSink):
+            by_name[sink.name] = DirectlyWritten(sink)
+        elif isinstance(sink, TwoPhaseCommitSink):
+            by_name[sink.name] = sink
 
-    Args:
-        sinks: As the pipeline has them.
-        title: Where they come from.
-    """
-
-    def __init__(self, sinks: Iterable[Sink], title: str) -> None:
-        self.title = title
-        self._sinks: dict[str, TwoPhaseCommitSink[Any]] = {}
-        for sink in sinks:
-            if sink.name in self._sinks:
-                raise ConfigurationError(f"{title}: two sinks are called {sink.name!r}")
-            if isinstance(sink, DirectSink):
-                self._sinks[sink.name] = DirectlyWritten(sink)
-            elif isinstance(sink, TwoPhaseCommitSink):
-                self._sinks[sink.name] = sink
-
-    @classmethod
-    def load(cls, reference: str) -> SinksTarget:
-        """Import them.
-
-        Args:
-            reference: `module:name` of a sink, of several, or of a function that returns them; the module is looked for
-                in the current folder first, and it is run, as by any import.
-
-        Raises:
-            ConfigurationError: There is no such thing, it is none, or its import fails.
-        """
-        module_name, _, name = reference.partition(":")
-        if not module_name or not name.isidentifier():
-            raise ConfigurationError(f"--sinks takes module:name, not {reference!r}")
-        sys.path.insert(0, str(Path.cwd()))
-        try:
-            found = getattr(importlib.import_module(module_name), name)
-            found = found() if callable(found) else found
-        except (Exception, SystemExit) as error:
-            raise ConfigurationError(f"cannot import {reference}: {type(error).__name__}: {error}") from error
-        finally:
-            sys.path.pop(0)
-        sinks = [found] if isinstance(found, Sink) else found
-        if not isinstance(sinks, list | tuple) or not all(isinstance(sink, Sink) for sink in sinks):
-            raise ConfigurationError(f"{reference} is neither a sink nor a list of sinks: {type(found).__name__}")
-        return cls(sinks, f"sinks of {reference}")
-
-    def names(self, pipelines: Collection[str]) -> set[Names]:
-        """See Target: each sink lists by the pipeline's exact name."""
+    def names(pipelines: Collection[str]) -> Iterable[tuple[str, str]]:
         if not pipelines:
             raise ConfigurationError("--sinks list by their pipeline's name: give --pipeline, or its --store")
-        return {Names(pipeline, sink) for pipeline in pipelines for sink in self._sinks}
+        return [(pipeline, sink) for pipeline in pipelines for sink in by_name]
 
-    def holds(self, kind: str, sink: str) -> bool:  # noqa: ARG002
-        return sink in self._sinks
+    return Target(title=title, names=names, holds=lambda _, sink: sink in by_name, sink=by_name.__getitem__)
 
-    def sink(self, name: str) -> TwoPhaseCommit[Any]:
-        return self._sinks[name]
+
+def load_sinks(reference: str) -> Target:
+    """Import the pipeline's own sinks.
+
+    Args:
+        reference: `module:name` of a sink, of several, or of a function that returns them; the module is looked for
+            in the current folder first, and it is run, as by any import.
+
+    Raises:
+        ConfigurationError: There is no such thing, it is none, or its import fails.
+    """
+    module_name, _, name = reference.partition(":")
+    if not module_name or not name.isidentifier():
+        raise ConfigurationError(f"--sinks takes module:name, not {reference!r}")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+        found = found() if callable(found) else found
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(f"cannot import {reference}: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.pop(0)
+    sinks = [found] if isinstance(found, Sink) else found
+    if not isinstance(sinks, list | tuple) or not all(isinstance(sink, Sink) for sink in sinks):
+        raise ConfigurationError(f"{reference} is neither a sink nor a list of sinks: {type(found).__name__}")
+    return sinks_target(sinks, f"sinks of {reference}")

@@ -93,8 +93,11 @@ def _offsets(text: str) -> int:
 
 def only_writes(df: DataFrame) -> bool:
     """Whether the tasks that write do nothing else that is worth dividing: no Python function, no state, no shuffle."""
+    jdf: Any = getattr(df, "_jdf", None)
+    if jdf is None:
+        return False
     jvm: Any = df.sparkSession._jvm  # noqa: SLF001 - no public way to ask
-    plan: Any = df._jdf.queryExecution().analyzed()  # noqa: SLF001
+    plan = jdf.queryExecution().analyzed()
     patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
     if plan.containsPattern(patterns.PYTHON_UDF()):
         return False

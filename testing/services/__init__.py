@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from onceward.core.errors import ConfigurationError
 
+from ..machine import DevServiceError, state_home
 from .kafka import KafkaServer
-from .machine import DevServiceError, cache_home, state_home
 from .postgres import PostgresServer
 from .service import Service
 
@@ -23,10 +23,8 @@ __all__ = [
     "KafkaServer",
     "PostgresServer",
     "Service",
-    "cache_home",
     "dev_services",
     "services_at",
-    "state_home",
 ]
 
 
@@ -58,14 +56,14 @@ class DevServices:
         return [service for service in (self.kafka, self.postgres) if service is not None]
 
     def start(self, timeout: float = 60.0) -> None:
-        """Starts those that do not run, together, and waits until all answer (`timeout` in seconds, for each)."""
+        """Start those that do not run, together, and wait until all answer (`timeout` in seconds, for each)."""
         for service in self.each:
             service.start()
         for service in self.each:
             service.wait_ready(timeout)
 
     def stop(self) -> None:
-        """Stops those that run."""
+        """Stop those that run."""
         for service in self.each:
             service.stop()
 
@@ -91,7 +89,7 @@ def services_at(
 
 @contextmanager
 def dev_services(home: str | Path | None = None, *, kafka: bool = True, postgres: bool = True) -> Iterator[DevServices]:
-    """Runs services while the `with` block runs; those that ran before (`onceward dev up`) are used and left alone.
+    """Run services while the `with` block runs; those that ran before (`onceward dev up`) are used and left alone.
 
     Args:
         home: State folder; default ONCEWARD_DEV_HOME, else `.run` in the current folder.

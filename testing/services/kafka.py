@@ -9,10 +9,16 @@ from pathlib import Path
 from signal import SIGTERM
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..java import find_java
+from ..machine import (
+    LOOPBACK,
+    DevServiceError,
+    accepts_connections,
+    broker_answers,
+    find_java,
+    free_port,
+    run_program,
+)
 from .jars import ensure_jars
-from .machine import LOOPBACK, DevServiceError, accepts_connections, broker_answers, free_port
-from .process import run_program
 from .service import Service
 
 if TYPE_CHECKING:

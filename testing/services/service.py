@@ -1,35 +1,39 @@
-"""What the local services have in common: a folder, settings that last, a process, a life cycle."""
+"""A server in the background: a folder, settings that last, a process that is found again, a life cycle."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from contextlib import contextmanager
+from contextlib import suppress
 from signal import SIGCONT, SIGSTOP, Signals
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from .machine import DevServiceError
-from .process import BackgroundProcess
+import psutil
+
+from ..machine import DevServiceError, as_user, locked
+from . import guard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    import pwd
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from .process import RunAs
-
-POLL_SECONDS = 0.05
+_POLL_SECONDS: Final = 0.05
 
 
 class Service(ABC):
     """A server that runs in the background, with all its state in one folder.
 
-    Ports and names are chosen at the first start and kept, so that clients find a restarted server where it was.
-    Another object, in this program or another, that is given the same folder controls the same server.
+    Ports and names are chosen at the first start and kept, so that clients find a restarted server where it was. The
+    process is remembered in a file by id and creation time: another object, in this program or another, that is given
+    the same folder controls the same server.
 
     Args:
         folder: Folder of this service's state; made at the first start.
@@ -45,13 +49,16 @@ class Service(ABC):
     def __init__(self, folder: Path, *, detached: bool = False) -> None:
         self.folder = folder
         self.log = folder / "server.log"
-        self._process = BackgroundProcess(folder / "process.json", detached=detached)
+        self.detached = detached
+        self._record = folder / "process.json"
         self._settings: dict[str, Any] | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
 
     @property
     def pid(self) -> int | None:
         """Process id of the server, None while it does not run."""
-        process = self._process.find()
+        process = self._find()
         return process.pid if process else None
 
     @property
@@ -67,29 +74,34 @@ class Service(ABC):
     @property
     def settings(self) -> dict[str, Any]:
         """What was chosen at the first start."""
+        path = self.folder / "settings.json"
         if self._settings is None:
-            self._settings = self._load_settings()
+            if not path.exists():
+                self.folder.mkdir(parents=True, exist_ok=True)
+                partial = path.with_suffix(f".{os.getpid()}.partial")
+                partial.touch(mode=0o600)
+                partial.write_text(json.dumps(self._new_settings()))
+                partial.replace(path)
+            self._settings = json.loads(path.read_text())
         return self._settings
 
+    @abstractmethod
+    def answers(self) -> bool:
+        """Whether the server serves clients now; waits a second at most."""
+
     def start(self) -> None:
-        """Starts the server unless it runs, and returns at once; `wait_ready` waits until it answers.
+        """Start the server unless it runs, and return at once; `wait_ready` waits until it answers.
 
         Raises:
             ConfigurationError: A program that it needs is missing; the message says what to install.
             DevServiceError: It cannot be fetched or prepared.
         """
         with self._locked():
-            if self.running:
-                return
-            command = self._prepare()
-            self._process.launch(command, log=self.log, user=self._run_as(), env=self._environment())
-
-    @abstractmethod
-    def answers(self) -> bool:
-        """Whether the server serves clients now; waits a second at most."""
+            if not self.running:
+                self._launch(self._prepare())
 
     def wait_ready(self, timeout: float = 60.0) -> None:
-        """Waits until the server serves clients.
+        """Wait until the server serves clients.
 
         Args:
             timeout: Seconds to wait.
@@ -99,76 +111,143 @@ class Service(ABC):
         """
         deadline = time.monotonic() + timeout
         while not self.answers():
-            if self._process.ended_within(POLL_SECONDS):
-                raise DevServiceError(f"{self.title} is not running. {self._last_words()}")
+            if not self.running:
+                raise DevServiceError(f"{self.title} is not running. {self._end_of_log()}")
             if time.monotonic() > deadline:
-                raise DevServiceError(f"{self.title} did not answer within {timeout:g} s. {self._last_words()}")
+                raise DevServiceError(f"{self.title} did not answer within {timeout:g} s. {self._end_of_log()}")
+            time.sleep(_POLL_SECONDS)
 
     def stop(self) -> None:
-        """Stops the server in an orderly way, or by SIGKILL if it does not end in time. No effect if it is down."""
+        """Stop the server in an orderly way, or by SIGKILL if it does not end in time. No effect if it is down."""
         with self._locked():
-            self._process.stop(self.stop_signals)
+            for number, seconds in self.stop_signals:
+                if process := self._find():
+                    with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+                        process.send_signal(number)
+                        process.wait(seconds)
+            self._kill()
 
     def kill(self) -> None:
-        """Crashes the server: SIGKILL to it and all its children. Returns when they are gone."""
+        """Crash the server: SIGKILL to it and all its descendants. Returns when they are gone.
+
+        Raises:
+            DevServiceError: It is still there.
+        """
         with self._locked():
-            self._process.kill()
+            self._kill()
 
     def restart(self, timeout: float = 60.0) -> None:
-        """Stops the server if it runs, starts it and waits until it answers (`timeout` in seconds)."""
+        """Stop the server if it runs, start it and wait until it answers (`timeout` in seconds)."""
         self.stop()
         self.start()
         self.wait_ready(timeout)
 
     def delete(self) -> None:
-        """Kills the server and deletes its data, its settings and its log."""
+        """Kill the server and delete its data, its settings and its log."""
         self.kill()
         shutil.rmtree(self.folder)
         self._settings = None
 
     def pause(self) -> None:
-        """Freezes the server (SIGSTOP): connections stay open and nothing is answered."""
-        self._process.signal(SIGSTOP)
+        """Freeze the server (SIGSTOP): connections stay open and nothing is answered."""
+        self._signal(SIGSTOP)
 
     def resume(self) -> None:
-        """Lets a paused server go on."""
-        self._process.signal(SIGCONT)
+        """Let a paused server go on."""
+        self._signal(SIGCONT)
 
     @abstractmethod
     def _new_settings(self) -> dict[str, Any]:
-        """Chooses ports and names for a new folder."""
+        """Choose ports and names for a new folder."""
 
     @abstractmethod
     def _prepare(self) -> list[str | Path]:
-        """Makes everything ready and returns the command that runs the server in the foreground."""
+        """Make everything ready and return the command that runs the server in the foreground."""
 
     def _environment(self) -> dict[str, str]:
         return dict(os.environ)
 
-    def _run_as(self) -> RunAs | None:
+    def _user(self) -> pwd.struct_passwd | None:
+        """Under whose name it runs, if not under that of this program."""
         return None
 
-    def _load_settings(self) -> dict[str, Any]:
-        path = self.folder / "settings.json"
-        if not path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(f".{os.getpid()}.partial")
-            partial.touch(mode=0o600)
-            partial.write_text(json.dumps(self._new_settings()))
-            partial.replace(path)
-        loaded: dict[str, Any] = json.loads(path.read_text())
-        return loaded
+    def _locked(self) -> AbstractContextManager[None]:
+        return locked(self.folder / "lock")
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("w") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
+    def _launch(self, command: list[str | Path]) -> None:
+        with self.log.open("ab") as output:
+            child = subprocess.Popen(  # noqa: S603 - a program that the subclass has found or fetched
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+                env=self._environment(),
+                start_new_session=True,
+                **as_user(self._user()),
+            )
+        try:
+            created = psutil.Process(child.pid).create_time()
+            if not self.detached:
+                self._guard = _start_guard(child.pid, created)
+            partial = self._record.with_suffix(".partial")
+            partial.write_text(json.dumps({"pid": child.pid, "created": created}))
+            partial.replace(self._record)
+        except BaseException:
+            child.kill()
+            child.wait()
+            raise
+        self._child = child
 
-    def _last_words(self) -> str:
+    def _find(self) -> psutil.Process | None:
+        if self._child is not None and self._child.poll() is not None:
+            self._reap()
+        try:
+            return guard.find_process(**json.loads(self._record.read_text()))
+        except FileNotFoundError:
+            return None
+
+    def _kill(self) -> None:
+        if process := self._find():
+            guard.kill_tree(process)
+        if process := self._find():
+            raise DevServiceError(f"{self.title}, process {process.pid}, cannot be killed")
+        self._record.unlink(missing_ok=True)
+        self._reap()
+
+    def _signal(self, number: Signals) -> None:
+        process = self._find()
+        for member in [process, *process.children(recursive=True)] if process else []:
+            with suppress(psutil.NoSuchProcess):
+                member.send_signal(number)
+
+    def _reap(self) -> None:
+        if self._child is not None:
+            self._child.wait()
+            self._child = None
+        if self._guard is not None and self._guard.stdin is not None:
+            # It ends by itself when its pipe is closed, unless somebody forked meanwhile and holds the other end too.
+            self._guard.kill()
+            self._guard.wait()
+            self._guard.stdin.close()
+            self._guard = None
+
+    def _end_of_log(self) -> str:
         if not self.log.exists():
             return "It was never started."
         with self.log.open(errors="replace") as lines:
             tail = "".join(deque(lines, maxlen=15))
         return f"The end of {self.log}:\n{tail}"
+
+
+def _start_guard(pid: int, created: float) -> subprocess.Popen[bytes]:
+    # -P: the folder of the script must not come first on the module path, PYTHONPATH must stay on it.
+    return subprocess.Popen(  # noqa: S603 - this very Python and a file of this package
+        [sys.executable, "-P", guard.__file__, str(pid), repr(created)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        start_new_session=True,
+    )

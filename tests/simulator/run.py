@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from onceward.cli.operate.logs import Log
 from onceward.cli.operate.resolve import abort_undecided, chosen, commit_decided
 from onceward.cli.operate.survey import survey
-from onceward.cli.operate.targets import Names
+from onceward.cli.operate.targets import Target
 from onceward.connectors.spark.exactly_once import EpochHandler
 from onceward.core.checkpoint import Coordinator, OnLost
 from onceward.core.errors import DataLossError, EpochConflictError, OncewardError
@@ -29,7 +29,7 @@ from .store import FakeStore
 from .world import Killed, Process, Task, Violation, World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
 STARTS = 10
 """Restarts of the driver in the disturbed part of a run."""
@@ -58,29 +58,15 @@ class Outcome:
     trace: list[str] = field(default_factory=list)
 
 
-class Here:
-    """The targets, to an operator.
-
-    Args:
-        sinks: As the pipeline has them.
-    """
-
-    title = "here"
-
-    def __init__(self, sinks: Sequence[Any]) -> None:
-        self._sinks = {sink.name: sink for sink in sinks}
-
-    def names(self, pipelines: Collection[str]) -> set[Names]:
-        """See Target."""
-        return {Names(pipeline, sink) for pipeline in pipelines for sink in self._sinks}
-
-    def holds(self, kind: str, sink: str) -> bool:  # noqa: ARG002
-        """See Target."""
-        return sink in self._sinks
-
-    def sink(self, name: str) -> Any:
-        """See Target."""
-        return self._sinks[name]
+def seen_by_an_operator(sinks: Sequence[Any]) -> Target:
+    """The targets of the pipeline's sinks."""
+    named = {sink.name: sink for sink in sinks}
+    return Target(
+        title="here",
+        names=lambda pipelines: {(pipeline, sink) for pipeline in pipelines for sink in named},
+        holds=lambda _, sink: sink in named,
+        sink=named.__getitem__,
+    )
 
 
 @dataclass(frozen=True)
@@ -376,7 +362,7 @@ class Simulation:
         self.crowded = True
         policy = policy_of(self.world)(on_lost=OnLost(self.config.on_lost))
         skip = "so be it" if self.config.on_lost == "skip" else None
-        log, target = Log(PIPELINE, self.store), Here(self._sinks()())
+        log, target = Log(PIPELINE, self.store), seen_by_an_operator(self._sinks()())
 
         def txn() -> None:
             decision = log.view.undone

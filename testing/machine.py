@@ -1,0 +1,167 @@
+"""What local services need of this machine: free ports, folders, a Java, an answer."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import re
+import shutil
+import socket
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onceward.core.errors import ConfigurationError, ExternalError
+
+if TYPE_CHECKING:
+    import pwd
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+
+class DevServiceError(ExternalError):
+    """A local Kafka broker or PostgreSQL server could not be fetched, started or stopped. Says what to do."""
+
+
+# Below the range from which systems take the ports of outgoing connections (32768 up on Linux, 49152 up elsewhere):
+# otherwise a client's connection may sit on a killed server's port when that is to come back.
+FIRST, LAST = 20_000, 32_000
+ATTEMPTS = 200
+LOOPBACK = "127.0.0.1"
+MINIMUM_JAVA = 17
+
+_JAVA_ADVICE = (
+    "Install a Java runtime, for example `apt-get install openjdk-17-jre-headless` (Debian, Ubuntu), "
+    "`dnf install java-17-openjdk-headless` (Fedora) or `brew install openjdk@17` (macOS), or set JAVA_HOME."
+)
+
+
+def free_port(taken: Collection[int] = ()) -> int:
+    """A port of the loopback address on which nobody listens.
+
+    Args:
+        taken: Ports that were given out already and may not be bound yet.
+
+    Raises:
+        DevServiceError: No free port was found.
+    """
+    choose = random.SystemRandom()
+    for _ in range(ATTEMPTS):
+        port = choose.randrange(FIRST, LAST)
+        if port not in taken and _bindable(port):
+            return port
+    raise DevServiceError(f"no free TCP port between {FIRST} and {LAST} on {LOOPBACK}")
+
+
+def _bindable(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+        return True
+
+
+def accepts_connections(port: int) -> bool:
+    """Whether something accepts connections on this port of the loopback address."""
+    try:
+        with socket.create_connection((LOOPBACK, port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def broker_answers(bootstrap_servers: str) -> bool:
+    """Whether a registered broker answers at this address with the cluster's metadata; waits a second at most."""
+    try:
+        from confluent_kafka import KafkaException  # noqa: PLC0415 - optional dependency
+        from confluent_kafka.admin import AdminClient  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigurationError("confluent-kafka is needed: pip install 'onceward[kafka]'") from error
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+    try:
+        return bool(admin.list_topics(timeout=1).brokers)
+    except KafkaException:
+        return False
+
+
+def state_home(home: str | Path | None = None) -> Path:
+    """The folder that holds the state of one set of services.
+
+    Args:
+        home: Folder asked for; default is the environment's ONCEWARD_DEV_HOME, then `.run` in the current folder.
+    """
+    return Path(home or os.environ.get("ONCEWARD_DEV_HOME") or ".run").expanduser().absolute()
+
+
+def cache_home() -> Path:
+    """The folder for fetched programs: ONCEWARD_CACHE, else `onceward` in the user's cache folder."""
+    chosen = os.environ.get("ONCEWARD_CACHE")
+    base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "onceward"
+    return base.expanduser().absolute()
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Let one process at a time into the block."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def run_program(
+    command: Sequence[str | Path],
+    *,
+    user: pwd.struct_passwd | None = None,
+    cwd: Path = Path("/"),
+    env: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end and return its exit code and output (standard error joined to standard output)."""
+    return subprocess.run(  # noqa: S603 - the callers run programs that they found or fetched themselves
+        command,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        cwd=cwd,
+        env=env,
+        **as_user(user),
+    )
+
+
+def as_user(user: pwd.struct_passwd | None) -> dict[str, Any]:
+    """Arguments of subprocess for another user, None: this one."""
+    return {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+
+
+def find_java() -> Path:
+    """The `java` program of JAVA_HOME, else the first on PATH.
+
+    Raises:
+        ConfigurationError: There is none, or it is older than Java 17; the message says what to install.
+    """
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which("java", path=str(Path(home) / "bin") if home else None)
+    if found is None:
+        where = f"in JAVA_HOME ({home})" if home else "on PATH"
+        raise ConfigurationError(f"there is no `java` {where}; Java {MINIMUM_JAVA} or newer is needed. {_JAVA_ADVICE}")
+    version = java_version(Path(found))
+    if version < MINIMUM_JAVA:
+        raise ConfigurationError(f"{found} is Java {version}; Java {MINIMUM_JAVA} or newer is needed. {_JAVA_ADVICE}")
+    return Path(found)
+
+
+def java_version(java: Path) -> int:
+    """The feature release (17, 21, …) of a `java` program.
+
+    Raises:
+        ConfigurationError: The program does not answer as a Java runtime does.
+    """
+    answer = run_program([java, "-version"]).stdout
+    match = re.search(r'version "(?:1\.)?(\d+)', answer)
+    if match is None:
+        raise ConfigurationError(f"{java} does not run: {answer.strip()}. {_JAVA_ADVICE}")
+    return int(match[1])
