@@ -16,8 +16,7 @@ from onceward import KafkaSink
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import CommitPendingError
-from onceward.core.log import EpochInput
-from onceward.core.log.memory import MemoryStore
+from onceward.core.log import EpochInput, MemoryStore
 from onceward.core.steps import Step
 from onceward.core.transaction import AbortStatus, Acknowledgement, CommitStatus
 

@@ -14,9 +14,8 @@ from onceward.connectors.kafka.sink import KafkaSink
 from onceward.connectors.kafka.transaction import Fate
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, KafkaError, SchemaError
-from onceward.core.names import Scope
+from onceward.core.names import NOTHING, Scope
 from onceward.core.transaction import AbortStatus, CommitStatus, Observation, Progress
-from onceward.core.transaction.ownership import NOTHING
 
 from .kafka_kit import Bench, eventually, handle_of, numbered, prepared_of, rows, writer_process
 

@@ -11,10 +11,9 @@ import pytest
 
 from onceward import FileSink
 from onceward.core.errors import EpochConflictError, SchemaError, SinkError
-from onceward.core.names import parse_transaction_name
+from onceward.core.names import other_log, outdated_log, parse_transaction_name
 from onceward.core.steps import Step
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, Progress
-from onceward.core.transaction.ownership import other_log, outdated_log
 from onceward.sinks import WriteAheadLogSink
 from onceward.testing.conformance import SinkCase, SinkConformance, SinkUnderTest
 from onceward.testing.sink_case import numbered

@@ -13,10 +13,9 @@ import pytest
 
 from onceward import FileSink
 from onceward.core.errors import EpochConflictError, SinkError
-from onceward.core.names import Scope, file_name
+from onceward.core.names import NOTHING, Scope, file_name
 from onceward.core.steps import Step
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, Progress
-from onceward.core.transaction.ownership import NOTHING
 from onceward.sinks.folders import IDENTITY
 
 from .sink_kit import LOG, Mailbox, context, crash_at, prepared

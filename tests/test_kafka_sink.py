@@ -13,9 +13,8 @@ from onceward.connectors.kafka.producer import DeliveryFailures, TransactionalPr
 from onceward.connectors.kafka.sink import KafkaSink, KafkaTransaction
 from onceward.connectors.kafka.transaction import Description, Handle
 from onceward.core.errors import ConfigurationError, KafkaError
-from onceward.core.names import PooledName, Scope
+from onceward.core.names import NOTHING, PooledName, Scope
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, Progress, WriteContext
-from onceward.core.transaction.ownership import NOTHING
 
 SASL = {
     "security.protocol": "SASL_SSL",

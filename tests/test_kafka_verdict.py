@@ -21,8 +21,8 @@ from onceward.connectors.kafka.transaction import (
 )
 from onceward.core.errors import LogDamagedError
 from onceward.core.names import PooledName, Scope
+from onceward.core.outcome import OUTCOMES
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation
-from onceward.core.transaction.outcome import OUTCOMES
 
 MINE = Handle("id", 7, 3, 1000)
 PREPARED = Prepared(MINE, frozenset({("t", 0), ("t", 1)}))

@@ -13,7 +13,7 @@ import pytest
 
 from onceward.core import CheckpointConfig, FileBackend
 from onceward.core.errors import SinkError
-from onceward.core.log.memory import MemoryStore
+from onceward.core.log import MemoryStore
 from onceward.core.names import Scope, file_name, parse_file_name
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable

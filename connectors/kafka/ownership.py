@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onceward.core.names import FORMAT, AcceptedName, parse_accepted_name, parse_pooled_name
-from onceward.core.transaction.ownership import other_log
+from onceward.core.names import FORMAT, AcceptedName, other_log, parse_accepted_name, parse_pooled_name
 
 from .errors import Code, kafka_error
 from .transaction import Prepared, listed_committable

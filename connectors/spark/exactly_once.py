@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from onceward.core.checkpoint import Admission, CommitPolicy, Coordinator, OnLost
 from onceward.core.checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.core.errors import ConfigurationError, OncewardError
-from onceward.core.log import LogStore, open_store
 from onceward.core.names import check_pipeline_name
 from onceward.core.sink import Guarantee
 from onceward.core.transaction import Acknowledgement
 from onceward.sinks.base import DirectlyWritten, DirectSink, TwoPhaseCommitSink
 
-from .executors import warn_of_python
-from .projection import Projection, schema_for
+from .cluster import check_store, local_store, open_log, warn_of_python
 from .publication import with_publication
 from .query import QueryRun, any_stage_failed, current_run, epoch_input, hadoop_reader
-from .store import check_store, default_store, local_store
-from .task import ACK_COLUMN, ACK_SCHEMA, STAGE_COLUMN, EpochTask
+from .task import ACK_COLUMN, ACK_SCHEMA, STAGE_COLUMN, EpochTask, projected, schema_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from onceward.core.log import EpochInput
+    from onceward.core.log import EpochInput, LogStore
 
 _log = logging.getLogger("onceward.spark")
 AnySink = TwoPhaseCommitSink[Any] | DirectSink[Any]
@@ -123,32 +121,22 @@ def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> Non
         check_pipeline_name(pipeline)
 
 
+@dataclass
 class EpochHandler:
     """Function that Spark calls with each micro-batch; it keeps one coordinator per run of the query."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        sinks: Sequence[TwoPhaseCommitSink[Any]],
-        *,
-        pipeline: str | None,
-        store: str | LogStore | None,
-        policy: CommitPolicy,
-        adopt: bool,
-        rewind: str | None,
-        on_complete: Callable[[int, EpochInput], None] | None,
-    ) -> None:
-        self.spark = spark
-        self.sinks = sinks
-        self.pipeline = pipeline
-        self.store = store
-        self.policy = policy
-        self.adopt = adopt
-        self.rewind = rewind
-        self.on_complete = on_complete
-        self._projection = Projection(sinks)
-        self._read_text = hadoop_reader(spark)
-        self._speculates = spark.sparkContext.getConf().get("spark.speculation", "false").lower() == "true"
+    spark: SparkSession
+    sinks: Sequence[TwoPhaseCommitSink[Any]]
+    pipeline: str | None
+    store: str | LogStore | None
+    policy: CommitPolicy
+    adopt: bool
+    rewind: str | None
+    on_complete: Callable[[int, EpochInput], None] | None
+
+    def __post_init__(self) -> None:
+        self._read_text = hadoop_reader(self.spark)
+        self._speculates = self.spark.sparkContext.getConf().get("spark.speculation", "false").lower() == "true"
         self._run: QueryRun | None = None
         self._coordinator: Coordinator | None = None
 
@@ -158,7 +146,7 @@ class EpochHandler:
         if self._run != run:
             self._coordinator, self._read_text = None, hadoop_reader(self.spark)
         about = epoch_input(self._read_text, run.checkpoint, run.query, batch)
-        coordinator = self._coordinator_of(run, batch, about)
+        coordinator = self._coordinator or self._open(run, batch, about)
         if coordinator.admit(batch, about, adopt=self.adopt) is Admission.REPLAY:
             _log.warning("epoch %s is decided and completed: it is replayed without writing", batch)
             # A stateful query must run the batch all the same, or its state store misses a version for ever.
@@ -171,33 +159,25 @@ class EpochHandler:
         if self.on_complete is not None:
             self.on_complete(batch, about)
 
+    def _open(self, run: QueryRun, batch: int, about: EpochInput) -> Coordinator:
+        if run.complete:
+            for sink in self.sinks:
+                sink.validate_complete_mode()
+        name = self.pipeline or run.query
+        store = open_log(self.store, run.checkpoint, name)
+        check_store(local_store(store), self.spark.sparkContext.master)
+        coordinator = Coordinator(name, store, self.sinks, self.policy)
+        coordinator.open(rewind=self.rewind, first_epoch=batch, query=run.query, epoch_input=about)
+        self._run, self._coordinator = run, coordinator
+        return coordinator
+
     def _write(self, frame: DataFrame, coordinator: Coordinator, batch: int) -> list[Row]:
         contexts = [coordinator.context(sink.name, batch, subtask=-1) for sink in self.sinks]
-        task = EpochTask(self.sinks, contexts, self._projection)
         try:
-            return self._projection.of(frame, self.sinks).mapInArrow(task, ACK_SCHEMA).collect()
+            return projected(frame, self.sinks).mapInArrow(EpochTask(self.sinks, contexts), ACK_SCHEMA).collect()
         except BaseException:
             # Partitions that were through hold locks and readers: end them now, not at the next start.
             self._coordinator = None
             with contextlib.suppress(OncewardError):
                 coordinator.give_up()
             raise
-
-    def _coordinator_of(self, run: QueryRun, batch: int, about: EpochInput) -> Coordinator:
-        if self._coordinator is None:
-            if run.complete:
-                for sink in self.sinks:
-                    sink.validate_complete_mode()
-            name = self.pipeline or run.query
-            coordinator = Coordinator(name, self._open_store(run, name), self.sinks, self.policy)
-            coordinator.open(rewind=self.rewind, first_epoch=batch, query=run.query, epoch_input=about)
-            self._run, self._coordinator = run, coordinator
-        return self._coordinator
-
-    def _open_store(self, run: QueryRun, pipeline: str) -> LogStore:
-        if self.store is None:
-            store = default_store(run.checkpoint, pipeline)
-        else:
-            store = open_store(self.store, pipeline=pipeline) if isinstance(self.store, str) else self.store
-        check_store(local_store(store), self.spark.sparkContext.master)
-        return store

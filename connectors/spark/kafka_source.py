@@ -22,14 +22,14 @@ from onceward.connectors.kafka.source import KafkaSource
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import arguments
 
-from .source_reader import LIMITS, BeforeLimits, SourceBatchReader, SourceStreamReader
+from .any_source import LIMITS, BeforeLimits, SourceBatchReader, SourceStreamReader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from onceward.connectors.kafka.positions import Bound
 
-    from .source_reader import Offsets
+    from .any_source import Offsets
 
 TOLERATED: Final = frozenset({"path", "checkpointlocation", "pipeline", "name", "useprivatejson"})
 """Options that Spark adds by itself or that belong to the query."""

@@ -1,15 +1,30 @@
-"""The committable: all that a process needs to commit or abort a transaction it has never seen."""
+"""What travels between the processes that write, decide and commit: contexts, committables, acknowledgements."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+import secrets
+from typing import Any, Self
 
 import msgspec
 
-from ..errors import LogDamagedError
+from .errors import LogDamagedError
+from .names import Progress, Scope, TransactionName
+from .outcome import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation, abort_outcome, commit_outcome
 
-if TYPE_CHECKING:
-    from ..names import TransactionName
+__all__ = [
+    "ANY_EPOCH",
+    "AbortOutcome",
+    "AbortStatus",
+    "Acknowledgement",
+    "CommitOutcome",
+    "CommitStatus",
+    "Committable",
+    "Observation",
+    "Progress",
+    "WriteContext",
+    "abort_outcome",
+    "commit_outcome",
+]
 
 ANY_EPOCH = -1
 """Epoch or writer of a committable that was listed from a target whose names do not carry it."""
@@ -101,3 +116,71 @@ class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
     def from_json(cls, text: str | bytes) -> Acknowledgement:
         """Read what to_json wrote."""
         return msgspec.json.decode(text, type=cls)
+
+
+class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt of one subtask at one epoch of one sink."""
+
+    pipeline: str
+    sink: str
+    log: str
+    """Identity of the decision log (8 hex digits)."""
+    writer: int
+    """Position of the writer's START entry in the decision log."""
+    epoch: int
+    subtask: int
+    attempt: int = 0
+    completed: int = -1
+    """Newest epoch with a durable COMPLETED entry when the epoch began; -1 for none.
+
+    A name that this process used in that epoch or an older one, or under an older writer, may be used again.
+    """
+    session: str = ""
+    """Which run of the driver, where each of its epochs has a START of its own; empty where a run has one START.
+
+    Between the STARTs of one session no subtask is at work, so names may go on from one to the next.
+    """
+
+    @property
+    def scope(self) -> Scope:
+        """Whose transactions these are."""
+        return Scope(self.pipeline, self.sink, self.log)
+
+    def transaction_name(self) -> TransactionName:
+        """A name that was never used before and will never be used again."""
+        return TransactionName(self.scope, self.writer, self.epoch, self.subtask, self.attempt, secrets.token_hex(4))
+
+    def committable(
+        self, *, kind: str, transaction: str, handle: dict[str, Any] | None = None, rows: int = 0, version: int = 1
+    ) -> Committable:
+        """The handle of a transaction that was prepared in this context.
+
+        Args:
+            kind: Which sort of transaction.
+            transaction: Its name in the external system.
+            handle: What the external system needs beyond the name (JSON values only).
+            rows: How many it holds.
+            version: Layout of `handle` for this kind.
+        """
+        return Committable(
+            kind=kind,
+            version=version,
+            pipeline=self.pipeline,
+            sink=self.sink,
+            log=self.log,
+            writer=self.writer,
+            epoch=self.epoch,
+            subtask=self.subtask,
+            attempt=self.attempt,
+            transaction=transaction,
+            handle=handle or {},
+            rows=rows,
+        )
+
+    def may_reuse(self, writer: int, epoch: int) -> bool:
+        """Whether a durable entry proves that this process's transaction of (writer, epoch) has ended.
+
+        Either its epoch is COMPLETED, or a later writer started and finished its recovery before this context
+        was made. See PROTOCOL, Kafka facts, on the pool of ids.
+        """
+        return writer < self.writer or (writer == self.writer and epoch <= self.completed)

@@ -1,4 +1,4 @@
-"""What an attempt to commit or to abort proved. Outcomes are values; faults are exceptions.
+"""What a target showed of a transaction, and what an attempt to commit or to abort it proved: outcomes are values.
 
 Invariant 7: nothing is recorded as committed before the external system's answer. A lost answer is UNKNOWN or
 RETRY_LATER, never COMMITTED.
