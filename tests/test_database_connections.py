@@ -1,4 +1,4 @@
-"""Connections, without a server: never a parent's, never one that is not silent; a server that falls silent is an error."""
+"""Connections, without a server: never a parent's, never one that is not silent, never a hang."""
 
 from __future__ import annotations
 
