@@ -98,8 +98,8 @@ def doctor(
 
     Changes nothing.
     """
-    from .doctor import run_checks  # noqa: PLC0415 - looks at extras
-    from .doctor.finding import exit_code, show  # noqa: PLC0415
+    from .doctor import exit_code, show  # noqa: PLC0415 - looks at extras
+    from .doctor.checks import run_checks  # noqa: PLC0415
 
     settings = pairs("--kafka", kafka)
     if bootstrap_servers is None and (kafka or topic):

@@ -67,9 +67,7 @@ class Bench:
 
     def producers(self) -> list[str]:
         """Transactional ids of this pipeline that the broker knows."""
-        return sorted(
-            row.transactional_id for row in self.client.list_transactions(prefix=f"onceward:1:{self.pipeline}:")
-        )
+        return sorted(self.client.list_transactions(prefix=f"onceward:1:{self.pipeline}:"))
 
     def values(self, topic: str | None = None, *, committed: bool = True) -> list[bytes | None]:
         return [message.value() for message in self.messages(topic, committed=committed)]

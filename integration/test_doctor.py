@@ -8,7 +8,8 @@ import confluent_kafka
 import psycopg
 import pytest
 
-from onceward.cli.doctor import Finding, Health, run_checks
+from onceward.cli.doctor import Finding, Health
+from onceward.cli.doctor.checks import run_checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

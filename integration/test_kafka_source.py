@@ -392,6 +392,11 @@ def test_publishing_to_a_group_with_live_members_is_refused_in_words(writer: Wri
     consumer.close()
 
 
+def test_a_broker_that_is_away_is_told_when_offsets_are_published():
+    with pytest.raises(KafkaError, match="group g"):
+        KafkaSource(bootstrap_servers="127.0.0.1:1", topics=["t"], group="g").publish({"t": {"0": 1}})
+
+
 def test_two_readers_in_one_process_do_not_disturb_each_other(writer: Writer, topic: Callable[..., str]):
     name = topic(2)
     writer.send(name, range(15_000), partition=0)

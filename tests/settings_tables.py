@@ -12,7 +12,7 @@ import inspect
 import re
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 import onceward
 from onceward.core.kit.options import spelled
@@ -50,8 +50,6 @@ INTERNAL = {"world"}
 _MARKED = re.compile(r"(<!-- settings: (\w+) -->\n).*?(<!-- end of settings -->)", re.DOTALL)
 _ENTRY = re.compile(r"^    (\w+): (.*(?:\n     .*)*)", re.MULTILINE)
 _SECTION = re.compile(r"^(?:Args|Attributes):\n((?:    .*\n?)+)", re.MULTILINE)
-_CHECKED = re.compile(r"typing\.Annotated\[(\w+), [^\]]*\]")
-_OPTIONAL = re.compile(r"typing\.Optional\[(.*)\]")
 _PAGE = re.compile(r"docs/([\w-]+\.md)")
 
 
@@ -99,11 +97,12 @@ def _meanings(doc: str) -> dict[str, str]:
     return {name: _PAGE.sub(r"[\1](\1)", " ".join(text.split())) for name, text in entries}
 
 
-def _type(annotation: str | type) -> str:
-    """Of a class with checked fields it is no text."""
-    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    text = _OPTIONAL.sub(r"\1", _CHECKED.sub(r"\1", text))
-    return "`" + text.removesuffix(" | None").replace(" | ", "` or `") + "`"
+def _type(annotation: Any) -> str:
+    """How a type is shown; that of a msgspec.Struct's field is no text, and may carry its limits."""
+    if not isinstance(annotation, str):
+        kinds = get_args(annotation) if get_origin(annotation) is Union else (annotation,)
+        annotation = " | ".join(getattr(kind, "__origin__", kind).__name__ for kind in kinds if kind is not type(None))
+    return "`" + annotation.removesuffix(" | None").replace(" | ", "` or `") + "`"
 
 
 def _default(parameter: inspect.Parameter) -> str:

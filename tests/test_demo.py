@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from onceward.cli.demo.checker import judge
@@ -14,7 +15,7 @@ def rows(*, without: str = "", twice: str = "", wrong: str = ""):
     for total in TOTALS.values():
         if total.order_id == without:
             continue
-        row = dict(total.__dict__)
+        row = msgspec.structs.asdict(total)
         if total.order_id == wrong:
             row["total"] += 1
         yield row

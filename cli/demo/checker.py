@@ -9,40 +9,34 @@ import json
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import confluent_kafka
 import psycopg
 from psycopg import sql
 
+from .scenario import PARTITIONS, TARGETS, Target
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from .scenario import DemoSettings, Total
 
-_IDLE_SECONDS = 1.0
+_EVERY_SECONDS = 1.0
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What was found in one target.
-
-    Attributes:
-        target: Which one.
-        expected: Rows that a correct run leaves.
-        seen: Rows found.
-        missing: Expected rows that are not there.
-        duplicated: Rows beyond the first of their order.
-        wrong: Rows whose content is not what it must be, or that nobody expected.
-    """
+class Verdict(NamedTuple):
+    """What was found in one target, in rows."""
 
     target: str
     expected: int
     seen: int
     missing: int
     duplicated: int
+    """Beyond the first of their order."""
     wrong: int
+    """With another content than they must have, or expected by nobody."""
 
     @property
     def exact(self) -> bool:
@@ -71,21 +65,13 @@ def judge(target: str, rows: Iterable[Mapping[str, Any]], totals: Mapping[str, T
 
 def committed_messages(bootstrap_servers: str, topic: str) -> Iterable[dict[str, Any]]:
     """Every committed message of a topic, as a consumer with isolation level read_committed gets it."""
-    consumer = confluent_kafka.Consumer(
-        {
-            "bootstrap.servers": bootstrap_servers,
-            "group.id": "onceward-demo-checker",
-            "isolation.level": "read_committed",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-        }
-    )
+    consumer = _consumer(bootstrap_servers, "checker")
     try:
         partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
         consumer.assign([confluent_kafka.TopicPartition(topic, number, 0) for number in partitions])
         unread = set(partitions)
         while unread:
-            for message in consumer.consume(5000, _IDLE_SECONDS):
+            for message in consumer.consume(5000, _EVERY_SECONDS):
                 error = message.error()
                 if error is None:
                     yield json.loads(message.value() or b"null")
@@ -97,6 +83,19 @@ def committed_messages(bootstrap_servers: str, topic: str) -> Iterable[dict[str,
         consumer.close()
 
 
+def _consumer(bootstrap_servers: str, name: str) -> confluent_kafka.Consumer:
+    return confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": f"onceward-demo-{name}",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "log_level": 0,
+        }
+    )
+
+
 def table_rows(dsn: str, table: str) -> Iterable[dict[str, Any]]:
     """Every row of a table, as a session of its own sees it."""
     with psycopg.connect(dsn) as connection, connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
@@ -106,94 +105,49 @@ def table_rows(dsn: str, table: str) -> Iterable[dict[str, Any]]:
 
 def check(settings: DemoSettings, totals: Mapping[str, Total]) -> list[Verdict]:
     """Judge all four targets: the two exactly-once ones first."""
-    kafka, dsn = settings.bootstrap_servers, settings.dsn
-    return [
-        judge("Kafka, exactly once", committed_messages(kafka, settings.sink_topic), totals),
-        judge("PostgreSQL, exactly once", table_rows(dsn, settings.sink_table), totals),
-        judge("Kafka, at least once", committed_messages(kafka, settings.contrast_topic), totals),
-        judge("PostgreSQL, at least once", table_rows(dsn, settings.contrast_table), totals),
-    ]
+    return [judge(target.title, _rows(settings, target), totals) for target in TARGETS]
 
 
-_EVERY_SECONDS = 1.0
+def _rows(settings: DemoSettings, target: Target) -> Iterable[dict[str, Any]]:
+    if target.system == "Kafka":
+        return committed_messages(settings.bootstrap_servers, target.name)
+    return table_rows(settings.dsn, target.name)
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """Rows visible in each target, `at` seconds after the beginning."""
 
     at: float
-    kafka: int
-    postgres: int
-    kafka_contrast: int
-    postgres_contrast: int
+    rows: Mapping[Target, int]
 
 
-class Sampler:
-    """Counts in the background while its block runs; a target that is down keeps its last count."""
+@contextmanager
+def sampling(settings: DemoSettings, samples: list[Sample], began: float) -> Iterator[None]:
+    """Count in the background while the block runs; a target that is down keeps its last count."""
+    stopped = threading.Event()
+    thread = threading.Thread(target=_sample, args=(settings, samples, began, stopped), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
 
-    def __init__(self, settings: DemoSettings, samples: list[Sample], began: float) -> None:
-        self._settings = settings
-        self._samples = samples
-        self._began = began
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._messages = {settings.sink_topic: 0, settings.contrast_topic: 0}
-        self._rows = {settings.sink_table: 0, settings.contrast_table: 0}
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        settings = self._settings
-        consumer = confluent_kafka.Consumer(
-            {
-                "bootstrap.servers": settings.bootstrap_servers,
-                "group.id": "onceward-demo-sampler",
-                "isolation.level": "read_committed",
-                "enable.auto.commit": False,
-                "log_level": 0,
-            }
-        )
-        consumer.assign(
-            [
-                confluent_kafka.TopicPartition(topic, number, 0)
-                for topic in self._messages
-                for number in range(settings.partitions)
-            ]
-        )
-        while not self._stopped.is_set():
-            self._consume(consumer, time.monotonic() + _EVERY_SECONDS)
-            self._count_rows()
-            self._samples.append(
-                Sample(
-                    time.monotonic() - self._began,
-                    self._messages[settings.sink_topic],
-                    self._rows[settings.sink_table],
-                    self._messages[settings.contrast_topic],
-                    self._rows[settings.contrast_table],
-                )
-            )
-        consumer.close()
-
-    def _consume(self, consumer: confluent_kafka.Consumer, until: float) -> None:
-        while (left := until - time.monotonic()) > 0 and not self._stopped.is_set():
+def _sample(settings: DemoSettings, samples: list[Sample], began: float, stopped: threading.Event) -> None:
+    rows = dict.fromkeys(TARGETS, 0)
+    topics, tables = ([target for target in TARGETS if target.system == system] for system in ("Kafka", "PostgreSQL"))
+    consumer = _consumer(settings.bootstrap_servers, "sampler")
+    consumer.assign([confluent_kafka.TopicPartition(topic.name, n, 0) for topic in topics for n in range(PARTITIONS)])
+    while not stopped.is_set():
+        until = time.monotonic() + _EVERY_SECONDS
+        while (left := until - time.monotonic()) > 0 and not stopped.is_set():
             for message in consumer.consume(2000, min(left, 0.5)):
-                topic = message.topic()
-                if message.error() is None and topic is not None:
-                    self._messages[topic] += 1
-
-    def _count_rows(self) -> None:
-        try:
-            with psycopg.connect(self._settings.dsn, connect_timeout=1) as connection:
-                for table in self._rows:
-                    count = connection.execute(sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table)))
-                    row = count.fetchone()
-                    self._rows[table] = int(row[0]) if row else 0
-        except psycopg.Error:
-            return
+                if message.error() is None:
+                    rows[Target("Kafka", message.topic() or "")] += 1
+        with suppress(psycopg.Error), psycopg.connect(settings.dsn, connect_timeout=1) as connection:
+            for table in tables:
+                query = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table.name))
+                [(rows[table],)] = connection.execute(query).fetchall()
+        samples.append(Sample(time.monotonic() - began, dict(rows)))
+    consumer.close()

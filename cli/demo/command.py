@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
-from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING, Final
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -19,7 +18,7 @@ from rich.text import Text
 from onceward.testing.services import dev_services
 from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
-from .scenario import DemoSettings, Victim
+from .scenario import AT_LEAST_ONCE, EXACTLY_ONCE, TARGETS, DemoSettings, Target, Victim
 from .supervisor import Story, run
 
 if TYPE_CHECKING:
@@ -28,10 +27,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.console import RenderableType
 
-    from onceward.testing.services import DevServices
-
-    from .checker import Verdict
-    from .supervisor import Story
+_NOTES: Final = 12
+_LINES: Final = dict(
+    zip(TARGETS, [("#1b7837", "-"), ("#5aae61", "--"), ("#b35806", "-"), ("#e08214", "--")], strict=True)
+)
+_COLORS: Final = {Victim.DRIVER: "#b22222", Victim.BROKER: "#6a3d9a", Victim.DATABASE: "#1f78b4"}
 
 
 def demo(*, orders: int, users: int, kills: int, seed: int, home: Path, picture: Path) -> int:
@@ -52,9 +52,16 @@ def demo(*, orders: int, users: int, kills: int, seed: int, home: Path, picture:
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
     with dev_services(home / "services") as services:
-        settings = _settings(services, home, orders=orders, users=users, seed=seed)
+        settings = DemoSettings(
+            bootstrap_servers=services.bootstrap_servers,
+            dsn=services.dsn,
+            home=str(home.absolute()),
+            orders=orders,
+            users=users,
+            seed=seed,
+        )
         with Live(console=console, refresh_per_second=4) as live:
-            story = run(settings, services, kills, lambda story: _show(live, story))
+            story = run(settings, services, kills, lambda story: live.update(live_view(story)))
         draw(story, picture)
     console.print(summary(story))
     console.print(f"picture: {picture}   logs: {home}")
@@ -65,30 +72,6 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _show(live: Live, story: Story) -> None:
-    live.update(live_view(story))
-
-
-def _settings(services: DevServices, home: Path, *, orders: int, users: int, seed: int) -> DemoSettings:
-    address = urlsplit(services.dsn)
-    password = f"&password={address.password}" if address.password else ""
-    return DemoSettings(
-        bootstrap_servers=services.bootstrap_servers,
-        dsn=services.dsn,
-        jdbc_url=(
-            f"jdbc:postgresql://{address.hostname}:{address.port}{address.path}"
-            f"?user={unquote(address.username or '')}{password}&reWriteBatchedInserts=true"
-        ),
-        home=str(home.absolute()),
-        orders=orders,
-        users=users,
-        seed=seed,
-    )
-
-
-_NOTES = 12
-
-
 def live_view(story: Story) -> RenderableType:
     """The running display."""
     facts = Table.grid(padding=(0, 2))
@@ -96,13 +79,13 @@ def live_view(story: Story) -> RenderableType:
     facts.add_row("elapsed", f"{story.elapsed():.0f} s")
     facts.add_row("micro-batches", f"{story.batches}")
     facts.add_row("kills", ", ".join(victim for _, victim in story.kills) or "none yet")
+    done = 0
     if story.samples:
-        last = story.samples[-1]
-        facts.add_row("visible, exactly once", f"Kafka {last.kafka:,}   PostgreSQL {last.postgres:,}")
-        facts.add_row(
-            "visible, at least once", f"Kafka {last.kafka_contrast:,}   PostgreSQL {last.postgres_contrast:,}"
-        )
-    done = story.samples[-1].kafka if story.samples else 0
+        rows = story.samples[-1].rows
+        done = rows[Target("Kafka", EXACTLY_ONCE)]
+        for title, name in (("exactly once", EXACTLY_ONCE), ("at least once", AT_LEAST_ONCE)):
+            counts = [f"{target.system} {rows[target]:,}" for target in TARGETS if target.name == name]
+            facts.add_row(f"visible, {title}", "   ".join(counts))
     bar = ProgressBar(total=max(story.expected, 1), completed=min(done, story.expected), width=60)
     notes = Text("\n".join(story.notes[-_NOTES:]), style="dim")
     return Panel(Group(facts, bar, notes), title="onceward demo", width=100)
@@ -114,17 +97,10 @@ def summary(story: Story) -> RenderableType:
     for column in ("target", "expected", "seen", "missing", "duplicated", "wrong", ""):
         table.add_column(column, justify="left" if column in ("target", "") else "right")
     for verdict in story.verdicts:
-        table.add_row(*_cells(verdict))
+        target, *numbers = verdict
+        mark = "[green]exact[/green]" if verdict.exact else "[red]not exact[/red]"
+        table.add_row(target, *[f"{number:,}" for number in numbers], mark)
     return table
-
-
-def _cells(verdict: Verdict) -> list[str]:
-    mark = "[green]exact[/green]" if verdict.exact else "[red]not exact[/red]"
-    numbers = (verdict.expected, verdict.seen, verdict.missing, verdict.duplicated, verdict.wrong)
-    return [verdict.target, *[f"{number:,}" for number in numbers], mark]
-
-
-_COLOURS = {Victim.DRIVER: "#b22222", Victim.BROKER: "#6a3d9a", Victim.DATABASE: "#1f78b4"}
 
 
 def draw(story: Story, path: Path) -> None:
@@ -140,18 +116,15 @@ def draw(story: Story, path: Path) -> None:
 
 def _timeline(axes: Axes, story: Story) -> None:
     at = [sample.at for sample in story.samples]
-    axes.plot(at, [s.kafka for s in story.samples], color="#1b7837", label="Kafka, exactly once")
-    axes.plot(at, [s.postgres for s in story.samples], color="#5aae61", ls="--", label="PostgreSQL, exactly once")
-    axes.plot(at, [s.kafka_contrast for s in story.samples], color="#b35806", alpha=0.7, label="Kafka, at least once")
-    axes.plot(
-        at, [s.postgres_contrast for s in story.samples], color="#e08214", ls="--", alpha=0.7,
-        label="PostgreSQL, at least once",
-    )  # fmt: skip
+    for target, (color, line) in _LINES.items():
+        alpha = 1.0 if target.name == EXACTLY_ONCE else 0.7
+        rows = [sample.rows[target] for sample in story.samples]
+        axes.plot(at, rows, color=color, ls=line, alpha=alpha, label=target.title)
     axes.axhline(story.expected, color="grey", lw=0.8, ls=":")
     named: set[Victim] = set()
     for when, victim in story.kills:
         label = None if victim in named else f"SIGKILL to the {victim}"
-        axes.axvline(when, color=_COLOURS[victim], lw=1, label=label)
+        axes.axvline(when, color=_COLORS[victim], lw=1, label=label)
         named.add(victim)
     axes.set_xlabel("seconds")
     axes.set_ylabel("rows visible")
@@ -161,11 +134,9 @@ def _timeline(axes: Axes, story: Story) -> None:
 
 def _bars(axes: Axes, story: Story) -> None:
     names = [verdict.target for verdict in story.verdicts]
-    axes.barh(names, [v.missing for v in story.verdicts], color="#762a83", label="missing")
-    axes.barh(
-        names, [v.duplicated for v in story.verdicts], left=[v.missing for v in story.verdicts], color="#d6604d",
-        label="duplicated",
-    )  # fmt: skip
+    missing, duplicated = ([getattr(v, what) for v in story.verdicts] for what in ("missing", "duplicated"))
+    axes.barh(names, missing, color="#762a83", label="missing")
+    axes.barh(names, duplicated, left=missing, color="#d6604d", label="duplicated")
     for row, verdict in enumerate(story.verdicts):
         text = f" missing {verdict.missing:,}, duplicated {verdict.duplicated:,}"
         axes.text(verdict.missing + verdict.duplicated, row, text, va="center", fontsize=8)

@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
+import msgspec
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
@@ -21,7 +24,7 @@ from onceward.connectors.kafka.sink import KafkaSink
 from onceward.connectors.spark import exactly_once
 from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
-from .scenario import CENTS_PER_UNIT, DemoSettings
+from .scenario import AT_LEAST_ONCE, CENTS_PER_UNIT, EXACTLY_ONCE, SOURCE_TOPIC, DemoSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
 _QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """The driver lives for seconds only: time spent on optimising its code would not come back."""
+_ORDERS_PER_BATCH = 8000
 _ORDER = "order_id string, user int, amount int, currency string, status string"
 _TOTAL = "order_id string, user int, cents long, total long"
 
@@ -62,10 +66,10 @@ def placed_orders(spark: SparkSession, settings: DemoSettings) -> DataFrame:
     stream = (
         spark.readStream.format("onceward-kafka")
         .option("kafka.bootstrap.servers", settings.bootstrap_servers)
-        .option("subscribe", settings.source_topic)
+        .option("subscribe", SOURCE_TOPIC)
         .option("startingOffsets", "earliest")
         .option("kafkaConsumer.pollTimeoutMs", "180000")
-        .option("maxOffsetsPerTrigger", str(settings.orders_per_batch))
+        .option("maxOffsetsPerTrigger", str(_ORDERS_PER_BATCH))
         .load()
     )
     return (
@@ -100,10 +104,10 @@ def start_exactly_once(spark: SparkSession, settings: DemoSettings) -> Streaming
             KafkaSink(
                 "topic",
                 bootstrap_servers=settings.bootstrap_servers,
-                topic=settings.sink_topic,
+                topic=EXACTLY_ONCE,
                 select=["cast(user as string) AS key", "to_json(struct(*)) AS value"],
             ),
-            PostgresSink("table", dsn=settings.dsn, table=settings.sink_table),
+            PostgresSink("table", dsn=settings.dsn, table=EXACTLY_ONCE),
             checkpoint=settings.checkpoint("exactly-once"),
             pipeline="order-totals",
         )
@@ -115,16 +119,22 @@ def start_exactly_once(spark: SparkSession, settings: DemoSettings) -> Streaming
 
 def start_contrast(spark: SparkSession, settings: DemoSettings) -> StreamingQuery:
     """The same orders the usual way: foreachBatch with a JDBC append, and a plain producer."""
+    address = urlsplit(settings.dsn)
+    url = f"jdbc:postgresql://{address.hostname}:{address.port}{address.path}"
+    properties = {
+        "user": unquote(address.username or ""),
+        "password": unquote(address.password or ""),
+        "driver": "org.postgresql.Driver",
+        "reWriteBatchedInserts": "true",
+    }
 
     def write(batch: DataFrame, _: int) -> None:
         batch.persist()
         rows = batch.select("order_id", "user", "cents")
-        rows.write.mode("append").jdbc(
-            settings.jdbc_url, settings.contrast_table, properties={"driver": "org.postgresql.Driver"}
-        )
+        rows.write.mode("append").jdbc(url, AT_LEAST_ONCE, properties=properties)
         rows.select(sf.to_json(sf.struct("*")).alias("value")).write.format("kafka").option(
             "kafka.bootstrap.servers", settings.bootstrap_servers
-        ).option("topic", settings.contrast_topic).save()
+        ).option("topic", AT_LEAST_ONCE).save()
         batch.unpersist()
 
     return (
@@ -143,41 +153,34 @@ def report(settings: DemoSettings, **event: Any) -> None:
         file.write(json.dumps({"at": time.time(), **event}) + "\n")
 
 
-def watch(settings: DemoSettings, query: StreamingQuery, stopped: threading.Event) -> None:
-    """Report each batch of a query as it completes."""
+def watch(settings: DemoSettings, query: StreamingQuery) -> bool:
+    """Report each batch of a query as it completes; return at its end whether that was a good one."""
     seen = -1
     while True:
+        active = query.isActive
         for progress in query.recentProgress:
             if progress.batchId > seen:
                 seen = progress.batchId
                 report(settings, event="batch", query=query.name, batch=seen, rows=progress.numInputRows)
-        if stopped.wait(0.2):
-            return
+        if not active:
+            break
+        time.sleep(0.2)
+    if error := query.exception():
+        report(settings, event="failed", query=query.name, error=str(error)[:2000])
+    return error is None
 
 
 def main() -> int:
     """Run both queries to the end; 1 if one failed."""
-    settings = DemoSettings.load(Path(sys.argv[1]))
+    settings = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=DemoSettings)
     spark = spark_session("onceward-demo")
     queries = [start_exactly_once(spark, settings), start_contrast(spark, settings)]
     report(settings, event="started")
-    stopped = threading.Event()
-    watchers = [threading.Thread(target=watch, args=(settings, query, stopped), daemon=True) for query in queries]
-    for watcher in watchers:
-        watcher.start()
-    failed = 0
-    for query in queries:
-        try:
-            query.awaitTermination()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the supervisor shows it and starts again
-            failed = 1
-            report(settings, event="failed", query=query.name, error=str(error)[:2000])
-    stopped.set()
-    for watcher in watchers:
-        watcher.join()
-    report(settings, event="ended" if not failed else "gave up")
+    with ThreadPoolExecutor() as pool:
+        well = all(list(pool.map(partial(watch, settings), queries)))
+    report(settings, event="ended" if well else "gave up")
     spark.stop()
-    return failed
+    return int(not well)
 
 
 if __name__ == "__main__":

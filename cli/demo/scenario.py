@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import random
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -19,9 +17,8 @@ CENTS_PER_UNIT = {"EUR": 100, "USD": 91, "GBP": 117}
 CANCELLED_SHARE = 0.05
 
 
-@dataclass(frozen=True)
-class Order:
-    """One order as it stands in the topic `orders`."""
+class Order(msgspec.Struct, frozen=True):
+    """One order as it is in the topic `orders`."""
 
     order_id: str
     user: int
@@ -29,13 +26,8 @@ class Order:
     currency: str
     status: str
 
-    def value(self) -> bytes:
-        """The message's value."""
-        return json.dumps(self.__dict__, separators=(",", ":")).encode()
 
-
-@dataclass(frozen=True)
-class Total:
+class Total(msgspec.Struct, frozen=True):
     """What the pipeline makes of an order: its value in euro cents, and its user's running total up to it."""
 
     order_id: str
@@ -45,13 +37,7 @@ class Total:
 
 
 def generate(seed: int, count: int, users: int) -> Iterator[Order]:
-    """Orders of a seed, in the order in which they are produced.
-
-    Args:
-        seed: Same seed, same orders.
-        count: How many.
-        users: How many users; a user's orders are all in one partition.
-    """
+    """So many orders, as they are produced: always the same for a seed; a user's are all in one partition."""
     rng = random.Random(seed)  # noqa: S311 - repeatable on purpose
     currencies = list(CENTS_PER_UNIT)
     for number in range(count):
@@ -77,23 +63,38 @@ def expected(seed: int, count: int, users: int) -> dict[str, Total]:
     return result
 
 
+class Target(NamedTuple):
+    """A topic or table that the pipeline writes."""
+
+    system: str
+    name: str
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"{self.system}, {'exactly once' if self.name == EXACTLY_ONCE else 'at least once'}"
+
+
+SOURCE_TOPIC = "orders"
+EXACTLY_ONCE, AT_LEAST_ONCE = "order_totals", "order_totals_at_least_once"
+TARGETS = [Target(system, name) for name in (EXACTLY_ONCE, AT_LEAST_ONCE) for system in ("Kafka", "PostgreSQL")]
+PARTITIONS = 4
+
+
 class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the driver process and the checker need to know."""
 
     bootstrap_servers: str
     dsn: str
-    jdbc_url: str
     home: str
     orders: int
     users: int
     seed: int
-    partitions: int = 4
-    orders_per_batch: int = 8000
-    source_topic: str = "orders"
-    sink_topic: str = "order_totals"
-    sink_table: str = "order_totals"
-    contrast_topic: str = "order_totals_at_least_once"
-    contrast_table: str = "order_totals_at_least_once"
+
+    @property
+    def file(self) -> Path:
+        """File for the driver process; readable by its owner only, for it holds the database's password."""
+        return Path(self.home) / "settings.json"
 
     @property
     def events(self) -> Path:
@@ -104,16 +105,6 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Checkpoint folder of a query."""
         return str(Path(self.home) / "checkpoints" / query)
 
-    def save(self, path: Path) -> None:
-        """Write it for the driver process; readable by its owner only, for it holds the database's password."""
-        path.touch(mode=0o600)
-        path.write_bytes(msgspec.json.encode(self))
-
-    @classmethod
-    def load(cls, path: Path) -> DemoSettings:
-        """Read what save wrote."""
-        return msgspec.json.decode(path.read_bytes(), type=cls)
-
 
 class Victim(StrEnum):
     """What gets SIGKILL."""
@@ -123,8 +114,7 @@ class Victim(StrEnum):
     DATABASE = "database"
 
 
-@dataclass(frozen=True)
-class Kill:
+class Kill(NamedTuple):
     """One kill: once `share` of the orders is through, and `delay` seconds after that was seen."""
 
     victim: Victim

@@ -1,4 +1,4 @@
-"""Run the demo: services up, orders in, the pipeline killed and restarted until it is through, then the check."""
+"""Run the demo: orders in, the pipeline killed and restarted until it is through, then the check."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import confluent_kafka
+import msgspec
 import psutil
 import psycopg
 from confluent_kafka.admin import AdminClient
@@ -21,33 +22,41 @@ from confluent_kafka.cimpl import NewTopic
 
 from onceward.core.errors import ExternalError
 
-from .checker import Sample, Sampler, Verdict, check
-from .scenario import Kill, Victim, expected, generate, plan
+from .checker import Sample, Verdict, check, sampling
+from .scenario import (
+    AT_LEAST_ONCE,
+    EXACTLY_ONCE,
+    PARTITIONS,
+    SOURCE_TOPIC,
+    DemoSettings,
+    Kill,
+    Victim,
+    expected,
+    generate,
+    plan,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from onceward.testing.services import DevServices
 
-    from .scenario import DemoSettings
-
-_LIVES = 40
-_TICK_SECONDS = 0.1
-_QUIET_SECONDS = 300.0
-
-
-_LEFTOVER_SECONDS = 10.0
+_LIVES: Final = 40
+_TICK_SECONDS: Final = 0.1
+_QUIET_SECONDS: Final = 300.0
+_LEFTOVER_SECONDS: Final = 10.0
 
 
 class Driver:
     """One life of the driver process, in a process group of its own."""
 
-    def __init__(self, settings: DemoSettings, settings_file: Path, log: Path) -> None:
-        self._events = settings.events
-        self._read = settings.events.stat().st_size if settings.events.exists() else 0
+    def __init__(self, settings: DemoSettings, log: Path) -> None:
+        settings.events.touch()
+        self._events = settings.events.open("rb")
+        self._events.seek(0, os.SEEK_END)
         with log.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603 - our own module
-                [sys.executable, "-m", "onceward.cli.demo.pipeline", str(settings_file)],
+                [sys.executable, "-m", "onceward.cli.demo.pipeline", str(settings.file)],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -62,37 +71,27 @@ class Driver:
 
     def events(self) -> list[dict[str, Any]]:
         """What the driver has reported since the last call; a line cut short by a kill is left out."""
-        if not self._events.exists():
-            return []
-        with self._events.open("rb") as file:
-            file.seek(self._read)
-            text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self._read += len(whole)
         found: list[dict[str, Any]] = []
-        for line in whole.splitlines():
+        while (line := self._events.readline()).endswith(b"\n"):
             with contextlib.suppress(json.JSONDecodeError):
                 found.append(json.loads(line))
+        self._events.seek(-len(line), os.SEEK_CUR)
         return found
 
     def kill(self) -> None:
         """SIGKILL the whole process group: driver, JVM and all; Spark's Python workers have groups of their own."""
-        descendants = self._descendants()
+        descendants: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            descendants = psutil.Process(self._process.pid).children(recursive=True)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._events.close()
         # The workers end by themselves when the JVM is gone; whatever does not is a zombie writer for so long.
         _, alive = psutil.wait_procs(descendants, timeout=_LEFTOVER_SECONDS)
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-
-    def _descendants(self) -> list[psutil.Process]:
-        try:
-            found: list[psutil.Process] = psutil.Process(self._process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-        return found
 
 
 @dataclass
@@ -101,9 +100,9 @@ class Story:
 
     orders: int
     expected: int
-    began: float
+    show: Callable[[Story], None]
+    began: float = field(default_factory=time.monotonic)
     phase: str = "starting"
-    lives: int = 0
     batches: int = 0
     through: int = 0
     kills: list[tuple[float, Victim]] = field(default_factory=list)
@@ -119,6 +118,11 @@ class Story:
         """Keep a line for the reader."""
         self.notes.append(f"{self.elapsed():6.1f} s  {text}")
 
+    def enter(self, phase: str) -> None:
+        """Begin the next phase, and show it."""
+        self.phase = phase
+        self.show(self)
+
 
 def run(settings: DemoSettings, services: DevServices, driver_kills: int, show: Callable[[Story], None]) -> Story:
     """Run the whole demo; the caller has started the services and stops them.
@@ -127,37 +131,28 @@ def run(settings: DemoSettings, services: DevServices, driver_kills: int, show: 
         ExternalError: The pipeline did not get through.
     """
     totals = expected(settings.seed, settings.orders, settings.users)
-    story = Story(settings.orders, len(totals), time.monotonic())
-    story.phase = f"producing {settings.orders:,} orders"
-    show(story)
+    story = Story(settings.orders, len(totals), show)
+    story.enter(f"producing {settings.orders:,} orders")
     _prepare(settings)
-    with Sampler(settings, story.samples, story.began):
-        _run_pipeline(settings, services, story, plan(settings.seed, driver_kills), show)
-        story.phase = "checking"
-        show(story)
+    with sampling(settings, story.samples, story.began):
+        _run_pipeline(settings, services, story, plan(settings.seed, driver_kills))
+        story.enter("checking")
         time.sleep(2 * _TICK_SECONDS)
     story.verdicts = check(settings, totals)
-    story.phase = "done"
-    show(story)
+    story.enter("done")
     return story
 
 
 def _prepare(settings: DemoSettings) -> None:
+    settings.file.touch(mode=0o600)
+    settings.file.write_bytes(msgspec.json.encode(settings))
     admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
-    topics = [settings.source_topic, settings.sink_topic, settings.contrast_topic]
-    for future in admin.create_topics([NewTopic(topic, settings.partitions, 1) for topic in topics]).values():
+    topics = [NewTopic(topic, PARTITIONS, 1) for topic in (SOURCE_TOPIC, EXACTLY_ONCE, AT_LEAST_ONCE)]
+    for future in admin.create_topics(topics).values():
         future.result(30)
     with psycopg.connect(settings.dsn) as connection:
-        connection.execute(
-            psycopg.sql.SQL('CREATE TABLE {} (order_id text, "user" int, cents bigint, total bigint)').format(
-                psycopg.sql.Identifier(settings.sink_table)
-            )
-        )
-        connection.execute(
-            psycopg.sql.SQL('CREATE TABLE {} (order_id text, "user" int, cents bigint)').format(
-                psycopg.sql.Identifier(settings.contrast_table)
-            )
-        )
+        connection.execute(f'CREATE TABLE {EXACTLY_ONCE} (order_id text, "user" int, cents bigint, total bigint)')
+        connection.execute(f'CREATE TABLE {AT_LEAST_ONCE} (order_id text, "user" int, cents bigint)')
     _produce(settings)
 
 
@@ -172,12 +167,10 @@ def _produce(settings: DemoSettings) -> None:
         {"bootstrap.servers": settings.bootstrap_servers, "enable.idempotence": True, "linger.ms": 20, "log_level": 2}
     )
     for order in generate(settings.seed, settings.orders, settings.users):
-        partition = order.user % settings.partitions
+        value, key, partition = msgspec.json.encode(order), str(order.user), order.user % PARTITIONS
         while True:
             try:
-                producer.produce(
-                    settings.source_topic, order.value(), str(order.user), partition, on_delivery=delivered
-                )
+                producer.produce(SOURCE_TOPIC, value, key, partition, on_delivery=delivered)
                 break
             except BufferError:
                 producer.poll(0.1)
@@ -187,28 +180,21 @@ def _produce(settings: DemoSettings) -> None:
         raise ExternalError(f"{len(failures)} orders could not be produced: {failures[0]}")
 
 
-def _run_pipeline(
-    settings: DemoSettings, services: DevServices, story: Story, kills: list[Kill], show: Callable[[Story], None]
-) -> None:
-    home = Path(settings.home)
-    settings_file = home / "settings.json"
-    settings.save(settings_file)
+def _run_pipeline(settings: DemoSettings, services: DevServices, story: Story, kills: list[Kill]) -> None:
+    log = Path(settings.home) / "driver.log"
     for life in range(1, _LIVES + 1):
-        story.lives = life
-        story.phase = f"running, life {life} of the driver"
-        driver = Driver(settings, settings_file, home / "driver.log")
+        story.enter(f"running, life {life} of the driver")
+        driver = Driver(settings, log)
         try:
-            _live(driver, services, story, kills, show)
+            _live(driver, services, story, kills)
         finally:
             driver.kill()
         if driver.exit_code == 0:
             return
-    raise ExternalError(f"the pipeline did not get through in {_LIVES} lives; see {home / 'driver.log'}")
+    raise ExternalError(f"the pipeline did not get through in {_LIVES} lives; see {log}")
 
 
-def _live(
-    driver: Driver, services: DevServices, story: Story, kills: list[Kill], show: Callable[[Story], None]
-) -> None:
+def _live(driver: Driver, services: DevServices, story: Story, kills: list[Kill]) -> None:
     """Watch one life of the driver until it ends or is killed."""
     due: float | None = None
     heard = time.monotonic()
@@ -221,14 +207,14 @@ def _live(
         if kills and due is None and story.through >= kills[0].share * story.orders:
             due = time.monotonic() + kills[0].delay
         if due is not None and time.monotonic() >= due:
-            due, kill = None, kills.pop(0)
-            story.kills.append((story.elapsed(), kill.victim))
-            story.note(f"SIGKILL to the {kill.victim}")
-            show(story)
-            if kill.victim is Victim.DRIVER:
+            due, victim = None, kills.pop(0).victim
+            story.kills.append((story.elapsed(), victim))
+            story.note(f"SIGKILL to the {victim}")
+            story.show(story)
+            if victim is Victim.DRIVER:
                 return
-            _crash(services, kill.victim)
-        show(story)
+            _crash(services, victim)
+        story.show(story)
         time.sleep(_TICK_SECONDS)
     _listen(driver, story)
 

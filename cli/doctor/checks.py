@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
 from onceward.core.checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
@@ -13,12 +13,16 @@ from onceward.core.errors import ConfigurationError, NoDecisionLogError, Oncewar
 from onceward.testing.machine import find_java, java_version
 
 from ..operate.logs import open_log
-from .finding import Finding, failed, ok, skipped, warning
+from . import Finding, failed, ok, skipped, warning
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from onceward.core.log import LogView
+
+_OLDEST: Final = {"pyspark": (4, 0), "pandas": (2, 2)}
+"""Spark asks for pandas wherever Arrow goes in or out of a Python function."""
+_LOG: Final = "decision log"
 
 
 def run_checks(
@@ -40,52 +44,40 @@ def run_checks(
         dsn: PostgreSQL's connection string.
         store: URL of the decision log's store, or the checkpoint folder.
     """
+
+    def kafka() -> list[Finding]:
+        from .kafka import check_kafka  # noqa: PLC0415 - an extra
+
+        return check_kafka(bootstrap_servers, kafka_config or {}, topics, pipeline)
+
+    def postgres() -> list[Finding]:
+        from .postgres import check_postgres  # noqa: PLC0415 - an extra
+
+        return check_postgres(dsn)
+
     return [
         check_java(),
-        *check_packages(),
+        *[check_package(name, oldest) for name, oldest in _OLDEST.items()],
         check_python(),
         check_store(store, pipeline),
-        _commit_timeout(),
-        *_kafka(bootstrap_servers, kafka_config or {}, topics, pipeline),
-        *_postgres(dsn),
+        ok(
+            "commit_timeout",
+            f"{COMMIT_TIMEOUT:g} s, with pauses of up to {COMMIT_BACKOFF:g} s, unless the pipeline sets it: for so "
+            "long a decided commit is tried again before CommitPendingError",
+        ),
+        *_service("kafka", kafka, asked=bootstrap_servers is not None),
+        *_service("postgres", postgres, asked=dsn is not None),
     ]
 
 
-def _commit_timeout() -> Finding:
-    found = f"{COMMIT_TIMEOUT:g} s, with pauses of up to {COMMIT_BACKOFF:g} s, unless the pipeline sets it"
-    return ok("commit_timeout", f"{found}: for so long a decided commit is tried again before CommitPendingError")
-
-
-def _client(check: str, missing: str | None, *, asked: bool) -> Finding:
-    found, advice = f"{missing} is not installed", f"pip install 'onceward[{check.split(maxsplit=1)[0]}]'"
-    return failed(check, found, advice) if asked else skipped(check, f"{found}; if it is needed: {advice}")
-
-
-def _kafka(
-    bootstrap_servers: str | None, config: Mapping[str, str], topics: Sequence[str], pipeline: str | None
-) -> list[Finding]:
+def _service(extra: str, check: Callable[[], list[Finding]], *, asked: bool) -> list[Finding]:
     try:
-        from .kafka import check_kafka  # noqa: PLC0415 - an extra
+        return check()
     except ModuleNotFoundError as error:
-        return [_client("kafka client", error.name, asked=bootstrap_servers is not None)]
-    try:
-        return check_kafka(bootstrap_servers, config, topics, pipeline)
+        name, found, advice = f"{extra} client", f"{error.name} is not installed", f"pip install 'onceward[{extra}]'"
+        return [failed(name, found, advice) if asked else skipped(name, f"{found}; if it is needed: {advice}")]
     except OncewardError as error:
-        return [failed("kafka", str(error), "correct it")]
-
-
-def _postgres(dsn: str | None) -> list[Finding]:
-    try:
-        from .postgres import check_postgres  # noqa: PLC0415 - an extra
-    except ModuleNotFoundError as error:
-        return [_client("postgres client", error.name, asked=dsn is not None)]
-    try:
-        return check_postgres(dsn)
-    except OncewardError as error:
-        return [failed("postgresql", str(error), "correct it")]
-
-
-_OLDEST = {"pyspark": (4, 0), "pandas": (2, 2)}
+        return [failed(extra, str(error), "correct it")]
 
 
 def check_java() -> Finding:
@@ -97,12 +89,8 @@ def check_java() -> Finding:
         return failed("java", error.message, "see the message")
 
 
-def check_packages() -> list[Finding]:
-    """pyspark, and the pandas that it asks for wherever Arrow goes in or out of a Python function."""
-    return [_package(name, oldest) for name, oldest in _OLDEST.items()]
-
-
-def _package(name: str, oldest: tuple[int, int]) -> Finding:
+def check_package(name: str, oldest: tuple[int, int]) -> Finding:
+    """A package of the extra `spark`, and its version."""
     advice = "pip install 'onceward[spark]'"
     try:
         version = metadata.version(name)
@@ -121,20 +109,12 @@ def check_python() -> Finding:
     except ImportError:
         return skipped(check, "pyspark is not installed")
     chosen = os.environ.get("PYSPARK_PYTHON")
-    found = cluster.obstacle(chosen or cluster.DEFAULT_PYTHON)
+    found = cluster.obstacle(chosen or cluster.DEFAULT)
     if not found:
-        return ok(check, chosen or cluster.DEFAULT_PYTHON)
+        return ok(check, chosen or cluster.DEFAULT)
     if not chosen:
-        return warning(
-            check, f"{found}, and PYSPARK_PYTHON is not set", f"unless the program does: {cluster.PYTHON_ADVICE}"
-        )
-    return failed(check, found, cluster.PYTHON_ADVICE)
-
-
-_NAME = "decision log"
-_ON_THIS_MACHINE = (
-    "fine while the driver always runs on this machine only; else use a database, an object store or a shared folder"
-)
+        return warning(check, f"{found}, and PYSPARK_PYTHON is not set", f"unless the program does: {cluster.ADVICE}")
+    return failed(check, found, cluster.ADVICE)
 
 
 def check_store(url: str | None, pipeline: str | None) -> Finding:
@@ -145,11 +125,11 @@ def check_store(url: str | None, pipeline: str | None) -> Finding:
         pipeline: Whose log; a folder tells it by itself.
     """
     if url is None:
-        return skipped(_NAME, "give --store (or the checkpoint folder) to check it")
+        return skipped(_LOG, "give --store (or the checkpoint folder) to check it")
     parts = urlsplit(url)
     folder = Path(unquote(parts.path)) if parts.scheme in ("", "file") else None
     if folder is None and pipeline is None:
-        return skipped(_NAME, "a database or bucket holds the logs of several pipelines: give --pipeline too")
+        return skipped(_LOG, "a database or bucket holds the logs of several pipelines: give --pipeline too")
     local = parts.scheme == "sqlite" or (folder is not None and "shared=true" not in parts.query)
     try:
         log = open_log(url, pipeline)
@@ -157,11 +137,14 @@ def check_store(url: str | None, pipeline: str | None) -> Finding:
     except NoDecisionLogError as error:
         obstacle = _obstacle(folder) if folder is not None else ""
         if obstacle:
-            return failed(_NAME, obstacle, "make it writable for the driver, or choose another store")
+            return failed(_LOG, obstacle, "make it writable for the driver, or choose another store")
         found = f"no decision log yet ({error}): the first start makes it"
     except OncewardError as error:
-        return failed(_NAME, str(error), "make it reachable for the driver, or choose another store")
-    return warning(_NAME, found, _ON_THIS_MACHINE) if local else ok(_NAME, found)
+        return failed(_LOG, str(error), "make it reachable for the driver, or choose another store")
+    if not local:
+        return ok(_LOG, found)
+    advice = "fine while the driver always runs on this machine only; else use a database, an object store or a shared "
+    return warning(_LOG, found, f"{advice}folder")
 
 
 def _progress(view: LogView) -> str:

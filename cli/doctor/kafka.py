@@ -18,10 +18,10 @@ from onceward.connectors.kafka.settings import KafkaSettings
 from onceward.core.errors import KafkaError
 from onceward.core.names import FORMAT, check_pipeline_name
 
-from .finding import Finding, failed, ok, skipped, warning
+from . import Finding, failed, ok, skipped, warning
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from confluent_kafka.admin import AdminClient
 
@@ -51,7 +51,12 @@ def check_kafka(
     found = [ok("kafka broker", f"brokers: {len(cluster.brokers)}, topics: {len(cluster.topics)}")]
     found += [_timeout(facts), *_replication(admin, facts, len(cluster.brokers)), _expiry(facts)]
     found.append(_open(settings, facts))
-    return found + check_permissions(admin, settings, topics, pipeline)
+    found += [_topic(admin, topic) for topic in topics]
+    if topics:
+        found.append(_cluster(admin))
+    if pipeline is not None:
+        found.append(_ids(settings, pipeline))
+    return found
 
 
 def _config(admin: AdminClient, kind: Any, name: str) -> dict[str, str | None]:
@@ -114,8 +119,8 @@ def _open(settings: KafkaSettings, facts: Mapping[str, str | None]) -> Finding:
     name = "open transactions"
     client = cluster_of(settings).transactions
     try:
-        ids = [row.transactional_id for row in client.list_transactions(["Ongoing"], prefix=f"{FORMAT}:")]
-        found = [seen.open.handle for seen in client.describe(ids).values() if seen.open is not None] if ids else []
+        ids = client.list_transactions(["Ongoing"], prefix=f"{FORMAT}:")
+        found = [seen.open.handle for seen in client.describe(ids).values() if seen.open is not None]
     except KafkaError as error:
         return skipped(name, str(error))
     oldest = max((time.time() - handle.started_ms / 1000 for handle in found), default=0.0)
@@ -133,25 +138,6 @@ _ON_TOPIC: Final = {
 }
 
 
-def check_permissions(
-    admin: AdminClient, settings: KafkaSettings, topics: Sequence[str], pipeline: str | None
-) -> list[Finding]:
-    """What KafkaSink needs on these topics, on the cluster, and on the pipeline's transactional ids.
-
-    Args:
-        admin: Connected as the client that is asked about.
-        settings: The same connection.
-        topics: Topics of sinks and sources.
-        pipeline: Its name; without it transactional ids are not checked.
-    """
-    found = [_topic(admin, topic) for topic in topics]
-    if topics:
-        found.append(_cluster(admin))
-    if pipeline is not None:
-        found.append(_ids(settings, pipeline))
-    return found
-
-
 def _topic(admin: AdminClient, topic: str) -> Finding:
     check = f"topic {topic}"
     asked = admin.describe_topics(
@@ -161,9 +147,10 @@ def _topic(admin: AdminClient, topic: str) -> Finding:
         described: Any = asked[topic].result()
     except KafkaException as error:
         return failed(check, str(error.args[0].str()), "create it, or grant Describe on it")
-    missing = _missing(described.authorized_operations, _ON_TOPIC)
+    granted = described.authorized_operations
+    missing = [f"{op.name.capitalize()} ({why})" for op, why in _ON_TOPIC.items() if op not in granted]
     if missing:
-        why = ", ".join(f"{name} ({_ON_TOPIC[operation]})" for operation, name in missing)
+        why = ", ".join(missing)
         return failed(check, f"{len(described.partitions)} partitions, no permission to {why}", "grant it")
     return ok(check, f"{len(described.partitions)} partitions; may read and write")
 
@@ -175,7 +162,7 @@ def _cluster(admin: AdminClient) -> Finding:
         described: Any = asked.result()
     except KafkaException as error:
         return failed(check, str(error.args[0].str()), "check address, network and security settings")
-    if _missing(described.authorized_operations, [AclOperation.ALTER]):
+    if AclOperation.ALTER not in described.authorized_operations:
         return warning(
             check,
             "no permission to Alter",
@@ -196,7 +183,3 @@ def _ids(settings: KafkaSettings, pipeline: str) -> Finding:
     if code not in (Code.NONE, Code.TRANSACTIONAL_ID_NOT_FOUND):
         return failed("transactional ids", f"not known: {code_name(code)}", "look at the broker, and ask again")
     return ok("transactional ids", f"may Describe {prefix}…")
-
-
-def _missing(granted: Collection[AclOperation], wanted: Collection[AclOperation]) -> list[tuple[AclOperation, str]]:
-    return [(operation, operation.name.capitalize()) for operation in wanted if operation not in granted]

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from onceward.connectors.database.engines import dialect_for, reading
 from onceward.connectors.database.postgres_sink import PostgresSink
 from onceward.core.errors import SinkError
 
-from .finding import Finding, failed, ok, skipped, warning
+from . import Finding, failed, ok, skipped, warning
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from onceward.connectors.database.dialect import ServerFacts
 
-_CREATE = """
+_CREATE: Final = """
 SELECT has_database_privilege(current_database(), 'CREATE'), current_user::text, current_database()::text,
        to_regnamespace('onceward') IS NOT NULL
 """
-_PREPARED = "SELECT count(*), coalesce(extract(epoch FROM max(now() - prepared)), 0) FROM pg_prepared_xacts"
-_OLD_SECONDS = 3600
-_FEW = 16
+_PREPARED: Final = "SELECT count(*), coalesce(extract(epoch FROM max(now() - prepared)), 0) FROM pg_prepared_xacts"
+_OLD_SECONDS: Final = 3600
+_FEW: Final = 16
 
 
 def check_postgres(dsn: str | None) -> list[Finding]:
@@ -31,26 +31,15 @@ def check_postgres(dsn: str | None) -> list[Finding]:
     target = PostgresSink("doctor", dsn=dsn, table="any", answer_within=10).target
     try:
         with reading(target, "cannot look") as connection:
-            return _look(connection, dialect_for(target).read_server(connection))
+            facts = dialect_for(target).read_server(connection)
+            version = connection.dialect.server_version_info or ("?",)
+            found = [ok("postgresql server", f"version {version[0]}")]
+            if facts.unusable:
+                found.append(failed("primary", facts.unusable, "connect to a primary that can be written"))
+            found += [warning("durability", text, "turn it on") for text in facts.warnings]
+            return [*found, _prepared_slots(facts), _schema(connection), _old(connection)]
     except SinkError as error:
         return [failed("postgresql server", str(error), "check address, role and password")]
-
-
-def _look(connection: sa.Connection, facts: ServerFacts) -> list[Finding]:
-    version = connection.dialect.server_version_info or ("?",)
-    found = [ok("postgresql server", f"version {version[0]}")]
-    if facts.unusable:
-        found.append(failed("primary", facts.unusable, "connect to a primary that can be written"))
-    found += [warning("durability", text, "turn it on") for text in facts.warnings]
-    found.append(_prepared_slots(facts))
-    may_create, user, database, there = connection.exec_driver_sql(_CREATE).one()
-    name = "schema for the ledger"
-    if may_create or there:
-        found.append(ok(name, "there" if there else f"role {user} may create it"))
-    else:
-        advice = f'as an administrator: CREATE SCHEMA onceward AUTHORIZATION "{user}"'
-        found.append(failed(name, f"role {user} may not create a schema in {database}", advice))
-    return [*found, _old(connection)]
 
 
 def _prepared_slots(facts: ServerFacts) -> Finding:
@@ -62,10 +51,18 @@ def _prepared_slots(facts: ServerFacts) -> Finding:
     return ok(name, str(most))
 
 
+def _schema(connection: sa.Connection) -> Finding:
+    name = "schema for the ledger"
+    may_create, user, database, there = connection.exec_driver_sql(_CREATE).one()
+    if may_create or there:
+        return ok(name, "there" if there else f"role {user} may create it")
+    advice = f'as an administrator: CREATE SCHEMA onceward AUTHORIZATION "{user}"'
+    return failed(name, f"role {user} may not create a schema in {database}", advice)
+
+
 def _old(connection: sa.Connection) -> Finding:
-    row = connection.exec_driver_sql(_PREPARED).one()
-    count, oldest = int(row[0]), float(row[1])
     name = "prepared transactions"
+    count, oldest = connection.exec_driver_sql(_PREPARED).one()
     if oldest > _OLD_SECONDS:
         advice = "they hold locks and VACUUM back: start their pipelines once, or look at pg_prepared_xacts"
         return warning(name, f"{count}, the oldest {oldest / 3600:.1f} h old", advice)

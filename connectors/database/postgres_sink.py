@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar
 
 import pgpq as _pgpq  # noqa: F401 - what PostgreSQL needs is missed here, and not when rows are written
 import psycopg as _psycopg  # noqa: F401
 
-from .settings import COMMIT_MODES, MODES, checked_change, key_columns, read_sink_options
-from .sink import DatabaseSink
-from .target import LEDGER_SCHEMA, TableName, Target
-from .url import Url
+from onceward.core.errors import ConfigurationError
+
+from .sink import DatabaseSink, key_columns
+from .target import LEDGER_SCHEMA, CommitPath, TableName, Target, Url
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 
 class PostgresSink(DatabaseSink):
@@ -51,6 +51,8 @@ class PostgresSink(DatabaseSink):
         ConfigurationError: A setting is unknown or contradicts another.
     """
 
+    default_name: ClassVar[str] = "postgres"
+
     def __init__(
         self,
         name: str,
@@ -70,12 +72,15 @@ class PostgresSink(DatabaseSink):
         select: Sequence[str] | None = None,
         where: str | None = None,
     ) -> None:
-        columns = key_columns(key)
+        if mode in (CommitPath.PREPARED, CommitPath.STAGING):
+            if commit not in (CommitPath.AUTO, mode):
+                raise ConfigurationError(f"mode {mode!r} contradicts commit {commit!r}")
+            mode, commit = "auto", mode
         target = Target(
             url=Url.from_dsn(dsn),
             table=TableName.parse(table, fold=True),
-            key=columns,
-            change=checked_change(change_column, columns),
+            key=key_columns(key),
+            change=change_column,
             create_table=create_table,
             lock_timeout=lock_timeout,
             answer_within=answer_within,
@@ -86,19 +91,9 @@ class PostgresSink(DatabaseSink):
             name,
             target,
             mode=mode,
-            modes=(*MODES, *COMMIT_MODES),
             commit=commit,
             ledger_epochs=ledger_epochs,
             parallelism=parallelism,
             select=select,
             where=where,
         )
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, str]) -> Self:
-        """Make a sink from Spark's options: `dsn`, `dbtable` (or `table`), and the arguments above, in any case.
-
-        Raises:
-            ConfigurationError: An option is unknown, missing or not readable.
-        """
-        return cls(**read_sink_options(cls, "postgres", options))

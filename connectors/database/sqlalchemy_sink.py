@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar
 
 from sqlalchemy import URL  # noqa: TC002 - options are read by the signature
 
-from .settings import MODES, key_columns, read_sink_options
-from .sink import DatabaseSink
-from .target import LEDGER_SCHEMA, TableName, Target
-from .url import Url
+from .sink import DatabaseSink, key_columns
+from .target import LEDGER_SCHEMA, TableName, Target, Url
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 
 class SqlAlchemySink(DatabaseSink):
@@ -51,6 +49,8 @@ class SqlAlchemySink(DatabaseSink):
         ConfigurationError: A setting is unknown or contradicts another.
     """
 
+    default_name: ClassVar[str] = "sql"
+
     def __init__(
         self,
         name: str,
@@ -83,19 +83,9 @@ class SqlAlchemySink(DatabaseSink):
             name,
             target,
             mode=mode,
-            modes=MODES,
             commit=commit,
             ledger_epochs=ledger_epochs,
             parallelism=parallelism,
             select=select,
             where=where,
         )
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, str]) -> Self:
-        """Make a sink from Spark's options: `url`, `dbtable` (or `table`), and the arguments above, in any case.
-
-        Raises:
-            ConfigurationError: An option is unknown, missing or not readable.
-        """
-        return cls(**read_sink_options(cls, "sql", options))

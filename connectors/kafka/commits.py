@@ -104,9 +104,6 @@ class Inspector:
     Coordinators are asked first and partitions afterwards. So a partition that has ended what its coordinator calls
     complete is no race; but one that has ended what its coordinator called open may be: somebody else committed in
     between. That is believed only when the coordinator still says so the next time.
-
-    Args:
-        client: Of the cluster.
     """
 
     def __init__(self, client: TransactionCoordinatorClient) -> None:
@@ -210,14 +207,7 @@ def commit(client: TransactionCoordinatorClient, transactions: Sequence[Prepared
 
 
 def _outcome(inspector: Inspector, transaction: Prepared, found: Inspection, sent: int | None) -> CommitOutcome:
-    """The outcome as of this inspection; RETRY_LATER while it is on its way. Writes markers that were left out.
-
-    Args:
-        inspector: Who asked.
-        transaction: For what.
-        found: What was said.
-        sent: EndTxn's code, if it was sent before.
-    """
+    """The outcome as of this inspection; RETRY_LATER while it is on its way. Writes markers that were left out."""
     later = CommitStatus.RETRY_LATER
     if found.seen is Fate.OPEN:
         at = datetime.fromtimestamp((transaction.handle.started_ms + found.timeout_ms) / 1000, UTC)
@@ -237,13 +227,7 @@ def _outcome(inspector: Inspector, transaction: Prepared, found: Inspection, sen
 def _overdue(
     client: TransactionCoordinatorClient, stuck: Mapping[Prepared, Inspection], waited: float
 ) -> list[Prepared]:
-    """Those that have used up half of their timeout: they are committed without their silent partitions.
-
-    Args:
-        client: Of the cluster.
-        stuck: Transactions that wait for partitions.
-        waited: For how many seconds this call has waited.
-    """
+    """Those that have used up half of their timeout: they are committed without their silent partitions."""
     found: list[Prepared] = []
     for timeout_ms in {one.timeout_ms for one in stuck.values()}:
         mine = {t.handle.transactional_id: t for t, one in stuck.items() if one.timeout_ms == timeout_ms}

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from . import wire
 from .errors import LEAST, PASSING, Code, Retries, kafka_error
-from .transaction import Description, Handle, Listing, OpenProducers, Partition, by_topic, open_producers
+from .transaction import Description, Handle, OpenProducers, Partition, by_topic, open_producers
 
 with warnings.catch_warnings():
     # kafka-python reads its schemas by a function that Python 3.11 and 3.12 call deprecated (3.13 does not any more).
@@ -52,12 +52,7 @@ FENCED_TIMEOUT_MS: Final = 60_000
 
 
 class TransactionCoordinatorClient:
-    """Ends, fences, describes and lists transactions. Thread-safe; belongs to the process that made it.
-
-    Args:
-        link: Connections to the cluster.
-        retry_seconds: Seconds that one call may take at most.
-    """
+    """Ends, fences, describes and lists transactions. Thread-safe; belongs to the process that made it."""
 
     def __init__(self, link: wire.Wire, *, retry_seconds: float = RETRY_SECONDS) -> None:
         self._wire = link
@@ -117,7 +112,7 @@ class TransactionCoordinatorClient:
         """State, handle, timeout and partitions of each transactional id."""
         return self._repeat(ids, self._describe_once, lambda found: found.code, Description(Code.NO_ANSWER))
 
-    def list_transactions(self, states: Collection[str] = (), *, prefix: str = "") -> list[Listing]:
+    def list_transactions(self, states: Collection[str] = (), *, prefix: str = "") -> list[str]:
         """All transactional ids that any broker knows, in these states (default: any).
 
         Args:
@@ -135,9 +130,8 @@ class TransactionCoordinatorClient:
         answers = self._repeat([prefix], ask, lambda found: _worst(found).code, unanswered)[prefix]
         if (worst := _worst(answers)).code:
             raise kafka_error("cannot list transactions", worst.code, worst.detail)
-        rows = [row for answer in answers for row in answer.response.transaction_states]
-        listed = [Listing(row.transactional_id, row.producer_id, row.transaction_state) for row in rows]
-        return [row for row in listed if row.transactional_id.startswith(prefix)]
+        ids: list[str] = [row.transactional_id for answer in answers for row in answer.response.transaction_states]
+        return [name for name in ids if name.startswith(prefix)]
 
     def running_longer(self, ids: Collection[str], milliseconds: int) -> set[str] | None:
         """Which of these ids have a transaction that has been open for longer.
@@ -153,12 +147,7 @@ class TransactionCoordinatorClient:
         return {row.transactional_id for row in told} & set(ids)
 
     def topic_ids(self, topics: Collection[str], *, everywhere: bool = False) -> dict[str, str | None]:
-        """Id of each topic, None for one that does not exist; what cannot be told is missing.
-
-        Args:
-            topics: Their names.
-            everywhere: Believe only what all brokers say alike.
-        """
+        """Id of each topic, None for one that does not exist; what cannot be told is missing."""
         return self._wire.topic_ids(sorted(topics), everywhere=everywhere, seconds=self._seconds) if topics else {}
 
     def describe_producers(

@@ -92,14 +92,7 @@ def code_name(code: int) -> str:
 
 
 def kafka_error(what: str, code: int, detail: str = "", **context: Any) -> KafkaError:
-    """A KafkaError for an answer of a broker.
-
-    Args:
-        what: What could not be done.
-        code: The broker's code, or NO_ANSWER.
-        detail: More words, if there are any.
-        context: pipeline, sink, epoch, transaction, where known.
-    """
+    """A KafkaError for an answer of a broker."""
     words = f": {detail}" if detail else ""
     advice = ". Asking again does not help: check permissions and versions" if code in FORBIDDEN else ""
     error = KafkaError(f"{what}: {code_name(code)}{words}{advice}", **context)
@@ -131,11 +124,6 @@ def confluent() -> ModuleType:
 
 def made(client: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
     """A client of confluent-kafka.
-
-    Args:
-        client: Its class.
-        config: Settings under librdkafka's names.
-        more: Further arguments of the class.
 
     Raises:
         ConfigurationError: librdkafka refuses a setting; the message names it.

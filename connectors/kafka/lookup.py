@@ -60,11 +60,9 @@ class Lookup:
     def partitions_of(self, topics: Iterable[str]) -> dict[str, tuple[str, int]]:
         """Id and number of partitions of the topics that exist."""
         names = sorted(set(topics))
-        if not names:
-            return {}
-        found: dict[str, tuple[str, int]] = self._ask(
-            f"look up {', '.join(names)}", lambda admin, seconds: _described(admin, names, seconds)
-        )
+        found: dict[str, tuple[str, int]] = {}
+        if names:
+            found = self._ask(f"look up {', '.join(names)}", lambda admin, s: _described(admin, names, s))
         return found
 
     def held(self, partitions: Iterable[Partition], position: Mapping[Partition, int]) -> dict[Partition, Held]:
@@ -116,9 +114,8 @@ class Lookup:
         admin = admin_of(self._settings)
         admin.client.poll(0)
         admin.complaints.clear()
-        give_up = time.monotonic() + (
-            self._retry_seconds if admin.answered else min(self._retry_seconds, FIRST_SECONDS)
-        )
+        retry_seconds = self._retry_seconds if admin.answered else min(self._retry_seconds, FIRST_SECONDS)
+        give_up = time.monotonic() + retry_seconds
         while True:
             seconds = ASK_SECONDS if admin.answered else max(LEAST_SECONDS, give_up - time.monotonic())
             try:
@@ -131,7 +128,6 @@ class Lookup:
             time.sleep(PAUSE_SECONDS)
 
     def _check(self, admin: Admin, what: str, error: Any, *, last: bool) -> None:
-        """Raise if asking again does not help, or not in time."""
         admin.client.poll(0)
         servers, complaints = self._settings["bootstrap.servers"], admin.complaints
         if complaints.refusal is not None and not admin.answered:
@@ -263,37 +259,21 @@ def find(selection: Selection, lookup: Lookup) -> Found:
     return Found(tuple(sorted(there)), {topic: id_ for topic, (id_, _) in described.items()}, tuple(missing))
 
 
-def start_offsets(given: Bound, partitions: Iterable[Partition], lookup: Lookup) -> Offsets:
-    """Offsets where reading starts.
+def resolve(given: Bound, partitions: Iterable[Partition], lookup: Lookup, *, start: bool) -> Offsets:
+    """Offsets where reading starts or ends; a time that is later than all records is the end.
 
     Raises:
         ConfigurationError: Offsets are given, and not for exactly these partitions.
-        SourceError: A time is given that is later than all records of a partition.
+        SourceError: Reading should start at a time that is later than all records of a partition.
     """
-    numbers = spread(given, partitions, "startingOffsets")
-    if not isinstance(given, AtTime):
-        return lookup.offsets(numbers)[0]
-    found = lookup.at_times(numbers)
-    late = [str(partition) for partition, offset in sorted(found.items()) if offset < 0]
-    if late and not given.or_latest:
-        raise SourceError(
-            f"no record of {', '.join(late)} is as new as the starting time: with "
-            "startingOffsetsByTimestampStrategy=latest (AtTime(or_latest=True)) reading begins at the end"
-        )
-    return _ends_where_late(found, lookup)
-
-
-def end_offsets(given: Bound, partitions: Iterable[Partition], lookup: Lookup) -> Offsets:
-    """Offsets where reading ends; a time that is later than all records is the end.
-
-    Raises:
-        ConfigurationError: Offsets are given, and not for exactly these partitions.
-    """
-    numbers = spread(given, partitions, "endingOffsets")
-    if not isinstance(given, AtTime):
-        return lookup.offsets(numbers)[0]
-    return _ends_where_late(lookup.at_times(numbers), lookup)
-
-
-def _ends_where_late(found: Offsets, lookup: Lookup) -> Offsets:
-    return lookup.offsets({partition: LATEST if offset < 0 else offset for partition, offset in found.items()})[0]
+    numbers = spread(given, partitions, "startingOffsets" if start else "endingOffsets")
+    if isinstance(given, AtTime):
+        found = lookup.at_times(numbers)
+        late = [str(partition) for partition, offset in sorted(found.items()) if offset < 0]
+        if start and late and not given.or_latest:
+            raise SourceError(
+                f"no record of {', '.join(late)} is as new as the starting time: with "
+                "startingOffsetsByTimestampStrategy=latest (AtTime(or_latest=True)) reading begins at the end"
+            )
+        numbers = {partition: max(offset, LATEST) for partition, offset in found.items()}
+    return lookup.offsets(numbers)[0]

@@ -30,6 +30,12 @@ class Partition(NamedTuple):
     def __str__(self) -> str:
         return f"{self.topic}-{self.number}"
 
+    @classmethod
+    def named(cls, name: str) -> Partition:
+        """The partition of which this is the text."""
+        topic, _, number = name.rpartition("-")
+        return cls(topic, int(number))
+
 
 Offsets = dict[Partition, int]
 """The next offset to read, for each partition."""
@@ -45,10 +51,6 @@ def to_json(offsets: Mapping[Partition, int]) -> dict[str, dict[str, int]]:
 
 def from_json(value: Any, what: str = "offsets") -> Offsets:
     """Offsets out of a JSON value or text.
-
-    Args:
-        value: Such as `{"topic": {"0": 123}}`, or the same as text.
-        what: What it is, for the error.
 
     Raises:
         ConfigurationError: It has another shape.
@@ -115,10 +117,6 @@ _BY_NAME: Final = {"earliest": AtOffsets(default=EARLIEST), "latest": FROM_LATES
 
 def bound(value: Any, what: str) -> Bound:
     """A bound out of "earliest", "latest", `{"topic": {"0": 123}}` (or JSON text of it), a datetime with zone.
-
-    Args:
-        value: What the user gave.
-        what: Its name, for errors.
 
     Raises:
         ConfigurationError: It is none of these.

@@ -112,9 +112,6 @@ class Token(NamedTuple):
 class TokenSource:
     """Hands out a token, made anew when most of its life is over. Not shared between threads.
 
-    Args:
-        values: Settings under librdkafka's names.
-
     Raises:
         ConfigurationError: They name no source of tokens, or not all that it needs.
     """

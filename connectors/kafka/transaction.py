@@ -149,14 +149,6 @@ class Description(NamedTuple):
         return Prepared(self.handle, self.partitions) if self.state == "Ongoing" and self.handle is not None else None
 
 
-class Listing(NamedTuple):
-    """One known transactional id."""
-
-    transactional_id: str
-    producer_id: int
-    state: str
-
-
 def open_producers(response: Any) -> dict[Partition, OpenProducers | None]:
     """Out of a DescribeProducersResponse; partitions that answered with a fault are missing."""
     return {
@@ -233,13 +225,7 @@ class Inside(StrEnum):
 def judge_partitions(
     prepared: Prepared, producers: Mapping[Partition, OpenProducers | None], deleted: Collection[str] = ()
 ) -> Inside:
-    """Whether the partitions of a transaction have it open.
-
-    Args:
-        prepared: The transaction.
-        producers: What the partitions say; None for one that does not answer.
-        deleted: Topics that it wrote to and that are gone.
-    """
+    """Whether the partitions of a transaction have it open."""
     told = [producers.get(partition) for partition in prepared.partitions if partition[0] not in deleted]
     if not told:
         return Inside.GONE

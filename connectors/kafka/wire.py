@@ -35,8 +35,18 @@ if TYPE_CHECKING:
 PIPELINE: Final = 100
 """Requests in flight on one connection."""
 
+BOOTSTRAP_SECONDS: Final = 10.0
+"""How long to wait for the first broker."""
 ANY_NODE: Final = None
 BROKER_RESOURCE: Final = 4
+
+
+OWN: Final = {
+    "proxy_url": "onceward:///",
+    "max_in_flight_requests_per_connection": PIPELINE + 20,
+    "receive_message_max_bytes": 100_000_000,
+    "reconnect_backoff_max_ms": 1000,
+}
 
 
 class Answer(NamedTuple):
@@ -53,16 +63,10 @@ class Answer(NamedTuple):
 
 
 class Wire:
-    """Connections to the brokers of one cluster. Thread-safe; belongs to the process that made it.
+    """Connections to the brokers of one cluster. Thread-safe; belongs to the process that made it."""
 
-    Args:
-        config: Settings under kafka-python's names.
-        bootstrap_seconds: How long to wait for the first broker.
-    """
-
-    def __init__(self, config: Mapping[str, Any], *, bootstrap_seconds: float = 10.0) -> None:
+    def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = dict(config)
-        self._bootstrap_seconds = bootstrap_seconds
         self._lock = threading.Lock()
         self._manager: Any = None
         self.last_fault = ""
@@ -104,13 +108,13 @@ class Wire:
         if answer.code:
             return dict.fromkeys(ids, answer)
         rows = answer.response.coordinators
-        self._learn(
-            lambda cluster: [
-                cluster.add_coordinator(row, CoordinatorType.TRANSACTION, row.key, synthesize_node_id=False)
-                for row in rows
-                if row.error_code == Code.NONE
-            ]
-        )
+
+        def add(cluster: Any) -> None:
+            for row in rows:
+                if row.error_code == Code.NONE:
+                    cluster.add_coordinator(row, CoordinatorType.TRANSACTION, row.key, synthesize_node_id=False)
+
+        self._learn(add)
         found = {row.key: Answer(row.error_code, row.node_id, row.error_message or "") for row in rows}
         return {name: found.get(name, Answer(Code.COORDINATOR_NOT_AVAILABLE)) for name in ids}
 
@@ -134,10 +138,7 @@ class Wire:
     def topic_ids(self, topics: Sequence[str], *, everywhere: bool, seconds: float) -> dict[str, str | None]:
         """Id of each topic, None for one that does not exist; what cannot be told is missing.
 
-        Args:
-            topics: Their names.
-            everywhere: Believe only what all brokers say alike: one of them may not have heard of a change yet.
-            seconds: Bound of the whole wait.
+        A broker may not have heard of a change yet: `everywhere` believes only what all brokers say alike.
         """
         nodes = self.nodes(seconds=seconds) if everywhere else [ANY_NODE]
         answers = self.exchange([(node, _metadata_request(topics)) for node in nodes], seconds=seconds)
@@ -154,16 +155,14 @@ class Wire:
 
     def broker_config(self, node: int, *, seconds: float) -> Answer:
         """A broker's configuration; the response is a dictionary of texts."""
-        resource = DescribeConfigsRequest.DescribeConfigsResource(
-            resource_type=BROKER_RESOURCE, resource_name=str(node), configuration_keys=None
-        )
-        [answer] = self.exchange([(node, DescribeConfigsRequest(resources=[resource]))], seconds=seconds)
+        resource = DescribeConfigsRequest.DescribeConfigsResource
+        asked = resource(resource_type=BROKER_RESOURCE, resource_name=str(node), configuration_keys=None)
+        [answer] = self.exchange([(node, DescribeConfigsRequest(resources=[asked]))], seconds=seconds)
         if answer.code:
             return answer
         [result] = answer.response.results
-        return Answer(
-            result.error_code, {row.name: row.value for row in result.configs}, detail=result.error_message or ""
-        )
+        values = {row.name: row.value for row in result.configs}
+        return Answer(result.error_code, values, result.error_message or "")
 
     def forget(self) -> None:
         """Drop all connections; the next exchange starts from the bootstrap servers again."""
@@ -189,7 +188,7 @@ class Wire:
     def _connected(self, seconds: float) -> Any:
         with self._lock:
             if self._manager is None:
-                self._manager = _connect(self._config, min(self._bootstrap_seconds, seconds))
+                self._manager = _connect(self._config, min(BOOTSTRAP_SECONDS, seconds))
             return self._manager
 
 
@@ -206,7 +205,10 @@ def _ids_in(answer: Answer) -> dict[str, str | None]:
 
 
 class _ClosingSocket(KafkaNetSocket):  # type: ignore[misc]
-    """A socket that is closed at once if it cannot connect; kafka-python leaves that to the garbage collector."""
+    """A socket that is closed at once if it cannot connect; kafka-python leaves that to the garbage collector.
+
+    What takes the place of kafka-python's own socket has to be a proxy of some scheme: see `proxy_url` in OWN.
+    """
 
     SCHEMES = ("onceward",)
 
@@ -237,14 +239,8 @@ def _connect(config: Mapping[str, Any], seconds: float) -> Any:
     source = config.pop("token_source", None)
     if source is not None:
         config["sasl_oauth_token_provider"] = _Tokens(source)
-    own = {
-        "proxy_url": "onceward:///",
-        "max_in_flight_requests_per_connection": PIPELINE + 20,
-        "receive_message_max_bytes": 100_000_000,
-        "reconnect_backoff_max_ms": 1000,
-    }
     net = NetworkSelector()
-    manager = KafkaConnectionManager(net, **{**own, **config})
+    manager = KafkaConnectionManager(net, **{**OWN, **config})
     net.start()
     try:
         manager.bootstrap(max(0.1, seconds) * 1000)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("onceward.spark")
 
-DEFAULT_PYTHON: Final = "python3"
+DEFAULT: Final = "python3"
 """What Spark runs without PYSPARK_PYTHON."""
-PYTHON_ADVICE: Final = f"set PYSPARK_PYTHON={sys.executable} before the session starts"
+ADVICE: Final = f"set PYSPARK_PYTHON={sys.executable} before the session starts"
 _PROBE: Final = "import sys, onceward.core, pyarrow; print('.'.join(map(str, sys.version_info[:2])))"
 
 
@@ -57,7 +57,7 @@ def warn_of_python(spark: SparkSession) -> None:
         return  # they are elsewhere
     found = obstacle(context.pythonExec)
     if found:
-        _log.warning("executors run %s, but %s: %s", context.pythonExec, found, PYTHON_ADVICE)
+        _log.warning("executors run %s, but %s: %s", context.pythonExec, found, ADVICE)
 
 
 def open_log(store: str | LogStore | None, checkpoint: str, pipeline: str) -> LogStore:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 from ..sink import TwoPhaseCommit
 from ..source import ResettableSource
-from .channels import Channel, Output, by_key, forward, rebalance
+from .channels import Channel, Gate, Output, by_key, forward, rebalance
 from .checkpoints import State, advance, initial
 from .config import Mode
+from .ends import DirectLogic, LiveLogic, ResettableLogic, TwoPhaseLogic
 from .events import (
     Acknowledged,
     Answer,
@@ -35,10 +36,7 @@ from .events import (
     Trigger,
 )
 from .functions import ProcessLogic
-from .gate import Gate
 from .logic import BatchLogic, Guarded, Logic, RecordLogic
-from .sink_logic import DirectLogic, TwoPhaseLogic
-from .source_logic import LiveLogic, ResettableLogic
 from .state.keyed import KeyScope
 from .state.keys import groups_of
 from .state.storage import CheckpointStorage, folder_of
@@ -204,26 +202,31 @@ class Attempt(ABC):
         return inputs, outputs
 
     def _logic(self, operator: Operator, task: TaskId) -> Logic:
-        guarded = Guarded(task, operator.schema)
+        what, guarded = operator.what, Guarded(task, operator.schema)
         match operator.kind:
             case "source":
                 return self._source(operator, task)
             case "map_batches":
-                return BatchLogic(guarded, operator.what)
+                return BatchLogic(guarded, what)
             case "process":
                 return self._process(operator, task, guarded)
             case "union":
                 return Logic()
             case "sink":
-                return self._sink(operator, task)
-            case kind:
-                return RecordLogic(kind, guarded, operator.what)
+                kind = TwoPhaseLogic if isinstance(what, TwoPhaseCommit) else DirectLogic
+                context = partial(self._context, what.name, task.subtask)
+                return kind(what, context, self._started.next_id, self._locks[what.name])
+            case _:
+                return RecordLogic(operator.kind, guarded, what)
 
     def _source(self, operator: Operator, task: TaskId) -> Logic:
         if isinstance(operator.what, ResettableSource):
             share = operator.what.share(task.subtask, operator.parallelism)
             return ResettableLogic(share, task.subtask, self._started.positions[task])
         return LiveLogic(operator.what, task.subtask, operator.parallelism)
+
+    def _context(self, sink: str, subtask: int, epoch: int) -> WriteContext:
+        return self._started.coordinator.context(sink, epoch, subtask=subtask)
 
     def _process(self, operator: Operator, task: TaskId, guarded: Guarded) -> Logic:
         started, most = self._started, self._graph.max_parallelism
@@ -242,12 +245,3 @@ class Attempt(ABC):
             lists=assigned.lists,
             now=self.world.now,
         )
-
-    def _sink(self, operator: Operator, task: TaskId) -> Logic:
-        sink = operator.what
-
-        def context(epoch: int) -> WriteContext:
-            return self._started.coordinator.context(sink.name, epoch, subtask=task.subtask)
-
-        kind = TwoPhaseLogic if isinstance(sink, TwoPhaseCommit) else DirectLogic
-        return kind(sink, context, self._started.next_id, self._locks[sink.name])

@@ -60,43 +60,38 @@ if TYPE_CHECKING:
 
 
 class State(msgspec.Struct, frozen=True):
-    """All that is known of an attempt's checkpoints.
-
-    Attributes:
-        config: Settings.
-        sources: Tasks that inject barriers.
-        tasks: All tasks; they acknowledge, and are told of the completion.
-        next_id: Id of the next checkpoint: beyond all that were ever decided or restored.
-        due: When the next periodic one begins; None: there are none.
-        opened: Tasks that have begun. Until all have, what is asked for waits in the queue.
-        exhausted: Sources without more rows.
-        finished: Tasks that have ended.
-        pending: Checkpoints in progress, oldest first.
-        completing: The one that all have acknowledged, until its `Complete` is answered.
-        queue: What was asked for and has not begun.
-        failures: How many failed in a row.
-        completed_at: When the newest was completed.
-        ending: Whether the last one, at the end of the input, was asked for.
-        stopped: Whether nothing begins any more.
-        failure: The first failure; it ends the attempt.
-    """
+    """All that is known of an attempt's checkpoints."""
 
     config: CheckpointConfig
     sources: frozenset[TaskId]
+    """Tasks that inject barriers."""
     tasks: frozenset[TaskId]
+    """All tasks; they acknowledge, and are told of the completion."""
     next_id: int
+    """Id of the next checkpoint: beyond all that were ever decided or restored."""
     due: float | None = None
+    """When the next periodic one begins; None: there are none."""
     opened: frozenset[TaskId] = frozenset()
+    """Tasks that have begun. Until all have, what is asked for waits in the queue."""
     exhausted: frozenset[TaskId] = frozenset()
+    """Sources without more rows."""
     finished: frozenset[TaskId] = frozenset()
+    """Tasks that have ended."""
     pending: tuple[Pending, ...] = ()
+    """Checkpoints in progress, oldest first."""
     completing: Pending | None = None
+    """The one that all have acknowledged, until its `Complete` is answered."""
     queue: tuple[Requested, ...] = ()
+    """What was asked for and has not begun."""
     failures: int = 0
+    """How many failed in a row."""
     completed_at: float = -inf
     ending: bool = False
+    """Whether the last one, at the end of the input, was asked for."""
     stopped: bool = False
+    """Whether nothing begins any more."""
     failure: OncewardError | None = None
+    """The first failure; it ends the attempt."""
 
     @property
     def may_begin_at(self) -> float:
@@ -286,6 +281,14 @@ class _Step:
         for request in self.state.queue:
             self.answer(request.answer, error=CheckpointFailedError(reason))
         self.set(queue=())
+        interrupted = self.state.completing
+        if interrupted is not None:  # by an error of the engine itself: a decision may name it
+            error = CheckpointFailedError(
+                f"checkpoint {interrupted.checkpoint} was interrupted: {self.state.failure or reason}. The next start "
+                "finds out whether it was decided"
+            )
+            self.answer(interrupted.answer, error=error)
+            self.set(completing=replace(interrupted, answer=None))
 
     def remember(self, pending: Pending, status: Status, reason: str = "") -> None:
         bad = status in {Status.FAILED, Status.DECLINED} and not self.state.stopped

@@ -8,7 +8,7 @@ next start finishes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from ..checkpoint import Coordinator
+    from ..transaction import Committable
     from .channels import Barrier, TaskId
     from .events import Pending
     from .graph import Graph
@@ -61,7 +62,7 @@ class Completer:
             self._prove_savepoints()
             return Completed(barrier.target)
         try:
-            self._write(pending.checkpoint, pending.committables(), metadata, reference, began=self._since)
+            self.decide(metadata, reference, pending.committables(), began=self._since)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a sink does, the decision may stand
             if self._coordinator.view.awaited == barrier.checkpoint:
                 return NotCompleted(_voided(barrier.checkpoint), in_doubt=True)
@@ -72,10 +73,6 @@ class Completer:
         # A savepoint belongs to the user: the pipeline's own checkpoints stay as they are.
         self.retained.keep(None if barrier.target else barrier.checkpoint, under_way)
         return Completed(barrier.target or barrier.checkpoint)
-
-    def begin(self, metadata: Metadata, reference: Reference) -> None:
-        """Decide where a run begins, before it reads its first row: a crash must not find another beginning."""
-        self._write(metadata.checkpoint, [], metadata, reference)
 
     def drop_state(self, why: str) -> None:
         """Decide that the pipeline has no state, only positions: then its checkpoints are not needed any more.
@@ -96,7 +93,7 @@ class Completer:
         stateless = msgspec.structs.replace(
             metadata, log=self._coordinator.writer.token.log, checkpoint=epoch, operators=operators, dropped=why
         )
-        self.begin(stateless, inline(stateless))
+        self.decide(stateless, inline(stateless))
 
     def metadata(self, barrier: Barrier, states: Mapping[TaskId, SubtaskState]) -> Metadata:
         return Metadata(
@@ -117,16 +114,15 @@ class Completer:
             },
         )
 
-    def _write(
+    def decide(
         self,
-        epoch: int,
-        committables: list[Any],
         metadata: Metadata,
         reference: Reference,
-        *,
+        committables: Collection[Committable] = (),
         began: float | None = None,
     ) -> None:
-        coordinator, view = self._coordinator, self._coordinator.view
+        """Decide a checkpoint, and commit; without committables, where a run begins, before it reads its first row."""
+        coordinator, view, epoch = self._coordinator, self._coordinator.view, metadata.checkpoint
         positions = {
             uid: [state.position for state in operator.subtasks]
             for uid, operator in metadata.operators.items()

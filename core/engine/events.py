@@ -85,23 +85,16 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class Acknowledged(msgspec.Struct, frozen=True):
-    """A task has written its snapshot.
-
-    Attributes:
-        task: Which.
-        checkpoint: For which checkpoint.
-        state: Handles of its state.
-        committables: What it prepared since the newest decision that it knows of.
-        measured: Times and bytes.
-        target: Folder of the savepoint that it is for.
-    """
+    """A task has written its snapshot."""
 
     task: TaskId
     checkpoint: int
     state: SubtaskState
     committables: tuple[Committable, ...] = ()
+    """What it prepared since the newest decision that it knows of."""
     measured: TaskRecord = TaskRecord()
     target: str | None = None
+    """Folder of the savepoint that it is for."""
 
 
 class Declined(msgspec.Struct, frozen=True):
@@ -165,21 +158,17 @@ Event: TypeAlias = (
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """A checkpoint that is in progress.
-
-    Attributes:
-        barrier: Its barrier.
-        triggered: When, in seconds on the job's clock.
-        missing: Tasks that have not acknowledged.
-        answer: Of whoever waits for it.
-        acks: Acknowledgements, and when they came.
-    """
+    """A checkpoint that is in progress."""
 
     barrier: Barrier
     triggered: float
+    """When, in seconds on the job's clock."""
     missing: frozenset[TaskId] = frozenset()
+    """Tasks that have not acknowledged."""
     answer: Future[Any] | None = None
+    """Of whoever waits for it."""
     acks: dict[TaskId, tuple[Acknowledged, float]] = {}
+    """Acknowledgements, and when they came."""
 
     @property
     def checkpoint(self) -> int:

@@ -30,23 +30,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class Operator:
-    """One operator: source, map, filter, flat_map, map_batches, process, union or sink.
-
-    Attributes:
-        uid: Stable name of its state.
-        kind: As above.
-        what: The source, function or sink.
-        parallelism: Number of subtasks.
-        inputs: What it reads: the operator, and how rows are keyed; None: they are not.
-        schema: Arrow schema of what it gives, if it was fixed.
-    """
+    """One operator: source, map, filter, flat_map, map_batches, process, union or sink."""
 
     uid: str
+    """Stable name of its state."""
     kind: str
     what: Any
+    """The source, function or sink."""
     parallelism: int
     inputs: list[tuple[Operator, KeyEncoder | None]]
+    """What it reads, and how rows are keyed; None: they are not."""
     schema: pa.Schema | None = None
+    """Of what it gives, if it was fixed."""
 
     @property
     def keys(self) -> KeyEncoder | None:
@@ -59,21 +54,23 @@ class Operator:
 class Graph:
     """All operators, in an order in which inputs come first."""
 
-    def __init__(self, max_parallelism: int) -> None:
+    def __init__(self, max_parallelism: int, parallelism: int = 1) -> None:
         check_parallelism("the pipeline", 1, max_parallelism)
         self.max_parallelism = max_parallelism
+        self._parallelism = parallelism
         self.operators: list[Operator] = []
 
     def add(
         self,
         kind: str,
         what: Any,
-        *,
-        uid: str | None,
-        parallelism: int,
         inputs: list[tuple[Operator, KeyEncoder | None]],
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
         schema: pa.Schema | None = None,
     ) -> Operator:
+        parallelism = self._parallelism if parallelism is None else parallelism
         uid = uid or f"{kind}-{len(self.operators)}"
         if any(operator.uid == uid for operator in self.operators):
             raise ConfigurationError(f"two operators have the uid {uid!r}: give each one of its own")
@@ -88,11 +85,7 @@ class Graph:
         return [operator for operator in self.operators if operator.kind == kind]
 
     def check(self) -> None:
-        """Refuse a graph that cannot run.
-
-        Raises:
-            ConfigurationError: It has no source, an end without a sink, or two sinks of one name.
-        """
+        """Refuse a graph without a source, with an end that is no sink, or with two sinks of one name."""
         if not self.of_kind("source"):
             raise ConfigurationError("the pipeline has no source")
         read = [source.uid for reader in self.operators for source, _ in reader.inputs]

@@ -154,7 +154,14 @@ def _asked_for(view: LogView, newest: Decided | None, path: str, restore: Restor
     goes_on = newest is not None and newest.checkpoint.sha256 == sha256
     if not goes_on:
         _check_made_here(metadata, path, view, restore, pipeline)
-        _check_going_back(metadata, path, view, restore, pipeline)
+        if view.decided != NONE and restore.why is None:
+            raise EpochConflictError(
+                f"checkpoint {metadata.checkpoint} in {path} is asked for, and this pipeline has decided epoch "
+                f"{view.decided}: what was committed since would be written again. Say why=… to go back on purpose, or "
+                "restore nothing to go on",
+                pipeline=pipeline,
+                epoch=view.decided,
+            )
     reference = Reference(folder=path, sha256=sha256, claimed=restore.claim)
     restored = Restored(folder=path, sha256=sha256, why=restore.why)
     return Origin(metadata, storage, reference, view.decided, goes_on=goes_on, restored=restored)
@@ -175,17 +182,6 @@ def _check_made_here(metadata: Metadata, path: str, view: LogView, restore: Rest
         raise EpochConflictError(
             f"checkpoint {metadata.checkpoint} in {path} was written, but it was never decided: rows before it may not "
             "be committed, and would be lost. Restore another one, or nothing to go on from the newest",
-            pipeline=pipeline,
-            epoch=view.decided,
-        )
-
-
-def _check_going_back(metadata: Metadata, path: str, view: LogView, restore: Restore, pipeline: str) -> None:
-    if view.decided != NONE and restore.why is None:
-        raise EpochConflictError(
-            f"checkpoint {metadata.checkpoint} in {path} is asked for, and this pipeline has decided epoch "
-            f"{view.decided}: what was committed since would be written again. Say why=… to go back on purpose, or "
-            "restore nothing to go on",
             pipeline=pipeline,
             epoch=view.decided,
         )

@@ -102,7 +102,7 @@ class Stream:
     def union(self, *others: Stream, uid: str | None = None, parallelism: int | None = None) -> Stream:
         """Rows of several streams."""
         inputs = [(stream._operator, stream._keys) for stream in (self, *others)]  # noqa: SLF001 - of the same class
-        return self._pipeline._add("union", None, uid, parallelism, inputs=inputs)  # noqa: SLF001 - of the same module
+        return Stream(self._pipeline, self._pipeline.graph.add("union", None, inputs, uid=uid, parallelism=parallelism))
 
     def sink(self, sink: Any, *, parallelism: int | None = None) -> Pipeline:
         """Where rows go; its name is its uid. Its `select` and `where` are DuckDB's SQL here (extra `duckdb`).
@@ -119,8 +119,8 @@ class Stream:
     def _then(
         self, kind: str, what: Any, uid: str | None, parallelism: int | None, schema: pa.Schema | None = None
     ) -> Stream:
-        inputs = [(self._operator, self._keys)]
-        return self._pipeline._add(kind, what, uid, parallelism, inputs=inputs, schema=schema)  # noqa: SLF001 - of the same module
+        graph, inputs = self._pipeline.graph, [(self._operator, self._keys)]
+        return Stream(self._pipeline, graph.add(kind, what, inputs, uid=uid, parallelism=parallelism, schema=schema))
 
 
 class Pipeline:
@@ -164,7 +164,7 @@ class Pipeline:
             _log.warning("pipeline %s has no store: its decisions are in memory and end with this process", name)
         config = (checkpoint or CheckpointConfig()).checked()
         periodic = config.interval is not None
-        self.graph = Graph(max_parallelism)
+        self.graph = Graph(max_parallelism, parallelism)
         self.setup = Setup(
             pipeline=name,
             graph=self.graph,
@@ -175,7 +175,6 @@ class Pipeline:
             restart=restart or (RestartStrategy.exponential_delay() if periodic else RestartStrategy.none()),
             world=world or EngineWorld(),
         )
-        self._parallelism = parallelism
         self._job: Job | None = None
 
     def source(self, source: Any, *, uid: str | None = None, parallelism: int | None = None) -> Stream:
@@ -184,7 +183,7 @@ class Pipeline:
             raise ConfigurationError(
                 f"{type(source).__name__} is no source: it must be a ResettableSource or a LiveSource"
             )
-        return self._add("source", source, uid, parallelism, inputs=[])
+        return Stream(self, self.graph.add("source", source, [], uid=uid, parallelism=parallelism))
 
     def guarantee(self) -> EndToEnd:
         """What a reader of the targets sees of each record, and which part of the graph weakens it."""
@@ -277,16 +276,3 @@ class Pipeline:
         if self._job is None:
             raise CheckpointFailedError(f"pipeline {self.name} has not been started")
         return self._job
-
-    def _add(
-        self,
-        kind: str,
-        what: Any,
-        uid: str | None,
-        parallelism: int | None,
-        *,
-        inputs: list[tuple[Operator, KeyEncoder | None]],
-        schema: pa.Schema | None = None,
-    ) -> Stream:
-        many = parallelism if parallelism is not None else self._parallelism
-        return Stream(self, self.graph.add(kind, what, uid=uid, parallelism=many, inputs=inputs, schema=schema))

@@ -7,7 +7,6 @@ metadata are written first, then the decision that holds their checksum.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from ..errors import OncewardError, StateDamagedError
@@ -32,34 +31,27 @@ class SharedFiles:
 
     def __init__(self, delete: Callable[[Iterable[str]], None]) -> None:
         self._delete = delete
-        self._counts: Counter[tuple[str, int, str]] = Counter()
-        """By operator's uid, subtask and path."""
-        self._of: dict[str, list[tuple[str, int, str]]] = {}
+        self._uses: dict[str, set[tuple[str, int, str]]] = {}
+        """By checkpoint: operator's uid, subtask and path of each file."""
 
     def register(self, checkpoint: str, files: Mapping[tuple[str, int], tuple[FileRef, ...]]) -> None:
         """A completed checkpoint refers to these. Registering it again changes nothing."""
-        if checkpoint in self._of:
-            return
-        references = [(*task, ref.path) for task, refs in files.items() for ref in refs if ref.shared]
-        self._of[checkpoint] = references
-        self._counts.update(references)
+        uses = {(*task, ref.path) for task, refs in files.items() for ref in refs if ref.shared}
+        self._uses.setdefault(checkpoint, uses)
 
     def release(self, checkpoint: str) -> list[str]:
         """A checkpoint is dropped; the files that nobody refers to any more."""
-        references = self._of.pop(checkpoint, [])
-        self._counts.subtract(references)
-        self._counts = +self._counts  # without those that are at zero
-        return [path for _, _, path in references if not self.refers(path)]
+        return [path for _, _, path in self._uses.pop(checkpoint, ()) if not self.refers(path)]
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete files, less what is referred to."""
         self._delete([path for path in paths if not self.refers(path)])
 
     def refers(self, path: str) -> bool:
-        return any(known == path for _, _, known in self._counts)
+        return any(path == known for uses in self._uses.values() for _, _, known in uses)
 
     def count(self, uid: str, subtask: int, path: str) -> int:
-        return self._counts[uid, subtask, path]
+        return sum((uid, subtask, path) in uses for uses in self._uses.values())
 
 
 class Retained:
@@ -82,11 +74,7 @@ class Retained:
         self.shared = SharedFiles(storage.delete if storage is not None else lambda _paths: None)
 
     def write(self, metadata: Metadata) -> Reference:
-        """Write a checkpoint's metadata; nothing counts yet.
-
-        Raises:
-            StateError: That failed.
-        """
+        """Write a checkpoint's metadata; nothing counts yet."""
         if self._storage is None:
             return inline(metadata)
         folder = folder_of(metadata.checkpoint, self._writer)

@@ -111,12 +111,7 @@ class Started(NamedTuple):
 
 
 def start(setup: Setup, restore: Restore, *, again: bool = False) -> Started:
-    """Begin an attempt.
-
-    Args:
-        setup: Of the pipeline.
-        restore: What somebody asked for; a restart after a failure restores what was decided.
-        again: This is such a restart.
+    """Begin an attempt; `again` after a failure, when what was decided is restored.
 
     Raises:
         OncewardError: Nothing was begun, or the next start with the same `restore` goes on from here.
@@ -165,7 +160,7 @@ def _begin(
     is_new = coordinator.view.newest is None
     if is_new or (before is not None and any(assigned[task].positions is None for task in positions)):
         newest += 1
-        completer.begin(*_beginning(setup.graph, completer, newest, origin, positions, asked=is_new))
+        completer.decide(*_beginning(setup.graph, completer, newest, origin, positions, asked=is_new))
     if origin.reference is not None and before is not None:
         retained.restored(origin.reference, up_to=before.checkpoint, clean=origin.goes_on)
     restored = before.checkpoint if before is not None else None
@@ -177,7 +172,8 @@ def _beginning(
 ) -> tuple[Metadata, Reference]:
     """What the first decision says, or one after going back, or with a new source: state, and where sources begin.
 
-    A source is asked only once where it begins, so the answer is decided before anything is read.
+    A source is asked only once where it begins, so the answer is decided before anything is read: a crash must not find
+    another beginning.
     """
     tasks = [task for operator in graph.operators for task in operator.tasks()]
     fresh = completer.metadata(Barrier(epoch), {task: SubtaskState(position=positions.get(task)) for task in tasks})
@@ -197,11 +193,7 @@ def _has_positions(record: OperatorRecord) -> bool:
 
 
 def check_fits(graph: Graph, metadata: Metadata, *, allow_non_restored: bool) -> None:
-    """Check that a checkpoint's state has a place in the graph.
-
-    Raises:
-        ConfigurationError: It has not; nothing was changed.
-    """
+    """Check that a checkpoint's state has a place in the graph, before anything is changed."""
     where = f"checkpoint {metadata.checkpoint}"
     if metadata.max_parallelism != graph.max_parallelism:
         raise ConfigurationError(

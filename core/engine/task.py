@@ -12,10 +12,9 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import OncewardError, StateError
-from .channels import Barrier, Cancel, Element, End, TaskId
+from .channels import Aligned, Barrier, Cancel, Element, End, Gate, TaskId
+from .ends import EXHAUSTED, SourceLogic
 from .events import Acknowledged, Confirm, Declined, Event, Exhausted, Finished, GiveUp, TaskRecord, ToTask, Trigger
-from .gate import Aligned, Gate
-from .source_logic import EXHAUSTED, SourceLogic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

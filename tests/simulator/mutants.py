@@ -468,8 +468,7 @@ class KafkaByPrefix(KafkaLikeSink):
     def lingering(self, scope: Scope) -> list[Committable]:
         """What begins alike."""
         found = []
-        for listing in self.client.list_transactions(["Ongoing"]):
-            name = parse_pooled_name(listing.transactional_id)
+        for name in map(parse_pooled_name, self.client.list_transactions(["Ongoing"])):
             if name is not None and name.scope.pipeline.startswith(scope.pipeline):
                 opened = self.client.describe([str(name)])[str(name)].open
                 committable = listed_committable(opened) if opened is not None else None

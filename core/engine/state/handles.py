@@ -11,39 +11,27 @@ from ...errors import StateDamagedError
 
 
 class FileRef(msgspec.Struct, frozen=True):
-    """A file of written state.
-
-    Attributes:
-        name: What it is called in the state that it belongs to (RocksDB's own name of it, for example).
-        path: Where it is, below the checkpoint folder.
-        size: Bytes.
-        sha256: Of its bytes, in hex.
-        shared: Whether other checkpoints may refer to it too.
-    """
+    """A file of written state; other checkpoints may refer to a shared one too."""
 
     name: str
+    """What it is called in the state that it belongs to (RocksDB's own name of it, for example)."""
     path: str
+    """Where it is, below the checkpoint folder."""
     size: int
     sha256: str
     shared: bool = False
 
 
 class KeyedHandle(msgspec.Struct, frozen=True, kw_only=True):
-    """The keyed state of one subtask, which owns the key groups from `first` to before `end`.
-
-    Attributes:
-        first: Its first key group.
-        end: One past its last.
-        form: "rows" (any backend reads it) or "rocksdb".
-        files: Where it is.
-        inline: Rows that are kept in the metadata itself (memory backend).
-    """
+    """The keyed state of one subtask, which owns the key groups from `first` to before `end`."""
 
     first: int
     end: int
     form: str = "rows"
+    """Or "rocksdb"; any backend reads rows."""
     files: tuple[FileRef, ...] = ()
     inline: bytes = b""
+    """Rows that are kept in the metadata itself (memory backend)."""
 
     @property
     def size(self) -> int:
@@ -88,29 +76,20 @@ class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a restore needs.
-
-    Attributes:
-        format: Layout of this record.
-        pipeline: Name of the pipeline.
-        log: Identity of its decision log.
-        checkpoint: Its id.
-        savepoint: Whether it belongs to the user.
-        commits: Whether what was written before it is committed with it.
-        terminal: Whether the run ended with it.
-        dropped: Why there is no state in it, only positions; empty if there is.
-        max_parallelism: Number of key groups.
-        operators: By uid.
-    """
+    """All that a restore needs: of operators by uid, as the pipeline with this decision log stored them."""
 
     format: int = 1
     pipeline: str
     log: str = ""
     checkpoint: int
     savepoint: bool = False
+    """Whether it belongs to the user."""
     commits: bool = True
+    """Whether what was written before it is committed with it."""
     terminal: bool = False
+    """Whether the run ended with it."""
     dropped: str = ""
+    """Why there is no state in it, only positions; empty if there is."""
     max_parallelism: int
     operators: dict[str, OperatorRecord]
 

@@ -49,11 +49,7 @@ class KeyScope:
         self.key = self._encoded = None
 
     def row(self, state: str) -> bytes:
-        """The current key's row of a state.
-
-        Raises:
-            ConfigurationError: No record or timer is being handled.
-        """
+        """The current key's row of a state."""
         key = self._encoded
         if key is None:
             if state == _TIMERS:

@@ -117,11 +117,7 @@ def _normal(key: Any) -> Any:
 
 
 def check_parallelism(what: str, parallelism: int, max_parallelism: int) -> None:
-    """Refuse a number of subtasks that the key groups cannot be distributed to.
-
-    Raises:
-        ConfigurationError: It is.
-    """
+    """Refuse a number of subtasks that the key groups cannot be distributed to."""
     if not 1 <= max_parallelism <= MOST_GROUPS:
         raise ConfigurationError(f"max_parallelism must be 1 to {MOST_GROUPS}, not {max_parallelism}")
     if not 1 <= parallelism <= max_parallelism:

@@ -41,14 +41,7 @@ _FOLDER: Final = re.compile(r"chk-[0-9]+-[0-9]+")
 
 
 class CheckpointStorage:
-    """A folder of checkpoints.
-
-    Args:
-        root: A path, file:///…, or a URL that fsspec knows (s3://bucket/folder).
-
-    Attributes:
-        root: Its location: an absolute path or a URL.
-    """
+    """A folder of checkpoints; its root is a path, file:///…, or a URL that fsspec knows (s3://bucket/folder)."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = locate(root)
@@ -59,11 +52,7 @@ class CheckpointStorage:
         return inside(self.root, path)
 
     def write(self, path: str, chunks: Iterable[bytes], *, name: str = "", shared: bool = False) -> FileRef:
-        """Write a file that must not be there yet.
-
-        Raises:
-            StateError: It could not be written.
-        """
+        """Write a file that must not be there yet; a StateError if that fails."""
         digest, size = hashlib.sha256(), 0
 
         def counted() -> Iterator[bytes]:
@@ -124,11 +113,7 @@ class CheckpointStorage:
         return decode_metadata(b"".join(self._read(path, "the checkpoint's metadata")), self.at(path))
 
     def read_if_there(self, path: str) -> bytes:
-        """A small file's bytes; none if it is missing.
-
-        Raises:
-            StateError: It cannot be read.
-        """
+        """A small file's bytes; none if it is missing."""
         try:
             with self._files.open(path) as file:
                 return b"".join(_chunks(file))
@@ -161,11 +146,7 @@ class CheckpointStorage:
 
 
 def folder_in(root: str, name: str) -> str:
-    """The location of a folder right below another one.
-
-    Raises:
-        ConfigurationError: The name leads elsewhere.
-    """
+    """The location of a folder right below another one; refuses a name that leads elsewhere."""
     if Path(name).name != name or name in {"", ".."}:
         raise ConfigurationError(f"{name!r} cannot be the name of a folder: give a name without '/' that is not '..'")
     return inside(root, name)

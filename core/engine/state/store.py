@@ -69,15 +69,12 @@ class Freezing(NamedTuple):
 
 
 class StateBackend(ABC):
-    """Where keyed state lives while it is worked on, and how it is written out.
-
-    Attributes:
-        most: Bytes of one subtask's snapshot at most; None: any number.
-        storage: Where checkpoints are; None if they are kept inside the decision log.
-    """
+    """Where keyed state lives while it is worked on, and how it is written out."""
 
     most: int | None = None
+    """Bytes of one subtask's snapshot at most; None: any number."""
     storage: CheckpointStorage | None = None
+    """Where checkpoints are; None if they are kept inside the decision log."""
 
     @abstractmethod
     def bind(self, name: str) -> StateBackend:
@@ -124,11 +121,7 @@ def encode_cells(cells: Iterable[Cell]) -> Iterator[bytes]:
 
 
 def decode_cells(data: bytes, where: str) -> Iterator[Cell]:
-    """Read them back.
-
-    Raises:
-        StateDamagedError: The bytes do not hold what their lengths say.
-    """
+    """Read them back; a StateDamagedError if the bytes do not hold what their lengths say."""
     if not data.startswith(_MAGIC):
         raise StateDamagedError(f"{where} does not hold rows of state")
     at = len(_MAGIC)
