@@ -17,15 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = [
-    "DevServiceError",
-    "DevServices",
-    "KafkaServer",
-    "PostgresServer",
-    "Service",
-    "dev_services",
-    "services_at",
-]
+__all__ = ["DevServiceError", "DevServices", "KafkaServer", "PostgresServer", "Service", "dev_services", "services_at"]
 
 
 @dataclass(frozen=True)
