@@ -1,15 +1,19 @@
-"""The one place where names of transactions are built and read.
+"""The one place where names of transactions are built and read, and where it is said whose they are.
 
 Invariant 9: whatever does not carry this pipeline's exact name is never touched. A name is therefore never
 compared by prefix; it is parsed whole, field by field, and every field is checked.
+
+A target remembers the decision log that owns its names, and how far that log had come at its last commit. So it can
+refuse a log that would write its input a second time: another log (the checkpoint folder was deleted), or an outdated
+copy of this one (the folder was restored from a backup).
 """
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from .errors import ConfigurationError
+from .errors import ConfigurationError, EpochConflictError
 
 FORMAT = "onceward:1"
 ACCEPTS = "onceward-accepts:1"
@@ -17,6 +21,7 @@ PIPELINE_LENGTH = 64
 SINK_LENGTH = 32
 _PART = re.compile(r"[A-Za-z0-9._-]+")
 _UNIQUE = re.compile(r"[0-9a-f]{4,32}")
+_NUMBER = re.compile(r"0|[1-9][0-9]*")
 _IN_FILE_NAMES = "~"
 """In place of ":" in the names of files; no part of a name holds either."""
 
@@ -134,11 +139,11 @@ def parse_transaction_name(text: str) -> TransactionName | None:
     fields = _fields(text, 5)
     if fields is None:
         return None
-    scope, (start, epoch, subtask, attempt, unique) = fields
-    numbers = [number for part in (start, epoch, subtask, attempt) if (number := _number(part)) is not None]
-    if len(numbers) != 4 or not _UNIQUE.fullmatch(unique):  # noqa: PLR2004 - the four numbers of the name
+    scope, (*numbers, unique) = fields
+    if not all(map(_NUMBER.fullmatch, numbers)) or not _UNIQUE.fullmatch(unique):
         return None
-    return TransactionName(scope, numbers[0], numbers[1], numbers[2], numbers[3], unique)
+    start, epoch, subtask, attempt = map(int, numbers)
+    return TransactionName(scope, start, epoch, subtask, attempt, unique)
 
 
 def parse_pooled_name(text: str) -> PooledName | None:
@@ -146,11 +151,10 @@ def parse_pooled_name(text: str) -> PooledName | None:
     fields = _fields(text, 2) or _fields(text, 3)
     if fields is None:
         return None
-    scope, (*start_text, unique, slot_text) = fields
-    slot, start = _number(slot_text), _number(start_text[0]) if start_text else None
-    if slot is None or (start_text and start is None) or not _UNIQUE.fullmatch(unique):
+    scope, (*start, unique, slot) = fields
+    if not all(map(_NUMBER.fullmatch, (*start, slot))) or not _UNIQUE.fullmatch(unique):
         return None
-    return PooledName(scope, unique, slot, start)
+    return PooledName(scope, unique, int(slot), int(start[0]) if start else None)
 
 
 def _fields(text: str, count: int, kind: str = FORMAT) -> tuple[Scope, list[str]] | None:
@@ -165,7 +169,59 @@ def _fields(text: str, count: int, kind: str = FORMAT) -> tuple[Scope, list[str]
     return Scope(pipeline, rest[0], rest[1]), rest[2:]
 
 
-def _number(text: str) -> int | None:
-    if text.isascii() and text.isdigit() and str(int(text)) == text:
-        return int(text)
-    return None
+_CHOICES: Final = (
+    "Choices: bring back the checkpoint (or store) that belongs to this pipeline; give the pipeline another name; or, "
+    'if the target was emptied or a second writing is wanted, go back on purpose with rewind="…" and a reason'
+)
+
+
+class Progress(NamedTuple):
+    """How far a decision log has come, or how much of it a target has seen; compared as a tuple.
+
+    Generations, unlike epochs, never go back: a rewound pipeline writes older epochs under a newer START.
+    """
+
+    generation: int
+    """Position of the writer's START."""
+    epoch: int
+
+
+NOTHING: Final = Progress(-1, -1)
+"""No decision, or no commit."""
+
+
+def other_log(scope: Scope, log: str, where: str) -> EpochConflictError:
+    """The error for names that belong to another decision log.
+
+    Args:
+        scope: The names, and this log.
+        log: The other log.
+        where: Which target says so.
+    """
+    return EpochConflictError(
+        f"{where} knows this pipeline and sink from decision log {log}, but this is decision log {scope.log}: either "
+        "the checkpoint folder was deleted or replaced, and going on would write its input a second time, or another "
+        f"job runs under the same name. {_CHOICES}",
+        pipeline=scope.pipeline,
+        sink=scope.sink,
+    )
+
+
+def outdated_log(scope: Scope, known: Progress, newest: Progress, where: str) -> EpochConflictError:
+    """The error for a decision log that knows less than its target.
+
+    Args:
+        scope: The names, and this log.
+        known: The newest commit that the target knows.
+        newest: The newest decision that the log knows.
+        where: Which target says so.
+    """
+    log = f"knows epochs up to {newest.epoch}" if newest != NOTHING else "knows of no epoch"
+    return EpochConflictError(
+        f"this decision log is an outdated copy: {where} holds epoch {known.epoch} (generation {known.generation}) of "
+        f"it, and the log {log}. Was the checkpoint folder restored from a backup? Going on would write the epochs "
+        f"since then a second time. {_CHOICES}",
+        pipeline=scope.pipeline,
+        sink=scope.sink,
+        epoch=known.epoch,
+    )

@@ -131,7 +131,7 @@ class TwoPhaseCommit(Named, Generic[Txn]):
             EpochConflictError: The target knows this pipeline and sink from another decision log, for example
                 because the checkpoint folder was deleted (`other_log`); or it knows a committed transaction of this
                 log that is newer than `newest`, because the log is an outdated copy (`outdated_log`). Both errors are
-                made by `core.transaction.ownership`.
+                made by `core.names`.
         """
 
     def claim(self, scope: Scope) -> None:

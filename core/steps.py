@@ -30,7 +30,6 @@ class Step(StrEnum):
     START_BEFORE = "start.before"
     START_AFTER = "start.after"
     SWEEP_BEFORE = "sweep.before"
-    SWEEP_ABORT_BEFORE = "sweep.abort.before"
     SWEEP_AFTER = "sweep.after"
     BEGIN_BEFORE = "sink.begin.before"
     BEGIN_AFTER = "sink.begin.after"

@@ -15,16 +15,16 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from onceward.connectors.kafka.admin import cluster_of
-from onceward.connectors.kafka.handle import Handle, Prepared
 from onceward.connectors.kafka.sink import KafkaSink
+from onceward.connectors.kafka.transaction import Handle, Prepared
 from onceward.core.names import Scope
 from onceward.core.transaction import Committable, WriteContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onceward.connectors.kafka.answers import Description
     from onceward.connectors.kafka.coordinator import TransactionCoordinatorClient
+    from onceward.connectors.kafka.transaction import Description
 
 READ_SECONDS = 20.0
 DELAY_SECONDS = 0.05
@@ -67,9 +67,7 @@ class Bench:
 
     def producers(self) -> list[str]:
         """Transactional ids of this pipeline that the broker knows."""
-        return sorted(
-            row.transactional_id for row in self.client.list_transactions(prefix=f"onceward:1:{self.pipeline}:")
-        )
+        return sorted(self.client.list_transactions(prefix=f"onceward:1:{self.pipeline}:"))
 
     def values(self, topic: str | None = None, *, committed: bool = True) -> list[bytes | None]:
         return [message.value() for message in self.messages(topic, committed=committed)]

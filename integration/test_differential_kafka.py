@@ -14,6 +14,7 @@ from onceward.connectors.kafka.admin import cluster_of
 from onceward.connectors.kafka.producer import TransactionalProducer
 from onceward.connectors.kafka.rows import Rows
 from onceward.connectors.kafka.settings import KafkaSettings
+from onceward.connectors.kafka.transaction import Handle
 from onceward.core.errors import KafkaError
 from onceward.core.names import PooledName, Scope
 from onceward.core.transaction import WriteContext
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from onceward.connectors.kafka.answers import Description
     from onceward.connectors.kafka.sink import KafkaTransaction
+    from onceward.connectors.kafka.transaction import Description
     from onceward.testing.services import KafkaServer
 
 pytestmark = pytest.mark.kafka
@@ -69,9 +70,9 @@ class RealSide:
         return "ok"
 
     def end(self, instance: int, *, commit: bool) -> str:
-        answer = str(self.client.end_txn(*self.keys[instance], commit=commit))
+        [code] = self.client.end_many([Handle(*self.keys[instance], -1)], commit=commit)
         self._settled(self.keys[instance][0])
-        return answer
+        return str(code)
 
     def fence(self, instance: int) -> str:
         answer = str(self.client.fence(*self.keys[instance]))
@@ -293,7 +294,7 @@ class RealSink(SinkContexts):
         found = self.bench.client.describe([name])[name]
         if found.handle is None:
             return "unknown"
-        code = self.bench.client.end_txn(*found.handle[:3], commit=kind == "end_commit")
+        [code] = self.bench.client.end_many([found.handle], commit=kind == "end_commit")
         eventually(lambda: not self.bench.describe(name).state.startswith("Prepare"), "the markers")
         return str(code)
 

@@ -13,8 +13,7 @@ from onceward import KafkaSink, PostgresSink
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import CommitPendingError, EpochConflictError, RetryableSinkError
-from onceward.core.log import EpochInput
-from onceward.core.log.memory import MemoryStore
+from onceward.core.log import EpochInput, MemoryStore
 from onceward.core.steps import Step
 from onceward.core.transaction import Acknowledgement
 

@@ -44,7 +44,7 @@ def test_19_20_no_broker_is_retry_later_and_the_commit_succeeds_afterwards(bench
     committable = bench.write(rows("x"))
     kafka.kill()
     short = TransactionCoordinatorClient(Wire({"bootstrap_servers": kafka.bootstrap_servers}), retry_seconds=1.0)
-    assert short.end_txn(committable.transaction, 0, 0, commit=True) < 0
+    assert short.end_many([handle_of(committable)], commit=True)[0] < 0
     outcome = bench.sink.commit(committable)
     assert outcome.status is CommitStatus.RETRY_LATER
     assert "NO_ANSWER" in outcome.detail

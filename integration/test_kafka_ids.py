@@ -60,7 +60,7 @@ class Bench:
     def ids(self) -> dict[str, int]:
         """Transactional ids of this pipeline that the broker knows, and how often each was initialised."""
         client = cluster_of(KafkaSettings(self.servers)).transactions
-        names = [row.transactional_id for row in client.list_transactions(prefix=f"onceward:1:{self.pipeline}:")]
+        names = client.list_transactions(prefix=f"onceward:1:{self.pipeline}:")
         described = client.describe(names)
         return {name: found.handle.producer_epoch + 1 for name, found in described.items() if found.handle is not None}
 

@@ -20,8 +20,8 @@ from confluent_kafka.admin import (
 from onceward.cli.doctor.kafka import check_kafka
 from onceward.connectors.kafka.sink import KafkaSink
 from onceward.core.errors import KafkaError, OncewardError
+from onceward.core.names import NOTHING
 from onceward.core.transaction import CommitStatus
-from onceward.core.transaction.ownership import NOTHING
 from onceward.testing.machine import free_port
 from onceward.testing.services import KafkaServer
 

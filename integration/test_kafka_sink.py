@@ -11,12 +11,11 @@ from confluent_kafka.admin import AdminClient
 from onceward.connectors.kafka import commits
 from onceward.connectors.kafka.admin import cluster_of
 from onceward.connectors.kafka.sink import KafkaSink
-from onceward.connectors.kafka.verdict import Fate
+from onceward.connectors.kafka.transaction import Fate
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, KafkaError, SchemaError
-from onceward.core.names import Scope
+from onceward.core.names import NOTHING, Scope
 from onceward.core.transaction import AbortStatus, CommitStatus, Observation, Progress
-from onceward.core.transaction.ownership import NOTHING
 
 from .kafka_kit import Bench, eventually, handle_of, numbered, prepared_of, rows, writer_process
 

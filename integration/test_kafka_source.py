@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from onceward import KafkaSource
-from onceward.connectors.kafka.bounds import AtTime
+from onceward.connectors.kafka.positions import AtTime
 from onceward.core.errors import ConfigurationError, KafkaError, SourceError
 from onceward.testing.machine import accepts_connections
 from onceward.testing.services import KafkaServer
@@ -390,6 +390,11 @@ def test_publishing_to_a_group_with_live_members_is_refused_in_words(writer: Wri
     with pytest.raises(KafkaError, match="cannot publish offsets to consumer group busy"):
         writer.source(name, group="busy").publish({name: {"0": 0}})
     consumer.close()
+
+
+def test_a_broker_that_is_away_is_told_when_offsets_are_published():
+    with pytest.raises(KafkaError, match="group g"):
+        KafkaSource(bootstrap_servers="127.0.0.1:1", topics=["t"], group="g").publish({"t": {"0": 1}})
 
 
 def test_two_readers_in_one_process_do_not_disturb_each_other(writer: Writer, topic: Callable[..., str]):

@@ -10,9 +10,10 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 
 from onceward.connectors.kafka.admin import cluster_of
-from onceward.connectors.kafka.codes import Code
 from onceward.connectors.kafka.coordinator import TransactionCoordinatorClient
+from onceward.connectors.kafka.errors import Code
 from onceward.connectors.kafka.settings import KafkaSettings
+from onceward.connectors.kafka.transaction import Handle
 from onceward.connectors.kafka.wire import Wire
 from onceward.core.errors import KafkaError
 
@@ -115,7 +116,7 @@ def test_a_time_out_of_the_broker_leaves_a_proof(opened, client):
 def test_unknown_ids_are_told_apart(client):
     name = f"never-{uuid.uuid4().hex}"
     assert client.describe([name])[name].code == Code.TRANSACTIONAL_ID_NOT_FOUND
-    assert client.end_txn(name, 1, 0, commit=True) == Code.INVALID_PRODUCER_ID_MAPPING
+    assert client.end_many([Handle(name, 1, 0, -1)], commit=True) == [Code.INVALID_PRODUCER_ID_MAPPING]
 
 
 def test_partitions_show_who_has_a_transaction_open(opened, client):
@@ -142,8 +143,8 @@ def test_transactions_are_listed_by_state_and_prefix(opened, client):
     opened(name=prefix + "c")
     opened(name="not" + prefix)
     client.end_many([first], commit=True)
-    assert {row.transactional_id for row in client.list_transactions(prefix=prefix)} == {prefix + "a+(b)", prefix + "c"}
-    assert [row.transactional_id for row in client.list_transactions(["Ongoing"], prefix=prefix)] == [prefix + "c"]
+    assert set(client.list_transactions(prefix=prefix)) == {prefix + "a+(b)", prefix + "c"}
+    assert client.list_transactions(["Ongoing"], prefix=prefix) == [prefix + "c"]
 
 
 def test_coordinators_tell_by_their_own_clock_for_how_long_a_transaction_has_been_open(opened, client):
@@ -179,13 +180,13 @@ def test_of_topics_that_no_broker_tells_about_nothing_is_known():
 def test_a_registered_id_is_remembered(client):
     name = f"mark-{uuid.uuid4().hex}"
     assert client.register(name) == Code.NONE
-    assert [row.transactional_id for row in client.list_transactions(prefix=name)] == [name]
+    assert client.list_transactions(prefix=name) == [name]
 
 
 def test_no_broker_is_no_answer_within_bounds():
     client = TransactionCoordinatorClient(Wire({"bootstrap_servers": "127.0.0.1:1"}), retry_seconds=1.0)
     began = time.monotonic()
-    assert client.end_txn("id", 1, 0, commit=True) == Code.NO_ANSWER
+    assert client.end_many([Handle("id", 1, 0, -1)], commit=True) == [Code.NO_ANSWER]
     assert client.describe(["id"])["id"].code == Code.NO_ANSWER
     with pytest.raises(KafkaError, match="NO_ANSWER") as caught:
         client.list_transactions()

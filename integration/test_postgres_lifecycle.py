@@ -8,9 +8,8 @@ import pytest
 
 from onceward.connectors.database.postgres_sink import PostgresSink
 from onceward.core.errors import EpochConflictError
-from onceward.core.names import Scope
+from onceward.core.names import NOTHING, Scope
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation
-from onceward.core.transaction.ownership import NOTHING
 
 from .postgres_kit import (
     SCHEMA,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import pickle
 import shutil
 import signal
 import subprocess
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from tests.sink_kit import LOG, commit_in_child, prepared
 
 from onceward.connectors.redis.script import PRUNE
 from onceward.connectors.redis.sink import RedisSink
@@ -22,12 +21,10 @@ from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.checkpoint.sweep import sweep
 from onceward.core.errors import ConfigurationError, DataLossError, EpochConflictError, RetryableSinkError, SinkError
-from onceward.core.log import EpochInput
-from onceward.core.log.memory import MemoryStore
-from onceward.core.names import Scope
+from onceward.core.log import EpochInput, MemoryStore
+from onceward.core.names import NOTHING, Scope
 from onceward.core.steps import Step, hooked
-from onceward.core.transaction import Acknowledgement, CommitStatus, Committable, Progress, WriteContext
-from onceward.core.transaction.ownership import NOTHING
+from onceward.core.transaction import Acknowledgement, CommitStatus, Progress
 from onceward.testing.conformance import SinkConformance, SinkUnderTest
 
 from .postgres_kit import Proxy
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-SCOPE = Scope("p", "cache", "0123abcd")
+SCOPE = Scope("p", "cache", LOG)
 MARKER = "onceward:1:p:cache"
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -76,18 +73,6 @@ def claimed(folder: Path, valkey: Valkey, **settings: Any) -> RedisSink:
 
 def numbers(*values: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"n": list(values)})
-
-
-def prepared(sink: RedisSink, *batches: pa.RecordBatch, epoch: int = 1, writer: int = 1) -> Committable:
-    context = WriteContext(pipeline="p", sink="cache", log=SCOPE.log, writer=writer, epoch=epoch, subtask=0)
-    segment = sink.begin(context)
-    try:
-        for batch in batches:
-            sink.write(segment, batch)
-    except SinkError:
-        sink.discard(segment)
-        raise
-    return sink.pre_commit(segment)
 
 
 def streamed(valkey: Valkey, key: str = "rows") -> list[int]:
@@ -182,29 +167,14 @@ def test_rows_that_cannot_be_written_are_refused_before_the_decision(tmp_path: P
 # Crashes of our process
 
 
-def in_child(sink: RedisSink, committable: Committable, crash: str = "") -> int:
-    code = "import pickle, sys; s, c = pickle.load(sys.stdin.buffer); print(s.commit(c).status)"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "src")}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        input=pickle.dumps((sink, committable)),
-        env={**environment, **({"ONCEWARD_CRASH_AT": crash} if crash else {})},
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert crash or done.stdout.strip() == b"committed", done.stderr.decode()
-    return done.returncode
-
-
 @pytest.mark.parametrize("step", [Step.SEND_BEFORE, Step.SEND_AFTER, Step.MARK_AFTER])
 def test_62_and_63_a_process_killed_around_a_delivery_goes_on_where_it_was(tmp_path: Path, valkey: Valkey, step: Step):
     sink = claimed(tmp_path, valkey)
     committable = prepared(sink, numbers(*range(6)))
-    assert in_child(sink, committable, f"{step}:2") == -signal.SIGKILL
+    assert commit_in_child(sink, committable, f"{step}:2") == -signal.SIGKILL
     assert len(streamed(valkey)) == (2 if step is Step.SEND_BEFORE else 4)
-    assert in_child(sink, committable, f"{step}:1") == -signal.SIGKILL
-    assert in_child(sink, committable) == 0
+    assert commit_in_child(sink, committable, f"{step}:1") == -signal.SIGKILL
+    assert commit_in_child(sink, committable) == 0
     assert streamed(valkey) == list(range(6))
 
 
@@ -510,7 +480,7 @@ def test_without_durable_what_may_have_been_written_is_not_written_again(
     client.config_set("maxmemory-policy", "allkeys-random")
     sink = claimed(tmp_path, own_valkey, durable=False)
     committable = prepared(sink, numbers(*range(8)))
-    assert in_child(sink, committable, f"{step}:2") == -signal.SIGKILL
+    assert commit_in_child(sink, committable, f"{step}:2") == -signal.SIGKILL
     client.delete(MARKER)  # as this server may do
     assert sink.commit(committable).status is CommitStatus.COMMITTED
     left_out = {Step.SEND_AFTER: [], Step.SEND_BEFORE: [2, 3], Step.MARK_AFTER: [4, 5]}[step]
@@ -524,7 +494,7 @@ def test_without_durable_an_emptied_server_gets_all_that_was_not_acknowledged(
 ):
     sink = claimed(tmp_path, valkey, durable=False)
     committable = prepared(sink, numbers(*range(8)))
-    assert in_child(sink, committable, f"{step}:2") == -signal.SIGKILL
+    assert commit_in_child(sink, committable, f"{step}:2") == -signal.SIGKILL
     valkey.client().flushall()
     assert sink.commit(committable).status is CommitStatus.COMMITTED
     assert streamed(valkey) == list(range(4 if step is Step.MARK_AFTER else 2, 8))
@@ -534,7 +504,7 @@ def test_without_durable_an_emptied_server_gets_all_that_was_not_acknowledged(
 def test_without_durable_a_server_that_is_behind_gets_what_follows(tmp_path: Path, valkey: Valkey):
     sink = claimed(tmp_path, valkey, durable=False)
     committable = prepared(sink, numbers(*range(6)))
-    assert in_child(sink, committable, f"{Step.MARK_AFTER}:2") == -signal.SIGKILL
+    assert commit_in_child(sink, committable, f"{Step.MARK_AFTER}:2") == -signal.SIGKILL
     client = valkey.client()
     client.hset(MARKER, committable.transaction, 2)  # as after a start from an older file
     client.xtrim("rows", maxlen=2, approximate=False)
@@ -583,7 +553,7 @@ def test_options_of_the_url_do_not_change_how_answers_are_read(tmp_path: Path, v
 def test_a_server_that_lost_acknowledged_rows_is_found_out(tmp_path: Path, valkey: Valkey):
     sink = claimed(tmp_path, valkey)
     committable = prepared(sink, numbers(*range(6)))
-    assert in_child(sink, committable, f"{Step.MARK_AFTER}:2") == -signal.SIGKILL
+    assert commit_in_child(sink, committable, f"{Step.MARK_AFTER}:2") == -signal.SIGKILL
     valkey.client().hset(MARKER, committable.transaction, 2)
     outcome = sink.commit(committable)
     assert outcome.status is CommitStatus.UNKNOWN, "to write it again would double what is there"
@@ -633,7 +603,7 @@ def test_a_rewind_forgets_no_delivery_of_what_is_decided(tmp_path: Path, valkey:
     """It is finished before the rewind is."""
     sink = claimed(tmp_path, valkey)
     committable = prepared(sink, numbers(*range(6)))
-    assert in_child(sink, committable, f"{Step.SEND_AFTER}:2") == -signal.SIGKILL
+    assert commit_in_child(sink, committable, f"{Step.SEND_AFTER}:2") == -signal.SIGKILL
     sink.release(SCOPE)
     assert sink.commit(committable).status is CommitStatus.COMMITTED
     assert streamed(valkey) == list(range(6))

@@ -6,15 +6,19 @@ method is called when, and what each must guarantee, is said once: in onceward.c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onceward.core.names import check_sink_name
 from onceward.core.sink import Direct, Guarantee, Named, TwoPhaseCommit, Txn
+from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, Observation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import pyarrow as pa
+
+    from onceward.core.names import Scope
+    from onceward.core.transaction import WriteContext
 
 
 class Sink(Named):
@@ -90,3 +94,60 @@ class IdempotentSink(DirectSink[Txn]):
     @property
     def guarantee(self) -> Guarantee:
         return Guarantee.EFFECTIVELY_ONCE
+
+
+class _Open(NamedTuple):
+    context: WriteContext
+    writer: Any
+
+
+class DirectlyWritten(TwoPhaseCommitSink[_Open]):
+    """A direct sink where only two-phase sinks are driven (on Spark): it prepares nothing, and its commit is empty.
+
+    Rows become visible as they are written; an attempt that fails leaves what it wrote, and its retry writes it again.
+    So the sink's own guarantee stays what it is. What the decision log adds: a micro-batch that is decided is not
+    written again.
+
+    Args:
+        sink: The sink.
+    """
+
+    def __init__(self, sink: DirectSink[Any]) -> None:
+        super().__init__(sink.name, select=sink.select, where=sink.where)
+        self.sink = sink
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return self.sink.guarantee
+
+    def validate(self, schema: pa.Schema) -> None:
+        self.sink.validate(schema)
+
+    def validate_complete_mode(self) -> None:
+        self.sink.validate_complete_mode()
+
+    def begin(self, context: WriteContext) -> _Open:
+        return _Open(context, self.sink.open(context))
+
+    def write(self, transaction: _Open, batch: pa.RecordBatch) -> None:
+        self.sink.write(transaction.writer, batch)
+
+    def pre_commit(self, transaction: _Open) -> Committable:
+        self.sink.flush(transaction.writer)
+        self.sink.close(transaction.writer)
+        return transaction.context.committable(kind="direct", transaction=str(transaction.context.transaction_name()))
+
+    def discard(self, transaction: _Open) -> None:
+        self.sink.close(transaction.writer)
+
+    def commit(self, committable: Committable) -> CommitOutcome:  # noqa: ARG002 - nothing is left to do
+        return CommitOutcome(CommitStatus.COMMITTED)
+
+    def abort(self, committable: Committable) -> AbortOutcome:  # noqa: ARG002 - nothing can be done
+        return AbortOutcome(AbortStatus.ABORTED, "the sink is written directly: rows that were written stay")
+
+    def lingering(self, scope: Scope) -> Iterable[Committable]:  # noqa: ARG002 - nothing waits
+        return ()
+
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
+        return [Observation.COMMITTED for _ in committables]

@@ -1,9 +1,14 @@
-"""What sinks into folders have in common: which folder it is, whose it is, and errors of its file system.
+"""Sinks that keep their transactions, claims and proofs as files in a folder.
 
     <folder>/.identity                    tells this folder from another one, and from a place where none is mounted
     <folder>/.<pipeline>~<sink>.claim     the decision log that owns these names
+    <folder>/.<transaction>.released      the proof of this transaction's commit is from before a rewind
 
 Names that begin with a dot are hidden from all readers of files.
+
+The proof of a commit is kept until a newer transaction's epoch is completed. So a repeated commit is recognized,
+whatever became of the data since; and the newest proof shows how far the decision log had come, which tells an outdated
+copy of it. What is neither pending nor proven was never committed, unless its proof may be deleted already.
 """
 
 from __future__ import annotations
@@ -11,27 +16,43 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+from abc import abstractmethod
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar
 
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SinkError
-from onceward.core.folders import make_folder, put_once
-from onceward.core.names import file_name
-from onceward.core.transaction.ownership import other_log
+from onceward.core.folders import make_folder, put_once, sync_folder
+from onceward.core.names import NOTHING, Scope, file_name, other_log, outdated_log, parse_file_name
+from onceward.core.sink import Txn
+from onceward.core.transaction import (
+    AbortOutcome,
+    AbortStatus,
+    CommitOutcome,
+    CommitStatus,
+    Committable,
+    Observation,
+    Progress,
+)
+
+from .base import TwoPhaseCommitSink
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from onceward.core.names import Scope
-    from onceward.core.transaction import Committable
+    from onceward.core.names import TransactionName
 
 IDENTITY: Final = ".identity"
-"""File with the identity of a folder."""
+RELEASED: Final = ".released"
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+_Sink = TypeVar("_Sink", bound="FolderSink[Any]")
 
 
 @contextmanager
-def file_errors(sink: str, place: str | Path) -> Iterator[None]:
+def file_errors(sink: str | None, place: str | Path) -> Iterator[None]:
     """Raise the errors of a file system (full, away, stale handles) as RetryableSinkError, which names the place."""
     try:
         yield
@@ -39,14 +60,177 @@ def file_errors(sink: str, place: str | Path) -> Iterator[None]:
         raise RetryableSinkError(f"{place}: {error}", sink=sink) from error
 
 
-def check_folder(sink: str, directory: str | Path) -> None:
-    """Refuse what is no path.
+def with_file_errors(
+    method: Callable[Concatenate[_Sink, _Arguments], _Result],
+) -> Callable[Concatenate[_Sink, _Arguments], _Result]:
+    """Make a FolderSink's method raise the errors of a file system as RetryableSinkError."""
+
+    @wraps(method)
+    def call(self: _Sink, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        with file_errors(self.name, self.directory):
+            return method(self, *args, **kwargs)
+
+    return call
+
+
+class FolderSink(TwoPhaseCommitSink[Txn]):
+    """Base of the sinks that prepare their data in a folder.
+
+    Args:
+        name: Unique in its pipeline.
+        directory: The folder, of a local or mounted file system.
+        select: SQL expressions that make this sink's columns out of the pipeline's; default: all columns.
+        where: SQL condition; this sink gets only the rows for which it is true; default: all rows.
+
+    Attributes:
+        kind: Of its committables.
 
     Raises:
-        ConfigurationError: It is a URL.
+        ConfigurationError: The directory is a URL.
     """
-    if "://" in str(directory):
-        raise ConfigurationError(f"sink {sink}: {directory} is no folder of a local or mounted file system")
+
+    kind: ClassVar[str]
+
+    def __init__(
+        self, name: str, directory: str | Path, *, select: Sequence[str] | None = None, where: str | None = None
+    ) -> None:
+        super().__init__(name, select=select, where=where)
+        if "://" in str(directory):
+            raise ConfigurationError(f"sink {name}: {directory} is no folder of a local or mounted file system")
+        self.directory = str(Path(directory).absolute())
+
+    @property
+    def _place(self) -> Path:
+        """Folder of claims, transactions and proofs."""
+        return Path(self.directory)
+
+    @abstractmethod
+    def _commit(self, committable: Committable) -> CommitOutcome:
+        """Commit it; RetryableSinkError if that cannot be done now."""
+
+    @abstractmethod
+    def _abort(self, committable: Committable) -> AbortOutcome:
+        """Abort it; RetryableSinkError if that cannot be done now."""
+
+    @abstractmethod
+    def _look(self, committable: Committable) -> tuple[Observation, str]:
+        """What the folder shows of it, and in which words."""
+
+    @abstractmethod
+    def _pending(self) -> Iterable[TransactionName]:
+        """Transactions whose commit has not begun."""
+
+    @abstractmethod
+    def _proven(self) -> Iterable[TransactionName]:
+        """Transactions whose commit has begun."""
+
+    @abstractmethod
+    def _forget(self, name: TransactionName, *, give_up: bool) -> None:
+        """Delete the proof of a commit. One that was not finished is left alone, or given up: then it is pending."""
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        try:
+            return self._commit(committable)
+        except RetryableSinkError as error:
+            return CommitOutcome(CommitStatus.RETRY_LATER, str(error))
+
+    def abort(self, committable: Committable) -> AbortOutcome:
+        try:
+            return self._abort(committable)
+        except RetryableSinkError as error:
+            return AbortOutcome(AbortStatus.RETRY_LATER, str(error))
+
+    @with_file_errors
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
+        return [self._look(committable)[0] for committable in committables]
+
+    @with_file_errors
+    def lingering(self, scope: Scope) -> Iterable[Committable]:
+        pending = [name for name in self._pending() if name.scope.is_sink(scope.pipeline, scope.sink)]
+        return [Committable.named(self.kind, name) for name in pending]
+
+    @with_file_errors
+    def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
+        pending = [name for name in self._pending() if (name.scope.pipeline, name.scope.log) == (pipeline, log)]
+        return [Committable.named(self.kind, name) for name in pending]
+
+    @with_file_errors
+    def check_claim(self, scope: Scope, newest: Progress) -> None:
+        FolderClaims(self._place).check(scope)
+        known = self._committed_up_to(scope)
+        if known > newest:
+            raise outdated_log(scope, known, newest, self.directory)
+
+    @with_file_errors
+    def claim(self, scope: Scope) -> None:
+        FolderClaims(self._place).claim(scope)
+
+    @with_file_errors
+    def release(self, scope: Scope) -> None:
+        FolderClaims(self._place).release(scope)
+        for name in self._proven_of(scope):
+            self._release_mark(name).touch()
+        if self._place.is_dir():
+            sync_folder(self._place)
+
+    @with_file_errors
+    def completed(self, scope: Scope, epoch: int) -> None:
+        """Delete the proofs of all older commits but the newest."""
+        released, known = self._released(), self._committed_up_to(scope)
+        for name in self._proven_of(scope):
+            if name.epoch < epoch and (name in released or Progress(name.start, name.epoch) < known):
+                self._forget(name, give_up=name in released)
+                self._release_mark(name).unlink(missing_ok=True)
+
+    def _proven_of(self, scope: Scope) -> set[TransactionName]:
+        return {name for name in self._proven() if name.scope == scope}
+
+    def _committed_up_to(self, scope: Scope) -> Progress:
+        """How far the log had come by what this sink has committed since the newest rewind."""
+        return newest_of(self._proven_of(scope) - self._released())
+
+    def _released(self) -> set[TransactionName]:
+        """Transactions from before a rewind: they say nothing of how far the log has come."""
+        marks = self._place.glob(f".*{RELEASED}") if self._place.is_dir() else ()
+        return set(names_of(mark.name[1:].removesuffix(RELEASED) for mark in marks))
+
+    def _release_mark(self, name: TransactionName) -> Path:
+        return self._place / f".{file_name(str(name))}{RELEASED}"
+
+    def _is_outlived(self, committable: Committable) -> bool:
+        """Whether the proof of its commit, if there was one, may be deleted already."""
+        known = self._committed_up_to(Scope(committable.pipeline, committable.sink, committable.log))
+        return Progress(committable.writer, committable.epoch) < known
+
+    def _identity(self) -> str:
+        """The folder's random identity, made and synced when it is first asked for: it is in what is prepared there."""
+        path = self._place / IDENTITY
+        if not path.exists():
+            make_folder(self._place)
+            put_once(path, secrets.token_hex(8).encode())
+        return path.read_text().strip()
+
+    def _elsewhere(self, committable: Committable) -> str:
+        """What is wrong if a committable was prepared in another folder (a wrong path, a disk that is not mounted)."""
+        prepared_in = committable.handle.get("folder")
+        path = self._place / IDENTITY
+        if prepared_in is None or (path.exists() and path.read_text().strip() == prepared_in):
+            return ""
+        return (
+            f"{self._place} is not the folder that this was prepared in: is it the right one, and mounted? If that "
+            f"folder is gone for good, say so: write {prepared_in} into {path}, and what was prepared there counts as "
+            "lost"
+        )
+
+
+def newest_of(names: Iterable[TransactionName]) -> Progress:
+    """How far a decision log is that has decided these transactions."""
+    return max((Progress(name.start, name.epoch) for name in names), default=NOTHING)
+
+
+def names_of(texts: Iterable[str]) -> list[TransactionName]:
+    """The transactions among the names of files or folders."""
+    return [name for name in map(parse_file_name, texts) if name is not None]
 
 
 @contextmanager
@@ -70,13 +254,15 @@ def sole(path: Path) -> Iterator[bool]:
     except OSError as error:
         raise RetryableSinkError(f"cannot open {path}: {error}") from error
     try:
-        yield _lock(handle, path)
+        _lock(handle, path)
+        with file_errors(None, path):
+            there = path.exists()  # it may have been deleted before it was locked
+        yield there
     finally:
         os.close(handle)
 
 
-def _lock(handle: int, path: Path) -> bool:
-    """Whether what is locked is still there: it may have been deleted before."""
+def _lock(handle: int, path: Path) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -86,31 +272,6 @@ def _lock(handle: int, path: Path) -> bool:
             f"cannot lock {path}: {error}. Its file system must have locks (flock), and over NFS a lock service that "
             "all machines reach"
         ) from error
-    try:
-        return path.exists()
-    except OSError as error:
-        raise RetryableSinkError(f"cannot look at {path}: {error}") from error
-
-
-def identity_of(folder: Path) -> str:
-    """A folder's random identity, made and synced when it is first asked for: it is in what is prepared there."""
-    path = folder / IDENTITY
-    if not path.exists():
-        make_folder(folder)
-        put_once(path, secrets.token_hex(8).encode())
-    return path.read_text().strip()
-
-
-def elsewhere(folder: Path, committable: Committable) -> str:
-    """What is wrong if a committable was prepared in another folder (a wrong path, a disk that is not mounted)."""
-    prepared_in = committable.handle.get("folder")
-    path = folder / IDENTITY
-    if prepared_in is None or (path.exists() and path.read_text().strip() == prepared_in):
-        return ""
-    return (
-        f"{folder} is not the folder that this was prepared in: is it the right one, and mounted? If that folder is "
-        f"gone for good, say so: write {prepared_in} into {path}, and what was prepared there counts as lost"
-    )
 
 
 class FolderClaims:

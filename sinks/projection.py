@@ -27,6 +27,14 @@ _SETTINGS = (
 )
 
 
+class _Expression(NamedTuple):
+    """An expression that looks at one row."""
+
+    text: str
+    columns: frozenset[str] | None
+    """Names that it looks at, in lower case; None if it may look at all (`*`)."""
+
+
 class Projection:
     """What one subtask of a sink takes of its input. Used by one thread at a time.
 
@@ -48,15 +56,17 @@ class Projection:
             ) from error
         self._sink = sink
         self._error = duckdb.Error
-        self._database = duckdb.connect(":memory:")
+        self._database: Any = duckdb.connect(":memory:")
         for setting in _SETTINGS:
             self._database.execute(setting)
         try:
-            self._select = None if select is None else [self._parsed("select", text) for text in select]
-            self._where = None if where is None else self._parsed("where", where)
+            self._select = None if select is None else [self._parse("select", text) for text in select]
+            self._where = None if where is None else self._parse("where", where)
         except ConfigurationError:
             self._database.close()
             raise
+        shown = [("select", select), ("where", where)]
+        self._shown = " and ".join(f"{option} {value!r}" for option, value in shown if value is not None)
         self._seen: pa.Schema | None = None
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -72,17 +82,38 @@ class Projection:
         try:
             return self._part(batch)
         except self._error as error:
-            raise OperatorError(f"sink {self._sink}: {self._shown()} failed: {_short(error)}") from error
+            raise OperatorError(f"sink {self._sink}: {self._shown} failed: {_short(error)}") from error
 
-    def _parsed(self, option: str, text: str) -> _Expression:
-        return _parse(self._database, text, f"sink {self._sink}: {option} {text!r}")
+    def _parse(self, option: str, text: str) -> _Expression:
+        """Look at an expression as DuckDB parses it, before any row is there."""
+        where = f"sink {self._sink}: {option} {text!r}"
+        (answer,) = self._database.execute(_PARSE, [f"SELECT {text}"]).fetchone()
+        parsed = json.loads(answer)
+        if parsed.get("error"):
+            raise ConfigurationError(f"{where}: {parsed['error_message']}")
+        node = parsed["statements"][0].get("node", {})
+        alone = len(parsed["statements"]) == 1 and node.get("type") == "SELECT_NODE" and len(node["select_list"]) == 1
+        more = ("modifiers", "where_clause", "group_expressions", "having", "sample", "qualify")
+        if not alone or node["from_table"]["type"] != "EMPTY" or any(node[part] for part in more):
+            raise ConfigurationError(f"{where} is not one SQL expression")
+        aggregates = {row[0] for row in self._database.execute(_AGGREGATES).fetchall()}
+        columns: set[str] = set()
+        star = False
+        for part in _parts(node["select_list"]):
+            kind, function = part.get("class"), str(part.get("function_name", "")).lower()
+            if kind == "FUNCTION" and function in aggregates:
+                raise ConfigurationError(f"{where} is an aggregate ({function}): it must give a value for each row")
+            if kind in _NOT_OF_ONE_ROW or (kind == "FUNCTION" and function in _SEVERAL_ROWS):
+                what = _NOT_OF_ONE_ROW.get(str(kind), function)
+                raise ConfigurationError(
+                    f"{where} has {what}: it must give one value for each row, and see no other row"
+                )
+            star = star or kind == "STAR"
+            columns |= {str(name).lower() for name in part.get("column_names", ())}
+        return _Expression(text, None if star else frozenset(columns))
 
     def _check(self, schema: pa.Schema) -> None:
-        """Try the expressions on no rows.
-
-        Raises:
-            ConfigurationError: They do not fit.
-        """
+        """Try the expressions on no rows."""
         lower = [name.lower() for name in schema.names]
         twice = sorted({name for name in schema.names if lower.count(name.lower()) > 1})
         if twice:
@@ -93,12 +124,12 @@ class Projection:
             part = self._part(pa.RecordBatch.from_pylist([], schema=schema))
         except (self._error, pa.ArrowException) as error:
             raise ConfigurationError(
-                f"sink {self._sink}: {self._shown()} does not fit columns {schema.names}: {_short(error)}"
+                f"sink {self._sink}: {self._shown} does not fit columns {schema.names}: {_short(error)}"
             ) from error
         lower = [name.lower() for name in part.schema.names]
         if len(set(lower)) < len(lower):
             raise ConfigurationError(
-                f"sink {self._sink}: {self._shown()} gives columns {part.schema.names}: twice one name"
+                f"sink {self._sink}: {self._shown} gives columns {part.schema.names}: twice one name"
             )
 
     def _part(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -111,7 +142,7 @@ class Projection:
 
     def _compute(self, batch: pa.RecordBatch, expressions: Sequence[_Expression]) -> pa.RecordBatch:
         needed = self._needed(batch, expressions)
-        relation: Any = self._database.from_arrow(pa.Table.from_batches([needed]))
+        relation = self._database.from_arrow(pa.Table.from_batches([needed]))
         table: pa.Table = relation.project("\n,".join(e.text for e in expressions)).to_arrow_table()
         batches = table.combine_chunks().to_batches()
         return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
@@ -126,47 +157,9 @@ class Projection:
         columns = [batch.column(name) for name in chosen]
         return pa.RecordBatch.from_arrays([*columns, rows], names=[*chosen, "onceward_rows"])
 
-    def _shown(self) -> str:
-        shown = [] if self._select is None else [f"select {[e.text for e in self._select]}"]
-        return " and ".join([*shown, *([] if self._where is None else [f"where {self._where.text!r}"])])
-
 
 def _short(error: Exception) -> str:
     return str(error).partition("\n\n")[0].replace("\n", " ")
-
-
-class _Expression(NamedTuple):
-    """An expression that looks at one row."""
-
-    text: str
-    columns: frozenset[str] | None
-    """Names that it looks at, in lower case; None if it may look at all (`*`)."""
-
-
-def _parse(database: Any, text: str, where: str) -> _Expression:
-    """Look at an expression as DuckDB parses it, before any row is there; `where` names sink and option for errors."""
-    (answer,) = database.execute(_PARSE, [f"SELECT {text}"]).fetchone()
-    parsed = json.loads(answer)
-    if parsed.get("error"):
-        raise ConfigurationError(f"{where}: {parsed['error_message']}")
-    node = parsed["statements"][0].get("node", {})
-    alone = len(parsed["statements"]) == 1 and node.get("type") == "SELECT_NODE" and len(node["select_list"]) == 1
-    more = ("modifiers", "where_clause", "group_expressions", "having", "sample", "qualify")
-    if not alone or node["from_table"]["type"] != "EMPTY" or any(node[part] for part in more):
-        raise ConfigurationError(f"{where} is not one SQL expression")
-    aggregates = {row[0] for row in database.execute(_AGGREGATES).fetchall()}
-    columns: set[str] = set()
-    star = False
-    for part in _parts(node["select_list"]):
-        kind, function = part.get("class"), str(part.get("function_name", "")).lower()
-        if kind == "FUNCTION" and function in aggregates:
-            raise ConfigurationError(f"{where} is an aggregate ({function}): it must give a value for each row")
-        if kind in _NOT_OF_ONE_ROW or (kind == "FUNCTION" and function in _SEVERAL_ROWS):
-            what = _NOT_OF_ONE_ROW.get(str(kind), function)
-            raise ConfigurationError(f"{where} has {what}: it must give one value for each row, and see no other row")
-        star = star or kind == "STAR"
-        columns |= {str(name).lower() for name in part.get("column_names", ())}
-    return _Expression(text, None if star else frozenset(columns))
 
 
 def _parts(tree: Any) -> Iterator[dict[str, Any]]:

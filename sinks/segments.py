@@ -29,24 +29,28 @@ from onceward.core.names import file_name
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from onceward.core.transaction import WriteContext
+
 _HEADER: Final = struct.Struct(">Q32s")
 PARTIAL, SEGMENT, MARKS, DONE = ".partial", ".segment", ".marks", ".done"
 
 
-class SegmentWriter:
-    """Writes one segment.
+class Segment:
+    """A segment that is being written.
 
     Args:
         folder: Where.
-        transaction: Its name.
+        context: Of the attempt that writes it.
     """
 
-    def __init__(self, folder: Path, transaction: str) -> None:
+    def __init__(self, folder: Path, context: WriteContext) -> None:
         make_folder(folder)
-        self.path = folder / f"{file_name(transaction)}{PARTIAL}"
+        self.context = context
+        self.name = str(context.transaction_name())
         self.rows = 0
+        self._path = folder / f"{file_name(self.name)}{PARTIAL}"
         self._digest = hashlib.sha256()
-        self._file = self.path.open("xb")
+        self._file = self._path.open("xb")
 
     def write(self, batch: pa.RecordBatch) -> None:
         sink = pa.BufferOutputStream()
@@ -63,13 +67,13 @@ class SegmentWriter:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        self.path.rename(self.path.with_suffix(SEGMENT))
-        sync_folder(self.path.parent)
+        self._path.rename(self._path.with_suffix(SEGMENT))
+        sync_folder(self._path.parent)
         return self._digest.hexdigest()
 
     def discard(self) -> None:
         self._file.close()
-        self.path.unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)
 
 
 def read_segment(path: Path, sha256: str) -> list[pa.RecordBatch]:
@@ -80,7 +84,7 @@ def read_segment(path: Path, sha256: str) -> list[pa.RecordBatch]:
     """
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise DataLossError(f"segment {path} is damaged: {damage(data)}")
+        raise DataLossError(f"segment {path} is damaged: {_damage(data)}")
     batches: list[pa.RecordBatch] = []
     at = 0
     while at < len(data):
@@ -91,7 +95,7 @@ def read_segment(path: Path, sha256: str) -> list[pa.RecordBatch]:
     return batches
 
 
-def damage(data: bytes) -> str:
+def _damage(data: bytes) -> str:
     """Which batch of a damaged segment is the first that is not what was written."""
     at = number = 0
     while at + _HEADER.size <= len(data):
@@ -110,14 +114,16 @@ class Marks:
     Args:
         path: The file.
 
+    Attributes:
+        sent: How many were delivered when the file was opened.
+
     Raises:
         DataLossError: A mark in the middle is damaged.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.sent = 0
-        good = 0
+        self.sent = good = 0
         data = path.read_bytes() if path.exists() else b""
         for line in data.splitlines(keepends=True):
             sent = _mark(line)
@@ -138,10 +144,8 @@ class Marks:
         self._file.write(text + b" %08x\n" % zlib.crc32(text))
         self._file.flush()
         os.fsync(self._file.fileno())
-        self.sent = sent
 
     def close(self) -> None:
-        """Give the file up."""
         self._file.close()
 
 

@@ -17,9 +17,9 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from onceward.core.errors import ConfigurationError, DataLossError, RetryableSinkError
+from onceward.core.errors import ConfigurationError, DataLossError
 from onceward.core.folders import sync_folder
-from onceward.core.names import file_name, parse_file_name
+from onceward.core.names import file_name
 from onceward.core.sink import Guarantee
 from onceward.core.steps import Step, crash_point
 from onceward.core.transaction import (
@@ -29,73 +29,55 @@ from onceward.core.transaction import (
     CommitStatus,
     Committable,
     Observation,
-    WriteContext,
     commit_outcome,
 )
 
-from .folder_sink import FolderSink, with_file_errors
-from .folders import check_folder, elsewhere, file_errors, identity_of, sole
-from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, SegmentWriter, read_segment
+from .folders import FolderSink, file_errors, names_of, sole, with_file_errors
+from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, Segment, read_segment
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
     from onceward.core.names import TransactionName
+    from onceward.core.transaction import WriteContext
 
 ROWS_PER_SEND: Final = 500
 
 
-class Identity(NamedTuple):
-    """What a delivery is called, however often it is tried: never another one, never the same for other rows.
+class Delivery(NamedTuple):
+    """One try to deliver rows. Its text is their identity: the same at each try, and never that of other rows.
 
     Attributes:
         transaction: Name of the segment.
         first: Number of its first row in the segment.
         rows: How many rows it has.
+        pinned: What `pinned` said when the rows were written.
+        again: Whether it may have been tried before: it was the next one when sending stopped.
     """
 
     transaction: str
     first: int
     rows: int
-
-    def __str__(self) -> str:
-        return f"{self.transaction}:{self.first}:{self.rows}"
-
-
-class Attempt(NamedTuple):
-    """One try of a delivery.
-
-    Attributes:
-        identity: Of the delivery.
-        pinned: What `pinned` said when the rows were written.
-        again: Whether it may have been tried before: it was the next one when sending stopped.
-    """
-
-    identity: Identity
     pinned: Mapping[str, Any]
     again: bool
 
-
-class Segment(NamedTuple):
-    """A segment that is being written."""
-
-    context: WriteContext
-    name: str
-    writer: SegmentWriter
+    def __str__(self) -> str:
+        return f"{self.transaction}:{self.first}:{self.rows}"
 
 
 class WriteAheadLogSink(FolderSink[Segment]):
     """Base of sinks for targets without transactions. Subclass it and write `send`.
 
     Args:
-        name: Unique in its pipeline.
-        directory: Folder for segments, which the processes that write and the one that commits all see, and which
-            survives as far as the pipeline must.
-        rows_per_send: Rows of one delivery at most.
-        select: SQL expressions that make this sink's columns out of the pipeline's; default: all columns.
-        where: SQL condition; this sink gets only the rows for which it is true; default: all rows.
+        name: Unique in its pipeline, up to 32 letters, digits, `.`, `_` and `-`. It is part of every transaction's
+            name, so it must not change between runs.
+        directory: Folder of the segments. All processes that write or commit must be able to reach it, and it must
+            survive whatever the pipeline must survive.
+        rows_per_send: Maximum number of rows in one delivery.
+        select: SQL expressions that make this sink's columns out of the pipeline's. Default: all columns.
+        where: SQL condition; the sink takes only the rows for which it is true. Default: all rows.
 
     Raises:
         ConfigurationError: A setting is wrong.
@@ -114,19 +96,17 @@ class WriteAheadLogSink(FolderSink[Segment]):
         select: Sequence[str] | None = None,
         where: str | None = None,
     ) -> None:
-        super().__init__(name, select=select, where=where)
+        super().__init__(name, directory, select=select, where=where)
         if rows_per_send < 1:
             raise ConfigurationError(f"sink {name}: rows_per_send must be 1 or more, not {rows_per_send}")
-        check_folder(name, directory)
-        self.directory = str(Path(directory).absolute())
         self.rows_per_send = rows_per_send
 
     @abstractmethod
-    def send(self, rows: pa.RecordBatch, identity: Identity) -> None:
+    def send(self, rows: pa.RecordBatch, delivery: Delivery) -> None:
         """Deliver rows; when this returns, the target has them.
 
-        Called in one process at a time, in the rows' order; again with the same rows and identity if it raised, or if
-        a crash left open whether it had returned.
+        Called in one process at a time, in the rows' order; again with the same rows and identity, `str(delivery)`, if
+        it raised, or if a crash left open whether it had returned.
 
         Raises:
             RetryableSinkError: The target may take them later. Nothing behind them is sent before.
@@ -137,13 +117,9 @@ class WriteAheadLogSink(FolderSink[Segment]):
         """Settings that are part of a delivery, as JSON has them. They are kept with the rows, for every try of it.
 
         A delivery that is tried again after such a setting was changed must still be what it was, or a target does not
-        recognize it.
+        recognize it: so `send` takes them from `delivery.pinned`.
         """
         return {}
-
-    def deliver(self, rows: pa.RecordBatch, attempt: Attempt) -> None:
-        """Try a delivery, by `send`. Override it too where more is to be known; duties and errors are the same."""
-        self.send(rows, attempt.identity)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -152,24 +128,28 @@ class WriteAheadLogSink(FolderSink[Segment]):
 
     @with_file_errors
     def begin(self, context: WriteContext) -> Segment:
-        name = str(context.transaction_name())
-        return Segment(context, name, SegmentWriter(Path(self.directory), name))
+        return Segment(self._place, context)
 
     @with_file_errors
     def write(self, transaction: Segment, batch: pa.RecordBatch) -> None:
-        transaction.writer.write(batch)
+        transaction.write(batch)
 
     @with_file_errors
     def pre_commit(self, transaction: Segment) -> Committable:
-        context, name, writer = transaction
-        handle = {"sha256": writer.finish(), "rows_per_send": self.rows_per_send, "pinned": self.pinned()}
-        handle["folder"] = identity_of(Path(self.directory))
-        return context.committable(kind=self.kind, transaction=name, handle=handle, rows=writer.rows)
+        handle = {
+            "sha256": transaction.finish(),
+            "rows_per_send": self.rows_per_send,
+            "pinned": self.pinned(),
+            "folder": self._identity(),
+        }
+        return transaction.context.committable(
+            kind=self.kind, transaction=transaction.name, handle=handle, rows=transaction.rows
+        )
 
     def discard(self, transaction: Segment) -> None:
-        transaction.writer.discard()
+        transaction.discard()
 
-    def commit(self, committable: Committable) -> CommitOutcome:
+    def _commit(self, committable: Committable) -> CommitOutcome:
         """Send what is not sent yet."""
         segment = self._path(committable, SEGMENT)
         try:
@@ -177,36 +157,9 @@ class WriteAheadLogSink(FolderSink[Segment]):
                 if there and not self._is_done(committable):
                     self._send(committable, segment)
                     return CommitOutcome(CommitStatus.COMMITTED)
-            return commit_outcome(*self._after_segment(committable))
         except DataLossError as error:
             return commit_outcome(*self._lost(committable, str(error)))
-        except RetryableSinkError as error:
-            return CommitOutcome(CommitStatus.RETRY_LATER, str(error))
-
-    @with_file_errors
-    def _is_done(self, committable: Committable) -> bool:
-        """Whether all of it is delivered; then its segment may be left from a crash."""
-        done = self._path(committable, DONE).exists()
-        if done:
-            self._path(committable, SEGMENT).unlink(missing_ok=True)
-        return done
-
-    @with_file_errors
-    def _after_segment(self, committable: Committable) -> tuple[Observation, str]:
-        segment = self._path(committable, SEGMENT)
-        if self._is_done(committable):
-            return Observation.COMMITTED, ""
-        if self._is_outlived(committable):
-            return Observation.UNKNOWN, f"{segment} is gone; it may have been delivered"
-        return self._lost(committable, f"{segment} is gone")
-
-    def _lost(self, committable: Committable, why: str) -> tuple[Observation, str]:
-        """Some of it may have been delivered, if sending has begun: writing it again would duplicate that."""
-        if self._path(committable, MARKS).exists():
-            return Observation.UNKNOWN, f"{why}; some of it may have been delivered"
-        if wrong := elsewhere(Path(self.directory), committable):
-            return Observation.NO_ANSWER, wrong
-        return Observation.ABORTED, why
+        return commit_outcome(*self._look(committable))
 
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
         """In order: what comes behind something that cannot be sent now waits."""
@@ -218,15 +171,37 @@ class WriteAheadLogSink(FolderSink[Segment]):
                 outcomes.append(self.commit(committable))
         return outcomes
 
-    def abort(self, committable: Committable) -> AbortOutcome:
-        """Delete it, unless its sending has begun: that needs a decision."""
-        try:
-            return self._abort(committable)
-        except RetryableSinkError as error:
-            return AbortOutcome(AbortStatus.RETRY_LATER, str(error))
+    @with_file_errors
+    def _is_done(self, committable: Committable) -> bool:
+        """Whether all of it is delivered; then its segment may be left from a crash."""
+        done = self._path(committable, DONE).exists()
+        if done:
+            self._path(committable, SEGMENT).unlink(missing_ok=True)
+        return done
+
+    @with_file_errors
+    def _look(self, committable: Committable) -> tuple[Observation, str]:
+        segment = self._path(committable, SEGMENT)
+        if self._path(committable, DONE).exists():
+            return Observation.COMMITTED, ""
+        if segment.exists():
+            return Observation.PREPARED, ""
+        if not committable.handle or self._is_outlived(committable):
+            return Observation.UNKNOWN, f"{segment} is gone; it may have been delivered"
+        return self._lost(committable, f"{segment} is gone")
+
+    @with_file_errors
+    def _lost(self, committable: Committable, why: str) -> tuple[Observation, str]:
+        """Some of it may have been delivered, if sending has begun: writing it again would duplicate that."""
+        if self._path(committable, MARKS).exists():
+            return Observation.UNKNOWN, f"{why}; some of it may have been delivered"
+        if wrong := self._elsewhere(committable):
+            return Observation.NO_ANSWER, wrong
+        return Observation.ABORTED, why
 
     @with_file_errors
     def _abort(self, committable: Committable) -> AbortOutcome:
+        """Delete it, unless its sending has begun: that needs a decision."""
         for suffix in (SEGMENT, PARTIAL):
             with sole(self._path(committable, suffix)) as there:
                 if there and not self._is_sent(committable):
@@ -239,24 +214,6 @@ class WriteAheadLogSink(FolderSink[Segment]):
     def _is_sent(self, committable: Committable) -> bool:
         """Whether its sending has begun."""
         return self._path(committable, DONE).exists() or self._path(committable, MARKS).exists()
-
-    @with_file_errors
-    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
-        """Look for the segment, and for what says that it is sent."""
-        return [self._inspect(committable) for committable in committables]
-
-    def _inspect(self, committable: Committable) -> Observation:
-        if self._path(committable, DONE).exists():
-            return Observation.COMMITTED
-        if self._path(committable, SEGMENT).exists():
-            return Observation.PREPARED
-        if not committable.handle or self._is_outlived(committable):
-            return Observation.UNKNOWN
-        return self._lost(committable, "")[0]
-
-    @property
-    def _place(self) -> Path:
-        return Path(self.directory)
 
     def _pending(self) -> list[TransactionName]:
         begun = set(self._names(MARKS))
@@ -275,21 +232,22 @@ class WriteAheadLogSink(FolderSink[Segment]):
             done.unlink(missing_ok=True)
 
     def _send(self, committable: Committable, segment: Path) -> None:
-        """Send what is not marked as sent. What `deliver` raises is left as it is."""
+        """Send what is not marked as sent. What `send` raises is left as it is."""
         with file_errors(self.name, segment):
-            deliveries = self._deliveries(committable, segment)
-            pinned, again = committable.handle.get("pinned", {}), segment.with_suffix(MARKS).exists()
+            batches = read_segment(segment, committable.handle["sha256"])
+            again = segment.with_suffix(MARKS).exists()
             marks = Marks(segment.with_suffix(MARKS))
         try:
-            for identity, rows in deliveries:
-                if identity.first < marks.sent:
+            for first, rows in _slices(batches, committable.handle["rows_per_send"]):
+                if first < marks.sent:
                     continue
+                pinned = committable.handle.get("pinned", {})
                 crash_point(Step.SEND_BEFORE)
-                self.deliver(rows, Attempt(identity, pinned, again))
+                self.send(rows, Delivery(committable.transaction, first, rows.num_rows, pinned, again))
                 again = False
                 crash_point(Step.SEND_AFTER)
                 with file_errors(self.name, segment):
-                    marks.put(identity.first + identity.rows)
+                    marks.put(first + rows.num_rows)
                 crash_point(Step.MARK_AFTER)
         finally:
             marks.close()
@@ -298,24 +256,20 @@ class WriteAheadLogSink(FolderSink[Segment]):
             sync_folder(segment.parent)
             segment.unlink()
 
-    @staticmethod
-    def _deliveries(committable: Committable, segment: Path) -> list[tuple[Identity, pa.RecordBatch]]:
-        size = committable.handle["rows_per_send"]  # as it was when it was written: an identity never changes
-        found: list[tuple[Identity, pa.RecordBatch]] = []
-        at = 0
-        for batch in read_segment(segment, committable.handle["sha256"]):
-            for first in range(0, batch.num_rows, size):
-                rows = batch.slice(first, size)
-                found.append((Identity(committable.transaction, at, rows.num_rows), rows))
-                at += rows.num_rows
-        return found
-
     def _path(self, committable: Committable, suffix: str) -> Path:
         return Path(self.directory) / f"{file_name(committable.transaction)}{suffix}"
 
     def _names(self, *suffixes: str) -> list[TransactionName]:
         """Transactions that have a file with one of these suffixes."""
-        folder = Path(self.directory)
-        found = [path for suffix in suffixes for path in sorted(folder.glob(f"*{suffix}"))] if folder.is_dir() else []
-        names = [parse_file_name(path.stem) for path in found]
-        return [name for name in names if name is not None]
+        if not self._place.is_dir():
+            return []
+        return names_of(path.stem for suffix in suffixes for path in sorted(self._place.glob(f"*{suffix}")))
+
+
+def _slices(batches: list[pa.RecordBatch], size: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Rows of each delivery and the number of the first; `size` is that of when they were written."""
+    at = 0
+    for batch in batches:
+        for first in range(0, batch.num_rows, size):
+            yield at + first, batch.slice(first, size)
+        at += batch.num_rows

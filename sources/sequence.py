@@ -20,10 +20,11 @@ class SequenceSource(ResettableSource):
     """Rows out of a table or a list of dicts, dealt to units whose rows keep their order.
 
     Args:
-        rows: The rows.
-        units: How many units they are dealt to, row by row in turns; each unit is read by one subtask.
-        batch_rows: Rows of a batch at most.
-        schema: Arrow schema; default: that of the table, or inferred from the dicts.
+        rows: The rows: a `pyarrow.Table`, or dicts.
+        units: Number of parts among which the rows are distributed, one by one. Each part is read by one subtask, so at
+            most this many subtasks read.
+        batch_rows: Maximum number of rows in one batch.
+        schema: Arrow schema. Default: the table's own, or inferred from the dicts.
 
     Raises:
         ConfigurationError: A setting is wrong.

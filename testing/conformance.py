@@ -26,7 +26,7 @@ import pytest
 
 from onceward.core.checkpoint import Coordinator
 from onceward.core.errors import DataLossError, EpochConflictError, OncewardError, SchemaError
-from onceward.core.log.memory import MemoryStore
+from onceward.core.log import MemoryStore
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation
 from onceward.sinks import TwoPhaseCommitSink

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from onceward.sinks import TwoPhaseCommitSink
 
 MOST_SECONDS: Final = 120
-ONLY_LATER: Final = (Step.SWEEP_ABORT_BEFORE, "abort().before", "abort().after")
+ONLY_LATER: Final = (Step.ABORT_BEFORE, Step.ABORT_AFTER, "abort().before", "abort().after")
 """What a clean run does not pass, and one after a crash does."""
 UNPREDICTABLE: Final = frozenset({"validate", "discard"})
 """Calls that change nothing in a target, or come only after a failure."""

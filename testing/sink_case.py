@@ -15,8 +15,7 @@ import pytest
 from onceward.core import CheckpointConfig, Pipeline, RestartStrategy
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
-from onceward.core.log import EpochInput, LogStore
-from onceward.core.log.memory import MemoryStore
+from onceward.core.log import EpochInput, LogStore, MemoryStore
 from onceward.core.names import Scope
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import (

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from onceward.core.engine.state.handles import Metadata
-    from onceward.core.log.memory import MemoryStore
+    from onceward.core.log import MemoryStore
     from onceward.core.names import Scope
 
 

@@ -11,9 +11,8 @@ import pytest
 
 from onceward.connectors.database.sink import DatabaseSink
 from onceward.core.errors import EpochConflictError
-from onceward.core.names import Scope
+from onceward.core.names import NOTHING, Scope
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, Progress, WriteContext
-from onceward.core.transaction.ownership import NOTHING
 
 SCOPE = Scope("orders", "words", "0123abcd")
 OTHER = SCOPE._replace(log="ffff0000")

@@ -65,6 +65,11 @@ class Checkpoint:
         text = f'v1\n{{"batchWatermarkMs":{watermark}}}\n{{"t":{{"0":{offset}}}}}\n'
         (self.root / "offsets" / str(batch)).write_text(text)
 
+    def forget(self) -> None:
+        """As if it were another query's folder."""
+        for file in (self.root / "offsets").iterdir():
+            file.unlink()
+
 
 def read_text(url: str) -> str | None:
     """In place of Hadoop's file systems."""

@@ -13,10 +13,9 @@ import pytest
 
 from onceward import FileSink
 from onceward.core.errors import ConfigurationError, EpochConflictError, SchemaError, SinkError
-from onceward.core.names import parse_transaction_name
+from onceward.core.names import other_log, outdated_log, parse_transaction_name
 from onceward.core.steps import Step
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, Progress
-from onceward.core.transaction.ownership import other_log, outdated_log
 from onceward.sinks import WriteAheadLogSink
 from onceward.testing.conformance import SinkCase, SinkConformance, SinkUnderTest
 from onceward.testing.killing import kill_everywhere
@@ -112,8 +111,8 @@ class Letters(WriteAheadLogSink):
 
     remembers = True
 
-    def send(self, rows: pa.RecordBatch, identity: Any) -> None:
-        (self.folder / f"{identity}.letter").write_text(json.dumps(rows["n"].to_pylist()))
+    def send(self, rows: pa.RecordBatch, delivery: Any) -> None:
+        (self.folder / f"{delivery}.letter").write_text(json.dumps(rows["n"].to_pylist()))
 
     @property
     def folder(self) -> Path:

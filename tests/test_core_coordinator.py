@@ -1,4 +1,4 @@
-"""Admit, decide, commit, complete, abandon: the driver's half, on a store in memory and scripted sinks."""
+"""Admit, decide, commit, complete, give up: the driver's half, on a store in memory and scripted sinks."""
 
 from __future__ import annotations
 
@@ -641,50 +641,6 @@ class TestCommitting:
             bench.coordinator().resume(first.writer.token)
 
 
-class TestAbandoning:
-    def test_an_undecided_epoch_is_barred_and_then_aborted(self):
-        bench = Bench()
-        coordinator = bench.opened()
-        coordinator.admit(0, about(0))
-        committable = bench.committable(coordinator, 0)
-        assert coordinator.abandon([committable]) is True
-        assert bench.sink.aborted == [committable.transaction]
-        assert bench.run(bench.opened(), 0).transaction in bench.sink.committed
-
-    def test_decided_transactions_are_not_touched(self):
-        bench = Bench()
-        coordinator = bench.opened()
-        bench.sink.answers = [LATER] * 4
-        with pytest.raises(CommitPendingError):
-            bench.run(coordinator, 0)
-        decided = read(bench.store).undone
-        assert decided is not None
-        assert coordinator.abandon(decided.committables) is False
-        assert bench.sink.aborted == []
-
-    @pytest.mark.parametrize("fault", [not_written, answer_lost])
-    def test_nothing_is_aborted_while_the_decision_is_in_doubt(self, fault: Callable[[Callable[[], bool]], bool]):
-        bench = Bench(puts=Backoff(attempts=0))
-        coordinator = bench.opened()
-        coordinator.admit(0, about(0))
-        committable = bench.committable(coordinator, 0)
-        bench.store.put_faults = [fault, not_written]
-        with pytest.raises(DecisionInDoubtError):
-            coordinator.commit(0, [acknowledgement(committable)], about(0))
-        with pytest.raises((StoreError, FencedError)):
-            coordinator.abandon([committable])
-        assert bench.sink.aborted == []
-
-    def test_a_fenced_writer_aborts_nothing(self):
-        bench = Bench()
-        old = bench.opened()
-        old.admit(0, about(0))
-        bench.opened()
-        with pytest.raises(FencedError):
-            old.abandon([bench.committable(old, 0)])
-        assert bench.sink.aborted == []
-
-
 class TestGivingUp:
     """After an epoch's writing failed: nobody waits for what its subtasks prepared, and no decision can name it."""
 
@@ -717,11 +673,33 @@ class TestGivingUp:
             coordinator.give_up()
         assert bench.sink.aborted == []
 
-    def test_nothing_is_aborted_without_a_definite_answer(self):
+    def test_decided_transactions_are_not_touched(self):
+        """Spark's abort() comes also when commit() raised."""
+        bench = Bench()
+        coordinator, committable = self.failed(bench)
+        bench.sink.answers = [LATER] * 4
+        with pytest.raises(CommitPendingError):
+            coordinator.commit(0, [acknowledgement(committable)], about(0))
+        coordinator.give_up()
+        assert bench.sink.aborted == []
+
+    @pytest.mark.parametrize("fault", [not_written, answer_lost])
+    def test_nothing_is_aborted_while_the_decision_is_in_doubt(self, fault: Callable[[Callable[[], bool]], bool]):
         bench = Bench(puts=Backoff(attempts=0))
+        coordinator, committable = self.failed(bench)
+        bench.store.put_faults = [fault, not_written]
+        with pytest.raises(DecisionInDoubtError):
+            coordinator.commit(0, [acknowledgement(committable)], about(0))
+        with pytest.raises((StoreError, FencedError)):
+            coordinator.give_up()
+        assert bench.sink.aborted == []
+
+    def test_a_fenced_writer_aborts_nothing(self):
+        bench = Bench()
         coordinator, _ = self.failed(bench)
-        bench.store.put_faults = [not_written]
-        with pytest.raises(StoreError):
+        bench.sink.open = []
+        bench.opened()
+        with pytest.raises(FencedError):
             coordinator.give_up()
         assert bench.sink.aborted == []
 

@@ -14,9 +14,19 @@ from onceward.core.errors import (
     ProtocolError,
     StoreError,
 )
-from onceward.core.log import Completed, Decide, EpochInput, LogWriter, Resolved, Rewound, Start, Void, read
+from onceward.core.log import (
+    Completed,
+    Decide,
+    EpochInput,
+    LogWriter,
+    Resolved,
+    Rewound,
+    Start,
+    Void,
+    audit_records,
+    read,
+)
 from onceward.core.log.entries import Entry, encode, key_of
-from onceward.core.log.records import audit_records
 from onceward.core.log.view import check_next, fold
 
 from .core_fakes import MemoryStore, answer_lost, not_written

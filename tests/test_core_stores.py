@@ -19,12 +19,10 @@ from sqlalchemy.dialects import mysql, postgresql
 
 from onceward.core.errors import ConfigurationError, LogDamagedError, StoreError
 from onceward.core.folders import make_folder
-from onceward.core.log import DirectoryStore, EpochInput, LogWriter, open_store, read
+from onceward.core.log import DirectoryStore, EpochInput, LogWriter, MemoryStore, open_store, read
 from onceward.core.log.entries import key_of
-from onceward.core.log.memory import MemoryStore
 from onceward.core.log.objects import ObjectStore
-from onceward.core.log.sql import SqlStore
-from onceward.core.log.sql_servers import data_type, make_durable, name_type
+from onceward.core.log.sql import TABLE, SqlStore, make_durable
 
 from .store_contract import StoreContract, clock
 
@@ -342,8 +340,9 @@ class TestServers:
         assert store.list_keys() == []
 
     def test_e_names_are_told_apart_by_case_and_a_decision_of_any_size_fits(self):
-        assert data_type().compile(mariadb()) == "LONGBLOB"
-        assert "ascii_bin" in name_type(20).compile(mariadb())
+        kinds = {column.name: column.type.compile(mariadb()) for column in TABLE.columns}
+        assert kinds["data"] == "LONGBLOB"
+        assert all("ascii_bin" in kinds[name] for name in ("pipeline", "entry"))
 
 
 class TestMemoryObjects(StoreContract):

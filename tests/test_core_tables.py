@@ -1,26 +1,31 @@
-"""The recovery table, the lifecycle table, outcomes and the permit."""
+"""The recovery table, outcomes, a subtask's states and the permit."""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
+from typing import Any
+from unittest.mock import create_autospec
 
+import pyarrow as pa
 import pytest
 
 from onceward.core.checkpoint.recovery import RECOVERY, Action, TransactionStatus, action
+from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import LifecycleError
-from onceward.core.log import CommitPermit, Decide
+from onceward.core.log import CommitPermit, LogView
+from onceward.core.outcome import OUTCOMES, PROVEN_NOT_COMMITTED
 from onceward.core.transaction import (
     AbortStatus,
     CommitOutcome,
     CommitStatus,
     Observation,
+    WriteContext,
     abort_outcome,
     commit_outcome,
 )
-from onceward.core.transaction.lifecycle import PREDECESSORS, Lifecycle, TransactionState
-from onceward.core.transaction.outcome import OUTCOMES, PROVEN_NOT_COMMITTED
 
-from .test_core_entries import BASE, COMMITTABLE
+from .core_fakes import FakeSink, prepared
 
 
 def test_every_pair_of_states_has_exactly_one_action():
@@ -64,40 +69,26 @@ def test_abort_says_who_won():
     assert {"aborted", "committed"} <= set(AbortStatus)
 
 
-@pytest.mark.parametrize(("before", "after"), list(product(TransactionState, TransactionState)))
-def test_a_transaction_moves_only_along_the_table(before: TransactionState, after: TransactionState):
-    life = Lifecycle("t")
-    life.state = before
-    if before in PREDECESSORS[after]:
-        life.enter(after)
-        life.require(after, TransactionState.NEW)
-        assert life.state is after
-    else:
-        with pytest.raises(LifecycleError, match=f"t cannot go from {before} to {after}"):
-            life.enter(after)
-        assert life.state is before
+def test_only_an_open_transaction_is_written_prepared_or_discarded():
+    context = WriteContext(pipeline="p", sink="a", log="abcd1234", writer=0, epoch=0, subtask=0)
+    sink: Any = create_autospec(FakeSink)
+    sink.pre_commit.return_value = prepared(context)
+    rows = pa.RecordBatch.from_pydict({"a": [1]})
+    prepared_epoch, discarded, empty = (SubtaskEpoch(sink, context) for _ in range(3))
+    empty.write(rows[:0])
+    assert empty.pre_commit() is None
+    empty.discard()
+    assert not sink.begin.called
+    for epoch, end in ((prepared_epoch, prepared_epoch.pre_commit), (discarded, discarded.discard)):
+        epoch.write(rows)
+        end()
+        for step in (partial(epoch.write, rows), epoch.pre_commit):
+            with pytest.raises(LifecycleError, match=r"is (prepared|discarded), not open"):
+                step()
+        epoch.discard()
+    sink.discard.assert_called_once()
 
 
-def test_every_state_has_a_row_and_the_ends_have_no_successor():
-    assert set(PREDECESSORS) == set(TransactionState)
-    entered_from = set().union(*PREDECESSORS.values())
-    assert set(TransactionState) - entered_from == {
-        TransactionState.COMMITTED,
-        TransactionState.ABORTED,
-        TransactionState.LOST,
-    }
-
-
-def test_a_decided_transaction_is_never_aborted():
-    assert TransactionState.DECIDED not in PREDECESSORS[TransactionState.ABORTED]
-    with pytest.raises(LifecycleError, match="is new, not decided or prepared"):
-        Lifecycle("t").require(TransactionState.DECIDED, TransactionState.PREPARED)
-
-
-def test_a_permit_cannot_be_made_without_the_log():
-    decision = Decide(**BASE, epoch=5, committables=(COMMITTABLE,))
-    with pytest.raises(TypeError):
-        CommitPermit(decision)  # type: ignore[call-arg]
-    for mint in (None, object(), "mint"):
-        with pytest.raises(LifecycleError, match="made by the decision log only"):
-            CommitPermit(decision, mint=mint)
+def test_a_permit_cannot_be_made_without_a_decision_in_the_log():
+    with pytest.raises(LifecycleError, match="made of a decision that waits in the decision log"):
+        CommitPermit(LogView())

@@ -18,8 +18,7 @@ from onceward.connectors.database.dialect import Answer
 from onceward.connectors.database.engines import transaction
 from onceward.connectors.database.failures import may_pass
 from onceward.connectors.database.ledger import Facts
-from onceward.connectors.database.mariadb import XaTransactions
-from onceward.connectors.database.merging import epoch_by_epoch
+from onceward.connectors.database.mariadb import XaTransactions, Xid
 from onceward.connectors.database.own_tables import identity_row, tables_of
 from onceward.connectors.database.postgres.dialect import GidTransactions, PostgreSql
 from onceward.connectors.database.postgres.staging import TableWriting
@@ -27,13 +26,11 @@ from onceward.connectors.database.postgres_sink import PostgresSink
 from onceward.connectors.database.prepared import PreparedWriting, abort_prepared, commit_prepared
 from onceward.connectors.database.sqlalchemy_sink import SqlAlchemySink
 from onceward.connectors.database.sqlite import Sqlite
-from onceward.connectors.database.target import PREPARED, STAGED, Target, make_committable, own_name
-from onceward.connectors.database.xids import Xid
+from onceward.connectors.database.target import PREPARED, STAGED, Target, own_name
 from onceward.core.errors import ConfigurationError, EpochConflictError, PostgresError
 from onceward.core.names import Scope, TransactionName
 from onceward.core.transaction import (
     AbortStatus,
-    CommitOutcome,
     CommitStatus,
     Committable,
     Observation,
@@ -51,36 +48,8 @@ LATER = CommitStatus.RETRY_LATER
 BUSY, GONE, ELSEWHERE = "55000", "42704", "0A000"
 
 
-# Several epochs, several rounds
-
-
-def of_epoch(epoch: int, subtask: int = 0) -> Committable:
-    return Committable.named("k", NAME._replace(epoch=epoch, subtask=subtask))
-
-
-def test_24_epochs_are_committed_in_their_order_whatever_order_they_come_in() -> None:
-    asked: list[list[int]] = []
-
-    def commit(epoch: list[Committable]) -> list[CommitOutcome]:
-        asked.append([c.epoch for c in epoch])
-        return [CommitOutcome(CommitStatus.COMMITTED, str(c.epoch)) for c in epoch]
-
-    answers = epoch_by_epoch([of_epoch(7), of_epoch(5), of_epoch(7, 1), of_epoch(6)], commit)
-    assert asked == [[5], [6], [7, 7]]
-    assert [answer.detail for answer in answers] == ["7", "5", "7", "6"]
-
-
-def test_24_what_comes_behind_an_epoch_that_waits_waits_too() -> None:
-    """Else an upsert that comes late would overwrite a later epoch's."""
-    asked: list[int] = []
-
-    def commit(epoch: list[Committable]) -> list[CommitOutcome]:
-        asked.append(epoch[0].epoch)
-        return [CommitOutcome(LATER if epoch[0].epoch == 5 else CommitStatus.COMMITTED)]
-
-    answers = epoch_by_epoch([of_epoch(4), of_epoch(5), of_epoch(6), of_epoch(7)], commit)
-    assert asked == [4, 5]
-    assert [answer.status for answer in answers] == [CommitStatus.COMMITTED, LATER, LATER, LATER]
+def of_epoch(epoch: int) -> Committable:
+    return Committable.named("k", NAME._replace(epoch=epoch))
 
 
 @pytest.mark.parametrize("changes", [{"version": 2}, {"kind": "kafka"}])
@@ -122,13 +91,11 @@ class Scripted:
     def hand_over(self, connection: sa.Connection) -> None:
         connection.close()
 
-    def commit(self, *_: object) -> tuple[Answer, str]:
+    def end(self, *_: object) -> tuple[Answer, str]:
         said = self.answers.pop(0)
         if isinstance(said, Exception):
             raise said
         return said, "the server's words"
-
-    rollback = commit
 
     def waiting(self, *_: object) -> list[TransactionName]:
         return []
@@ -147,7 +114,7 @@ def note_committed(target: Target) -> None:
         connection.execute(tables_of(target).ledger.insert().values(**identity_row(NAME, 1)))
 
 
-ENDED = make_committable(PREPARED, NAME)
+ENDED = Committable.named(PREPARED, NAME)
 CUT = exc.OperationalError("COMMIT", None, psycopg.errors.AdminShutdown("cut"))
 
 
@@ -183,7 +150,7 @@ def test_what_was_answered_before_a_cut_stays_answered_and_nothing_is_asked_twic
 ) -> None:
     script = Scripted(Answer.DONE, CUT, Answer.DONE)
     monkeypatch.setattr(Sqlite, "two_phase", script)
-    committables = [make_committable(PREPARED, NAME._replace(subtask=n)) for n in range(3)]
+    committables = [Committable.named(PREPARED, NAME._replace(subtask=n)) for n in range(3)]
     statuses = [outcome.status for outcome in commit_prepared(target, committables)]
     assert statuses == [CommitStatus.COMMITTED, LATER, LATER]
     assert script.answers == [Answer.DONE]
@@ -265,16 +232,16 @@ def refused(state: str) -> psycopg.Error:
 
 
 @pytest.mark.parametrize(("state", "answer"), [(BUSY, Answer.BUSY), (GONE, Answer.GONE), (None, Answer.DONE)])
-@pytest.mark.parametrize("command", ["commit", "rollback"])
+@pytest.mark.parametrize("command", ["COMMIT", "ROLLBACK"])
 def test_what_postgresql_says_of_a_gid(state: str | None, answer: Answer, command: str) -> None:
     connection: Any = Asked(refused(state) if state is not None else None)
-    assert getattr(GidTransactions(), command)(connection, NAME)[0] is answer
+    assert GidTransactions().end(connection, command, NAME)[0] is answer
 
 
 def test_a_gid_of_another_database_is_not_gone() -> None:
     connection: Any = Asked(refused(ELSEWHERE))
     with pytest.raises(PostgresError, match="must name the database that prepared it"):
-        GidTransactions().commit(connection, NAME)
+        GidTransactions().end(connection, "COMMIT", NAME)
 
 
 POSTGRES = PostgresSink("words", dsn="postgresql://writer@127.0.0.1:1/shop", table="words").target
@@ -309,7 +276,7 @@ def test_rows_are_merged_by_synchronous_commits() -> None:
 def test_staged_rows_are_committed_synchronously() -> None:
     connection: Any = Asked()
     attempt = TableWriting.__new__(TableWriting)
-    attempt.target, attempt.context, attempt.name, attempt.rows, attempt._held = POSTGRES, CONTEXT, NAME, 0, connection
+    attempt.target, attempt.context, attempt.name, attempt.rows, attempt.held = POSTGRES, CONTEXT, NAME, 0, connection
     attempt.make_durable()
     durable, insert, commit = connection.said
     assert "set_config('synchronous_commit', 'on', true)" in durable
@@ -326,7 +293,7 @@ def test_what_mariadb_says_of_an_identifier(number: int | None, listed: bool, an
     xid = Xid.of(NAME)
     shown = f"X'{xid.gtrid.encode().hex()}',X'{xid.bqual.encode().hex()}',{str(xid).rpartition(',')[2]}"
     connection: Any = Asked(None if number is None else Exception(number, "no"), [shown] if listed else [])
-    assert XaTransactions().commit(connection, NAME)[0] is answer
+    assert XaTransactions().end(connection, "COMMIT", NAME)[0] is answer
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from onceward.cli.doctor.checks import check_store
-from onceward.core.log import DirectoryStore, EpochInput, LogWriter, WriterClock, open_store, wall_clock_text
+from onceward.core.log import DirectoryStore, EpochInput, LogWriter, WriterClock, open_store
 
 SOURCE = Path(__file__).parent.parent / "src"
 EXTRAS = ("confluent_kafka", "kafka", "psutil", "psycopg", "pgpq", "sqlalchemy", "fsspec", "pyspark")
@@ -37,7 +37,7 @@ def contents(folder: Path) -> dict[str, tuple[float, int]]:
 
 
 def write_log(folder: Path) -> None:
-    clock = WriterClock(token=lambda: secrets.token_hex(8), now=wall_clock_text, pause=lambda _: False)
+    clock = WriterClock(token=lambda: secrets.token_hex(8), now=str, pause=lambda _: False)
     writer = LogWriter(DirectoryStore(folder), "orders", clock)
     writer.start()
     writer.decide(0, [], sinks=[], epoch_input=EpochInput())

@@ -33,6 +33,7 @@ from onceward.core.engine.events import (
     Remember,
     Requested,
     Stopping,
+    TaskRecord,
     Tick,
     Trigger,
 )
@@ -386,7 +387,8 @@ def test_the_history_holds_the_last_ten_with_what_each_task_did():
         rig.trigger(float(number))
         for task in sorted(ALL):
             state = SubtaskState(position=1)
-            ack = Acknowledged(task, number, state, alignment=0.5, buffered=7, sync=0.1, asynchronous=0.2, uploaded=3)
+            measured = TaskRecord(alignment=0.5, buffered=7, sync=0.1, asynchronous=0.2, uploaded=3)
+            ack = Acknowledged(task, number, state, measured=measured)
             rig.take(ack, number + 0.25)
     shell.perform(*rig.of(Remember))
     assert [record.checkpoint for record in shell.history] == list(range(10, 20))

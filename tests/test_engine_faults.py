@@ -34,7 +34,7 @@ from onceward.core.errors import (
     SourceError,
     StateError,
 )
-from onceward.core.log.memory import MemoryStore
+from onceward.core.log import MemoryStore
 from onceward.sources import SequenceSource
 
 from .engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, reach, sums
@@ -105,6 +105,31 @@ def test_59_a_savepoint_keeps_what_was_prepared_for_a_checkpoint_that_was_given_
     source.let(100)
     p.wait(30)
     assert job.restarts == 0
+    exact(target)
+
+
+@pytest.mark.parametrize("fault", ["completion.prove", "retained.Retained.keep"])
+def test_an_error_of_the_engine_after_the_decision_frees_nothing_and_a_restart_goes_on_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+):
+    """What is decided counts, whatever happens to the engine before anybody is told."""
+    target, store, source = Target(), MemoryStore(), Slowly(ROWS, batch_rows=100)
+    p = totals(target, source, store=store, backend=FileBackend(tmp_path), checkpoint=CheckpointConfig())
+    job = p.start()
+    reach(source, job, 3)
+
+    def fails(*_: Any, **__: Any) -> None:
+        monkeypatch.undo()
+        raise RuntimeError("a mistake in the engine")
+
+    monkeypatch.setattr(f"onceward.core.engine.{fault}", fails)
+    with pytest.raises(CheckpointFailedError, match=r"interrupted: .*a mistake in the engine"):
+        job.checkpoint()
+    assert target.counts("n") == Counter(range(300))
+    source.let(100)
+    assert p.wait(20)
+    assert "a mistake in the engine" in str(job.failure)
+    assert (job.restarts, job.restored) == (1, 1)
     exact(target)
 
 

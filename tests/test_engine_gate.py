@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from onceward.core.engine.channels import Barrier, Cancel, Channel, End
-from onceward.core.engine.gate import Aligned, Gate, Input
+from onceward.core.engine.channels import Aligned, Barrier, Cancel, Channel, End, Gate, Input
 
 
 def batch(number: int) -> pa.RecordBatch:

@@ -12,7 +12,7 @@ import pytest
 
 from onceward.core import CheckpointConfig, Pipeline, RestartStrategy
 from onceward.core.engine import Mode
-from onceward.core.log.memory import MemoryStore
+from onceward.core.log import MemoryStore
 from onceward.sinks import DirectSink, IdempotentSink
 from onceward.sources import LiveSource, SequenceSource
 

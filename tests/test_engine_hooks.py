@@ -13,7 +13,7 @@ import pytest
 from onceward.core import CheckpointConfig, MapState, OperatorState, ProcessFunction, RestartStrategy
 from onceward.core.engine import CheckpointFailedError
 from onceward.core.errors import ConfigurationError, OperatorError
-from onceward.core.log.memory import MemoryStore
+from onceward.core.log import MemoryStore
 from onceward.sources import LiveSource, SequenceSource
 
 from .engine_kit import Slowly, Target, TargetSink, numbers, pipeline, reach

@@ -30,7 +30,7 @@ from onceward.core import (
 )
 from onceward.core.engine import CheckpointFailedError, JobState
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, OperatorError, StateDamagedError
-from onceward.core.log.memory import MemoryStore
+from onceward.core.log import MemoryStore
 from onceward.sources import SequenceSource
 
 from .engine_kit import RunningSum, Slowly, Target, TargetSink, decided, numbers, pipeline, reach, sums, values

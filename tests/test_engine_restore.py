@@ -20,10 +20,8 @@ from onceward.core.errors import (
     OperatorError,
     StoreError,
 )
-from onceward.core.log import Decide
+from onceward.core.log import Decide, MemoryStore, audit_records
 from onceward.core.log.entries import decode
-from onceward.core.log.memory import MemoryStore
-from onceward.core.log.records import audit_records
 from onceward.core.steps import Step, hooked
 from onceward.sources import SequenceSource
 

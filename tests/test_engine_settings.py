@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -117,12 +116,8 @@ def test_a_strategy_that_makes_no_sense_is_refused(tmp_path: Path, text: str, ma
         RestartStrategy.load(toml(tmp_path, f"[restart]\n{text}\n"))
 
 
-def test_the_page_names_every_setting_with_its_default_and_its_examples_load(tmp_path: Path):
-    text = PAGE.read_text()
-    for name, value in vars(CheckpointConfig()).items():
-        shown: Any = value.value if isinstance(value, Mode | Retention) else "none" if value is None else value
-        assert re.search(rf"\| `{name}` \| {re.escape(str(shown))} \|", text), name
-    for block in re.findall(r"```toml\n(.*?)```", text, re.DOTALL):
+def test_the_examples_of_the_page_load(tmp_path: Path):
+    for block in re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL):
         path = toml(tmp_path, block)
         CheckpointConfig.load(path)
         assert RestartStrategy.load(path) is not None

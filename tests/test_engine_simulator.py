@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onceward.core.engine import Mode, attempt, completion, gate, origin, sink_logic, source_logic, start, task
+from onceward.core.engine import Mode, attempt, channels, completion, ends, origin, start, task
 from onceward.core.engine.events import Completed, Confirm
 from onceward.core.engine.logic import Frozen, nothing_to_write
 from onceward.core.errors import OncewardError
@@ -42,30 +42,30 @@ def test_a_seed_is_replayed_exactly(seed: int):
 
 def no_alignment(patch: pytest.MonkeyPatch) -> None:
     """A gate that never blocks a channel, in exactly-once mode."""
-    patch.setattr(gate.Gate, "is_blocked", lambda _self, _number: False)
+    patch.setattr(channels.Gate, "is_blocked", lambda _self, _number: False)
 
 
 def alignment_forgets_ended_channels(patch: pytest.MonkeyPatch) -> None:
     """Freeze first, forward the barrier of the next input only: rows that follow the first barrier get in."""
 
-    def barrier(self: gate.Gate, number: int, element: Barrier) -> None:
+    def barrier(self: channels.Gate, number: int, element: Barrier) -> None:
         if element.checkpoint > self._done:
             self._done = element.checkpoint
-            self._events.append(gate.Aligned(element, 0.0, 0))
+            self._events.append(channels.Aligned(element, 0.0, 0))
         del number
 
-    patch.setattr(gate.Gate, "_barrier", barrier)
+    patch.setattr(channels.Gate, "_barrier", barrier)
 
 
 def what_was_prepared_for_a_given_up_checkpoint_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     """The sink acknowledges only what it prepared at this barrier."""
-    freeze = sink_logic.TwoPhaseLogic.freeze
+    freeze = ends.TwoPhaseLogic.freeze
 
-    def forgetful(self: sink_logic.TwoPhaseLogic, barrier: Barrier) -> Frozen:
+    def forgetful(self: ends.TwoPhaseLogic, barrier: Barrier) -> Frozen:
         self._prepared.clear()
         return freeze(self, barrier)
 
-    patch.setattr(sink_logic.TwoPhaseLogic, "freeze", forgetful)
+    patch.setattr(ends.TwoPhaseLogic, "freeze", forgetful)
 
 
 def the_source_stores_where_it_will_be(patch: pytest.MonkeyPatch) -> None:
@@ -77,14 +77,14 @@ def the_source_stores_where_it_will_be(patch: pytest.MonkeyPatch) -> None:
             for piece in self._source.read(split):
                 yield piece.batch
 
-    patch.setattr(source_logic.ResettableLogic, "_ranges", ranges)
+    patch.setattr(ends.ResettableLogic, "_ranges", ranges)
 
 
 def the_source_goes_on_before_the_barrier_is_sent(patch: pytest.MonkeyPatch) -> None:
     """State is frozen when the barrier has been overtaken by a row."""
     snapshot = task.Task._snapshot
 
-    def late(self: task.Task, barrier: Barrier, alignment: float, buffered: int) -> None:
+    def late(self: task.Task, aligned: channels.Aligned) -> None:
         if self._source is not None:
             self._read_source(self._source)
         frozen = self.logic.freeze
@@ -93,7 +93,7 @@ def the_source_goes_on_before_the_barrier_is_sent(patch: pytest.MonkeyPatch) -> 
             self.logic.freeze = frozen  # type: ignore[method-assign]
             self._read_source(self._source)
             self.logic._position = before  # type: ignore[attr-defined]
-        snapshot(self, barrier, alignment, buffered)
+        snapshot(self, aligned)
 
     patch.setattr(task.Task, "_snapshot", late)
 
@@ -125,26 +125,26 @@ def state_is_not_restored(patch: pytest.MonkeyPatch) -> None:
 
 def sinks_do_not_prepare_at_the_barrier(patch: pytest.MonkeyPatch) -> None:
     """They acknowledge what they prepared at the barrier before."""
-    freeze = sink_logic.TwoPhaseLogic.freeze
+    freeze = ends.TwoPhaseLogic.freeze
 
-    def late(self: sink_logic.TwoPhaseLogic, barrier: Barrier) -> Frozen:
+    def late(self: ends.TwoPhaseLogic, barrier: Barrier) -> Frozen:
         before = tuple(self._prepared.values())
         freeze(self, barrier)
         return Frozen(nothing_to_write, before)
 
-    patch.setattr(sink_logic.TwoPhaseLogic, "freeze", late)
+    patch.setattr(ends.TwoPhaseLogic, "freeze", late)
 
 
 def rows_of_an_open_transaction_are_lost_at_the_barrier(patch: pytest.MonkeyPatch) -> None:
     """The transaction is dropped instead of prepared, now and then."""
-    freeze = sink_logic.TwoPhaseLogic.freeze
+    freeze = ends.TwoPhaseLogic.freeze
 
-    def drops(self: sink_logic.TwoPhaseLogic, barrier: Barrier) -> Frozen:
+    def drops(self: ends.TwoPhaseLogic, barrier: Barrier) -> Frozen:
         if barrier.checkpoint % 3 == 0:
             self._writing = None
         return freeze(self, barrier)
 
-    patch.setattr(sink_logic.TwoPhaseLogic, "freeze", drops)
+    patch.setattr(ends.TwoPhaseLogic, "freeze", drops)
 
 
 def a_savepoint_confirms_what_sinks_prepared(patch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from onceward.core.engine.channels import Barrier, Cancel, Channel, End, Kind, Output, TaskId, forward
+from onceward.core.engine.channels import Barrier, Cancel, Channel, End, Gate, Kind, Output, TaskId, forward
 from onceward.core.engine.events import Acknowledged, Confirm, Declined, Event, Finished, GiveUp, Trigger
-from onceward.core.engine.gate import Gate
 from onceward.core.engine.logic import Frozen, Logic
 from onceward.core.engine.state.handles import SubtaskState
 from onceward.core.engine.task import Task, TaskWorld

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.connect.dataframe import DataFrame as ConnectFrame
 
 from onceward import FileSink, exactly_once
-from onceward.connectors.spark.executors import obstacle, obstacle_once, warn_of_python
+from onceward.connectors.spark.cluster import obstacle, warn_of_python
 from onceward.core.errors import ConfigurationError
 
 
@@ -37,6 +37,7 @@ def test_this_interpreter_is_fine_under_any_of_its_names() -> None:
 
 
 def test_an_interpreter_without_the_packages_is_named(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    obstacle.cache_clear()
     assert "No module named 'onceward'" in obstacle(str(bare))
     monkeypatch.setenv("PATH", f"{bare.parent}{os.pathsep}{os.environ['PATH']}")
     assert str(bare) in obstacle("python3")
@@ -44,7 +45,6 @@ def test_an_interpreter_without_the_packages_is_named(bare: Path, monkeypatch: p
 
 
 def test_a_warning_says_what_to_set(bare: Path, caplog: pytest.LogCaptureFixture) -> None:
-    obstacle_once.cache_clear()
     warn_of_python(session(str(bare)))
     [record] = caplog.records
     assert f"PYSPARK_PYTHON={sys.executable}" in record.getMessage()

@@ -16,7 +16,7 @@ import pytest
 
 from onceward.core import RestartStrategy
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SourceError, StoreError
-from onceward.core.log.memory import MemoryStore
+from onceward.core.log import MemoryStore
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable
 from onceward.sinks import DirectSink
 from onceward.sources import LiveSource, SequenceSource

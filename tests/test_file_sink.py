@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 import threading
 from collections import Counter
@@ -22,9 +20,8 @@ import pytest
 from onceward import FileSink
 from onceward.core import CheckpointConfig, RestartStrategy
 from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost
-from onceward.core.errors import ConfigurationError, EpochConflictError, SchemaError, SinkError
-from onceward.core.log import EpochInput
-from onceward.core.log.memory import MemoryStore
+from onceward.core.errors import ConfigurationError, SchemaError, SinkError
+from onceward.core.log import EpochInput, MemoryStore
 from onceward.core.names import Scope, file_name
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import (
@@ -32,32 +29,15 @@ from onceward.core.transaction import (
     Acknowledgement,
     CommitStatus,
     Committable,
-    Observation,
-    Progress,
-    WriteContext,
 )
-from onceward.core.transaction.ownership import NOTHING
-from onceward.sinks.folders import IDENTITY
 from onceward.sources import SequenceSource
 
 from .engine_kit import pipeline
+from .sink_kit import LOG, Crash, context, prepared
 
 FORMATS = ["parquet", "csv", "jsonl", "arrow"]
-SCOPE = Scope("p", "files", "0123abcd")
+SCOPE = Scope("p", "files", LOG)
 GOOD = (CommitStatus.COMMITTED, CommitStatus.ALREADY_COMMITTED)
-
-
-def context(epoch: int = 1, sink: str = "files") -> WriteContext:
-    return WriteContext(pipeline="p", sink=sink, log="0123abcd", writer=1, epoch=epoch, subtask=0)
-
-
-def prepared(sink: FileSink, *batches: list[dict[str, Any]], epoch: int = 1) -> Committable:
-    transaction = sink.begin(context(epoch, sink.name))
-    for rows in batches:
-        batch = pa.RecordBatch.from_pylist(rows)
-        sink.validate(batch.schema)
-        sink.write(transaction, batch)
-    return sink.pre_commit(transaction)
 
 
 def shown(folder: Path, format_: str) -> list[dict[str, Any]]:
@@ -97,7 +77,7 @@ def test_nothing_pending_is_visible_to_a_reader_that_knows_extensions_or_hidden_
     for format_ in FORMATS:
         sink = FileSink(format_, tmp_path, format=format_, partition_by=["k"])
         prepared(sink, numbers(5))
-        sink.claim(Scope("p", format_, "0123abcd"))
+        sink.claim(Scope("p", format_, LOG))
         sink.commit(prepared(sink, numbers(1), epoch=2))
     names = [path.name for path in (tmp_path / "_onceward").rglob("*") if path.is_file()]
     assert len(names) > 3 * len(FORMATS)
@@ -168,7 +148,7 @@ def test_partitions_are_folders_that_datasets_read(tmp_path: Path):
 def test_a_partitions_folder_is_named_as_spark_names_it(tmp_path: Path, value: Any, folder: str):
     sink = FileSink("files", tmp_path, partition_by=["v"])
     batch = pa.RecordBatch.from_pylist([{"n": 1, "v": value}])
-    transaction = sink.begin(context())
+    transaction = sink.begin(context("files"))
     sink.write(transaction, batch)
     sink.commit(sink.pre_commit(transaction))
     assert [path.name for path in tmp_path.iterdir() if path.name != "_onceward"] == [folder]
@@ -194,20 +174,6 @@ def test_json_lines_hold_dates_decimals_and_bytes_as_text(tmp_path: Path):
     at = datetime(2026, 11, 21, 12, tzinfo=UTC)
     sink.commit(prepared(sink, [{"at": at, "d": Decimal("1.50"), "b": b"\x00\xff", "l": [1, None]}]))
     assert shown(tmp_path, "jsonl") == [{"at": "2026-11-21T12:00:00+00:00", "d": "1.50", "b": "AP8=", "l": [1, None]}]
-
-
-def test_what_is_aborted_is_gone_and_what_is_finished_is_not(tmp_path: Path):
-    sink = FileSink("files", tmp_path)
-    first, second = prepared(sink, numbers(2)), prepared(sink, numbers(2))
-    assert sink.abort(first).status is AbortStatus.ABORTED
-    assert sink.commit(first).status is CommitStatus.LOST
-    sink.commit(second)
-    assert sink.abort(second).status is AbortStatus.COMMITTED
-    assert len(shown(tmp_path, "parquet")) == 2
-
-
-class Crash(BaseException):
-    """The process ends here."""
 
 
 def crash_at_rename(count: int, sink: FileSink, committable: Committable) -> None:
@@ -307,118 +273,6 @@ def test_a_pending_file_that_is_gone_is_a_loss(tmp_path: Path):
     assert shown(tmp_path, "jsonl") == []
 
 
-def test_what_may_have_been_committed_and_taken_away_long_ago_is_not_called_lost(tmp_path: Path):
-    sink = FileSink("files", tmp_path)
-    old, new = prepared(sink, numbers(2), epoch=1), prepared(sink, numbers(2), epoch=2)
-    for committable in (old, new):
-        sink.commit(committable)
-    sink.completed(SCOPE, 2)
-    assert sink.inspect_many([old, new]) == [Observation.COMMITTED] * 2
-    for path in tmp_path.glob("*.parquet"):
-        path.unlink()
-    assert sink.commit(old).status is CommitStatus.UNKNOWN
-    assert sink.commit(new).status is CommitStatus.ALREADY_COMMITTED
-    assert sink.inspect_many([old, new]) == [Observation.UNKNOWN, Observation.COMMITTED]
-
-
-def test_what_lingers_is_found_by_its_exact_name(tmp_path: Path):
-    sink = FileSink("files", tmp_path)
-    committable = prepared(sink, numbers(2))
-    begun = sink.begin(context(2))
-    assert {c.transaction for c in sink.lingering(SCOPE)} == {committable.transaction, str(begun.name)}
-    assert list(sink.lingering(Scope("p", "file", "0123abcd"))) == []
-    for found in sink.lingering(SCOPE):
-        assert sink.abort(found).status is AbortStatus.ABORTED
-    assert list(sink.lingering(SCOPE)) == []
-
-
-def test_a_discarded_transaction_leaves_nothing(tmp_path: Path):
-    sink = FileSink("files", tmp_path)
-    transaction = sink.begin(context())
-    sink.write(transaction, pa.RecordBatch.from_pylist(numbers(3)))
-    sink.discard(transaction)
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-
-
-def test_a_folder_that_knows_the_name_from_another_log_refuses_it(tmp_path: Path):
-    sink = FileSink("files", tmp_path)
-    other = SCOPE._replace(log="ffff0000")
-    sink.check_claim(SCOPE, NOTHING)
-    assert list(tmp_path.iterdir()) == []
-    sink.claim(SCOPE)
-    sink.claim(SCOPE)
-    for refused in (lambda: sink.check_claim(other, NOTHING), lambda: sink.claim(other)):
-        with pytest.raises(EpochConflictError, match="from decision log 0123abcd"):
-            refused()
-    sink.release(other)
-    sink.claim(other)
-    sink.release(other)
-    with pytest.raises(EpochConflictError):
-        sink.check_claim(SCOPE, NOTHING)
-
-
-def test_a_folder_remembers_how_far_the_log_had_come(tmp_path: Path):
-    """Also beyond epochs without rows for it, and whatever becomes of the files."""
-    sink = FileSink("files", tmp_path)
-    for epoch in (3, 4):
-        sink.commit(prepared(sink, numbers(2), epoch=epoch))
-        sink.completed(SCOPE, epoch)
-    sink.completed(SCOPE, 9)
-    for path in tmp_path.glob("*.parquet"):
-        path.unlink()
-    for newest in (Progress(1, 4), Progress(1, 9), Progress(2, 0)):
-        sink.check_claim(SCOPE, newest)
-    for newest in (NOTHING, Progress(1, 3), Progress(0, 9)):
-        with pytest.raises(EpochConflictError, match=r"outdated copy: .* holds epoch 4"):
-            sink.check_claim(SCOPE, newest)
-    sink.check_claim(SCOPE._replace(sink="file"), NOTHING)
-    sink.release(SCOPE)
-    sink.check_claim(SCOPE, NOTHING)
-
-
-def test_housekeeping_leaves_a_commit_that_is_not_finished(tmp_path: Path):
-    sink = FileSink("files", tmp_path, format="jsonl", partition_by=["k"])
-    cut_off, newer = prepared(sink, numbers(9)), prepared(sink, [{"n": 9, "k": "k"}], epoch=2)
-    crash_at_rename(3, sink, cut_off)
-    sink.commit(newer)
-    sink.completed(SCOPE, 3)
-    assert sink.commit(cut_off).status is CommitStatus.COMMITTED
-    assert Counter(row["n"] for row in shown(tmp_path, "jsonl")) == Counter(range(10))
-
-
-def test_a_rewind_forgets_how_far_the_log_had_come_and_no_proof(tmp_path: Path):
-    """One of the transactions may be decided and not completed: it is finished before the rewind is."""
-    sink = FileSink("files", tmp_path, format="jsonl", partition_by=["k"])
-    done, cut_off = prepared(sink, numbers(9), epoch=2), prepared(sink, numbers(9), epoch=2)
-    sink.commit(done)
-    shutil.rmtree(tmp_path / "k=k0")
-    crash_at_rename(3, sink, cut_off)
-    sink.release(SCOPE)
-    sink.check_claim(SCOPE, NOTHING)
-    sink.completed(SCOPE, 1)
-    assert sink.commit(done).status is CommitStatus.ALREADY_COMMITTED
-    assert sink.commit(cut_off).status is CommitStatus.COMMITTED
-    never = prepared(sink, numbers(9), epoch=2)
-    crash_at_rename(3, sink, never)
-    sink.release(SCOPE)
-    sink.completed(SCOPE, 3)
-    assert [c.transaction for c in sink.lingering(SCOPE)] == [never.transaction]
-    assert sink.abort(never).status is AbortStatus.ABORTED
-    assert [path.name for path in (tmp_path / "_onceward").iterdir()] == [IDENTITY]
-
-
-def test_what_a_renamed_sink_left_behind_is_listed_and_aborted(tmp_path: Path):
-    old, new = FileSink("old", tmp_path), FileSink("files", tmp_path)
-    left = prepared(old, numbers(2))
-    mine = prepared(new, numbers(2))
-    assert {c.transaction for c in new.lingering_elsewhere("p", "0123abcd")} == {left.transaction, mine.transaction}
-    assert list(new.lingering_elsewhere("p", "ffff0000")) == []
-    assert list(new.lingering_elsewhere("p-eu", "0123abcd")) == []
-    [found] = [c for c in new.lingering_elsewhere("p", "0123abcd") if c.sink == "old"]
-    assert new.abort(found).status is AbortStatus.ABORTED
-    assert [c.transaction for c in new.lingering_elsewhere("p", "0123abcd")] == [mine.transaction]
-
-
 def test_an_abort_that_was_cut_off_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     sink = FileSink("files", tmp_path)
     committable = prepared(sink, numbers(2))
@@ -432,43 +286,10 @@ def test_an_abort_that_was_cut_off_is_finished(tmp_path: Path, monkeypatch: pyte
     assert list(sink.lingering(SCOPE)) == []
 
 
-@pytest.mark.parametrize("call", ["begin", "pre_commit", "lingering", "completed", "inspect", "check_claim", "claim"])
-def test_errors_of_the_file_system_are_ours_and_name_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-):
-    sink = FileSink("files", tmp_path)
-    done, pending = prepared(sink, numbers(2)), sink.begin(context(2))
-    sink.commit(done)
-    sink.write(pending, pa.RecordBatch.from_pylist(numbers(2)))
-
-    def stale(*_: Any, **__: Any) -> Any:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
-    calls = {
-        "begin": lambda: sink.begin(context(3)),
-        "pre_commit": lambda: sink.pre_commit(pending),
-        "lingering": lambda: sink.lingering(SCOPE),
-        "completed": lambda: sink.completed(SCOPE, 1),
-        "inspect": lambda: sink.inspect_many([done]),
-        "check_claim": lambda: sink.check_claim(SCOPE, NOTHING),
-        "claim": lambda: sink.claim(SCOPE),
-    }
-    for name in ("iterdir", "exists", "stat", "is_dir", "mkdir"):
-        monkeypatch.setattr(Path, name, stale)
-    monkeypatch.setattr(os, "fsync", stale)
-    with pytest.raises(SinkError, match=r"Stale file handle.*sink files") as caught:
-        calls[call]()
-    assert str(tmp_path) in str(caught.value)
-    assert sink.commit(done).status is CommitStatus.RETRY_LATER
-    assert sink.abort(done).status is AbortStatus.RETRY_LATER
-    monkeypatch.undo()
-    sink.discard(pending)
-
-
 def test_rows_that_a_format_cannot_hold_are_an_error_of_ours(tmp_path: Path):
     for format_, row in (("jsonl", {"n": float("nan")}), ("csv", {"n": b"\xff"})):
         sink = FileSink("files", tmp_path, format=format_)
-        transaction = sink.begin(context())
+        transaction = sink.begin(context("files"))
         with pytest.raises(SinkError, match="cannot be written as"):
             sink.write(transaction, pa.RecordBatch.from_pylist([row]))
         sink.discard(transaction)

@@ -16,7 +16,7 @@ import pytest
 from onceward import FileSink, FileSource
 from onceward.core import CheckpointConfig
 from onceward.core.errors import ConfigurationError, SourceError
-from onceward.core.log.memory import MemoryStore
+from onceward.core.log import MemoryStore
 
 from .engine_kit import Target, TargetSink, pipeline
 

@@ -21,16 +21,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.http.client import Verdict, judge, seconds_to_wait
+from onceward.connectors.http.client import judge, seconds_to_wait
 from onceward.connectors.http.sink import HttpSink
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SinkError
 from onceward.core.names import file_name
 from onceward.core.steps import Step
-from onceward.core.transaction import CommitStatus, Committable, WriteContext
+from onceward.core.transaction import CommitStatus, Committable
 from onceward.sinks import Guarantee
 from onceward.testing.conformance import SinkConformance, SinkUnderTest
 
 from .http_kit import DROP, LOSE_ANSWER, TAKE, Inbox, Plan
+from .sink_kit import commit_in_child, prepared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,19 +54,6 @@ def hook(tmp_path: Path, inbox: Inbox) -> HttpSink:
 def make(folder: Path, inbox: Inbox, **settings: Any) -> HttpSink:
     given = {"rows_per_send": 2, "server_honours_keys": inbox.honours_keys, "url": inbox.url, **settings}
     return HttpSink("hook", folder / "log", **given)
-
-
-def prepared(sink: HttpSink, *batches: range | pa.RecordBatch, epoch: int = 1) -> Committable:
-    context = WriteContext(pipeline="p", sink="hook", log="0123abcd", writer=1, epoch=epoch, subtask=0)
-    segment = sink.begin(context)
-    try:
-        for batch in batches:
-            rows = pa.RecordBatch.from_pydict({"n": list(batch)}) if isinstance(batch, range) else batch
-            sink.write(segment, rows)
-    except SinkError:
-        sink.discard(segment)
-        raise
-    return sink.pre_commit(segment)
 
 
 def refusal(status: int, **headers: str) -> Plan:
@@ -259,8 +247,8 @@ def test_retry_after_is_a_number_of_seconds_or_a_date():
 
 def test_each_status_has_one_verdict():
     verdicts = {status: judge(status) for status in range(100, 600)}
-    assert {s for s, v in verdicts.items() if v is Verdict.TAKEN} == set(range(200, 300))
-    assert {s for s, v in verdicts.items() if v is Verdict.LATER} == {408, 409, 425, 429, *range(500, 600)}
+    assert {s for s, v in verdicts.items() if v is None} == set(range(200, 300))
+    assert {s for s, v in verdicts.items() if v is RetryableSinkError} == {408, 409, 425, 429, *range(500, 600)}
 
 
 @pytest.mark.parametrize(
@@ -356,32 +344,16 @@ def test_a_server_that_does_not_answer_in_time_is_asked_again(tmp_path: Path, in
 # Crashes of our own process
 
 
-def in_child(sink: HttpSink, committable: Committable, crash: str = "") -> int:
-    """Commit in a process of its own, which kills itself at a step; its exit status."""
-    code = "import pickle, sys; s, c = pickle.load(sys.stdin.buffer); print(s.commit(c).status)"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "src")}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        input=pickle.dumps((sink, committable)),
-        env={**environment, **({"ONCEWARD_CRASH_AT": crash} if crash else {})},
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert crash or done.stdout.strip() == b"committed", done.stderr.decode()
-    return done.returncode
-
-
 @pytest.mark.parametrize("honours", [True, False])
 def test_62_and_65_a_process_killed_between_delivery_and_mark(tmp_path: Path, honours: bool):
     inbox = Inbox(honours_keys=honours)
     with inbox.up():
         sink = make(tmp_path, inbox)
         committable = prepared(sink, range(6))
-        assert in_child(sink, committable, f"{Step.SEND_AFTER}:2") == -signal.SIGKILL
+        assert commit_in_child(sink, committable, f"{Step.SEND_AFTER}:2") == -signal.SIGKILL
         assert inbox.numbers == [0, 1, 2, 3]
-        assert in_child(sink, committable, f"{Step.SEND_AFTER}:1") == -signal.SIGKILL
-        assert in_child(sink, committable) == 0
+        assert commit_in_child(sink, committable, f"{Step.SEND_AFTER}:1") == -signal.SIGKILL
+        assert commit_in_child(sink, committable) == 0
     assert inbox.numbers == ([0, 1, 2, 3, 4, 5] if honours else [0, 1, 2, 3, 2, 3, 2, 3, 4, 5])
     again = [request for request in inbox.posts if request.key == inbox.posts[1].key]
     assert len(again) == 3
@@ -393,9 +365,9 @@ def test_63_a_process_killed_in_the_middle_of_a_batch_goes_on_behind_the_last_ma
     with inbox.up():
         sink = make(tmp_path, inbox)
         committable = prepared(sink, range(6))
-        assert in_child(sink, committable, f"{Step.MARK_AFTER}:2") == -signal.SIGKILL
-        assert in_child(sink, committable, f"{Step.SEND_BEFORE}:1") == -signal.SIGKILL
-        assert in_child(sink, committable) == 0
+        assert commit_in_child(sink, committable, f"{Step.MARK_AFTER}:2") == -signal.SIGKILL
+        assert commit_in_child(sink, committable, f"{Step.SEND_BEFORE}:1") == -signal.SIGKILL
+        assert commit_in_child(sink, committable) == 0
     assert inbox.numbers == list(range(6))
 
 

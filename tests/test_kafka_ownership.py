@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onceward.connectors.kafka import ownership
-from onceward.connectors.kafka.answers import Description, Listing
-from onceward.connectors.kafka.codes import Code
-from onceward.connectors.kafka.handle import Handle
+from onceward.connectors.kafka.errors import Code
+from onceward.connectors.kafka.transaction import Description, Handle
 from onceward.core.errors import EpochConflictError, KafkaError
 from onceward.core.names import PooledName, Scope
 
@@ -37,10 +36,9 @@ class Client:
         self.register_answers = 0
         self.open: dict[tuple[str, int], dict[tuple[int, int], int]] = {}
 
-    def list_transactions(self, states: Collection[str] = (), *, prefix: str = "") -> list[Listing]:
+    def list_transactions(self, states: Collection[str] = (), *, prefix: str = "") -> list[str]:
         assert not states or self.state in states
-        kept = [name for name in self.registered if name.startswith(prefix)]
-        return [Listing(name, 7, self.state) for name in kept or self.names]
+        return [name for name in self.registered if name.startswith(prefix)] or self.names
 
     def describe(self, names: Iterable[str]) -> dict[str, Description]:
         where = frozenset({("t", 0)})

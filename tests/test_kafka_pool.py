@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onceward.connectors.kafka import pool
-from onceward.connectors.kafka.answers import Description
-from onceward.connectors.kafka.codes import Code
-from onceward.connectors.kafka.handle import Handle, Prepared, listed_committable
+from onceward.connectors.kafka.errors import Code
 from onceward.connectors.kafka.settings import KafkaSettings
+from onceward.connectors.kafka.transaction import Description, Handle, Prepared, listed_committable
 from onceward.core.errors import FencedError
 from onceward.core.names import PooledName, Scope, parse_pooled_name
 from onceward.core.transaction import ANY_EPOCH, WriteContext

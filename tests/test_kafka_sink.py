@@ -9,14 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from onceward.connectors.kafka import sink as kafka
-from onceward.connectors.kafka.answers import Description
-from onceward.connectors.kafka.handle import Handle
 from onceward.connectors.kafka.producer import DeliveryFailures, TransactionalProducer
 from onceward.connectors.kafka.sink import KafkaSink, KafkaTransaction
+from onceward.connectors.kafka.transaction import Description, Handle
 from onceward.core.errors import ConfigurationError, KafkaError
-from onceward.core.names import PooledName, Scope
+from onceward.core.names import NOTHING, PooledName, Scope
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, Progress, WriteContext
-from onceward.core.transaction.ownership import NOTHING
 
 SASL = {
     "security.protocol": "SASL_SSL",
@@ -43,7 +41,7 @@ def test_options_of_a_spark_format_make_a_sink():
         {"kafka.bootstrap.servers": "b:1", "topic": "t", "name": "out", "kafka.transaction.timeout.ms": "90000"}
     )
     assert (sink.name, sink.topic, sink.transaction_timeout) == ("out", "t", 90)
-    assert "transaction.timeout.ms" not in sink.settings.for_producer()
+    assert "transaction.timeout.ms" not in sink.settings.for_librdkafka()
 
 
 def test_the_timeout_may_be_given_in_seconds():

@@ -5,16 +5,24 @@ from types import SimpleNamespace
 
 import pytest
 
-from onceward.connectors.kafka.answers import open_producers
-from onceward.connectors.kafka.codes import PASSING, Code, code_name
-from onceward.connectors.kafka.coordinator import Description
-from onceward.connectors.kafka.handle import Handle, Prepared, listed_committable
+from onceward.connectors.kafka.errors import PASSING, Code, code_name
 from onceward.connectors.kafka.ownership import never_committed
-from onceward.connectors.kafka.verdict import OBSERVED, Fate, Inside, judge, judge_partitions
+from onceward.connectors.kafka.transaction import (
+    OBSERVED,
+    Description,
+    Fate,
+    Handle,
+    Inside,
+    Prepared,
+    judge,
+    judge_partitions,
+    listed_committable,
+    open_producers,
+)
 from onceward.core.errors import LogDamagedError
 from onceward.core.names import PooledName, Scope
+from onceward.core.outcome import OUTCOMES
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation
-from onceward.core.transaction.outcome import OUTCOMES
 
 MINE = Handle("id", 7, 3, 1000)
 PREPARED = Prepared(MINE, frozenset({("t", 0), ("t", 1)}))

@@ -27,8 +27,7 @@ from onceward.core import CheckpointConfig, FileBackend
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator, OnLost, Swept
 from onceward.core.checkpoint.recovery import TransactionStatus, status_of
 from onceward.core.errors import CommitPendingError, ConfigurationError, DataLossError, EpochConflictError, FencedError
-from onceward.core.log import Decide, DirectoryStore, LogView, LogWriter, Resolved
-from onceward.core.log.records import audit_records
+from onceward.core.log import Decide, DirectoryStore, LogView, LogWriter, Resolved, audit_records
 from onceward.core.log.view import NONE
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import ANY_EPOCH, Committable, Observation

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from sqlalchemy.dialects import postgresql
 
-from onceward.connectors.database.ddl import column_type
 from onceward.connectors.database.plan import Column
-from onceward.connectors.database.postgres.binary_encoding import encode_arrays, encode_uuids
 from onceward.connectors.database.postgres.catalog import PgType, Table
+from onceward.connectors.database.postgres.conversions import conversion, encode_arrays, encode_uuids
 from onceward.connectors.database.postgres.copy import plan_copy
+from onceward.connectors.database.tables import column_type
 from onceward.core.errors import SchemaError
 
 INT8 = PgType(20, "int8")
@@ -28,7 +28,7 @@ def table(*columns: Column) -> Table:
 def test_the_plan_follows_the_data_not_the_order_of_the_table() -> None:
     target = table(Column("id", INT8, "bigint"), Column("word", TEXT, "text"), Column("note", TEXT, "text"))
     plan = plan_copy(pa.schema([("word", pa.string()), ("id", pa.int32())]), target)
-    assert plan.columns == ("word", "id")
+    assert plan.schema.names == ["word", "id"]
     assert plan.wire_schema().types == [pa.string(), pa.int64()]
 
 
@@ -67,10 +67,8 @@ def test_no_uuids_become_no_bytes() -> None:
 
 
 def test_an_array_is_marked_with_its_element_type_and_tells_of_nulls() -> None:
-    from onceward.connectors.database.postgres.conversions import conversion
-
     inner = conversion(pa.string(), PgType(1043, "varchar"))
-    images = encode_arrays(inner.convert, inner.builder, 1043, pa.array([["a", None], [], None])).to_pylist()
+    images = encode_arrays(inner, 1043, pa.array([["a", None], [], None])).to_pylist()
     assert images[0] == struct.pack(">iiIii", 1, 1, 1043, 2, 1) + b"\0\0\0\1a" + b"\xff\xff\xff\xff"
     assert images[1] == struct.pack(">iiI", 0, 0, 1043)
     assert images[2] is None

@@ -11,9 +11,7 @@ from onceward.connectors.database.checks import choose_path
 from onceward.connectors.database.dialect import ServerFacts
 from onceward.connectors.database.postgres.dialect import PostgreSql
 from onceward.connectors.database.postgres_sink import PostgresSink
-from onceward.connectors.database.settings import CommitPath
-from onceward.connectors.database.target import TableName, own_name
-from onceward.connectors.database.url import Url
+from onceward.connectors.database.target import CommitPath, TableName, Url, own_name
 from onceward.core.errors import ConfigurationError, RetryableSinkError
 from onceward.core.transaction import WriteContext
 
@@ -131,9 +129,9 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
 def test_auto_prepares_only_plain_inserts_on_a_server_that_can() -> None:
     plain, upsert = sink().target, sink(key=["id"]).target
     able, unable = ServerFacts(max_prepared=10), ServerFacts(why_none="max_prepared_transactions is 0: set it")
-    assert choose_path(CommitPath.AUTO, plain, able)[0] is CommitPath.PREPARED
-    assert choose_path(CommitPath.AUTO, plain, unable)[0] is CommitPath.STAGING
-    assert choose_path(CommitPath.AUTO, upsert, able)[0] is CommitPath.STAGING
+    assert choose_path(CommitPath.AUTO, plain, able) is CommitPath.PREPARED
+    assert choose_path(CommitPath.AUTO, plain, unable) is CommitPath.STAGING
+    assert choose_path(CommitPath.AUTO, upsert, able) is CommitPath.STAGING
     with pytest.raises(ConfigurationError, match="max_prepared_transactions is 0: set"):
         choose_path(CommitPath.PREPARED, plain, unable)
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from onceward import exactly_once
-from onceward.connectors.spark.options import COMMON
-
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-DOCS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#]+)(?:#([\w-]+))?\)")
 
@@ -62,13 +58,3 @@ def test_every_logger_is_documented() -> None:
     used = {name for text in code for name in re.findall(r'getLogger\("(onceward\.[\w.]+)"\)', text)}
     rows = re.findall(r"^\| (`onceward\.[^|]*)\|", (ROOT / "docs" / "logging.md").read_text(), re.MULTILINE)
     assert {name for row in rows for name in re.findall(r"`([\w.]+)`", row)} == used
-
-
-def test_every_parameter_and_common_option_is_documented() -> None:
-    table = re.search(r"## Parameters\n\n((?:\|.*\n)+)", (ROOT / "docs" / "exactly-once.md").read_text())
-    assert table is not None
-    columns = [row.split("|")[1:3] for row in table[1].splitlines()[2:]]
-    parameters = {name for first, _ in columns for name in re.findall(r"`(\w+)`", first)}
-    assert parameters == set(inspect.signature(exactly_once).parameters)
-    options = {name.lower() for _, second in columns for name in re.findall(r"`(\w+)`", second)}
-    assert options == COMMON - {"queryname", "path"}

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from onceward import KafkaSource
-from onceward.connectors.kafka.bounds import EARLIEST, LATEST, AtOffsets, AtTime, bound, spread
-from onceward.connectors.kafka.positions import Partition
+from onceward.connectors.kafka.positions import EARLIEST, LATEST, AtOffsets, AtTime, Partition, bound, spread
 from onceward.connectors.kafka.rows import to_batch
 from onceward.connectors.spark.kafka_source import batch_source, stream_source
 from onceward.core.errors import ConfigurationError

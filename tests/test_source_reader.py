@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("pyspark.sql.datasource", reason="needs pyspark")
 
-from onceward.connectors.spark.source_reader import BeforeLimits, SplitPartition
+from onceward.connectors.spark.any_source import BeforeLimits, SplitPartition
 from onceward.core.errors import SourceError
 from onceward.sources import ResettableSource, Split
 

@@ -10,9 +10,7 @@ import pytest
 from onceward.connectors.spark.exactly_once import EpochHandler
 from onceward.connectors.spark.query import any_stage_failed, epoch_input
 from onceward.core.errors import ConfigurationError, EpochConflictError
-from onceward.core.log import Rewind, read
-from onceward.core.log.directory import DirectoryStore
-from onceward.core.log.memory import MemoryStore
+from onceward.core.log import DirectoryStore, MemoryStore, Rewind, read
 
 from .core_fakes import policy
 from .engine_kit import TargetSink

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from onceward.connectors.spark.options import FormatOptions
-from onceward.connectors.spark.projection import Projection
 from onceward.connectors.spark.task import write_partition
 from onceward.connectors.spark.writer import StreamWriter
 from onceward.core.errors import CommitPendingError, DataLossError, EpochConflictError, FencedError, ProtocolError
-from onceward.core.log import read
-from onceward.core.log.directory import DirectoryStore
+from onceward.core.log import DirectoryStore, read
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Observation, WriteContext
 
@@ -116,16 +114,26 @@ def test_a_decided_batch_is_read_and_not_written_again(query: Query, batch: int)
 def test_any_other_batch_is_refused_before_it_is_written(query: Query, batch: int):
     for done in range(2):
         query.run(done)
+    query.checkpoint.forget()
     written = query.target.written
-    with pytest.raises(EpochConflictError, match="its newest decided epoch is 1"):
-        query.write(query.begin(), batch, [99])
+    query.checkpoint.plan(batch)
+    with pytest.raises(EpochConflictError, match="the newest decided epoch is 1"):
+        query.begin()
     assert query.target.written == written
 
 
 def test_an_empty_log_takes_the_first_batch_only_unless_it_is_told(query: Query):
-    with pytest.raises(EpochConflictError, match="not the query's first epoch"):
-        query.write(query.begin(), 3, [99])
+    query.checkpoint.plan(3)
+    with pytest.raises(EpochConflictError, match="not at its first epoch"):
+        query.begin()
     assert len(query.write(query.begin(adopt="true"), 3, [99])) == 1
+
+
+def test_executors_write_the_epoch_that_was_opened_and_no_other(query: Query):
+    query.checkpoint.plan(0)
+    with pytest.raises(EpochConflictError, match="but epoch 0 was opened"):
+        query.write(query.begin(), 1, [99])
+    assert query.target.written == 0
 
 
 def test_messages_of_two_starts_are_refused(query: Query):
@@ -269,13 +277,14 @@ def test_a_partition_that_fails_rolls_back_in_every_sink_what_is_not_prepared(tm
 
     sinks = [SparkSink(f"{tmp_path}/a", "a"), Refusing(f"{tmp_path}/b", "b"), SparkSink(f"{tmp_path}/c", "c")]
     with pytest.raises(OSError, match="refused"):
-        write_partition(sinks, [context(s.name) for s in sinks], Projection(sinks), batches([1]), retried=False)
+        write_partition(sinks, [context(s.name) for s in sinks], batches([1]))
     assert [len(sink.target.prepared) for sink in sinks] == [1, 0, 0]
     assert [len(sink.target.aborted) for sink in sinks] == [0, 1, 1]
 
 
 @pytest.mark.parametrize("attempt", [0, 1])
 def test_a_retried_partition_says_so(query: Query, attempt: int):
+    query.checkpoint.plan(0)
     [message] = query.write(query.begin(), 0, [1], attempt=attempt)
     assert message.acknowledgement.retried is bool(attempt)
     assert message.acknowledgement.attempt == attempt

@@ -35,6 +35,9 @@ class Task:
     def attemptNumber(self) -> int:  # noqa: N802 - Spark's name
         return 0
 
+    def stageId(self) -> int:  # noqa: N802 - Spark's name
+        return 0
+
 
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, master: str | None, **options: str) -> None:
     """Open a writer in the driver's process, which does not know the master, and write in an executor's."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.spark.projection import Projection
 from onceward.connectors.spark.task import write_partition
 from onceward.core.errors import SinkError
 from onceward.core.transaction import WriteContext
@@ -48,6 +47,6 @@ def test_a_sink_that_cannot_roll_back_keeps_no_other_from_it_and_hides_no_error(
     given: list[TwoPhaseCommitSink[Any]] = sinks
     batches = [pa.RecordBatch.from_pydict({"n": [1]})]
     with pytest.raises(SinkError, match="a does not prepare") as caught:
-        write_partition(given, contexts, Projection(given), batches, retried=False)
+        write_partition(given, contexts, batches)
     assert [sink.discarded for sink in sinks] == [1, 1]
     assert caught.value.__notes__ == ["besides, sink a did not roll back: a is away"]

@@ -11,10 +11,9 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
-from onceward.connectors.database.conversions import conversion
-from onceward.connectors.database.ddl import column_type
-from onceward.connectors.database.plan import Unfit
-from onceward.connectors.database.rows import make_plan
+from onceward.connectors.database.conversions import UnfitError, conversion
+from onceward.connectors.database.plan import make_plan
+from onceward.connectors.database.tables import column_type
 from onceward.core.errors import SchemaError
 
 DAY = dt.date(2024, 2, 29)
@@ -98,7 +97,7 @@ def test_values_of_each_database_come_through(array: pa.Array, column: Any, back
     ],
 )
 def test_types_that_would_lose_something_are_refused(arrow: pa.DataType, column: Any, backend: str) -> None:
-    with pytest.raises(Unfit):
+    with pytest.raises(UnfitError):
         conversion(arrow, column, backend)
 
 

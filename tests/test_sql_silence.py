@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from onceward.connectors.database.engines import close_idle
+from onceward.connectors.database.postgres.session import guard, limited
 from onceward.connectors.database.sqlalchemy_sink import SqlAlchemySink
-from onceward.connectors.database.watch import guard, limited
 from onceward.core.errors import RetryableSinkError
 from onceward.core.transaction import WriteContext
 

@@ -9,11 +9,9 @@ import pytest
 import sqlalchemy as sa
 
 from onceward.connectors.database.ledger import Facts
-from onceward.connectors.database.mariadb import MariaDb
+from onceward.connectors.database.mariadb import MariaDb, Xid, gtrid_of, read_xid
 from onceward.connectors.database.sqlalchemy_sink import SqlAlchemySink
-from onceward.connectors.database.target import TableName
-from onceward.connectors.database.url import Url
-from onceward.connectors.database.xids import Xid, gtrid_of, read_xid
+from onceward.connectors.database.target import TableName, Url
 from onceward.core.errors import ConfigurationError, RetryableSinkError
 from onceward.core.names import Scope, TransactionName
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, WriteContext
@@ -165,9 +163,9 @@ def test_mode_and_commit_say_what_is_written_and_how_it_waits(settings: dict[str
         ({"commit": "later"}, "commit 'later' is unknown"),
         ({"key": ["id"], "commit": "prepared"}, "upsert cannot wait as a prepared transaction"),
         ({"url": SQLITE, "commit": "prepared"}, "SQLite has no prepared transactions"),
-        ({"lock_timeout": 0}, "lock_timeout is 0"),
-        ({"answer_within": -1}, "answer_within is -1"),
-        ({"ledger_epochs": 0}, "ledger_epochs is 0"),
+        ({"lock_timeout": 0}, "lock_timeout must be above 0"),
+        ({"answer_within": -1}, "answer_within must be above 0"),
+        ({"ledger_epochs": 0}, "ledger_epochs must be above 0"),
         ({"table": "a.b.c"}, "not a table's name"),
         ({"table": ""}, "not a table's name"),
     ],

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.database import staging
+from onceward.connectors.database import merging, staging
 from onceward.connectors.database.sqlalchemy_sink import SqlAlchemySink
 from onceward.connectors.database.sqlite import _set_up
 from onceward.core.errors import ConfigurationError, EpochConflictError, RetryableSinkError, SchemaError, SqlError
-from onceward.core.names import Scope
+from onceward.core.names import NOTHING, Scope
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, WriteContext
-from onceward.core.transaction.ownership import NOTHING
 
 from .ledger_contract import LedgerContract
 
@@ -207,6 +206,30 @@ def test_subtasks_are_merged_by_their_numbers(database: Database) -> None:
     both = [write(sink, context(1, subtask), words(0, word=f"of {subtask} ")) for subtask in (10, 2)]
     assert {answer.status for answer in sink.commit_many(both)} == {CommitStatus.COMMITTED}
     assert database.rows() == expected(0, word="of 10 ")
+
+
+def test_24_epochs_are_merged_in_their_order_whatever_order_they_come_in(database: Database) -> None:
+    sink = database.sink(key="id")
+    three = [write(sink, context(epoch, 3 - epoch), words(0, word=f"of {epoch} ")) for epoch in (2, 3, 1)]
+    assert {answer.status for answer in sink.commit_many(three)} == {CommitStatus.COMMITTED}
+    assert database.rows() == expected(0, word="of 3 ")
+
+
+def test_24_what_comes_behind_an_epoch_that_waits_waits_too(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an upsert that comes late would overwrite a later epoch's."""
+    sink, lock, faults = database.sink(key="id"), merging._lock, [RetryableSinkError("busy")]
+
+    def busy_once(*arguments: Any) -> list[Any]:
+        if faults:
+            raise faults.pop()
+        return lock(*arguments)
+
+    monkeypatch.setattr(merging, "_lock", busy_once)
+    both = [write(sink, context(epoch), words(0, word=f"of {epoch} ")) for epoch in (1, 2)]
+    assert [answer.status for answer in sink.commit_many(both)] == [CommitStatus.RETRY_LATER] * 2
+    assert database.rows() == []
 
 
 def test_an_abort_that_comes_after_the_merge_is_refused(database: Database) -> None:

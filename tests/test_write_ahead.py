@@ -9,65 +9,28 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
 
 from onceward.core import CheckpointConfig, FileBackend
-from onceward.core.errors import EpochConflictError, RetryableSinkError, SinkError
-from onceward.core.log.memory import MemoryStore
+from onceward.core.errors import SinkError
+from onceward.core.log import MemoryStore
 from onceward.core.names import Scope, file_name, parse_file_name
 from onceward.core.steps import Step, hooked
-from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, Progress, WriteContext
-from onceward.core.transaction.ownership import NOTHING
-from onceward.sinks import Guarantee, WriteAheadLogSink
+from onceward.core.transaction import AbortStatus, CommitStatus, Committable
+from onceward.sinks import Guarantee
 from onceward.sinks.folders import IDENTITY
 from onceward.sources import SequenceSource
 
 from .engine_kit import RunningSum, numbers, pipeline
+from .sink_kit import LOG, Crash, Mailbox, crash_at, prepared
 
 if TYPE_CHECKING:
-    from onceward.sinks.write_ahead import Attempt, Identity
+    import pyarrow as pa
+
+    from onceward.sinks.write_ahead import Delivery
 
 
-SCOPE = Scope("p", "mail", "0123abcd")
-
-
-class Crash(BaseException):
-    """The process ends here."""
-
-
-class Mailbox(WriteAheadLogSink):
-    """A target that takes deliveries, and may refuse them."""
-
-    def __init__(self, directory: Path, *, remembers: bool = False, rows_per_send: int = 2, name: str = "mail") -> None:
-        super().__init__(name, directory, rows_per_send=rows_per_send)
-        self.remembers = remembers
-        self.taken: list[tuple[str, list[int]]] = []
-        self.refuse_after: int | None = None
-
-    def send(self, rows: pa.RecordBatch, identity: Identity) -> None:
-        if self.refuse_after is not None and len(self.taken) >= self.refuse_after:
-            raise RetryableSinkError("the target is full")
-        if not (self.remembers and str(identity) in dict(self.taken)):
-            self.taken.append((str(identity), rows["n"].to_pylist()))
-
-    @property
-    def rows(self) -> list[int]:
-        return [n for _, rows in self.taken for n in rows]
-
-    def __deepcopy__(self, memo: Any) -> Mailbox:
-        return self
-
-
-def context(epoch: int = 1, subtask: int = 0, log: str = "0123abcd") -> WriteContext:
-    return WriteContext(pipeline="p", sink="mail", log=log, writer=1, epoch=epoch, subtask=subtask)
-
-
-def prepared(sink: Mailbox, *batches: range, epoch: int = 1) -> Committable:
-    segment = sink.begin(context(epoch))
-    for batch in batches:
-        sink.write(segment, pa.RecordBatch.from_pydict({"n": list(batch)}))
-    return sink.pre_commit(segment)
+SCOPE = Scope("p", "mail", LOG)
 
 
 def test_rows_are_sent_in_order_after_the_decision_and_not_before(tmp_path: Path):
@@ -94,18 +57,6 @@ def test_62_a_crash_between_delivery_and_mark_repeats_that_delivery_under_the_sa
     if not remembers:
         assert identities[1] == identities[2]
     assert sink.guarantee is (Guarantee.EXACTLY_ONCE if remembers else Guarantee.AT_LEAST_ONCE)
-
-
-def crash_at(step: Step, count: int, sink: Mailbox, committable: Committable) -> None:
-    left = [count]
-
-    def hook(reached: Step) -> None:
-        left[0] -= reached is step
-        if left[0] == 0:
-            raise Crash
-
-    with hooked(hook), pytest.raises(Crash):
-        sink.commit(committable)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -148,9 +99,9 @@ def test_65_what_is_pinned_is_of_when_the_rows_were_written(tmp_path: Path):
         def pinned(self) -> dict[str, Any]:
             return {"label": self.label}
 
-        def deliver(self, rows: pa.RecordBatch, attempt: Attempt) -> None:
-            tries.append((attempt.pinned["label"], attempt.identity.first, attempt.again))
-            super().deliver(rows, attempt)
+        def send(self, rows: pa.RecordBatch, delivery: Delivery) -> None:
+            tries.append((delivery.pinned["label"], delivery.first, delivery.again))
+            super().send(rows, delivery)
 
     tries: list[tuple[str, int, bool]] = []
     sink = Labelled(tmp_path)
@@ -199,41 +150,6 @@ def test_66_a_damaged_segment_is_an_error_that_names_the_batch_and_sends_nothing
     assert sink.rows == []
 
 
-def test_an_aborted_segment_is_gone_and_one_whose_sending_began_is_not(tmp_path: Path):
-    sink = Mailbox(tmp_path)
-    first, second = prepared(sink, range(4)), prepared(sink, range(4))
-    assert sink.abort(first).status is AbortStatus.ABORTED
-    assert sink.commit(first).status is CommitStatus.LOST
-    crash_at(Step.MARK_AFTER, 1, sink, second)
-    assert sink.abort(second).status is AbortStatus.COMMITTED
-    assert sink.commit(second).status is CommitStatus.COMMITTED
-
-
-def test_what_lingers_is_found_by_its_exact_name(tmp_path: Path):
-    sink = Mailbox(tmp_path)
-    committable = prepared(sink, range(4))
-    open_one = sink.begin(context(2))
-    found = sink.lingering(Scope("p", "mail", "0123abcd"))
-    assert {c.transaction for c in found} == {committable.transaction, str(open_one.name)}
-    assert list(sink.lingering(Scope("p", "mai", "0123abcd"))) == []
-    assert list(sink.lingering(Scope("p-eu", "mail", "0123abcd"))) == []
-    sink.discard(open_one)
-    assert {c.transaction for c in sink.lingering(Scope("p", "mail", "0123abcd"))} == {committable.transaction}
-
-
-def test_what_a_renamed_sink_left_behind_is_listed_and_aborted(tmp_path: Path):
-    sink, renamed = Mailbox(tmp_path), Mailbox(tmp_path, name="post")
-    left = prepared(sink, range(4))
-    sent = prepared(sink, range(4), epoch=2)
-    crash_at(Step.MARK_AFTER, 1, sink, sent)
-    [found] = renamed.lingering_elsewhere("p", "0123abcd")
-    assert (found.transaction, found.sink) == (left.transaction, "mail")
-    for other in (("p-eu", "0123abcd"), ("p", "ffff0000")):
-        assert list(renamed.lingering_elsewhere(*other)) == []
-    assert renamed.abort(found).status is AbortStatus.ABORTED
-    assert list(renamed.lingering_elsewhere("p", "0123abcd")) == []
-
-
 def test_busy_is_never_taken_for_lost_or_gone(tmp_path: Path):
     sink = Mailbox(tmp_path)
     committable = prepared(sink, range(4))
@@ -280,115 +196,6 @@ def test_a_file_system_without_locks_is_an_error_and_not_another_process(
     assert sink.commit(committable).status is CommitStatus.COMMITTED
 
 
-@pytest.mark.parametrize(
-    "call", ["begin", "write", "pre_commit", "lingering", "completed", "inspect", "check", "claim"]
-)
-def test_errors_of_the_file_system_are_ours_and_name_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-):
-    sink = Mailbox(tmp_path)
-    sent, waiting, pending = prepared(sink, range(4)), prepared(sink, range(4)), sink.begin(context(2))
-    sink.commit(sent)
-
-    def stale(*_: Any, **__: Any) -> Any:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
-    calls = {
-        "begin": lambda: sink.begin(context(3)),
-        "write": lambda: sink.write(pending, pa.RecordBatch.from_pydict({"n": [1]})),
-        "pre_commit": lambda: sink.pre_commit(pending),
-        "lingering": lambda: sink.lingering(SCOPE),
-        "completed": lambda: sink.completed(SCOPE, 1),
-        "inspect": lambda: sink.inspect_many([sent]),
-        "check": lambda: sink.check_claim(SCOPE, NOTHING),
-        "claim": lambda: sink.claim(SCOPE),
-    }
-    with monkeypatch.context() as patch:
-        for name in ("exists", "is_dir", "mkdir", "read_bytes"):
-            patch.setattr(Path, name, stale)
-        patch.setattr(os, "fsync", stale)
-        patch.setattr(pa.ipc, "new_stream", stale)
-        with pytest.raises(SinkError, match=r"Stale file handle.*sink mail") as caught:
-            calls[call]()
-        assert str(tmp_path) in str(caught.value)
-        for committable in (sent, waiting):
-            assert sink.commit(committable).status is CommitStatus.RETRY_LATER
-            assert sink.abort(committable).status is AbortStatus.RETRY_LATER
-    assert sink.commit(waiting).status is CommitStatus.COMMITTED
-    sink.discard(pending)
-
-
-def test_a_folder_that_knows_the_name_from_another_log_refuses_it(tmp_path: Path):
-    sink, other = Mailbox(tmp_path), SCOPE._replace(log="ffff0000")
-    sink.check_claim(SCOPE, NOTHING)
-    sink.claim(SCOPE)
-    sink.claim(SCOPE)
-    for refused in (lambda: sink.check_claim(other, NOTHING), lambda: sink.claim(other)):
-        with pytest.raises(EpochConflictError, match="from decision log 0123abcd"):
-            refused()
-    sink.release(other)
-    sink.claim(other)
-
-
-def test_a_folder_remembers_how_far_the_log_had_come(tmp_path: Path):
-    sink = Mailbox(tmp_path)
-    for epoch in (3, 4):
-        sink.commit(prepared(sink, range(4), epoch=epoch))
-        sink.completed(SCOPE, epoch)
-    sink.completed(SCOPE, 9)  # epochs without rows for it
-    for newest in (Progress(1, 4), Progress(1, 9), Progress(2, 0)):
-        sink.check_claim(SCOPE, newest)
-    for newest in (NOTHING, Progress(1, 3), Progress(0, 9)):
-        with pytest.raises(EpochConflictError, match=r"outdated copy: .* holds epoch 4"):
-            sink.check_claim(SCOPE, newest)
-    sink.release(SCOPE)
-    sink.check_claim(SCOPE, NOTHING)
-
-
-def test_what_has_begun_to_be_sent_is_decided_and_known(tmp_path: Path):
-    sink = Mailbox(tmp_path)
-    committable = prepared(sink, range(6))
-    crash_at(Step.MARK_AFTER, 1, sink, committable)
-    with pytest.raises(EpochConflictError, match="outdated copy"):
-        sink.check_claim(SCOPE, NOTHING)
-    sink.completed(SCOPE, 2)
-    assert sink.commit(committable).status is CommitStatus.COMMITTED
-    assert sink.rows == list(range(6))
-
-
-def test_a_rewind_forgets_how_far_the_log_had_come_and_no_proof(tmp_path: Path):
-    """One of the transactions may be decided and not completed: it is finished before the rewind is."""
-    sink = Mailbox(tmp_path)
-    done, cut_off = prepared(sink, range(6), epoch=2), prepared(sink, range(6, 12), epoch=2)
-    sink.commit(done)
-    crash_at(Step.MARK_AFTER, 1, sink, cut_off)
-    sink.release(SCOPE)
-    sink.check_claim(SCOPE, NOTHING)
-    sink.completed(SCOPE, 1)
-    assert sink.commit(done).status is CommitStatus.ALREADY_COMMITTED
-    assert sink.commit(cut_off).status is CommitStatus.COMMITTED
-    assert sink.rows == list(range(12))
-    never = prepared(sink, range(2), epoch=2)
-    crash_at(Step.MARK_AFTER, 1, sink, never)
-    sink.release(SCOPE)
-    sink.completed(SCOPE, 3)
-    assert [c.transaction for c in sink.lingering(SCOPE)] == [never.transaction]
-    assert sink.abort(never).status is AbortStatus.ABORTED
-    assert [path.name for path in tmp_path.iterdir()] == [IDENTITY]
-
-
-def test_what_may_have_been_sent_long_ago_is_not_called_lost(tmp_path: Path):
-    sink = Mailbox(tmp_path)
-    old, new = prepared(sink, range(2), epoch=1), prepared(sink, range(2), epoch=2)
-    for committable in (old, new):
-        sink.commit(committable)
-    assert sink.inspect_many([old, new]) == [Observation.COMMITTED] * 2
-    sink.completed(SCOPE, 2)
-    assert sink.commit(old).status is CommitStatus.UNKNOWN
-    assert sink.commit(new).status is CommitStatus.ALREADY_COMMITTED
-    assert sink.inspect_many([old, new]) == [Observation.UNKNOWN, Observation.COMMITTED]
-
-
 def test_a_crash_after_the_last_row_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     sink = Mailbox(tmp_path)
     committable = prepared(sink, range(4))
@@ -403,7 +210,7 @@ def test_a_crash_after_the_last_row_leaves_nothing_behind(tmp_path: Path, monkey
 
 def test_an_error_of_sending_is_never_taken_for_a_segment_that_is_gone(tmp_path: Path):
     class NeedsACertificate(Mailbox):
-        def send(self, rows: pa.RecordBatch, identity: Identity) -> None:  # noqa: ARG002 - signature
+        def send(self, rows: pa.RecordBatch, delivery: Delivery) -> None:  # noqa: ARG002 - signature
             raise FileNotFoundError("no such certificate")
 
     sink = NeedsACertificate(tmp_path)
@@ -411,14 +218,6 @@ def test_an_error_of_sending_is_never_taken_for_a_segment_that_is_gone(tmp_path:
     with pytest.raises(FileNotFoundError, match="certificate"):
         sink.commit(committable)
     assert Mailbox(tmp_path).commit(committable).status is CommitStatus.COMMITTED
-
-
-def test_a_claim_is_there_whole_or_not_at_all(tmp_path: Path):
-    sink = Mailbox(tmp_path)
-    sink.claim(SCOPE)
-    [claim] = tmp_path.iterdir()
-    assert claim.name == ".p~mail.claim"
-    assert claim.read_text() == "0123abcd"
 
 
 def test_of_completed_epochs_the_newest_proof_is_kept_and_nothing_else(tmp_path: Path):

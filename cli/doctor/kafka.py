@@ -13,7 +13,7 @@ from confluent_kafka.admin._acl import AclOperation
 from confluent_kafka.admin._config import ConfigResource
 
 from onceward.connectors.kafka.admin import admin_of, check_reachable, cluster_of
-from onceward.connectors.kafka.codes import Code, code_name
+from onceward.connectors.kafka.errors import Code, code_name
 from onceward.connectors.kafka.settings import KafkaSettings
 from onceward.core.errors import KafkaError
 from onceward.core.names import FORMAT, check_pipeline_name
@@ -119,8 +119,8 @@ def _open(settings: KafkaSettings, facts: Mapping[str, str | None]) -> Finding:
     name = "open transactions"
     client = cluster_of(settings).transactions
     try:
-        ids = [row.transactional_id for row in client.list_transactions(["Ongoing"], prefix=f"{FORMAT}:")]
-        found = [seen.open.handle for seen in client.describe(ids).values() if seen.open is not None] if ids else []
+        ids = client.list_transactions(["Ongoing"], prefix=f"{FORMAT}:")
+        found = [seen.open.handle for seen in client.describe(ids).values() if seen.open is not None]
     except KafkaError as error:
         return skipped(name, str(error))
     oldest = max((time.time() - handle.started_ms / 1000 for handle in found), default=0.0)

@@ -10,10 +10,9 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from onceward.core.errors import ConfigurationError, NoDecisionLogError
-from onceward.core.log import Completed, Decide, Resolved, Void, open_store, read
+from onceward.core.log import Completed, Decide, Resolved, Void, audit_records, open_store, read
 from onceward.core.log.objects import CONDITIONAL_PUT
-from onceward.core.log.opening import IN_CHECKPOINT
-from onceward.core.log.records import audit_records
+from onceward.core.log.store import IN_CHECKPOINT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from onceward.core.checkpoint import CommitPolicy, OnLost, finish, sweep
 from onceward.core.checkpoint.recovery import TransactionStatus
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError
 from onceward.core.log import LogWriter
-from onceward.core.transaction.outcome import PROVEN_NOT_COMMITTED
+from onceward.core.outcome import PROVEN_NOT_COMMITTED
 from onceward.sinks.base import TwoPhaseCommitSink
 
 from .survey import UNPROVEN

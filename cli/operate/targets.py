@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onceward.core.errors import ConfigurationError
-from onceward.sinks.base import DirectSink, Sink, TwoPhaseCommitSink
-from onceward.sinks.direct import DirectlyWritten
+from onceward.sinks.base import DirectlyWritten, DirectSink, Sink, TwoPhaseCommitSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -44,10 +43,10 @@ class Target:
 def kafka_target(bootstrap_servers: str, config: Mapping[str, str]) -> Target:
     """A Kafka cluster; `config` has further settings of the connection, under librdkafka's names."""
     from onceward.connectors.kafka.admin import check_reachable, cluster_of  # noqa: PLC0415 - an extra
-    from onceward.connectors.kafka.handle import KIND  # noqa: PLC0415
     from onceward.connectors.kafka.ownership import open_names  # noqa: PLC0415
     from onceward.connectors.kafka.settings import KafkaSettings  # noqa: PLC0415
     from onceward.connectors.kafka.sink import KafkaSink  # noqa: PLC0415
+    from onceward.connectors.kafka.transaction import KIND  # noqa: PLC0415
 
     settings = KafkaSettings(bootstrap_servers, config)
 
@@ -65,9 +64,8 @@ def kafka_target(bootstrap_servers: str, config: Mapping[str, str]) -> Target:
 
 def postgres_target(dsn: str, ledger_schema: str | None) -> Target:
     """A PostgreSQL database, with onceward's own tables in this schema; None: the default."""
-    from onceward.connectors.database.listing import open_names  # noqa: PLC0415 - an extra
-    from onceward.connectors.database.postgres_sink import PostgresSink  # noqa: PLC0415
-    from onceward.connectors.database.url import Url  # noqa: PLC0415
+    from onceward.connectors.database.postgres_sink import PostgresSink  # noqa: PLC0415 - an extra
+    from onceward.connectors.database.target import PREPARED, STAGED, Url  # noqa: PLC0415
 
     schema: dict[str, Any] = {} if ledger_schema is None else {"ledger_schema": ledger_schema}
 
@@ -76,8 +74,8 @@ def postgres_target(dsn: str, ledger_schema: str | None) -> Target:
 
     return Target(
         title=f"PostgreSQL {Url.from_dsn(dsn)}",
-        names=lambda _: {scope[:2] for scope in open_names(sink("any").target)},
-        holds=lambda kind, _: kind in sink("any").resolutions(),
+        names=lambda _: {scope[:2] for scope in sink("any").open_names()},
+        holds=lambda kind, _: kind in (PREPARED, STAGED),
         sink=sink,
     )
 

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from onceward.core.errors import ConfigurationError, SchemaError
+from onceward.core.errors import ConfigurationError, SchemaError, SinkError
 
-from .ddl import create_table
-from .engines import dialect_for, reading
-from .reflection import describe
-from .settings import CommitPath
-from .trial import check_trial
-from .writing import plan_for
+from .dialect import RowDialect
+from .engines import dialect_for, reading, transaction
+from .plan import make_plan
+from .tables import create_table, existing, forget
+from .target import CommitPath
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,40 +31,34 @@ def read_server(target: Target) -> ServerFacts:
         return dialect_for(target).read_server(connection)
 
 
-def path_without_server(requested: CommitPath, target: Target) -> CommitPath | None:
-    """How rows wait, as far as settings alone say it; None if the server has to be asked.
+def choose_path(requested: CommitPath, target: Target, facts: ServerFacts | None = None) -> CommitPath:
+    """How rows wait.
+
+    Args:
+        requested: By the user.
+        target: Where they go.
+        facts: Of the server, if it was asked; else the answer is AUTO where settings alone do not say it.
 
     Raises:
         ConfigurationError: What was requested is impossible.
     """
-    if requested is CommitPath.PREPARED and target.key:
-        raise ConfigurationError(
-            "an upsert cannot wait as a prepared transaction: it would block every other writer of its keys, a retry "
-            "of itself included; use commit='staging' (or 'auto')"
-        )
-    if dialect_for(target).two_phase is None:
-        if requested is CommitPath.PREPARED:
-            raise ConfigurationError(f"{dialect_for(target).title} has no prepared transactions: use commit='staging'")
+    dialect = dialect_for(target)
+    if requested is CommitPath.PREPARED:
+        if target.key:
+            raise ConfigurationError(
+                "an upsert cannot wait as a prepared transaction: it would block every other writer of its keys, a "
+                "retry of itself included; use commit='staging' (or 'auto')"
+            )
+        if dialect.two_phase is None:
+            raise ConfigurationError(f"{dialect.title} has no prepared transactions: use commit='staging'")
+        if facts is not None and not facts.max_prepared:
+            raise ConfigurationError(f"this server cannot prepare transactions: {facts.why_none}")
+        return requested
+    if requested is CommitPath.STAGING or target.key or dialect.two_phase is None:
         return CommitPath.STAGING
-    if requested is CommitPath.AUTO:
-        return CommitPath.STAGING if target.key else None
-    return requested
-
-
-def choose_path(requested: CommitPath, target: Target, facts: ServerFacts) -> tuple[CommitPath, str]:
-    """How rows wait, and why.
-
-    Raises:
-        ConfigurationError: What was requested is impossible.
-    """
-    known = path_without_server(requested, target)
-    if known is CommitPath.PREPARED and not facts.max_prepared:
-        raise ConfigurationError(f"this server cannot prepare transactions: {facts.why_none}")
-    if known is not None:
-        return known, "asked for" if requested is known else "upserts and databases without two-phase commit are staged"
-    if facts.max_prepared:
-        return CommitPath.PREPARED, "the server allows it"
-    return CommitPath.STAGING, facts.why_none
+    if facts is None:
+        return CommitPath.AUTO
+    return CommitPath.PREPARED if facts.max_prepared else CommitPath.STAGING
 
 
 def check_server(facts: ServerFacts, target: Target, parallelism: int | None, path: CommitPath) -> None:
@@ -84,32 +77,36 @@ def check_server(facts: ServerFacts, target: Target, parallelism: int | None, pa
 
 
 def check_table(target: Target, sink: str, schema: pa.Schema, path: CommitPath) -> None:
-    """See that `schema` fits and that a key is unique; create the table if that was asked for.
+    """See that `schema` fits, that a key is unique, that rows can be tried; create the table if that was asked for.
 
     Raises:
         SchemaError: Something of the table or its columns does not fit.
         ConfigurationError: The table is of a kind that cannot be written exactly once, or rights are missing.
     """
-    bulk = dialect_for(target).bulk
-    table: sa.TableClause
-    if bulk is None:
-        table = _check_described(target, schema)
+    dialect = dialect_for(target)
+    table: sa.TableClause = sa.table(target.table.table, schema=target.table.schema)
+    if isinstance(dialect, RowDialect):
+        table = _check_described(target, dialect, schema)
     else:
         if target.create_table:
             create_table(target, schema)
         with reading(target, "cannot validate") as connection:
-            bulk.check_table(connection, target, sink, schema, path)
-        table = sa.table(target.table.table, schema=target.table.schema)
-    if path is CommitPath.STAGING and target.tries_rows:
-        check_trial(target, table)
+            dialect.check_table(connection, target, sink, schema, path)
+    if path is not CommitPath.STAGING or not target.tries_rows or not dialect.trial_needs:
+        return
+    try:
+        with transaction(target, "cannot try rows") as connection, dialect.trial(connection, table):
+            pass
+    except SinkError as error:
+        if error.retryable:
+            raise
+        raise ConfigurationError(f"staged rows are tried first, which needs {dialect.trial_needs}: {error}") from None
 
 
-def _check_described(target: Target, schema: pa.Schema) -> sa.Table:
-    describe(target, target.table, fresh=True)
-    plan_for(target, schema)
-    described = describe(target, target.table)
-    if described is None:
-        raise SchemaError(f"table {target.table} was dropped just now")
+def _check_described(target: Target, dialect: RowDialect, schema: pa.Schema) -> sa.Table:
+    forget(target)
+    described = existing(target, schema)
+    make_plan(schema, described.table, target.url.backend, target.key)
     if described.kind != "table":
         raise ConfigurationError(f"{target.table} is {described.kind}: only a table can be written exactly once")
     if described.engine.lower() not in _TRANSACTIONAL:
@@ -117,7 +114,7 @@ def _check_described(target: Target, schema: pa.Schema) -> sa.Table:
             f"table {target.table} has the storage engine {described.engine}, which has no transactions: "
             f"ALTER TABLE … ENGINE=InnoDB"
         )
-    refused = dialect_for(target).check_key(described.uniques, target.key) if target.key else ""
+    refused = dialect.check_key(described.uniques, target.key) if target.key else ""
     if refused:
         raise SchemaError(f"table {target.table} cannot be upserted by {list(target.key)}: {refused}")
     return described.table

@@ -7,31 +7,20 @@ attempt and never a decided epoch.
 
 from __future__ import annotations
 
-from collections.abc import Callable  # noqa: TC003 - a dataclass field's type
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
-from .plan import Unfit
-from .values import (
-    at_most_bytes,
-    at_most_characters,
-    finite,
-    in_unix_seconds,
-    in_years,
-    not_negative,
-    one_of,
-    whole_units,
-)
+Check: TypeAlias = Callable[[pa.Array], None]
+"""Raises ValueError for a value that the column's type allows and its declaration does not."""
+SqlType: TypeAlias = "sa.types.TypeEngine[Any]"
 
-if TYPE_CHECKING:
-    from .values import Check
-
-_BITS: Final[dict[pa.DataType, int]] = {
+BITS: Final[dict[pa.DataType, int]] = {
     pa.int8(): 7,
     pa.uint8(): 8,
     pa.int16(): 15,
@@ -41,11 +30,41 @@ _BITS: Final[dict[pa.DataType, int]] = {
     pa.int64(): 63,
     pa.uint64(): 64,
 }
-_DIGITS: Final = {7: 3, 8: 3, 15: 5, 16: 5, 31: 10, 32: 10, 63: 19, 64: 20}
-_FLOAT_BITS: Final = {pa.float16(): 24, pa.float32(): 24, pa.float64(): 53}
-_TEXT_BYTES: Final = {mysql.TINYTEXT: 255, mysql.TEXT: 65_535, mysql.MEDIUMTEXT: (1 << 24) - 1}
-_BLOB_BYTES: Final = {mysql.TINYBLOB: 255, mysql.BLOB: 65_535, mysql.MEDIUMBLOB: (1 << 24) - 1}
-_MICROSECONDS: Final = 1_000_000
+"""Of an integer's magnitude."""
+DIGITS: Final = {kind: len(str(2**bits)) for kind, bits in BITS.items()}
+"""Of the largest integers."""
+FLOAT_BITS: Final = {pa.float16(): 24, pa.float32(): 24, pa.float64(): 53}
+"""Of a float's mantissa."""
+_BYTES: Final[dict[type[Any], int]] = {
+    mysql.TINYTEXT: 255,
+    mysql.TINYBLOB: 255,
+    mysql.TEXT: 65_535,
+    mysql.BLOB: 65_535,
+    mysql.MEDIUMTEXT: (1 << 24) - 1,
+    mysql.MEDIUMBLOB: (1 << 24) - 1,
+}
+_INTEGER_BITS: Final = ((mysql.TINYINT, 7), (mysql.MEDIUMINT, 23), (sa.SmallInteger, 15), (sa.BigInteger, 63))
+_SINGLE_DIGITS: Final = 24
+_FIRST_DAY: Final = -719_162
+_LAST_DAY: Final = 2_932_896
+"""Days of 0001-01-01 and 9999-12-31, counted from 1970-01-01: what Python's dates can say."""
+_SECOND: Final = 1_000_000
+_DAY: Final = 86_400 * _SECOND
+
+
+class UnfitError(Exception):
+    """The types do not fit; the text says why and what to do. `match` catches it and names the column."""
+
+
+def is_text(arrow: pa.DataType) -> bool:
+    """Whether values are strings."""
+    return bool(pa.types.is_string(arrow) or pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow))
+
+
+def is_binary(arrow: pa.DataType) -> bool:
+    """Whether values are bytes."""
+    kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+    return any(kind(arrow) for kind in kinds)
 
 
 @dataclass(frozen=True)
@@ -55,7 +74,7 @@ class Conversion:
     wire: pa.DataType
     """Arrow type whose Python values the driver takes."""
     checks: tuple[Check, ...] = ()
-    """Called with the array of type `wire`; each raises ValueError for values that do not fit."""
+    """Called with the array of type `wire`."""
     value: Callable[[Any], Any] | None = None
     """From pyarrow's Python value to the driver's; None if they are the same."""
 
@@ -83,11 +102,11 @@ class Conversion:
         return [None if value is None else make(value) for value in values]
 
 
-def conversion(arrow: pa.DataType, column: sa.types.TypeEngine[Any], backend: str) -> Conversion:
+def conversion(arrow: pa.DataType, column: SqlType, backend: str) -> Conversion:
     """The conversion that keeps every value.
 
     Raises:
-        Unfit: There is none.
+        UnfitError: There is none.
     """
     if pa.types.is_dictionary(arrow):
         return conversion(arrow.value_type, column, backend)
@@ -95,153 +114,208 @@ def conversion(arrow: pa.DataType, column: sa.types.TypeEngine[Any], backend: st
         return Conversion(pa.null())
     if isinstance(arrow, pa.BaseExtensionType):
         if arrow.extension_name == "arrow.uuid":
-            raise Unfit("cast it to string")
+            raise UnfitError("cast it to string")
         return conversion(arrow.storage_type, column, backend)
-    for rule in (_by_text, _by_number, _by_time, _by_bytes):
-        found = rule(arrow, column, backend)
-        if found is not None:
-            return found
-    raise Unfit(_advice(arrow))
-
-
-def _advice(arrow: pa.DataType) -> str:
+    sqlite = backend == "sqlite"
+    for takes, rule, untyped in _RULES:
+        if takes(arrow):
+            bare = sqlite and isinstance(column, sa.types.NullType)
+            found = rule(arrow, untyped if bare and untyped is not None else column, sqlite)
+            if found is not None:
+                return found
     if pa.types.is_nested(arrow):
-        return "turn it into text, for example with to_json"
-    return "no conversion keeps every value; cast it, or change the column"
+        raise UnfitError("turn it into text, for example with to_json")
+    raise UnfitError("no conversion keeps every value; cast it, or change the column")
 
 
-def _by_text(arrow: pa.DataType, column: sa.types.TypeEngine[Any], backend: str) -> Conversion | None:
-    if not (pa.types.is_string(arrow) or pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow)):
-        return None
-    if isinstance(column, sa.Enum):
-        return Conversion(pa.large_string(), (one_of(tuple(column.enums)),))
-    if isinstance(column, sa.types.NullType) and backend == "sqlite":
-        return Conversion(pa.large_string())
+def _text(_: pa.DataType, column: SqlType, sqlite: bool) -> Conversion | None:
     if not isinstance(column, sa.String):
         return None
-    bytes_allowed = next((most for kind, most in _TEXT_BYTES.items() if type(column) is kind), None)
-    checks: tuple[Check, ...] = ()
-    if bytes_allowed is not None:
-        checks += (at_most_bytes(min(bytes_allowed, column.length or bytes_allowed)),)
-    elif column.length is not None and backend != "sqlite":  # SQLite keeps texts of any length
-        checks += (at_most_characters(column.length),)
-    return Conversion(pa.large_string(), checks)
+    room, length, checks = _BYTES.get(type(column)), column.length, list[Check]()
+    if isinstance(column, sa.Enum):
+        checks.append(_one_of(column.enums))
+    elif room is not None:
+        checks.append(_at_most_bytes(min(room, length or room)))
+    elif length is not None and not sqlite:  # SQLite keeps texts of any length
+        checks.append(_at_most_characters(length))
+    return Conversion(pa.large_string(), tuple(checks))
 
 
-def _by_number(arrow: pa.DataType, column: sa.types.TypeEngine[Any], backend: str) -> Conversion | None:
-    if pa.types.is_boolean(arrow):
-        small = isinstance(column, mysql.TINYINT) or (backend == "sqlite" and isinstance(column, sa.Integer))
-        return Conversion(pa.bool_()) if isinstance(column, sa.Boolean) or small else None
-    untyped = isinstance(column, sa.types.NullType) and backend == "sqlite"
-    if arrow in _BITS:
-        return _integer(arrow, sa.Integer() if untyped else column, backend)
-    if arrow in _FLOAT_BITS:
-        return _float(arrow, sa.Double() if untyped else column, backend)
-    if pa.types.is_decimal(arrow):
-        return _decimal(arrow, column, backend)
-    return None
+def _bytes(_: pa.DataType, column: SqlType, sqlite: bool) -> Conversion | None:
+    if not isinstance(column, sa.types._Binary):  # noqa: SLF001 - the only common base of the binary types
+        return None
+    length = column.length if column.length is not None else _BYTES.get(type(column))
+    if sqlite or length is None:
+        return Conversion(pa.large_binary())
+    return Conversion(pa.large_binary(), (_at_most_bytes(length, exactly=isinstance(column, sa.BINARY)),))
 
 
-def _integer(arrow: pa.DataType, column: sa.types.TypeEngine[Any], backend: str) -> Conversion | None:
-    bits = _BITS[arrow]
-    signed = pa.types.is_signed_integer(arrow)
+def _boolean(_: pa.DataType, column: SqlType, sqlite: bool) -> Conversion | None:
+    kinds = (sa.Boolean, sa.Integer if sqlite else mysql.TINYINT)
+    return Conversion(pa.bool_()) if isinstance(column, kinds) else None
+
+
+def _integer(arrow: pa.DataType, column: SqlType, sqlite: bool) -> Conversion | None:
+    bits, digits = BITS[arrow], DIGITS[arrow]
     if isinstance(column, sa.Integer):
         unsigned = bool(getattr(column, "unsigned", False))
-        if bits > _integer_bits(column, backend) + unsigned:
-            raise Unfit("the column is too narrow: cast it, or change the column")
-        return Conversion(arrow, (not_negative,) if unsigned and signed else ())
+        room = 63 if sqlite else next((n for kind, n in _INTEGER_BITS if isinstance(column, kind)), 31)
+        if bits > room + unsigned:
+            raise UnfitError("the column is too narrow: cast it, or change the column")
+        return Conversion(arrow, (_not_negative,) if unsigned and pa.types.is_signed_integer(arrow) else ())
     if isinstance(column, sa.Float):
-        if bits > _mantissa(column, backend):
-            raise Unfit("a floating-point column does not hold every such integer: cast it to double")
+        if bits > _mantissa(column, sqlite):
+            raise UnfitError("a floating-point column does not hold every such integer: cast it to double")
         return Conversion(arrow)
-    if isinstance(column, sa.Numeric) and backend != "sqlite":
-        if column.precision is not None and column.precision - (column.scale or 0) < _DIGITS[bits]:
-            raise Unfit(f"the column has room for fewer than {_DIGITS[bits]} digits before the point")
+    if isinstance(column, sa.Numeric) and not sqlite:
+        if column.precision is not None and column.precision - (column.scale or 0) < digits:
+            raise UnfitError(f"the column has room for fewer than {digits} digits before the point")
         return Conversion(arrow)
     return None
 
 
-def _integer_bits(column: sa.types.TypeEngine[Any], backend: str) -> int:
-    if backend == "sqlite":
-        return 63
-    for kind, bits in ((mysql.TINYINT, 7), (mysql.MEDIUMINT, 23), (sa.SmallInteger, 15), (sa.BigInteger, 63)):
-        if isinstance(column, kind):
-            return bits
-    return 31
+def _mantissa(column: SqlType, sqlite: bool) -> int:
+    if isinstance(column, mysql.FLOAT):
+        single = (column.precision or 0) <= _SINGLE_DIGITS
+    else:
+        single = isinstance(column, sa.REAL) and not isinstance(column, mysql.REAL)
+    return 24 if single and not sqlite else 53
 
 
-def _mantissa(column: sa.types.TypeEngine[Any], backend: str) -> int:
-    single = isinstance(column, sa.REAL) or (isinstance(column, mysql.FLOAT) and (column.precision or 0) < 25)  # noqa: PLR2004
-    return 24 if single and backend != "sqlite" and not isinstance(column, mysql.REAL) else 53
-
-
-def _float(arrow: pa.DataType, column: sa.types.TypeEngine[Any], backend: str) -> Conversion | None:
+def _float(arrow: pa.DataType, column: SqlType, sqlite: bool) -> Conversion | None:
     if not isinstance(column, sa.Float):
         return None
-    if _FLOAT_BITS[arrow] > _mantissa(column, backend):
-        raise Unfit("the column holds single precision only: cast it to float, or change the column")
-    return Conversion(pa.float64(), (finite(backend == "sqlite"),))
+    if FLOAT_BITS[arrow] > _mantissa(column, sqlite):
+        raise UnfitError("the column holds single precision only: cast it to float, or change the column")
+    return Conversion(pa.float64(), (_number if sqlite else _finite,))
 
 
-def _decimal(arrow: pa.DataType, column: sa.types.TypeEngine[Any], backend: str) -> Conversion | None:
-    if backend == "sqlite":
-        raise Unfit("SQLite has no decimals: cast it to string, or to an integer number of the smallest unit")
+def _decimal(arrow: pa.DataType, column: SqlType, sqlite: bool) -> Conversion | None:
+    if sqlite:
+        raise UnfitError("SQLite has no decimals: cast it to string, or to an integer number of the smallest unit")
     if not isinstance(column, sa.Numeric) or isinstance(column, sa.Float):
         return None
     if column.precision is not None:
         scale = column.scale or 0
         if arrow.scale > scale or arrow.precision - arrow.scale > column.precision - scale:
-            raise Unfit(f"the column is numeric({column.precision},{scale}), which would round or overflow")
+            raise UnfitError(f"the column is numeric({column.precision},{scale}), which would round or overflow")
     return Conversion(arrow)
 
 
-def _by_time(arrow: pa.DataType, column: sa.types.TypeEngine[Any], backend: str) -> Conversion | None:
-    if pa.types.is_date(arrow):
-        return Conversion(pa.date32(), (in_years,)) if isinstance(column, sa.Date) else None
-    if pa.types.is_timestamp(arrow):
-        return _timestamp(arrow, column, backend)
-    if pa.types.is_time(arrow) and isinstance(column, sa.Time):
-        return Conversion(pa.time64("us"), _fraction(column, backend))
-    return None
+def _date(_: pa.DataType, column: SqlType, sqlite: bool) -> Conversion | None:  # noqa: ARG001
+    return Conversion(pa.date32(), (_in_years,)) if isinstance(column, sa.Date) else None
 
 
-def _timestamp(arrow: pa.DataType, column: sa.types.TypeEngine[Any], backend: str) -> Conversion | None:
+def _time(_: pa.DataType, column: SqlType, sqlite: bool) -> Conversion | None:
+    return Conversion(pa.time64("us"), _fraction(column, sqlite)) if isinstance(column, sa.Time) else None
+
+
+def _timestamp(arrow: pa.DataType, column: SqlType, sqlite: bool) -> Conversion | None:
     if not isinstance(column, sa.DateTime):
         return None
-    checks = (in_years, *_fraction(column, backend))
-    if backend == "sqlite":  # its times are text without a zone; those of the data that have one are UTC
-        return Conversion(pa.timestamp("us", arrow.tz and "UTC"), checks, _naive)
+    checks = (_in_years, *_fraction(column, sqlite))
     in_column = isinstance(column, sa.TIMESTAMP)
-    if in_column and arrow.tz is None:
-        raise Unfit("the column has a time zone and the data has none, which would have to be guessed: cast it")
-    if arrow.tz is not None and not in_column:
-        raise Unfit("the data has a time zone and the column has none: cast it, or make the column TIMESTAMP(6)")
-    limits = (in_unix_seconds,) if in_column else ()
-    return Conversion(pa.timestamp("us", arrow.tz and "UTC"), (*checks, *limits), _naive)
+    if not sqlite:  # whose times are text without a zone; those of the data that have one are UTC
+        if in_column and arrow.tz is None:
+            raise UnfitError(
+                "the column has a time zone and the data has none, which would have to be guessed: cast it"
+            )
+        if arrow.tz is not None and not in_column:
+            raise UnfitError(
+                "the data has a time zone and the column has none: cast it, or make the column TIMESTAMP(6)"
+            )
+        checks += (_in_unix_seconds,) if in_column else ()
+    return Conversion(pa.timestamp("us", arrow.tz and "UTC"), checks, lambda value: value.replace(tzinfo=None))
 
 
-def _naive(value: Any) -> Any:
-    return value.replace(tzinfo=None)
+_Rule: TypeAlias = Callable[[pa.DataType, Any, bool], Conversion | None]
+_RULES: Final[tuple[tuple[Callable[[pa.DataType], bool], _Rule, SqlType | None], ...]] = (
+    (is_text, _text, sa.Text()),
+    (is_binary, _bytes, sa.LargeBinary()),
+    (pa.types.is_boolean, _boolean, None),
+    (BITS.__contains__, _integer, sa.Integer()),
+    (FLOAT_BITS.__contains__, _float, sa.Double()),
+    (pa.types.is_decimal, _decimal, None),
+    (pa.types.is_date, _date, None),
+    (pa.types.is_timestamp, _timestamp, None),
+    (pa.types.is_time, _time, None),
+)
+"""For which Arrow types; the conversion, if there is one; as what a column of SQLite counts that has no type."""
 
 
-def _fraction(column: sa.types.TypeEngine[Any], backend: str) -> tuple[Check, ...]:
+def _fraction(column: SqlType, sqlite: bool) -> tuple[Check, ...]:
     """MariaDB cuts what a column's fraction of a second has no digits for; its default is none."""
-    if backend == "sqlite":
-        return ()
     digits = int(getattr(column, "fsp", None) or 0)
-    return (whole_units(_MICROSECONDS // 10**digits, f"{digits} digits of a second's fraction"),)
+    unit = _SECOND // 10**digits
+
+    def check(array: pa.Array) -> None:
+        numbers = array.cast(pa.int64())
+        if pc.any(pc.not_equal(pc.multiply(pc.divide(numbers, unit), unit), numbers)).as_py():
+            raise ValueError(f"a value would be cut: the column keeps {digits} digits of a second's fraction")
+
+    return () if sqlite else (check,)
 
 
-def _by_bytes(arrow: pa.DataType, column: sa.types.TypeEngine[Any], backend: str) -> Conversion | None:
-    binary = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
-    if not any(test(arrow) for test in binary):
-        return None
-    if isinstance(column, sa.types.NullType) and backend == "sqlite":
-        return Conversion(pa.large_binary())
-    if not isinstance(column, sa.types._Binary):  # noqa: SLF001 - the only common base of the binary types
-        return None
-    most = next((most for kind, most in _BLOB_BYTES.items() if type(column) is kind), None)
-    length = column.length if column.length is not None else most
-    if backend == "sqlite" or length is None:
-        return Conversion(pa.large_binary())
-    return Conversion(pa.large_binary(), (at_most_bytes(length, exactly=isinstance(column, sa.BINARY)),))
+def _at_most_characters(most: int) -> Check:
+    def check(array: pa.Array) -> None:
+        longest = pc.max(pc.utf8_length(array)).as_py() or 0
+        if longest > most:
+            raise ValueError(f"a value has {longest} characters and the column has room for {most}")
+
+    return check
+
+
+def _at_most_bytes(most: int, *, exactly: bool = False) -> Check:
+    def check(array: pa.Array) -> None:
+        ends = _ends(pc.binary_length(array))
+        if ends is not None and ends[1] > most:
+            raise ValueError(f"a value has {ends[1]} bytes and the column has room for {most}")
+        if ends is not None and exactly and ends[0] < most:
+            raise ValueError(f"a value has fewer than {most} bytes, and the column would fill it up with zeros")
+
+    return check
+
+
+def _one_of(allowed: list[str]) -> Check:
+    def check(array: pa.Array) -> None:
+        known = pc.is_in(array, value_set=pa.array(allowed, array.type))
+        strange = array.filter(pc.and_(pc.invert(known), pc.is_valid(array)))
+        if allowed and len(strange):
+            raise ValueError(f"{strange[0].as_py()!r} is not one of {allowed}")
+
+    return check
+
+
+def _not_negative(array: pa.Array) -> None:
+    if (pc.min(array).as_py() or 0) < 0:
+        raise ValueError("a value is negative and the column is unsigned")
+
+
+def _number(array: pa.Array) -> None:
+    if pc.any(pc.is_nan(array)).as_py():
+        raise ValueError("a value is not a number, which it cannot hold")
+
+
+def _finite(array: pa.Array) -> None:
+    if pc.any(pc.invert(pc.is_finite(array))).as_py():
+        raise ValueError("a value is not a number, or infinite, which it cannot hold")
+
+
+def _in_years(array: pa.Array) -> None:
+    day = pa.types.is_date(array.type)
+    ends = _ends(array.cast(pa.int32()) if day else array.cast(pa.int64()))
+    unit = 1 if day else _DAY
+    if ends is not None and (ends[0] < _FIRST_DAY * unit or ends[1] >= (_LAST_DAY + 1) * unit):
+        raise ValueError("a value lies outside of the years 1 to 9999")
+
+
+def _in_unix_seconds(array: pa.Array) -> None:
+    """MariaDB's TIMESTAMP, before version 11.5."""
+    ends = _ends(array.cast(pa.int64()))
+    if ends is not None and (ends[0] < _SECOND or ends[1] >= (1 << 31) * _SECOND):
+        raise ValueError("a value lies outside of the years 1970 to 2038, which is all that a TIMESTAMP holds")
+
+
+def _ends(numbers: pa.Array) -> tuple[int, int] | None:
+    ends: Any = pc.min_max(numbers).as_py()
+    return None if ends["min"] is None else (ends["min"], ends["max"])

@@ -1,4 +1,4 @@
-"""What the databases differ in: how a connection is set up, what the server allows, two-phase commands, bulk writing.
+"""What the databases differ in: how a connection is set up, what the server allows, two-phase commands, staging.
 
 SQLAlchemy's own begin_twophase is not used: closing its connection rolls back what was just prepared, its ids on
 MariaDB have no branch qualifier (so too few bytes), and its listing shows other databases' transactions too.
@@ -6,9 +6,13 @@ MariaDB have no branch qualifier (so too few bytes), and its listing shows other
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from onceward.core.errors import SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,8 +24,11 @@ if TYPE_CHECKING:
 
     from onceward.core.names import Scope, TransactionName
 
-    from .settings import CommitPath
-    from .target import Access, TableName, Target
+    from .target import Access, CommitPath, TableName, Target
+
+READ_ONLY: Final = "onceward_read_only"
+"""Execution option of a transaction that only reads."""
+HOW_TO_STAGE: Final = "or use commit='staging'"
 
 
 @dataclass(frozen=True)
@@ -48,76 +55,10 @@ class Answer(Enum):
     """It is not there any more, or never was: the ledger tells which."""
 
 
-class Trial(NamedTuple):
-    """Where rows are tried."""
-
-    place: TableName
-    has_keys: bool
-    """Whether it has the table's unique keys; else upserts are tried as inserts."""
-
-
-class Movement(NamedTuple):
-    """Rows that were staged in the same way and are moved by one statement."""
-
-    stage: str
-    target: TableName
-    columns: tuple[str, ...]
-    key: tuple[str, ...]
-
-
-class Part(NamedTuple):
-    """What one attempt has staged."""
-
-    id: int
-    subtask: int
-    rows: int
-
-
-class RowWriter(Protocol):
-    """Rows on their way into one table, inside of a transaction."""
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Send a batch."""
-
-    def finish(self) -> None:
-        """Wait until the server has all rows and has checked them."""
-
-    def cancel(self) -> None:
-        """Break off, which may fail the transaction."""
-
-
-class BulkWrite(Protocol):
-    """A database that takes rows as a stream: they go through it into the table, or into a staging table of its kind.
-
-    Errors are SQLAlchemy's, as those of every connection.
-    """
-
-    def lock_and_read(self, connection: sa.Connection, name: TableName) -> Any:
-        """The table, which nobody alters until the transaction ends; an error if it is missing."""
-
-    def writer(self, connection: sa.Connection, table: Any, schema: pa.Schema) -> RowWriter:
-        """Open the stream of rows of this schema into a table that `lock_and_read` gave.
-
-        Raises:
-            SchemaError: The schema does not fit.
-        """
-
-    def move(self, connection: sa.Connection, ledger_schema: str, movement: Movement, parts: Sequence[Part]) -> None:
-        """Copy staged rows into their table; `remove` comes when all of a staging table is moved."""
-
-    def remove(self, connection: sa.Connection, ledger_schema: str, stage: str, ids: Sequence[int]) -> None:
-        """Delete staged rows, whose rows in the ledger's `staged` are gone already."""
-
-    def check_table(
-        self, connection: sa.Connection, target: Target, sink: str, schema: pa.Schema, path: CommitPath
-    ) -> None:
-        """See that `schema` fits, that the role may write, that a key is unique; create staging tables if need be."""
-
-
 class TwoPhase(Protocol):
     """The commands of one database. Each takes a connection in autocommit mode that is in no transaction.
 
-    A writer calls begin → (inserts) → prepare → hand_over; any other process commit or rollback.
+    A writer calls begin → (inserts) → prepare → hand_over; any other process end.
     """
 
     def begin(
@@ -142,11 +83,8 @@ class TwoPhase(Protocol):
     def hand_over(self, connection: sa.Connection) -> None:
         """Let go of the connection so that others can end what was prepared on it."""
 
-    def commit(self, connection: sa.Connection, name: TransactionName) -> tuple[Answer, str]:
-        """Commit it by name; the answer, and the server's words."""
-
-    def rollback(self, connection: sa.Connection, name: TransactionName) -> tuple[Answer, str]:
-        """Roll it back by name; the answer, and the server's words."""
+    def end(self, connection: sa.Connection, command: str, name: TransactionName) -> tuple[Answer, str]:
+        """COMMIT or ROLLBACK it by name; the answer, and the server's words."""
 
     def waiting(self, connection: sa.Connection, pipeline: str, sink: str) -> list[TransactionName]:
         """Names of what is prepared in this database under exactly this pipeline's and sink's name."""
@@ -155,46 +93,71 @@ class TwoPhase(Protocol):
         """Under which of onceward's names something is prepared here, as far as identifiers tell names."""
 
 
-class Dialect(Protocol):
-    """One database."""
+class RowWriter(ABC):
+    """Rows on their way into one table, inside of a transaction."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Send a batch."""
+
+    def finish(self) -> None:  # noqa: B027
+        """Wait until the server has all rows and has checked them."""
+
+    def cancel(self) -> None:  # noqa: B027
+        """Break off, which may fail the transaction."""
+
+
+class Trial(NamedTuple):
+    """Where rows are tried."""
+
+    place: TableName
+    has_keys: bool
+    """Whether it has the table's unique keys; else upserts are tried as inserts."""
+
+
+class Dialect(ABC):
+    """One database: either a RowDialect or a BulkDialect."""
 
     title: str
     """For messages."""
-    two_phase: TwoPhase | None
+    two_phase: TwoPhase | None = None
     """None where the database has no prepared transactions."""
-    bulk: BulkWrite | None
-    """None where rows are written by executemany, and staged as Arrow batches."""
-    asks_with_lock: bool
+    asks_with_lock = False
     """Whether a look into the ledger must wait for transactions that are just ending."""
+    trial_needs = ""
+    """What a role must be allowed for a trial; empty if writing needs no less."""
 
+    @abstractmethod
     def engine_arguments(self, access: Access) -> dict[str, Any]:
         """Arguments for create_engine."""
 
+    @abstractmethod
     def prepare_engine(self, engine: sa.Engine, access: Access) -> None:
         """Install what each new connection needs."""
 
-    def open_transaction(self, connection: sa.Connection, access: Access) -> None:
-        """Settings for the transaction just begun."""
+    def open_transaction(self, connection: sa.Connection, access: Access) -> None:  # noqa: B027
+        """Apply settings to the transaction just begun; by default none."""
 
-    def lock_creation(self, connection: sa.Connection) -> None:
+    def lock_creation(self, connection: sa.Connection) -> None:  # noqa: B027
         """Let nobody else create tables until the transaction ends, if CREATE … IF NOT EXISTS alone is not enough."""
 
-    def limited(self, seconds: float, connection: sa.Connection | None = None) -> AbstractContextManager[object]:
-        """A block in which a connection fails when the time is over, if its driver would wait for ever.
+    def limited(self, seconds: float, connection: sa.Connection | None = None) -> AbstractContextManager[object]:  # noqa: ARG002
+        """Open a block in which a connection fails when the time is over, if its driver would wait for ever.
 
         The connection is the given one, or whichever the block takes from the engine: then the limit begins with
         the first question that is asked on it, be it SQLAlchemy's own.
         """
+        return nullcontext()
 
+    @abstractmethod
     def read_server(self, connection: sa.Connection) -> ServerFacts:
         """Ask the server."""
 
-    def behind(self, connection: sa.Connection) -> str:
+    def behind(self, connection: sa.Connection) -> str:  # noqa: ARG002
         """Why this server may lag behind another one; empty if it does not."""
+        return ""
 
-    def upsert(self, table: sa.TableClause, values: dict[str, Any], key: Sequence[str]) -> Insert:
-        """Insert these columns, or update them in the row that has this key; only where `bulk` is None."""
-
+    @abstractmethod
     def trial(self, connection: sa.Connection, table: sa.TableClause) -> AbstractContextManager[Trial]:
         """Where the block may write rows to see whether `table` would take them; at its end they are forgotten.
 
@@ -203,16 +166,78 @@ class Dialect(Protocol):
         the connection is in.
         """
 
-    trial_needs: str
-    """What a role must be allowed for a trial; empty if writing needs no less."""
+
+class RowDialect(Dialect):
+    """A database whose rows are written by executemany, and staged as Arrow batches."""
+
+    @abstractmethod
+    def upsert(self, table: sa.TableClause, values: dict[str, Any], key: Sequence[str]) -> Insert:
+        """Insert these columns, or update them in the row that has this key."""
 
     def check_key(self, uniques: Sequence[frozenset[str]], key: Sequence[str]) -> str:
         """Why an upsert by this key of a table with these unique keys is not sound; empty if it is."""
+        return "" if frozenset(key) in uniques else no_unique_key(key)
 
 
-READ_ONLY: Final = "onceward_read_only"
-"""Execution option of a transaction that only reads."""
-HOW_TO_STAGE: Final = "or use commit='staging'"
+class Movement(NamedTuple):
+    """Rows that were staged in the same way and are moved by one statement."""
+
+    stage: str
+    target: TableName
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+
+
+class Part(NamedTuple):
+    """What one attempt has staged."""
+
+    id: int
+    order: int
+    """Of rows with the same key those of the highest one win."""
+    rows: int
+
+
+class BulkDialect(Dialect):
+    """A database that takes rows as a stream: they go through it into the table, or into a staging table of its kind.
+
+    Errors are SQLAlchemy's, as those of every connection.
+    """
+
+    @abstractmethod
+    def lock_and_read(self, connection: sa.Connection, name: TableName) -> Any:
+        """The table, which nobody alters until the transaction ends; an error if it is missing."""
+
+    @abstractmethod
+    def writer(self, connection: sa.Connection, table: Any, schema: pa.Schema) -> RowWriter:
+        """Open the stream of rows of this schema into a table that `lock_and_read` gave.
+
+        Raises:
+            SchemaError: The schema does not fit.
+        """
+
+    @abstractmethod
+    def move(self, connection: sa.Connection, ledger_schema: str, movement: Movement, parts: Sequence[Part]) -> None:
+        """Copy staged rows into their table; `remove` comes when all of a staging table is moved."""
+
+    @abstractmethod
+    def remove(self, connection: sa.Connection, ledger_schema: str, stage: str, ids: Sequence[int]) -> None:
+        """Delete staged rows, whose rows in the ledger's `staged` are gone already."""
+
+    @abstractmethod
+    def check_table(
+        self, connection: sa.Connection, target: Target, sink: str, schema: pa.Schema, path: CommitPath
+    ) -> None:
+        """See that `schema` fits, that the role may write, that a key is unique; create staging tables if need be.
+
+        Raises:
+            SchemaError: Something of the table or its columns does not fit.
+            ConfigurationError: The table is of a kind that cannot be written, or privileges are missing.
+        """
+
+
+def no_such_table(table: TableName) -> SchemaError:
+    """The error for a table that is missing."""
+    return SchemaError(f"table {table} does not exist; create it, or set create_table=True")
 
 
 def no_unique_key(key: Sequence[str]) -> str:

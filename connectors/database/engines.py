@@ -16,7 +16,7 @@ from sqlalchemy import exc
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.processwide import PerProcess
 
-from .dialect import READ_ONLY, Dialect
+from .dialect import READ_ONLY
 from .failures import translated
 from .mariadb import MariaDb
 from .sqlite import Sqlite
@@ -24,8 +24,8 @@ from .sqlite import Sqlite
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .target import Access, Target
-    from .url import Url
+    from .dialect import BulkDialect, RowDialect
+    from .target import Access, Target, Url
 
 _KEPT: Final = 4
 """Idle connections kept for each engine."""
@@ -74,12 +74,12 @@ def close_idle() -> None:
 atexit.register(close_idle)
 
 
-def dialect_for(target: Target) -> Dialect:
+def dialect_for(target: Target) -> RowDialect | BulkDialect:
     """How the target's database is spoken to."""
     return _dialect_of(target.url)
 
 
-def _dialect_of(url: Url) -> Dialect:
+def _dialect_of(url: Url) -> RowDialect | BulkDialect:
     if url.backend == "postgresql":
         try:
             from .postgres.dialect import PostgreSql  # noqa: PLC0415 - an extra

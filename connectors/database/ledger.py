@@ -23,9 +23,8 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from onceward.core.errors import SinkError
-from onceward.core.names import Scope
+from onceward.core.names import NOTHING, Progress, Scope, other_log, outdated_log
 from onceward.core.transaction import Observation, abort_outcome, commit_outcome
-from onceward.core.transaction.ownership import NOTHING, Progress, other_log, outdated_log
 
 from .engines import dialect_for, reading, transaction
 from .failures import may_pass
@@ -41,7 +40,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("onceward.database")
 
-_PRUNE_EVERY: Final = 100
+PRUNE_EVERY: Final = 100
+"""Epochs; seldom, because it costs a transaction."""
 _PLACE: Final = "the ledger in the target database"
 
 
@@ -75,31 +75,30 @@ class Facts:
         return Observation.ABORTED, "neither prepared, nor staged, nor in the ledger"
 
     def commit_outcome(self, committable: Committable, words: str = "") -> CommitOutcome:
-        """What a commit that found nothing to commit proved."""
         seen, why = self.observe(committable)
         return commit_outcome(seen, f"{words}; {why}" if words else why)
 
     def abort_outcome(self, committable: Committable, words: str = "") -> AbortOutcome:
-        """What an abort that found nothing to abort proved."""
         seen, why = self.observe(committable)
         return abort_outcome(seen, f"{words}; {why}" if words else why)
 
 
-def facts(target: Target, connection: sa.Connection, pipeline: str, sink: str, names: Sequence[str]) -> Facts:
-    """Look the names up. First the rows, then what may have made them disappear: pruning notes that before.
+def facts(target: Target, connection: sa.Connection, committables: Sequence[Committable]) -> Facts:
+    """Look up transactions of one sink. First the rows, then what may have made them disappear: pruning notes it first.
 
     `connection` must see the newest state in each statement, as those of `reading` do.
     """
+    if not committables:
+        return Facts("", {}, frozenset())
     dialect, tables = dialect_for(target), tables_of(target)
     committed: set[str] = set()
     behind = dialect.behind(connection)
     try:
-        for part in parts(names):
+        for part in parts([c.transaction for c in committables]):
             query = sa.select(tables.ledger.c.name).where(tables.ledger.c.name.in_(part))
-            committed |= set(
-                connection.execute(query.with_for_update(read=True) if dialect.asks_with_lock else query).scalars()
-            )
-        query_logs = sa.select(tables.logs.c.log, tables.logs.c.pruned).where(*_of(tables.logs, pipeline, sink))
+            committed |= set(connection.scalars(query.with_for_update(read=True) if dialect.asks_with_lock else query))
+        mine = _of(tables.logs, committables[0].pipeline, committables[0].sink)
+        query_logs = sa.select(tables.logs.c.log, tables.logs.c.pruned).where(*mine)
         logs = {row.log: row.pruned for row in connection.execute(query_logs)}
     except exc.DBAPIError as error:
         if may_pass(error) or exists(target, connection):
@@ -117,7 +116,6 @@ class Ownership(NamedTuple):
     """Whether it is noted that a writer of this log writes here."""
 
     def refuse_others(self, scope: Scope) -> None:
-        """Raise EpochConflictError if another log owns the names."""
         if self.owner not in (None, scope.log):
             raise other_log(scope, str(self.owner), _PLACE)
 
@@ -135,9 +133,10 @@ def ownership_query(tables: Tables) -> sa.Select[Any]:
     return cast("sa.Select[Any]", question)
 
 
-def ownership(target: Target, connection: sa.Connection, scope: Scope) -> Ownership:
-    """Ask whose the names are; the tables must be there."""
-    return Ownership(*connection.execute(ownership_query(tables_of(target)), scope._asdict()).one())
+def _owned(target: Target, connection: sa.Connection, scope: Scope) -> Ownership:
+    found = Ownership(*connection.execute(ownership_query(tables_of(target)), scope._asdict()).one())
+    found.refuse_others(scope)
+    return found
 
 
 def note(target: Target, scope: Scope) -> None:
@@ -148,11 +147,10 @@ def note(target: Target, scope: Scope) -> None:
     """
     ensure(target)
     with reading(target, "cannot begin") as connection:
-        found = ownership(target, connection, scope)
-    found.refuse_others(scope)
-    if not found.noted:
+        noted = _owned(target, connection, scope).noted
+    if not noted:
         logs = tables_of(target).logs
-        _insert(target, logs, scope, sa.select(sa.func.count()).select_from(logs).where(*_mine(logs, scope)))
+        _insert(target, logs, scope, sa.select(logs.c.log).where(*_mine(logs, scope)))
 
 
 def sinks_of(target: Target, connection: sa.Connection, pipeline: str, log: str) -> list[str]:
@@ -173,7 +171,7 @@ def check(target: Target, scope: Scope, newest: Progress) -> None:
     with reading(target, "cannot check who owns the names") as connection:
         if not exists(target, connection):
             return
-        ownership(target, connection, scope).refuse_others(scope)
+        _owned(target, connection, scope)
         known = _progress(target, connection, scope)
     if known > newest:
         raise outdated_log(scope, known, newest, _PLACE)
@@ -188,10 +186,10 @@ def claim(target: Target, scope: Scope) -> None:
     ensure(target)
     pipelines = tables_of(target).pipelines
     with reading(target, "cannot claim") as connection:
-        ownership(target, connection, scope).refuse_others(scope)
+        _owned(target, connection, scope)
     _insert(target, pipelines, scope, sa.select(pipelines.c.log).where(*_of(pipelines, scope.pipeline, scope.sink)))
     with reading(target, "cannot claim") as connection:
-        ownership(target, connection, scope).refuse_others(scope)
+        _owned(target, connection, scope)
 
 
 def release(target: Target, scope: Scope) -> None:
@@ -226,11 +224,6 @@ def prune(target: Target, scope: Scope, below: int) -> None:
         if noted.rowcount:
             old = [*_mine(table, scope), table.c.epoch < below, sa.not_(newest)]
             connection.execute(table.delete().where(*old))
-
-
-def prune_due(epoch: int) -> bool:
-    """Whether to prune after this epoch: seldom, because it costs a transaction."""
-    return epoch % _PRUNE_EVERY == 0
 
 
 def _of(table: sa.Table, pipeline: str, sink: str) -> list[sa.ColumnElement[bool]]:

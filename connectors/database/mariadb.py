@@ -7,26 +7,33 @@ What was seen on MariaDB 10.11, and what follows from it:
 2. Of two committers at once the loser hears "unknown XID", too, at a moment when the transaction may be neither
    listed nor visible. So the ledger is then read with a lock: that waits for a transaction that is just ending.
 3. Prepared transactions survive SIGKILL of the server, and the end of their session (from 10.5).
+
+A transaction's name as an XA identifier has less room: 64 bytes for each of its two parts. The first part (gtrid) holds
+a digest of the pipeline's and the sink's name, the second (bqual) the rest of the name as it is. Who looks for a
+pipeline's transactions compares the whole first part with that of exactly these names (invariant 9), and then has
+core/names read the whole name, put together again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, Final
+import re
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.dialects.mysql import insert
 
-from .dialect import HOW_TO_STAGE, Answer, BulkWrite, ServerFacts, Trial, TwoPhase, no_unique_key
+from onceward.core.names import FORMAT
+
+from .dialect import HOW_TO_STAGE, Answer, RowDialect, ServerFacts, Trial, TwoPhase
 from .failures import code, may_pass, words
-from .target import TableName
-from .xids import Xid, read_xid
+from .target import TableName, own_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from contextlib import AbstractContextManager
 
     from sqlalchemy.sql.dml import Insert
 
@@ -52,6 +59,49 @@ _CHANGES_ROWS: Final = sa.text(
 """Triggers are shown to those who have the right TRIGGER on the table."""
 _MODE: Final = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO"
 """Values that do not fit are errors, whatever the server's default says."""
+_FORMAT_ID: Final = 0x0CEBA2D
+_PART_BYTES: Final = 64
+_DIGEST: Final = 48
+"""Hex digits: 192 bits, which no two names ever share."""
+_SHOWN: Final = re.compile(r"X'((?:[0-9a-fA-F]{2})*)',X'((?:[0-9a-fA-F]{2})*)',(\d+)")
+
+
+class Xid(NamedTuple):
+    """An XA identifier of ours: both parts are printable ASCII without quotes."""
+
+    gtrid: str
+    bqual: str
+
+    @classmethod
+    def of(cls, name: TransactionName) -> Xid:
+        """The identifier of a name.
+
+        Raises:
+            ValueError: Its numbers have more than about forty digits together.
+        """
+        bqual = str(name).removeprefix(f"{name.scope.head}:")
+        if len(bqual) > _PART_BYTES:
+            raise ValueError(f"{name} needs {len(bqual)} bytes as an XA branch qualifier, which has {_PART_BYTES}")
+        return cls(gtrid_of(name.scope.pipeline, name.scope.sink), bqual)
+
+    def __str__(self) -> str:
+        return f"'{self.gtrid}','{self.bqual}',{_FORMAT_ID}"
+
+
+def gtrid_of(pipeline: str, sink: str) -> str:
+    """The first part of all identifiers of a pipeline's sink."""
+    return f"{FORMAT}:{hashlib.sha256(f'{pipeline}:{sink}'.encode()).hexdigest()[:_DIGEST]}"
+
+
+def read_xid(shown: str, pipeline: str, sink: str) -> TransactionName | None:
+    """The name behind an identifier as `XA RECOVER FORMAT='SQL'` shows it, if it carries exactly these names."""
+    match = _SHOWN.fullmatch(shown)
+    if match is None or int(match[3]) != _FORMAT_ID:
+        return None
+    gtrid, bqual = bytes.fromhex(match[1]), bytes.fromhex(match[2])
+    if gtrid != gtrid_of(pipeline, sink).encode() or not bqual.isascii():
+        return None
+    return own_name(f"{FORMAT}:{pipeline}:{sink}:{bqual.decode()}", pipeline, sink)
 
 
 class XaTransactions:
@@ -65,7 +115,7 @@ class XaTransactions:
         question: sa.Select[Any],
         of: Scope,
     ) -> Sequence[Any] | None:
-        """XA START; the lock timeout is the session's."""
+        # The lock timeout is the session's.
         connection.exec_driver_sql(f"XA START {Xid.of(name)}")
         try:
             return connection.execute(question, of._asdict()).one()
@@ -75,7 +125,6 @@ class XaTransactions:
             return None
 
     def prepare(self, connection: sa.Connection, name: TransactionName, insert: Insert, row: dict[str, Any]) -> None:
-        """XA END and XA PREPARE."""
         connection.execute(insert, row)
         connection.exec_driver_sql(f"SET SESSION wait_timeout = {_ORPHANED_SECONDS}")
         connection.exec_driver_sql(f"XA END {Xid.of(name)}")
@@ -86,16 +135,7 @@ class XaTransactions:
         connection.invalidate()
         connection.close()
 
-    def commit(self, connection: sa.Connection, name: TransactionName) -> tuple[Answer, str]:
-        """XA COMMIT."""
-        return self._end(connection, "XA COMMIT", name)
-
-    def rollback(self, connection: sa.Connection, name: TransactionName) -> tuple[Answer, str]:
-        """XA ROLLBACK."""
-        return self._end(connection, "XA ROLLBACK", name)
-
     def waiting(self, connection: sa.Connection, pipeline: str, sink: str) -> list[TransactionName]:
-        """XA RECOVER, which lists the whole server's."""
         rows = connection.exec_driver_sql("XA RECOVER FORMAT='SQL'").all()
         names = [read_xid(_text(row[3]), pipeline, sink) for row in rows]
         return [name for name in names if name is not None]
@@ -104,9 +144,9 @@ class XaTransactions:
         """Identifiers hold a digest of the names."""
         return set()
 
-    def _end(self, connection: sa.Connection, command: str, name: TransactionName) -> tuple[Answer, str]:
+    def end(self, connection: sa.Connection, command: str, name: TransactionName) -> tuple[Answer, str]:
         try:
-            connection.exec_driver_sql(f"{command} {Xid.of(name)}")
+            connection.exec_driver_sql(f"XA {command} {Xid.of(name)}")
         except exc.DBAPIError as error:
             number = code(error)
             if number in _ROLLED_BACK:
@@ -119,13 +159,13 @@ class XaTransactions:
         return Answer.DONE, ""
 
 
-class MariaDb:
-    """MariaDB, through PyMySQL."""
+class MariaDb(RowDialect):
+    """MariaDB, through PyMySQL, which has its own time limits."""
 
     title = "MariaDB"
     two_phase: TwoPhase | None = XaTransactions()
-    bulk: BulkWrite | None = None
     asks_with_lock = True
+    trial_needs = "CREATE TEMPORARY TABLES on the table's database, and SELECT on the table"
 
     def engine_arguments(self, access: Access) -> dict[str, Any]:
         """Time limits of the driver; those that the URL gives win."""
@@ -151,18 +191,7 @@ class MariaDb:
 
         event.listen(engine, "connect", set_up)
 
-    def open_transaction(self, connection: sa.Connection, access: Access) -> None:
-        """Nothing more: the settings are the session's."""
-
-    def lock_creation(self, connection: sa.Connection) -> None:
-        """Whoever creates a table holds the lock on its name."""
-
-    def limited(self, seconds: float, connection: sa.Connection | None = None) -> AbstractContextManager[object]:  # noqa: ARG002 - signature
-        """Pymysql has its own time limits."""
-        return nullcontext()
-
     def read_server(self, connection: sa.Connection) -> ServerFacts:
-        """Version, read-only, Galera, whether commits are synced."""
         if not getattr(connection.dialect, "is_mariadb", False):
             return ServerFacts(unusable="the server is MySQL: only MariaDB's answers were tried, so only it is taken")
         names = ("read_only", "wsrep_on", "innodb_flush_log_at_trx_commit")
@@ -180,7 +209,6 @@ class MariaDb:
         return ServerFacts(unusable, 0 if why else _UNLIMITED, why, warnings)
 
     def behind(self, connection: sa.Connection) -> str:
-        """Whether it is read-only, as replicas are."""
         read_only = connection.exec_driver_sql("SELECT @@global.read_only").scalar()
         return "the server is read-only, perhaps a replica whose ledger lags" if _on(str(read_only)) else ""
 
@@ -218,19 +246,15 @@ class MariaDb:
             with suppress(exc.SQLAlchemyError):
                 connection.exec_driver_sql(drop)
 
-    trial_needs = "CREATE TEMPORARY TABLES on the table's database, and SELECT on the table"
-
     def check_key(self, uniques: Sequence[frozenset[str]], key: Sequence[str]) -> str:
-        """The only unique key: ON DUPLICATE KEY takes the row that any of them finds."""
-        if frozenset(key) not in uniques:
-            return no_unique_key(key)
         others = sorted(sorted(unique) for unique in set(uniques) - {frozenset(key)})
-        if others:
-            return (
+        refused = super().check_key(uniques, key)
+        if others and not refused:
+            refused = (
                 f"it has other unique keys ({others}), and MariaDB's ON DUPLICATE KEY UPDATE would change the row that "
                 "any of them finds"
             )
-        return ""
+        return refused
 
 
 def _lock_seconds(access: Access) -> int:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
-from sqlalchemy.schema import CreateIndex, CreateSchema, CreateTable, ExecutableDDLElement
 
 from onceward.core.errors import ConfigurationError, SinkError
 from onceward.core.names import PIPELINE_LENGTH, SINK_LENGTH
 
-from .engines import dialect_for, engine_of, reading, transaction
+from .engines import engine_of, reading
+from .tables import INNODB, create, creation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,29 +32,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("onceward.database")
 
-_NAME: Final = 199
-_LOG: Final = 32
-_INNODB: Final[dict[str, Any]] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
 _IN: Final = 500
 """Names in one IN list: SQLite allows as few as 999 parameters."""
-
-
-def _text(length: int) -> sa.types.TypeEngine[str]:
-    exact = mysql.VARCHAR(length, charset="ascii", collation="ascii_bin")
-    return sa.String(length).with_variant(exact, "mysql", "mariadb")
-
-
-def _whose() -> list[sa.Column[Any]]:
-    return [
-        sa.Column("pipeline", _text(PIPELINE_LENGTH), nullable=False),
-        sa.Column("sink", _text(SINK_LENGTH), nullable=False),
-        sa.Column("log", _text(_LOG), nullable=False),
-        sa.Column("writer", sa.BigInteger, nullable=False),
-        sa.Column("epoch", sa.BigInteger, nullable=False),
-        sa.Column("subtask", sa.Integer, nullable=False),
-        sa.Column("attempt", sa.Integer, nullable=False),
-        sa.Column("row_count", sa.BigInteger, nullable=False),
-    ]
+_LENGTHS: Final = {"name": 199, "pipeline": PIPELINE_LENGTH, "sink": SINK_LENGTH, "log": 32}
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,77 +46,73 @@ class Tables:
     pipelines: sa.Table
     logs: sa.Table
     staged: sa.Table
-    rows: sa.Table | None
-    """Staged rows as Arrow batches; None where a staging table of their own takes them."""
-
-    @property
-    def pieces(self) -> sa.Table:
-        """The table of staged Arrow batches."""
-        assert self.rows is not None  # noqa: S101 - asked for only where there is one
-        return self.rows
+    pieces: sa.Table
+    """Staged rows as Arrow batches; not in `metadata`, and so not created, where staging tables take them."""
 
 
 @functools.cache
-def tables_in(schema: str | None, prefix: str) -> Tables:
-    """The tables' definitions."""
+def _tables_in(schema: str | None, prefix: str) -> Tables:
     metadata = sa.MetaData(schema=schema)
-    now = sa.func.current_timestamp()
-    ledger = sa.Table(
-        f"{prefix}ledger",
-        metadata,
-        sa.Column("name", _text(_NAME), primary_key=True),
-        *_whose(),
-        sa.Column("committed_at", sa.DateTime(timezone=True), nullable=False, server_default=now),
+
+    def table(name: str, *columns: sa.Column[Any], kept: bool = True) -> sa.Table:
+        return sa.Table(prefix + name, metadata if kept else sa.MetaData(schema=schema), *columns, **INNODB)
+
+    ledger = table(
+        "ledger",
+        *_transaction_columns(),
+        sa.Column(
+            "committed_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.current_timestamp()
+        ),
         sa.Column("rewound", sa.SmallInteger, nullable=False, server_default=sa.text("0")),
-        **_INNODB,
     )
     progress = (ledger.c.pipeline, ledger.c.sink, ledger.c.log, ledger.c.writer, ledger.c.epoch)
     sa.Index(f"{prefix}ledger_progress", *progress)
-    pipelines = sa.Table(
-        f"{prefix}pipelines",
-        metadata,
-        sa.Column("pipeline", _text(PIPELINE_LENGTH), primary_key=True),
-        sa.Column("sink", _text(SINK_LENGTH), primary_key=True),
-        sa.Column("log", _text(_LOG), nullable=False),
-        **_INNODB,
-    )
-    logs = sa.Table(
-        f"{prefix}logs",
-        metadata,
-        sa.Column("pipeline", _text(PIPELINE_LENGTH), primary_key=True),
-        sa.Column("sink", _text(SINK_LENGTH), primary_key=True),
-        sa.Column("log", _text(_LOG), primary_key=True),
+    pipelines = table("pipelines", *_text_columns("pipeline", "sink", primary_key=True), *_text_columns("log"))
+    logs = table(
+        "logs",
+        *_text_columns("pipeline", "sink", "log", primary_key=True),
         sa.Column("pruned", sa.BigInteger, nullable=False, server_default=sa.text("-1")),
-        **_INNODB,
     )
-    staged = sa.Table(
-        f"{prefix}staged",
-        metadata,
-        sa.Column("name", _text(_NAME), primary_key=True),
-        *_whose(),
+    staged = table(
+        "staged",
+        *_transaction_columns(),
         sa.Column("whole", sa.SmallInteger, nullable=False),
         sa.Column("stage", sa.String(64), nullable=False),
         sa.Column("movement", sa.Text, nullable=False),
-        **_INNODB,
     )
-    return Tables(metadata, ledger, pipelines, logs, staged, _pieces(metadata, prefix) if prefix else None)
-
-
-def _pieces(metadata: sa.MetaData, prefix: str) -> sa.Table:
-    data = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
-    return sa.Table(
-        f"{prefix}staged_rows",
-        metadata,
-        sa.Column("name", _text(_NAME), primary_key=True),
+    pieces = table(
+        "staged_rows",
+        *_text_columns("name", primary_key=True),
         sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
-        sa.Column("data", data, nullable=False),
-        **_INNODB,
+        sa.Column("data", sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"), nullable=False),
+        kept=bool(prefix),
     )
+    return Tables(metadata, ledger, pipelines, logs, staged, pieces)
+
+
+def _text_columns(*names: str, primary_key: bool = False) -> list[sa.Column[Any]]:
+    def kind(length: int) -> sa.types.TypeEngine[str]:
+        exact = mysql.VARCHAR(length, charset="ascii", collation="ascii_bin")
+        return sa.String(length).with_variant(exact, "mysql", "mariadb")
+
+    return [sa.Column(name, kind(_LENGTHS[name]), primary_key=primary_key, nullable=False) for name in names]
+
+
+def _transaction_columns() -> list[sa.Column[Any]]:
+    return [
+        *_text_columns("name", primary_key=True),
+        *_text_columns("pipeline", "sink", "log"),
+        sa.Column("writer", sa.BigInteger, nullable=False),
+        sa.Column("epoch", sa.BigInteger, nullable=False),
+        sa.Column("subtask", sa.Integer, nullable=False),
+        sa.Column("attempt", sa.Integer, nullable=False),
+        sa.Column("row_count", sa.BigInteger, nullable=False),
+    ]
 
 
 def tables_of(target: Target) -> Tables:
     """The tables that a target uses."""
-    return tables_in(target.ledger_schema, "" if target.url.backend == "postgresql" else "onceward_")
+    return _tables_in(target.ledger_schema, "" if target.url.backend == "postgresql" else "onceward_")
 
 
 @functools.cache
@@ -165,10 +141,8 @@ def parts(names: Sequence[str]) -> list[Sequence[str]]:
 
 def exists(target: Target, connection: sa.Connection) -> bool:
     """Whether all tables are there."""
-    inspector = sa.inspect(connection)
-    return all(
-        inspector.has_table(table.name, schema=table.schema) for table in tables_of(target).metadata.sorted_tables
-    )
+    inspector, tables = sa.inspect(connection), tables_of(target).metadata.sorted_tables
+    return all(inspector.has_table(table.name, schema=table.schema) for table in tables)
 
 
 def ensure(target: Target) -> None:
@@ -180,32 +154,17 @@ def ensure(target: Target) -> None:
     with reading(target, "cannot look for the ledger tables") as connection:
         if exists(target, connection):
             return
-    statements = _creation(target)
+    tables = tables_of(target).metadata.sorted_tables
     try:
-        with transaction(target, "cannot create the ledger tables") as connection:
-            dialect_for(target).lock_creation(connection)
-            for statement in statements:
-                connection.execute(statement)
+        create(target, tables, "cannot create the ledger tables")
     except SinkError as error:
         if error.retryable:
             raise
-        names = ", ".join(str(table) for table in tables_of(target).metadata.sorted_tables)
         dialect = engine_of(target).dialect
-        sql = "; ".join(" ".join(str(statement.compile(dialect=dialect)).split()) for statement in statements)
+        sql = "; ".join(" ".join(str(made.compile(dialect=dialect)).split()) for made in creation(target, tables))
         raise ConfigurationError(
-            f"the ledger tables ({names}) are missing and this role may not create them: {error}. Let their owner run "
-            "this, then GRANT SELECT, INSERT, UPDATE, DELETE on them (on PostgreSQL also USAGE, CREATE on the schema): "
-            f"{sql}"
+            f"the ledger tables ({', '.join(map(str, tables))}) are missing and this role may not create them: "
+            f"{error}. Let their owner run this, then GRANT SELECT, INSERT, UPDATE, DELETE on them (on PostgreSQL also "
+            f"USAGE, CREATE on the schema): {sql}"
         ) from None
     _log.info("created the ledger tables in %s", target.url)
-
-
-def _creation(target: Target) -> list[ExecutableDDLElement]:
-    """Each statement passes where somebody else was quicker."""
-    made: list[ExecutableDDLElement] = []
-    if target.url.backend == "postgresql" and target.ledger_schema is not None:
-        made.append(CreateSchema(target.ledger_schema, if_not_exists=True))
-    for table in tables_of(target).metadata.sorted_tables:
-        made.append(CreateTable(table, if_not_exists=True))
-        made += [CreateIndex(index, if_not_exists=True) for index in table.indexes]
-    return made

@@ -1,18 +1,30 @@
-"""Matching a batch's columns to a table's, by name, before anything is written."""
+"""Matching a batch's columns to a table's, by name, before anything is written; and rows for executemany."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import pyarrow as pa
+import sqlalchemy as sa
 
 from onceward.core.errors import SchemaError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from .conversions import Conversion, UnfitError, conversion
+from .dialect import RowWriter
 
-    import pyarrow as pa
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from sqlalchemy.sql.dml import Insert
+
+    from .dialect import RowDialect
+    from .target import TableName
 
 C = TypeVar("C")
+
+GENERATED: Final = "the column is generated; leave it out"
+_ROWS_AT_ONCE: Final = 5_000
 
 
 @dataclass(frozen=True)
@@ -33,10 +45,6 @@ class Column:
     """As SQL spells it, if it is not the type's own."""
 
 
-class Unfit(Exception):  # noqa: N818 - it is an answer, caught by the plan, never shown as it is
-    """The types do not fit; the text says why and what to do."""
-
-
 def match(
     schema: pa.Schema,
     table: str,
@@ -50,7 +58,7 @@ def match(
         schema: Of the data.
         table: Its name, for messages.
         columns: The table's.
-        conversion: From an Arrow type and a Column's; raises Unfit.
+        conversion: From an Arrow type and a Column's; raises UnfitError.
         key: Columns that must be in the data.
 
     Raises:
@@ -66,7 +74,7 @@ def match(
         why: object = column.unwritable
         try:
             conversions.append(conversion(field.type, column.type))
-        except Unfit as unfit:
+        except UnfitError as unfit:
             why = why or unfit
         if why:
             problems.append(f"column {field.name!r}: {field.type} does not fit into {column.declared}: {why}")
@@ -111,3 +119,114 @@ def check_same(schema: pa.Schema, first: pa.Schema) -> None:
     """Raise SchemaError unless a later batch has the columns of the first one."""
     if schema.names != first.names or schema.types != first.types:
         raise SchemaError(f"a batch has schema {schema} after others with {first}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """For each column of the arriving schema, in its order, how it is written by executemany."""
+
+    schema: pa.Schema
+    table: sa.Table
+    conversions: tuple[Conversion, ...]
+    required: frozenset[str]
+    """Columns in which no null may be: those that are not null, and the key's."""
+
+    def check(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """The batch's columns, converted and checked.
+
+        Raises:
+            SchemaError: A value does not fit; the message names the column.
+        """
+        arrays = []
+        for name, array, step in zip(self.schema.names, batch.columns, self.conversions, strict=True):
+            if array.null_count and name in self.required:
+                raise SchemaError(f"column {name!r} has nulls, and it must have none; the epoch's rows are not written")
+            try:
+                arrays.append(step.prepare(array))
+            except (ValueError, pa.ArrowException) as error:
+                raise SchemaError(f"column {name!r}: {error}; the epoch's rows are not written") from error
+        return arrays
+
+    def pieces(self, batch: pa.RecordBatch) -> Iterator[list[dict[str, Any]]]:
+        """The batch's rows, so many at once as one call of the driver should take."""
+        for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+            yield self.rows(batch.slice(start, _ROWS_AT_ONCE))
+
+    def rows(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
+        """The batch as parameters of `insert`: columns' own names may hold anything, so parameters have numbers."""
+        columns = [step.python(array) for step, array in zip(self.conversions, self.check(batch), strict=True)]
+        names = [f"c{number}" for number in range(len(columns))]
+        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+    def insert(
+        self, dialect: RowDialect | None = None, key: Sequence[str] = (), into: TableName | None = None
+    ) -> Insert:
+        """INSERT of one row; with a key an update of the row that has it, if there is one.
+
+        A row that the table refuses is an error, even if an SQLite table's definition says ON CONFLICT IGNORE.
+
+        Args:
+            dialect: Needed for a key.
+            key: Of an upsert.
+            into: Another table with the same columns.
+        """
+        # The table by its names only: no defaults of SQLAlchemy's, and nothing to return.
+        columns = [sa.column(name, self.table.c[name].type) for name in self.schema.names]
+        schema, name = (self.table.schema, self.table.name) if into is None else into
+        table = sa.table(name, *columns, schema=schema)
+        values = {c.name: sa.bindparam(f"c{number}", type_=c.type) for number, c in enumerate(columns)}
+        if dialect is not None and key:
+            statement = dialect.upsert(table, values, key)
+        else:
+            statement = sa.insert(table).values(values)
+        return statement.prefix_with("OR ABORT", dialect="sqlite")
+
+
+class InsertWriter(RowWriter):
+    """INSERTs into one table, each answered before the next.
+
+    Args:
+        connection: In a transaction.
+        plan: Made for the table.
+    """
+
+    def __init__(self, connection: sa.Connection, plan: Plan) -> None:
+        self._connection = connection
+        self._plan = plan
+        self._statement = plan.insert()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        check_same(batch.schema, self._plan.schema)
+        for rows in self._plan.pieces(batch):
+            self._connection.execute(self._statement, rows)
+
+
+def make_plan(schema: pa.Schema, table: sa.Table, backend: str, key: Sequence[str] = ()) -> Plan:
+    """Match every column of `schema` to one of `table`, see `match`."""
+    columns = [_column(column, backend) for column in table.columns]
+    conversions = match(schema, table.fullname, columns, lambda arrow, kind: conversion(arrow, kind, backend), key)
+    required = {column.name for column in table.columns if not column.nullable and not _fills_nulls(column)}
+    return Plan(schema, table, conversions, frozenset(required | set(key)))
+
+
+def _column(column: sa.Column[Any], backend: str) -> Column:
+    try:
+        declared = str(column.type)
+    except sa.exc.SQLAlchemyError:
+        declared = type(column.type).__name__
+    # SQLite's INTEGER PRIMARY KEY is the number of the row
+    rowid = backend == "sqlite" and column.primary_key and isinstance(column.type, sa.INTEGER)
+    filled = column.server_default is not None or column.computed is not None
+    return Column(
+        column.name,
+        column.type,
+        declared,
+        not_null=not column.nullable,
+        has_default=filled or column.autoincrement is True or rowid,
+        unwritable=GENERATED if column.computed is not None else "",
+    )
+
+
+def _fills_nulls(column: sa.Column[Any]) -> bool:
+    """SQLite's INTEGER PRIMARY KEY and MariaDB's AUTO_INCREMENT make a number out of a null."""
+    return column.primary_key and column.autoincrement is True

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Final
 
 from onceward.core.errors import ConfigurationError, RetryableSinkError
 from onceward.core.names import parse_transaction_name
-from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
+from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable
 
 from . import ledger
 from .dialect import Answer
 from .engines import reading
 from .own_tables import identity_row, insert_into, tables_of
-from .target import PREPARED, make_committable
+from .target import PREPARED
 from .writing import HeldWriting, two_phase
 
 if TYPE_CHECKING:
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from onceward.core.names import TransactionName
-    from onceward.core.transaction import Committable
-
-    from .ledger import Facts
     from .target import Target
 
 _AT_ONCE: Final = 32
@@ -45,14 +41,13 @@ class PreparedWriting(HeldWriting):
     """One attempt's transaction, which ends as a prepared one."""
 
     def make_durable(self) -> Committable:
-        """Write the ledger row and prepare."""
         insert = insert_into(tables_of(self.target).ledger)
         with self.limited(self.rows):  # deferred constraints are checked here, row by row
             self.finish_rows()
             two_phase(self.target).prepare(self.connection, self.name, insert, identity_row(self.name, self.rows))
-            connection, self._held = self.connection, None
+            connection, self.held = self.connection, None
             two_phase(self.target).hand_over(connection)
-        return make_committable(PREPARED, self.name, self.rows)
+        return Committable.named(PREPARED, self.name, rows=self.rows)
 
 
 def commit_prepared(target: Target, committables: Sequence[Committable]) -> list[CommitOutcome]:
@@ -74,38 +69,29 @@ def commit_prepared(target: Target, committables: Sequence[Committable]) -> list
 
 
 def _commit(connection: sa.Connection, target: Target, committable: Committable) -> CommitOutcome:
-    answer, words = two_phase(target).commit(connection, name_of(committable))
+    answer, words = _end(connection, target, "COMMIT", committable)
     if answer is Answer.DONE:
         return CommitOutcome(CommitStatus.COMMITTED)
     if answer is Answer.BUSY:
         return CommitOutcome(CommitStatus.RETRY_LATER, words)
-    return _look_up(connection, target, committable).commit_outcome(committable, words)
+    return ledger.facts(target, connection, [committable]).commit_outcome(committable, words)
 
 
 def abort_prepared(target: Target, committable: Committable) -> AbortOutcome:
     """Roll back exactly this one; the ledger says who won if it is gone."""
     try:
         with reading(target, "cannot abort") as connection:
-            answer, words = two_phase(target).rollback(connection, name_of(committable))
+            answer, words = _end(connection, target, "ROLLBACK", committable)
             if answer is Answer.DONE:
                 return AbortOutcome(AbortStatus.ABORTED)
             if answer is Answer.BUSY:
                 return AbortOutcome(AbortStatus.RETRY_LATER, words)
-            return _look_up(connection, target, committable).abort_outcome(committable, words)
+            return ledger.facts(target, connection, [committable]).abort_outcome(committable, words)
     except RetryableSinkError as error:
         return AbortOutcome(AbortStatus.RETRY_LATER, str(error))
 
 
-def _look_up(connection: sa.Connection, target: Target, committable: Committable) -> Facts:
-    return ledger.facts(target, connection, committable.pipeline, committable.sink, [committable.transaction])
-
-
-def name_of(committable: Committable) -> TransactionName:
-    """The name behind a committable.
-
-    Raises:
-        ConfigurationError: It is none of ours.
-    """
+def _end(connection: sa.Connection, target: Target, command: str, committable: Committable) -> tuple[Answer, str]:
     name = parse_transaction_name(committable.transaction)
     if name is None:
         raise ConfigurationError(
@@ -113,4 +99,4 @@ def name_of(committable: Committable) -> TransactionName:
             pipeline=committable.pipeline,
             sink=committable.sink,
         )
-    return name
+    return two_phase(target).end(connection, command, name)

@@ -3,47 +3,41 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, Self
+
+import sqlalchemy as sa
 
 from onceward.core.errors import ConfigurationError
+from onceward.core.kit.options import arguments, check_seconds
+from onceward.core.names import Scope
+from onceward.core.transaction import Committable, Observation
 from onceward.sinks.base import TwoPhaseCommitSink
 
 from . import ledger
-from .checks import check_server, check_table, choose_path, path_without_server, read_server
-from .engines import dialect_for
-from .listing import inspect, list_lingering, list_of_log
+from .checks import check_server, check_table, choose_path, read_server
+from .dialect import RowDialect
+from .engines import dialect_for, reading
 from .merging import abort_staged, commit_staged
-from .own_tables import ensure
+from .own_tables import ensure, exists, tables_of
 from .prepared import PreparedWriting, abort_prepared, commit_prepared
-from .settings import CommitPath, commit_mode, positive, write_mode
 from .staging import PieceWriting
-from .target import PREPARED, STAGED, Target
+from .target import PREPARED, STAGED, CommitPath, Target, own_name
 from .writing import Writing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
-    from onceward.core.names import Scope
-    from onceward.core.transaction import (
-        AbortOutcome,
-        CommitOutcome,
-        Committable,
-        Observation,
-        Progress,
-        WriteContext,
-    )
+    from onceward.core.transaction import AbortOutcome, CommitOutcome, Progress, WriteContext
+
+    from .dialect import ServerFacts
 
 _log = logging.getLogger("onceward.database")
 
-
-class Resolution(NamedTuple):
-    """How committables of one kind end."""
-
-    commit: Callable[[Sequence[Committable]], Sequence[CommitOutcome]]
-    abort: Callable[[Committable], AbortOutcome]
+MODES: Final = ("auto", "insert", "upsert")
+_COMMIT: Final = {PREPARED: commit_prepared, STAGED: commit_staged}
+_ABORT: Final = {PREPARED: abort_prepared, STAGED: abort_staged}
 
 
 class DatabaseSink(TwoPhaseCommitSink[Writing]):
@@ -53,6 +47,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         mode: "insert" or "upsert".
     """
 
+    default_name: ClassVar[str]
     mode: str
     target: Target
 
@@ -62,50 +57,63 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         target: Target,
         *,
         mode: str,
-        modes: tuple[str, ...],
         commit: str,
         ledger_epochs: int,
         parallelism: int | None,
-        **settings: Any,
+        select: Sequence[str] | None,
+        where: str | None,
     ) -> None:
-        super().__init__(name, **settings)
-        self.mode = write_mode(mode, target.key, modes)
-        self.commit_mode = commit_mode(mode, commit)
+        super().__init__(name, select=select, where=where)
+        self.mode = _write_mode(mode, target)
+        if commit not in list(CommitPath):
+            raise ConfigurationError(f"commit {commit!r} is unknown: give one of {', '.join(CommitPath)}")
+        self.commit_mode = CommitPath(commit)
         self.target = target
-        positive("lock_timeout", target.lock_timeout)
-        positive("answer_within", target.answer_within)
-        self.ledger_epochs = int(positive("ledger_epochs", ledger_epochs))
+        check_seconds("lock_timeout", target.lock_timeout)
+        check_seconds("answer_within", target.answer_within)
+        if ledger_epochs <= 0:
+            raise ConfigurationError(f"ledger_epochs must be above 0, not {ledger_epochs}")
+        self.ledger_epochs = ledger_epochs
         self.parallelism = parallelism
-        self._path: CommitPath | None = path_without_server(self.commit_mode, self.target)
+        self._path = choose_path(self.commit_mode, self.target)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> Self:
+        """Make a sink from Spark's options: the arguments' names in any case, `dbtable` for `table`.
+
+        Raises:
+            ConfigurationError: An option is unknown, missing or not readable.
+        """
+        aliases = {"dbtable": "table", "table": "table"}
+        return cls(**arguments(cls, {"name": cls.default_name, **options}, aliases=aliases))
 
     @property
     def commit_path(self) -> str | None:
         """How rows wait: "prepared" or "staging"; None until commit="auto" has asked the server."""
-        return None if self._path is None else str(self._path)
+        return None if self._path is CommitPath.AUTO else str(self._path)
 
     def __repr__(self) -> str:
         key = f", key={list(self.target.key)}" if self.target.key else ""
         what = f"{self.name!r}, table={str(self.target.table)!r}, mode={self.mode!r}{key}"
         return f"{type(self).__name__}({what}, url={str(self.target.url)!r})"
 
-    def resolutions(self) -> Mapping[str, Resolution]:
-        """By kind of committable."""
-        return {
-            PREPARED: Resolution(partial(commit_prepared, self.target), partial(abort_prepared, self.target)),
-            STAGED: Resolution(partial(commit_staged, self.target), partial(abort_staged, self.target)),
-        }
-
     def validate(self, schema: pa.Schema) -> None:
         """Check connection, setup, table, columns, key and rights; create what is missing and was requested."""
-        facts = read_server(self.target)
-        self._path, why = choose_path(self.commit_mode, self.target, facts)
+        facts = self._choose_path()
         check_server(facts, self.target, self.parallelism, self._path)
-        _log.info("sink %s commits through %s: %s", self.name, self._path, why)
         ensure(self.target)
         check_table(self.target, self.name, schema, self._path)
 
+    def _choose_path(self) -> ServerFacts:
+        facts = read_server(self.target)
+        self._path = choose_path(self.commit_mode, self.target, facts)
+        why = facts.why_none if self._path is CommitPath.STAGING else "the server allows it"
+        _log.info(
+            "sink %s commits through %s: %s", self.name, self._path, why or "upserts are staged, or it was requested"
+        )
+        return facts
+
     def validate_complete_mode(self) -> None:
-        """Complete mode fits an upsert only."""
         if self.mode != "upsert":
             raise ConfigurationError(
                 "output mode complete writes the whole result at each epoch, which would insert every row again: use "
@@ -114,13 +122,11 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
             )
 
     def begin(self, context: WriteContext) -> Writing:
-        """Open a transaction, or start to collect rows for staging."""
-        if self._path is None:
-            self._path, why = choose_path(self.commit_mode, self.target, read_server(self.target))
-            _log.info("sink %s commits through %s: %s", self.name, self._path, why)
+        if self._path is CommitPath.AUTO:
+            self._choose_path()
         if self._path is CommitPath.PREPARED:
             return PreparedWriting(self.target, context)
-        if dialect_for(self.target).bulk is None:
+        if isinstance(dialect_for(self.target), RowDialect):
             return PieceWriting(self.target, context)
         from .postgres.staging import TableWriting  # noqa: PLC0415 - an extra
 
@@ -130,32 +136,27 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         transaction.write(batch)
 
     def pre_commit(self, transaction: Writing) -> Committable:
-        """Prepare, or commit to the staging table."""
         return transaction.pre_commit()
 
     def discard(self, transaction: Writing) -> None:
-        """Roll back, or delete what was staged."""
         transaction.discard()
 
     def commit(self, committable: Committable) -> CommitOutcome:
         return self.commit_many([committable])[0]
 
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
-        """Commit several: prepared ones one by one on one connection, staged ones by one merge per epoch."""
-        resolutions = self.resolutions()
         outcomes: dict[str, CommitOutcome] = {}
         for kind in dict.fromkeys(self._kind(c) for c in committables):
             chosen = [c for c in committables if c.kind == kind]
-            answers = resolutions[kind].commit(chosen)
+            answers = _COMMIT[kind](self.target, chosen)
             outcomes.update({c.transaction: answer for c, answer in zip(chosen, answers, strict=True)})
         return [outcomes[c.transaction] for c in committables]
 
     def abort(self, committable: Committable) -> AbortOutcome:
-        """Abort exactly this one."""
-        return self.resolutions()[self._kind(committable)].abort(committable)
+        return _ABORT[self._kind(committable)](self.target, committable)
 
     def _kind(self, committable: Committable) -> str:
-        if committable.kind not in self.resolutions() or committable.version != 1:
+        if committable.kind not in _COMMIT or committable.version != 1:
             raise ConfigurationError(
                 f"a committable of kind {committable.kind}, version {committable.version} is not a "
                 f"{type(self).__name__}'s",
@@ -165,29 +166,84 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         return committable.kind
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:
-        """List what is prepared in this database, or staged beside this ledger, under exactly these names."""
-        return list_lingering(self.target, scope.pipeline, scope.sink)
+        """List what is prepared in this database or staged beside this ledger, whichever way the sink writes now."""
+        with reading(self.target, "cannot list") as connection:
+            return self._list(connection, scope.pipeline, scope.sink)
 
     def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
-        """List the same for all sinks of this pipeline and log."""
-        return list_of_log(self.target, pipeline, log)
+        """List the same for all sinks of this pipeline and log.
+
+        The names of sinks are those that were noted when they wrote: MariaDB's identifiers hold a digest of them.
+        """
+        with reading(self.target, "cannot list") as connection:
+            sinks = ledger.sinks_of(self.target, connection, pipeline, log)
+            found = [committable for sink in sinks for committable in self._list(connection, pipeline, sink)]
+        return [committable for committable in found if committable.log == log]
 
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
-        """Ask the database about each transaction."""
-        return inspect(self.target, committables)
+        """Ask the database about each transaction.
+
+        First what is prepared or staged, then the ledger: in the other order a commit in between would look like an
+        abort.
+        """
+        if not committables:
+            return []
+        first = committables[0]
+        with reading(self.target, "cannot inspect") as connection:
+            waiting = {c.transaction for c in self._list(connection, first.pipeline, first.sink)}
+            facts = ledger.facts(self.target, connection, [c for c in committables if c.transaction not in waiting])
+        return [Observation.PREPARED if c.transaction in waiting else facts.observe(c)[0] for c in committables]
+
+    def _list(self, connection: sa.Connection, pipeline: str, sink: str) -> list[Committable]:
+        two_phase = dialect_for(self.target).two_phase
+        prepared = two_phase.waiting(connection, pipeline, sink) if two_phase is not None else []
+        found = [Committable.named(PREPARED, name) for name in prepared]
+        if exists(self.target, connection):
+            of = tables_of(self.target).staged.c
+            query = sa.select(of.name, of.row_count).where(of.pipeline == pipeline, of.sink == sink).order_by(of.name)
+            staged = [(own_name(text, pipeline, sink), rows) for text, rows in connection.execute(query)]
+            found += [Committable.named(STAGED, name, rows=rows) for name, rows in staged if name is not None]
+        return found
+
+    def open_names(self) -> set[Scope]:
+        """Under which of onceward's names, of any pipeline, something is prepared in this database or staged."""
+        two_phase = dialect_for(self.target).two_phase
+        with reading(self.target, "cannot list") as connection:
+            found = two_phase.scopes(connection) if two_phase is not None else set()
+            if exists(self.target, connection):
+                of = tables_of(self.target).staged.c
+                found |= {Scope(*row) for row in connection.execute(sa.select(of.pipeline, of.sink, of.log))}
+        return found
 
     def check_claim(self, scope: Scope, newest: Progress) -> None:
         ledger.check(self.target, scope, newest)
 
     def claim(self, scope: Scope) -> None:
-        """Record in the ledger that this decision log owns the names."""
         ledger.claim(self.target, scope)
 
     def release(self, scope: Scope) -> None:
-        """Hand the names over to this decision log, and set aside how far it had come."""
         ledger.release(self.target, scope)
 
     def completed(self, scope: Scope, epoch: int) -> None:
-        """Prune the ledger periodically."""
-        if ledger.prune_due(epoch) and epoch > self.ledger_epochs:
+        if epoch % ledger.PRUNE_EVERY == 0 and epoch > self.ledger_epochs:
             ledger.prune(self.target, scope, epoch - self.ledger_epochs + 1)
+
+
+def key_columns(key: Sequence[str] | str | None) -> tuple[str, ...]:
+    """The columns of a key, however it was given."""
+    return (key,) if isinstance(key, str) else tuple(key or ())
+
+
+def _write_mode(mode: str, target: Target) -> str:
+    key, change = target.key, target.change
+    if len(set(key)) != len(key) or not all(key):
+        raise ConfigurationError(f"key {list(key)} has an empty or repeated column")
+    if mode not in MODES:
+        raise ConfigurationError(f"mode {mode!r} is unknown: give one of {', '.join(MODES)}")
+    if mode == "upsert" and not key:
+        raise ConfigurationError("mode 'upsert' needs key: the columns of a unique index of the table")
+    if mode == "insert" and key:
+        raise ConfigurationError("mode 'insert' takes no key: leave it out, or say mode='upsert'")
+    if change is not None and (not key or not change or change in key):
+        raise ConfigurationError(f"change_column {change!r} needs a key that it is no part of: it deletes by key")
+    return "upsert" if key else "insert"

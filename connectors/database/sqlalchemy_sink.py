@@ -2,49 +2,54 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar
 
 from sqlalchemy import URL  # noqa: TC002 - options are read by the signature
 
-from .settings import MODES, key_columns, read_sink_options
-from .sink import DatabaseSink
-from .target import LEDGER_SCHEMA, TableName, Target
-from .url import Url
+from .sink import DatabaseSink, key_columns
+from .target import LEDGER_SCHEMA, TableName, Target, Url
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 
 class SqlAlchemySink(DatabaseSink):
     """Sink that writes rows into one table of an SQL database; each epoch becomes visible exactly once, at its commit.
 
     Args:
-        name: Unique in its pipeline, and part of every transaction's name: it must not change between runs.
+        name: Unique in its pipeline, up to 32 letters, digits, `.`, `_` and `-`. It is part of every transaction's
+            name, so it must not change between runs.
         url: SQLAlchemy's URL of the database: `postgresql+psycopg://…`, `mariadb+pymysql://…` or
             `sqlite:////path/to/file.db`. It may hold a password, but PGPASSWORD, ~/.pgpass or pymysql's
-            `?read_default_file=` is better.
-        table: `table`, `schema.table`, or parts in double quotes. Columns are matched by name.
-        mode: What is written: "insert", or "upsert" by `key`; "auto": upsert if there is a key.
-        key: Columns of a unique index, for upserts. The last row of a key wins; within an epoch the order is
-            (subtask, position in the subtask), so rows of one key should be in one subtask.
-        create_table: Create the table from the data's schema if it is missing, `key` as its primary key.
-        commit: How rows wait for the epoch's decision: "prepared" transactions (rows go into the table at once,
-            invisible), or "staging" (rows go into a staging table and are merged by one transaction per epoch).
-            "auto": staging for upserts, for SQLite and on servers without prepared transactions, else prepared;
-            `commit_path` says which.
-        lock_timeout: Seconds a statement may wait for another transaction's lock before the attempt fails. MariaDB
-            takes whole seconds.
+            `?read_default_file=…` is better. A character such as `@` in a password must be percent-encoded (`%40`).
+        table: `table`, `schema.table`, or parts in double quotes. Case-sensitive. Columns are matched by name.
+        mode: What is written: "insert", or "upsert" by `key`. "auto": upsert if there is a key.
+        key: Columns of a primary key or unique index, for upserts. If an epoch has several rows with the same key, the
+            last one wins, in the order (subtask, position in the subtask); so rows with the same key should be in one
+            subtask. As an option, comma-separated.
+        create_table: Create the table from the data's schema if it is missing, with `key` as its primary key.
+        commit: How rows wait for the epoch's decision: in "prepared" transactions (rows go into the table at once,
+            invisible), or in "staging" tables (one transaction for each epoch merges them into the table). "auto":
+            staging for upserts, for SQLite and on servers without prepared transactions, prepared otherwise;
+            `sink.commit_path` says which.
+        lock_timeout: Seconds for which a statement may wait for another transaction's lock before the attempt fails.
+            MariaDB takes whole seconds.
         answer_within: Seconds to wait for an answer before the connection is cut, connecting included.
-        ledger_schema: Schema (on MariaDB: database) of onceward's own tables, the same for all runs of a pipeline.
-            Default: on PostgreSQL `onceward`, as PostgresSink's; elsewhere the connection's default one.
-        ledger_epochs: For how many completed epochs ledger rows are kept.
-        parallelism: How many subtasks write at once, if known: `validate` then warns of too few prepared transactions.
-        select: SQL expressions that make this sink's columns out of the pipeline's; default: all columns.
-        where: SQL condition; this sink gets only the rows for which it is true; default: all rows.
+        ledger_schema: Schema (on MariaDB: database, which must exist) of onceward's own tables. It must not change
+            between runs of a pipeline. Default: `onceward` on PostgreSQL, as for PostgresSink; elsewhere the
+            connection's default one.
+        ledger_epochs: Number of completed epochs whose ledger rows are kept. The newest rows are kept however old they
+            are.
+        parallelism: Number of subtasks that write at the same time. If given, `validate` warns if the server allows too
+            few prepared transactions.
+        select: SQL expressions that make this sink's columns out of the pipeline's. Default: all columns.
+        where: SQL condition; the sink takes only the rows for which it is true. Default: all rows.
 
     Raises:
         ConfigurationError: A setting is unknown or contradicts another.
     """
+
+    default_name: ClassVar[str] = "sql"
 
     def __init__(
         self,
@@ -78,19 +83,9 @@ class SqlAlchemySink(DatabaseSink):
             name,
             target,
             mode=mode,
-            modes=MODES,
             commit=commit,
             ledger_epochs=ledger_epochs,
             parallelism=parallelism,
             select=select,
             where=where,
         )
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, str]) -> Self:
-        """Make a sink from Spark's options: `url`, `dbtable` (or `table`), and the arguments above, in any case.
-
-        Raises:
-            ConfigurationError: An option is unknown, missing or not readable.
-        """
-        return cls(**read_sink_options(cls, "sql", options))

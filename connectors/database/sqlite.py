@@ -7,19 +7,18 @@ fail at once. Every commit is synced, because the default in WAL mode may lose t
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects.sqlite import insert
 
-from .dialect import READ_ONLY, BulkWrite, ServerFacts, Trial, TwoPhase, no_unique_key
+from .dialect import READ_ONLY, RowDialect, ServerFacts, Trial
 from .target import TableName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from contextlib import AbstractContextManager
 
     from sqlalchemy.sql.dml import Insert
 
@@ -30,16 +29,12 @@ _FULL: Final = 2
 """PRAGMA synchronous: every commit is synced."""
 
 
-class Sqlite:
-    """SQLite, which has no prepared transactions."""
+class Sqlite(RowDialect):
+    """SQLite: a file answers at once, or says that it is locked."""
 
     title = "SQLite"
-    two_phase: TwoPhase | None = None
-    bulk: BulkWrite | None = None
-    asks_with_lock = False
 
     def engine_arguments(self, access: Access) -> dict[str, Any]:
-        """Waits for the lock as long as lock_timeout says."""
         return {"connect_args": {"timeout": access.lock_timeout}}
 
     def prepare_engine(self, engine: sa.Engine, access: Access) -> None:  # noqa: ARG002 - signature
@@ -47,28 +42,12 @@ class Sqlite:
         event.listen(engine, "connect", _set_up)
         event.listen(engine, "begin", _begin)
 
-    def open_transaction(self, connection: sa.Connection, access: Access) -> None:
-        pass
-
-    def lock_creation(self, connection: sa.Connection) -> None:
-        """A transaction that writes is the only one."""
-
-    def limited(self, seconds: float, connection: sa.Connection | None = None) -> AbstractContextManager[object]:  # noqa: ARG002 - signature
-        """A file answers at once, or says that it is locked."""
-        return nullcontext()
-
     def read_server(self, connection: sa.Connection) -> ServerFacts:
-        """Whether this file can be written."""
         if connection.exec_driver_sql("PRAGMA query_only").scalar():
             return ServerFacts(unusable="the connection is read-only (PRAGMA query_only)")
         return ServerFacts(why_none="SQLite has no prepared transactions")
 
-    def behind(self, connection: sa.Connection) -> str:  # noqa: ARG002 - signature
-        """There is one copy only."""
-        return ""
-
     def upsert(self, table: sa.TableClause, values: dict[str, Any], key: Sequence[str]) -> Insert:
-        """INSERT … ON CONFLICT DO UPDATE."""
         statement = insert(table).values(values)
         others = {name: statement.excluded[name] for name in values if name not in key}
         if not others:
@@ -97,12 +76,6 @@ class Sqlite:
                 connection.exec_driver_sql(temporary)
         yield Trial(TableName("temp", table.name), has_keys=not bare)
         connection.exec_driver_sql(f"DROP TABLE {name}")  # an error rolls it back
-
-    trial_needs = ""
-
-    def check_key(self, uniques: Sequence[frozenset[str]], key: Sequence[str]) -> str:
-        """Any unique key of exactly these columns."""
-        return "" if frozenset(key) in uniques else no_unique_key(key)
 
 
 def _set_up(connection: Any, _: object) -> None:

@@ -4,7 +4,11 @@ Rows are kept as Arrow's IPC streams, a few megabytes each, and nothing is held 
 open transaction would keep every other writer out. A writer adds rows only while its row in `staged` is there: what
 was swept stays swept.
 
-Nobody can refuse a decided row, so the database tries the rows before they are staged (trial.py).
+Nobody can refuse a decided row, and the checks of conversions.py know types, not tables: what a CHECK says, what a
+generated column makes of a value, whether a text is JSON or has characters that the column cannot hold. So the
+database itself tries rows when they are staged, in a place that forgets them (Dialect.trial), by the very statement
+that will move them. What a trial cannot know is what the merge meets: other rows of the same keys, rows that a foreign
+key needs, triggers, partitions, and whatever changes meanwhile.
 """
 
 from __future__ import annotations
@@ -17,21 +21,20 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from onceward.core.errors import OncewardError, SqlError
+from onceward.core.transaction import Committable, WriteContext
 
 from . import ledger
-from .engines import transaction
+from .dialect import RowDialect
+from .engines import dialect_for, transaction
 from .own_tables import identity_row, tables_of
 from .plan import check_same
-from .target import STAGED, make_committable
-from .trial import try_rows
+from .target import STAGED
 from .writing import SLOWEST, Writing, plan_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onceward.core.transaction import Committable, WriteContext
-
-    from .rows import Plan
+    from .plan import Plan
     from .target import Target
 
 CHUNK_BYTES: Final = 2 * 2**20
@@ -58,7 +61,7 @@ class PieceWriting(Writing):
             self._plan = plan_for(self.target, batch.schema)
         check_same(batch.schema, self._plan.schema)
         self._plan.check(batch)
-        for part in sliced(batch):
+        for part in _sliced(batch):
             if self._waiting and self._bytes + part.nbytes > CHUNK_BYTES:
                 self._stage(whole=False)
             self._waiting.append(part)
@@ -66,10 +69,9 @@ class PieceWriting(Writing):
         return int(batch.num_rows)
 
     def make_durable(self) -> Committable:
-        """Stage the rest, and note that all is there."""
         self._stage(whole=True)
         self._over = True
-        return make_committable(STAGED, self.name, self.rows)
+        return Committable.named(STAGED, self.name, rows=self.rows)
 
     def discard(self) -> None:
         """Delete what was staged; if that fails, a sweep finds it by its name."""
@@ -80,50 +82,51 @@ class PieceWriting(Writing):
                     connection.execute(table.delete().where(table.c.name == str(self.name)))
 
     def _stage(self, *, whole: bool) -> None:
+        staged, pieces = tables_of(self.target).staged, tables_of(self.target).pieces
+        mine = staged.c.name == str(self.name)
         rows = self.rows if whole else 0
         slowest = sum(batch.num_rows for batch in self._waiting) / SLOWEST
         with transaction(self.target, f"cannot stage rows of table {self.target.table}", more=slowest) as connection:
-            if self._plan is not None and self._waiting:
-                try_rows(self.target, connection, self._plan, self._waiting)
+            self._try_rows(connection)
             if self._pieces == 0:
-                connection.execute(tables_of(self.target).staged.insert(), [self._head(rows, whole)])
-            else:
-                self._go_on(connection, rows, whole)
+                how = json.dumps({"target": self.target.table, "key": self.target.key})
+                head = {**identity_row(self.name, rows), "whole": int(whole), "stage": "", "movement": how}
+                connection.execute(staged.insert(), [head])
+            elif connection.scalar(sa.select(staged.c.whole).where(mine).with_for_update()) is None:
+                raise SqlError(
+                    "the rows staged so far were removed: a later start of the pipeline has swept this attempt"
+                )
+            elif whole:
+                connection.execute(staged.update().where(mine).values(row_count=rows, whole=1))
             if self._waiting:
-                piece = {"name": str(self.name), "number": self._pieces, "data": encoded(self._waiting)}
-                connection.execute(tables_of(self.target).pieces.insert(), [piece])
+                piece = {"name": str(self.name), "number": self._pieces, "data": _encoded(self._waiting)}
+                connection.execute(pieces.insert(), [piece])
         self._pieces += 1
         self._waiting, self._bytes = [], 0
 
-    def _head(self, rows: int, whole: bool) -> dict[str, object]:
-        return {
-            **identity_row(self.name, rows),
-            "whole": int(whole),
-            "stage": "",
-            "movement": json.dumps({"target": self.target.table, "key": self.target.key}),
-        }
-
-    def _go_on(self, connection: sa.Connection, rows: int, whole: bool) -> None:
-        staged = tables_of(self.target).staged
-        mine = staged.c.name == str(self.name)
-        if connection.scalar(sa.select(staged.c.whole).where(mine).with_for_update()) is None:
-            raise SqlError("the rows staged so far were removed: a later start of the pipeline has swept this attempt")
-        if whole:
-            connection.execute(staged.update().where(mine).values(row_count=rows, whole=1))
+    def _try_rows(self, connection: sa.Connection) -> None:
+        """Have the database take the waiting rows and forget them; its error says why it refuses them."""
+        dialect = dialect_for(self.target)
+        if self._plan is None or not self._waiting or not isinstance(dialect, RowDialect):
+            return
+        with dialect.trial(connection, self._plan.table) as (place, has_keys):
+            statement = self._plan.insert(dialect, self.target.key if has_keys else (), place)
+            for batch in self._waiting:
+                for rows in self._plan.pieces(batch):
+                    connection.execute(statement, rows)
 
 
-def sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """The batch in parts of at most CHUNK_BYTES, or of one row."""
     if batch.nbytes <= CHUNK_BYTES or batch.num_rows == 1:
         yield batch
         return
     half = batch.num_rows // 2
-    yield from sliced(batch.slice(0, half))
-    yield from sliced(batch.slice(half))
+    yield from _sliced(batch.slice(0, half))
+    yield from _sliced(batch.slice(half))
 
 
-def encoded(batches: list[pa.RecordBatch]) -> bytes:
-    """Batches of one schema as an IPC stream."""
+def _encoded(batches: list[pa.RecordBatch]) -> bytes:
     buffer = pa.BufferOutputStream()
     with pa.ipc.new_stream(buffer, batches[0].schema) as stream:
         for batch in batches:
@@ -133,6 +136,6 @@ def encoded(batches: list[pa.RecordBatch]) -> bytes:
 
 
 def decoded(data: bytes) -> list[pa.RecordBatch]:
-    """What `encoded` made."""
+    """The batches of a piece."""
     with pa.ipc.open_stream(data) as stream:
         return list(stream)

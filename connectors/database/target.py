@@ -1,17 +1,20 @@
-"""What a sink was told about its target: configuration only, picklable, without an open connection."""
+"""What a sink was told about its target: configuration only, picklable, without an open connection.
+
+A URL's secrets are kept out of whatever a person may read.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import URL, exc, make_url
 
 from onceward.core.errors import ConfigurationError
+from onceward.core.kit.secrets import HIDDEN, is_secret_name, redact
 from onceward.core.names import TransactionName, parse_transaction_name
-from onceward.core.transaction import Committable
-
-if TYPE_CHECKING:
-    from .url import Url
 
 PREPARED: Final = "sql-prepared"
 STAGED: Final = "sql-staged"
@@ -24,6 +27,23 @@ _PART: Final = r'(?:"(?:[^"\0]|"")+"|`(?:[^`\0]|``)+`|[^\W\d][\w$]*)'
 _NAME: Final = re.compile(rf"\s*(?:({_PART})\s*\.\s*)?({_PART})\s*")
 _PLAIN: Final = re.compile(r"[^\W\d][\w$]*")
 _LONGEST: Final = 63
+
+DRIVERS: Final = {"postgresql": "psycopg", "mariadb": "pymysql", "mysql": "pymysql", "sqlite": "pysqlite"}
+"""The one driver for each database: what a commit proves was seen with this one."""
+_LIBPQ: Final[dict[str, Any]] = {"username": "user", "database": "dbname"}
+"""SQLAlchemy's names of a URL's parts, where libpq calls them otherwise."""
+_HOW: Final = (
+    "give for example 'postgresql+psycopg://user@host/db', 'mariadb+pymysql://user@host/db' or "
+    "'sqlite:////var/lib/shop.db' (special characters in a password percent-encoded)"
+)
+
+
+class CommitPath(StrEnum):
+    """How rows wait for their decision."""
+
+    AUTO = "auto"
+    PREPARED = "prepared"
+    STAGING = "staging"
 
 
 class TableName(NamedTuple):
@@ -59,10 +79,15 @@ class TableName(NamedTuple):
     @property
     def quoted(self) -> str:
         """As SQL, every part in double quotes."""
-        return ".".join(_quoted(part) for part in self if part is not None)
+        return ".".join(quoted(part) for part in self if part is not None)
 
     def __str__(self) -> str:
-        return ".".join(part if _is_plain(part) else _quoted(part) for part in self if part is not None)
+        return ".".join(part if _is_plain(part) else quoted(part) for part in self if part is not None)
+
+
+def quoted(name: str) -> str:
+    """A name of a table or column as SQL, in double quotes."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _unquoted(part: str, fold: bool) -> str:
@@ -72,12 +97,113 @@ def _unquoted(part: str, fold: bool) -> str:
     return part.lower() if fold else part
 
 
-def _quoted(part: str) -> str:
-    return '"' + part.replace('"', '""') + '"'
-
-
 def _is_plain(part: str) -> bool:
     return part == part.lower() and _PLAIN.fullmatch(part) is not None
+
+
+class Url:
+    """An SQLAlchemy URL that shows itself without its secrets.
+
+    Args:
+        text: As SQLAlchemy takes it, as text or as sqlalchemy.URL. Without a driver it gets the one of DRIVERS.
+
+    Raises:
+        ConfigurationError: Not a URL, or of a database or driver that is not known here; the message never repeats
+            a password.
+    """
+
+    __slots__ = ("_text", "parsed")
+
+    def __init__(self, text: str | URL) -> None:
+        self.parsed = _parse(text)
+        self._text = self.parsed.render_as_string(hide_password=False)
+
+    @classmethod
+    def from_dsn(cls, text: str) -> Url:
+        """Read a connection string of libpq: `host=db dbname=shop user=writer` or `postgresql://writer@db/shop`.
+
+        Better without a password: libpq reads PGPASSWORD and ~/.pgpass.
+
+        Raises:
+            ConfigurationError: Not a connection string; the message never repeats it.
+        """
+        import psycopg  # noqa: PLC0415 - an extra
+
+        try:
+            given = {key: str(value) for key, value in psycopg.conninfo.conninfo_to_dict(text).items()}
+        except psycopg.Error:
+            # libpq's message quotes pieces of the string, which may be pieces of a password
+            raise ConfigurationError(
+                "dsn is not a PostgreSQL connection string: give 'host=… dbname=… user=…' or "
+                "'postgresql://user@host/db' (special characters in a URI's password percent-encoded)"
+            ) from None
+        names = ("username", "password", "host", "database")
+        parts: dict[str, Any] = {name: given.pop(_LIBPQ.get(name, name), None) for name in names}
+        if given.get("port", "").isdigit():  # else there are several, for several hosts
+            parts["port"] = int(given.pop("port"))
+        return cls(URL.create(f"postgresql+{DRIVERS['postgresql']}", **parts, query=given))
+
+    def libpq(self) -> dict[str, Any]:
+        """The same as libpq's parameters, secrets included."""
+        query = {key: value if isinstance(value, str) else ",".join(value) for key, value in self.parsed.query.items()}
+        return self.parsed.translate_connect_args(**_LIBPQ) | query
+
+    @property
+    def backend(self) -> str:
+        return self.parsed.get_backend_name()
+
+    def redact(self, message: str) -> str:
+        """`message` with every secret of this URL replaced by ***."""
+        secrets = [self.parsed.password or ""]
+        for key, value in self.parsed.query.items():
+            if is_secret_name(key):
+                secrets += [value] if isinstance(value, str) else value
+        return redact(message, secrets)
+
+    def __str__(self) -> str:
+        hidden = {key: HIDDEN for key in self.parsed.query if is_secret_name(key)}
+        return self.parsed.update_query_dict(hidden).render_as_string(hide_password=True)
+
+    def __repr__(self) -> str:
+        return f"Url({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Url) and other._text == self._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __reduce__(self) -> tuple[type[Url], tuple[URL]]:
+        return (Url, (self.parsed,))
+
+
+def _parse(text: str | URL) -> URL:
+    try:
+        url = make_url(text)
+    except (exc.ArgumentError, ValueError):
+        # Nothing of the text is repeated: a password may be anywhere in it.
+        raise ConfigurationError(f"url is not a database URL of SQLAlchemy: {_HOW}") from None
+    if isinstance(text, str) and _is_ambiguous(text, url):
+        raise ConfigurationError(
+            "url has an @ that is not the one before the host, so a part of a password might be taken for the host and "
+            "shown: percent-encode special characters (@ as %40, / as %2F, ? as %3F, : as %3A)"
+        )
+    backend, _, driver = url.drivername.partition("+")
+    known = DRIVERS.get(backend)
+    if known is None:
+        raise ConfigurationError(f"url names the database {backend!r}, which has no sink here: {_HOW}")
+    if driver not in ("", known):
+        raise ConfigurationError(f"url names the driver {driver!r}: this sink works through {known} ({_HOW})")
+    if backend == "sqlite" and (url.database in (None, "", ":memory:") or url.query.get("mode") == "memory"):
+        raise ConfigurationError(f"url names an SQLite database in memory, which no other process sees: {_HOW}")
+    return url.set(drivername=f"{backend}+{known}")
+
+
+def _is_ambiguous(text: str, url: URL) -> bool:
+    """Whether an @ is left where none belongs: what precedes it may be the rest of a password."""
+    _, _, place = text.partition("://")
+    known = 1 if url.username is not None or url.password is not None else 0
+    return url.get_backend_name() != "sqlite" and place.count("@") > known
 
 
 class Access(NamedTuple):
@@ -98,30 +224,22 @@ class Target:
     table: TableName
     key: tuple[str, ...] = ()
     """Columns of the key of an upsert; empty for inserts."""
-    change: str = ""
-    """Column that says which rows of an upsert delete; empty for none. It is not in the table."""
+    change: str | None = None
+    """Column that says which rows of an upsert delete; None for none. It is not in the table."""
     create_table: bool = False
     lock_timeout: float = 10.0
     answer_within: float = 60.0
     ledger_schema: str | None = None
     """Schema (on MariaDB: database) of onceward's own tables; None for the connection's default one."""
     tries_rows: bool = True
-    """Whether rows are tried before they are staged, see trial.py."""
+    """Whether rows are tried before they are staged, see staging.py."""
 
     @property
     def access(self) -> Access:
-        """How its database is reached."""
         return Access(self.url, self.lock_timeout, self.answer_within)
-
-
-def make_committable(kind: str, name: TransactionName, rows: int = 0) -> Committable:
-    """The handle of a transaction; its name says everything, so that listed and decided ones are equal."""
-    return Committable.named(kind, name, rows=rows)
 
 
 def own_name(text: str, pipeline: str, sink: str) -> TransactionName | None:
     """The parsed name if it carries exactly these names (invariant 9), of whichever decision log; else None."""
     name = parse_transaction_name(text)
-    if name is None or (name.scope.pipeline, name.scope.sink) != (pipeline, sink):
-        return None
-    return name
+    return name if name is not None and name.scope.is_sink(pipeline, sink) else None

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
-from onceward.core.errors import ConfigurationError, OncewardError, RetryableSinkError, SchemaError
+from onceward.core.errors import ConfigurationError, OncewardError, RetryableSinkError
 
 from . import ledger
-from .ddl import create_table
+from .dialect import BulkDialect, RowDialect, no_such_table
 from .engines import autocommitting, dialect_for, reading
 from .failures import code, translate
 from .own_tables import tables_of
-from .reflection import describe, forget
-from .rows import InsertWriter, Plan, make_plan
+from .plan import InsertWriter, make_plan
+from .tables import create_table, existing, forget
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from onceward.core.transaction import Committable, WriteContext
 
     from .dialect import RowWriter, TwoPhase
+    from .plan import Plan
     from .target import Target
 
 SLOWEST: Final = 500
-"""Rows per second below which writing rows is taken for hanging."""
+"""Rows per second below which writing or merging rows is taken for hanging."""
 _LOCK_TIMEOUTS: Final = ("55P03", 1205)
 _NO_SUCH_TABLE: Final = ("42P01", "3F000")
 _DISABLED: Final = "55000"
@@ -45,19 +46,17 @@ class Writing(ABC):
         self.context = context
         self.name = context.transaction_name()
         self.rows = 0
-        with self.explained("cannot begin"):
+        with self._explained("cannot begin"):
             self.open()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take one batch."""
         if batch.num_rows == 0:
             return
-        with self.explained("cannot write"):
+        with self._explained("cannot write"):
             self.rows += self.send(batch)
 
     def pre_commit(self) -> Committable:
-        """Make it durable, undecided."""
-        with self.explained("cannot prepare"):
+        with self._explained("cannot prepare"):
             return self.make_durable()
 
     @abstractmethod
@@ -77,14 +76,14 @@ class Writing(ABC):
         """Undo it; safe at any time, never raises."""
 
     @contextmanager
-    def explained(self, what: str) -> Iterator[None]:
+    def _explained(self, what: str) -> Iterator[None]:
         """SQLAlchemy's errors in onceward's words, and after any error nothing left behind."""
         place = f"{what} into table {self.target.table}"
         try:
             yield
         except sa.exc.SQLAlchemyError as error:
             self.discard()
-            forget(self.target, self.target.table)
+            forget(self.target)
             raise self._located(self.explain(translate(error, place, self.target), error, what)) from None
         except OncewardError as error:
             self.discard()
@@ -94,7 +93,6 @@ class Writing(ABC):
             raise
 
     def explain(self, error: OncewardError, cause: sa.exc.SQLAlchemyError, what: str) -> OncewardError:  # noqa: ARG002
-        """The error with advice, where there is some."""
         return error
 
     def _located(self, error: OncewardError) -> OncewardError:
@@ -106,15 +104,14 @@ class Writing(ABC):
 class HeldWriting(Writing):
     """An attempt whose transaction stays open, on a connection of its own, while rows arrive."""
 
-    _held: sa.Connection | None = None
+    held: sa.Connection | None = None
     writer: RowWriter | None = None
 
     @property
     def connection(self) -> sa.Connection:
-        """The connection that holds the transaction."""
-        if self._held is None:
+        if self.held is None:
             raise sa.exc.InvalidRequestError("the transaction is over")
-        return self._held
+        return self.held
 
     def open(self) -> None:
         found = self._begin()
@@ -131,8 +128,8 @@ class HeldWriting(Writing):
         target, scope = self.target, self.context.scope
         question = ledger.ownership_query(tables_of(target))
         with dialect_for(target).limited(target.answer_within):
-            self._held = autocommitting(target)
-            found = two_phase(target).begin(self._held, target.access, self.name, question, scope)
+            self.held = autocommitting(target)
+            found = two_phase(target).begin(self.held, target.access, self.name, question, scope)
         return None if found is None else ledger.Ownership(*found)
 
     def send(self, batch: pa.RecordBatch) -> int:
@@ -143,42 +140,39 @@ class HeldWriting(Writing):
         return int(batch.num_rows)
 
     def open_writer(self, schema: pa.Schema) -> RowWriter:
-        """Rows go into the table itself."""
-        bulk = dialect_for(self.target).bulk
-        if bulk is None:
+        """Open what takes the rows: by default, into the table itself."""
+        dialect = dialect_for(self.target)
+        if isinstance(dialect, RowDialect):
             return InsertWriter(self.connection, plan_for(self.target, schema))
-        table = self.lock_and_read(schema)
+        table = self.lock_and_read(dialect, schema)
         with self.limited():
-            return bulk.writer(self.connection, table, schema)
+            return dialect.writer(self.connection, table, schema)
 
-    def lock_and_read(self, schema: pa.Schema) -> Any:
-        """The table, of a database with bulk writing; it is created first if that was asked for."""
-        bulk = dialect_for(self.target).bulk
-        assert bulk is not None  # noqa: S101 - see above
+    def lock_and_read(self, dialect: BulkDialect, schema: pa.Schema) -> Any:
+        """The table; it is created first if that was asked for."""
         try:
             with self.limited():
-                return bulk.lock_and_read(self.connection, self.target.table)
+                return dialect.lock_and_read(self.connection, self.target.table)
         except sa.exc.DBAPIError as error:
             if code(error) not in _NO_SUCH_TABLE:
                 raise
         if not self.target.create_table:
-            raise SchemaError(f"table {self.target.table} does not exist; create it, or set create_table=True")
+            raise no_such_table(self.target.table)
         self.discard()
         create_table(self.target, schema)
         self.open()
         with self.limited():
-            return bulk.lock_and_read(self.connection, self.target.table)
+            return dialect.lock_and_read(self.connection, self.target.table)
 
     def finish_rows(self) -> None:
-        """Wait until the server has all of them."""
         if self.writer is not None:
             self.writer.finish()
 
     def discard(self) -> None:
         """Close the connection, on which the server rolls back."""
-        if self._held is None:
+        if self.held is None:
             return
-        held, self._held = self._held, None
+        held, self.held = self.held, None
         if self.writer is not None:
             self.writer.cancel()
             self.writer = None
@@ -188,21 +182,20 @@ class HeldWriting(Writing):
             held.close()
 
     def limited(self, rows: int = 0) -> AbstractContextManager[object]:
-        """A block of one answer about so many rows."""
         seconds = self.target.answer_within + self.target.lock_timeout + rows / SLOWEST
         return dialect_for(self.target).limited(seconds, self.connection)
 
     def explain(self, error: OncewardError, cause: sa.exc.SQLAlchemyError, what: str) -> OncewardError:
-        """What to do about locks and about prepared transactions that are disabled or used up."""
         known = code(cause)
         if known in _LOCK_TIMEOUTS:
             own = self._own_prepared()
-            return RetryableSinkError(
-                f"{error.message}: a lock was held for more than {self.target.lock_timeout:g} s (lock_timeout)"
-                f"{_BY_ANOTHER_ATTEMPT.format(', '.join(own[:3])) if own else ''}"
-            )
+            another = _BY_ANOTHER_ATTEMPT.format(", ".join(own[:3])) if own else ""
+            held = f"a lock was held for more than {self.target.lock_timeout:g} s (lock_timeout)"
+            return RetryableSinkError(f"{error.message}: {held}{another}")
         if known == _DISABLED and what == "cannot prepare":
-            return ConfigurationError(f"{error.message}: {self._why_no_prepared()}")
+            with reading(self.target, "cannot read the server's settings") as connection:
+                why = dialect_for(self.target).read_server(connection).why_none
+            return ConfigurationError(f"{error.message}: {why}")
         if known == _USED_UP and what == "cannot prepare":
             return RetryableSinkError(
                 f"{error.message}. {len(self._own_prepared())} of them are of this pipeline and sink. Raise "
@@ -216,10 +209,6 @@ class HeldWriting(Writing):
         with suppress(OncewardError), reading(self.target, "cannot list what is prepared") as connection:
             return [str(name) for name in two_phase(self.target).waiting(connection, scope.pipeline, scope.sink)]
         return []
-
-    def _why_no_prepared(self) -> str:
-        with reading(self.target, "cannot read the server's settings") as connection:
-            return dialect_for(self.target).read_server(connection).why_none
 
 
 _BY_ANOTHER_ATTEMPT: Final = (
@@ -247,10 +236,4 @@ def plan_for(target: Target, schema: pa.Schema) -> Plan:
     Raises:
         SchemaError: There is no such table, or a column does not fit.
     """
-    described = describe(target, target.table)
-    if described is None and target.create_table:
-        create_table(target, schema)
-        described = describe(target, target.table)
-    if described is None:
-        raise SchemaError(f"table {target.table} does not exist; create it, or set create_table=True")
-    return make_plan(schema, described.table, target.url.backend, target.key)
+    return make_plan(schema, existing(target, schema).table, target.url.backend, target.key)

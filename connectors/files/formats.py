@@ -9,50 +9,92 @@ the text too, which Spark reads back as the same instant in any session.
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
+import shutil
 from contextlib import suppress
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
 from onceward.core.errors import SchemaError
-from onceward.core.kit.rows import check_columns, json_rows
+from onceward.core.folders import make_folder, sync_folder
+from onceward.core.kit.rows import check_columns, to_json
+from onceward.core.names import file_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
+
+    from onceward.core.transaction import WriteContext
 
 
-class OpenFile(ABC):
+class _JsonLinesWriter:
+    """A JSON object a line, with values as in core/kit/rows.py."""
+
+    def __init__(self, file: BinaryIO, schema: pa.Schema) -> None:
+        del schema  # each line names its own columns
+        self._file = file
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        self._file.write("".join(f"{to_json(row)}\n" for row in batch.to_pylist()).encode())
+
+    def close(self) -> None:
+        pass
+
+
+class Format(NamedTuple):
+    """A format of files.
+
+    Attributes:
+        dataset: What pyarrow.dataset calls it.
+        writer: Makes what writes batches of one schema into an open file.
+    """
+
+    dataset: str
+    writer: Callable[[BinaryIO, pa.Schema], Any]
+
+
+FORMATS: Final = {
+    "parquet": Format("parquet", pyarrow.parquet.ParquetWriter),
+    "csv": Format("csv", pyarrow.csv.CSVWriter),  # with a header
+    "jsonl": Format("json", _JsonLinesWriter),
+    "arrow": Format("ipc", pa.ipc.new_file),
+}
+
+
+def check_format(sink: str, format_: str, schema: pa.Schema) -> None:
+    """Check that a format can hold these columns.
+
+    Raises:
+        SchemaError: It cannot; the message names the column.
+    """
+    if format_ == "jsonl":
+        check_columns(sink, schema)
+    for field in schema:
+        if format_ == "csv" and pa.types.is_nested(field.type):
+            raise SchemaError(f"sink {sink}: CSV cannot hold column {field.name!r} of type {field.type}")
+
+
+class OpenFile:
     """A file that is being written.
 
     Args:
-        sink: Name of the sink, for messages.
         path: Where.
-        schema: Of all its batches.
+        format_: One of FORMATS.
+        schema: Of its batches.
     """
 
-    def __init__(self, sink: str, path: Path, schema: pa.Schema) -> None:
-        self.sink = sink
+    def __init__(self, path: Path, format_: str, schema: pa.Schema) -> None:
         self.path = path
-        self.schema = schema
+        self._schema = None if format_ == "jsonl" else schema
         self._file = path.open("xb")
-        self._open()
-
-    @classmethod  # noqa: B027 - most hold everything
-    def check(cls, sink: str, schema: pa.Schema) -> None:
-        """Check that the format can hold these columns.
-
-        Raises:
-            SchemaError: It cannot; the message names the column.
-        """
+        self._writer = FORMATS[format_].writer(self._file, schema)
 
     def fits(self, schema: pa.Schema) -> bool:
         """Whether batches of this schema can follow."""
-        return bool(self.schema.equals(schema))
+        return self._schema is None or bool(self._schema.equals(schema))
 
     @property
     def size(self) -> int:
@@ -60,12 +102,12 @@ class OpenFile(ABC):
         return self._file.tell()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._append(batch)
+        self._writer.write_batch(batch)
 
     def finish(self) -> None:
         """Complete the file and sync it."""
         try:
-            self._close()
+            self._writer.close()
             self._file.flush()
             os.fsync(self._file.fileno())
         finally:
@@ -74,95 +116,81 @@ class OpenFile(ABC):
     def abandon(self) -> None:
         """Close the file as it is; it will be deleted."""
         with suppress(OSError, pa.ArrowException):  # else Arrow closes it later, into a closed file
-            self._close()
+            self._writer.close()
         self._file.close()
 
-    def _open(self) -> None:  # noqa: B027 - a format may have nothing to begin with
-        """Begin."""
 
-    @abstractmethod
-    def _append(self, batch: pa.RecordBatch) -> None:
-        """Write a batch."""
-
-    def _close(self) -> None:  # noqa: B027 - a format may have nothing to end with
-        """End."""
+def hidden(file: str) -> str:
+    """Name of a file of a transaction while it is pending."""
+    path = Path(file)
+    return str(path.parent / f".{path.name}.pending")
 
 
-class ParquetFile(OpenFile):
-    """Parquet."""
+class Files:
+    """The files of one transaction.
 
-    def _open(self) -> None:
-        self._writer = pyarrow.parquet.ParquetWriter(self._file, self.schema)
+    Args:
+        context: Context of the attempt.
+        area: Folder of all transactions.
+        format_: One of FORMATS.
+        roll_bytes: Size in bytes after which a new file is started.
 
-    def _append(self, batch: pa.RecordBatch) -> None:
-        self._writer.write_batch(batch)
+    Attributes:
+        finished: Partition and number of each complete file, as in the finished name.
+    """
 
-    def _close(self) -> None:
-        self._writer.close()
+    def __init__(self, context: WriteContext, area: Path, format_: str, roll_bytes: int) -> None:
+        self.context = context
+        self.name = str(context.transaction_name())
+        self.rows = 0
+        self._format = format_
+        self._roll = roll_bytes
+        self._open: dict[str, tuple[str, OpenFile]] = {}
+        self.finished: list[str] = []
+        self.folder = area / file_name(self.name)
+        make_folder(self.folder)
 
+    def write(self, partition: str, batch: pa.RecordBatch) -> None:
+        """Append to the partition's file; start a new one for another schema, or when it is large enough."""
+        if partition in self._open:
+            _, file = self._open[partition]
+            if file.size >= self._roll or not file.fits(batch.schema):
+                self._finish(partition)
+        if partition not in self._open:
+            self._open[partition] = self._begin(partition, batch.schema)
+        self._open[partition][1].write(batch)
+        self.rows += batch.num_rows
 
-class ArrowFile(OpenFile):
-    """Arrow's IPC file format."""
+    def finish(self) -> None:
+        for partition in list(self._open):
+            self._finish(partition)
+        sync_folder(self.folder)
+        sync_folder(self.folder.parent)
 
-    def _open(self) -> None:
-        self._writer = pa.ipc.new_file(self._file, self.schema)
+    def discard(self) -> None:
+        for _, file in self._open.values():
+            file.abandon()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _append(self, batch: pa.RecordBatch) -> None:
-        self._writer.write_batch(batch)
+    def _begin(self, partition: str, schema: pa.Schema) -> tuple[str, OpenFile]:
+        number = len(self.finished) + len(self._open)
+        name = str(Path(partition) / f"{number}.{self._format}")
+        path = self.folder / hidden(name)
+        make_folder(path.parent)
+        return name, OpenFile(path, self._format, schema)
 
-    def _close(self) -> None:
-        self._writer.close()
-
-
-class CsvFile(OpenFile):
-    """CSV with a header."""
-
-    @classmethod
-    def check(cls, sink: str, schema: pa.Schema) -> None:
-        """Refuse nested columns."""
-        for field in schema:
-            if pa.types.is_nested(field.type):
-                raise SchemaError(f"sink {sink}: CSV cannot hold column {field.name!r} of type {field.type}")
-
-    def _open(self) -> None:
-        self._writer = pyarrow.csv.CSVWriter(self._file, self.schema)
-
-    def _append(self, batch: pa.RecordBatch) -> None:
-        self._writer.write_batch(batch)
-
-    def _close(self) -> None:
-        self._writer.close()
-
-
-class JsonLinesFile(OpenFile):
-    """A JSON object a line, with values as in core/kit/rows.py."""
-
-    @classmethod
-    def check(cls, sink: str, schema: pa.Schema) -> None:
-        """Refuse what has no JSON form."""
-        check_columns(sink, schema)
-
-    def fits(self, schema: pa.Schema) -> bool:
-        """Any schema follows: each line names its own columns."""
-        del schema
-        return True
-
-    def _append(self, batch: pa.RecordBatch) -> None:
-        self._file.write("".join(f"{line}\n" for line in json_rows(self.sink, batch)).encode())
+    def _finish(self, partition: str) -> None:
+        name, file = self._open.pop(partition)
+        file.finish()
+        sync_folder(file.path.parent)
+        self.finished.append(name)
 
 
-FORMATS: Final[dict[str, type[OpenFile]]] = {
-    "parquet": ParquetFile,
-    "csv": CsvFile,
-    "jsonl": JsonLinesFile,
-    "arrow": ArrowFile,
-}
-
-
-NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 """Spark's and Hive's text of null and of the empty string."""
 _ENCODED: Final = {code: f"%{code:02X}" for code in (*range(0x20), 0x7F, *map(ord, "\"#%'*/:<=>?[\\]^{|"))}
 """What Spark encodes, and also what Spark encodes on Windows alone."""
+_BINARY: Final = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
 
 
 def check_partitions(sink: str, columns: Sequence[str], schema: pa.Schema) -> None:
@@ -176,7 +204,7 @@ def check_partitions(sink: str, columns: Sequence[str], schema: pa.Schema) -> No
         raise SchemaError(f"sink {sink}: partition_by names {missing}; the columns are {schema.names}")
     for column in columns:
         kind = schema.field(column).type
-        if pa.types.is_nested(kind) or _is_binary(kind):
+        if pa.types.is_nested(kind) or any(is_binary(kind) for is_binary in _BINARY):
             raise SchemaError(f"sink {sink}: partition_by column {column!r} is {kind}: cast it to text")
         if column.startswith(("_", ".")):
             raise SchemaError(
@@ -185,11 +213,6 @@ def check_partitions(sink: str, columns: Sequence[str], schema: pa.Schema) -> No
             )
     if len(set(columns)) == len(schema.names):
         raise SchemaError(f"sink {sink}: partition_by leaves no column for the files")
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    checks = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
-    return any(check(kind) for check in checks)
 
 
 def parts(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -209,7 +232,7 @@ def parts(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, 
 
 def _text(value: Any) -> str:
     if value is None or value == "":
-        return NULL
+        return _NULL
     if isinstance(value, bool):
         return str(value).lower()
     return _encoded(f"{value:f}" if isinstance(value, Decimal) else str(value))

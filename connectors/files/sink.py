@@ -1,7 +1,22 @@
 """FileSink: Parquet, CSV, JSON lines and Arrow files in a folder, exactly once.
 
-Files are written and completed out of every reader's sight, and renamed after the decision; area.py has the
-layout, and why a commit can be repeated by any process.
+Files are written and completed out of every reader's sight, and renamed after the decision.
+
+    <root>/_onceward/<transaction>/<partition>/.<n>.<format>.pending    being written, then prepared: complete, synced
+    <root>/_onceward/<transaction>.commit/…                             decided: what is in it is still to be moved
+    <root>/_onceward/<transaction>.abort/…                              given up: being deleted
+    <root>/<partition>/<transaction>-<n>.<format>                       finished
+
+1. The transaction's folder is renamed before anything else happens to it, which a file system does atomically: of a
+   commit and an abort at once, one finds nothing.
+2. A file is renamed from pending to finished: no reader sees a part of it. Files of one transaction appear one after
+   the other. The finished name says which transaction wrote it.
+3. Nothing but a commit takes files out of `.commit`, and it puts each under its finished name. So a file that is not
+   there any more has been finished, even if a loader has taken it away since.
+4. The empty `.commit` stays until a newer transaction's is completed: it proves the commit whatever becomes of the
+   finished files, and shows how far the decision log had come.
+5. No reader sees what is pending, however it looks for files: Spark, Hive and pyarrow ignore names that begin with "_"
+   or ".", whether they list the root or a glob names a folder below it; DuckDB and globs look for the extension.
 
 An object store has no rename; there, a multipart upload that is completed by its id would take its place, and the
 handle would hold that id instead of the path.
@@ -9,7 +24,10 @@ handle would hold that id instead of the path.
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
@@ -18,6 +36,7 @@ import pyarrow as pa
 from onceward.core.errors import ConfigurationError, SinkError
 from onceward.core.folders import make_folder, sync_folder
 from onceward.core.kit.options import arguments
+from onceward.core.names import file_name
 from onceward.core.transaction import (
     AbortOutcome,
     AbortStatus,
@@ -28,92 +47,35 @@ from onceward.core.transaction import (
     WriteContext,
     commit_outcome,
 )
-from onceward.sinks.folder_sink import FolderSink, with_file_errors
-from onceward.sinks.folders import check_folder, elsewhere, identity_of
+from onceward.sinks.folders import FolderSink, names_of, with_file_errors
 
-from .area import ABORT, COMMIT, FileArea, hidden
-from .formats import FORMATS, OpenFile, check_partitions, parts
+from .formats import FORMATS, Files, check_format, check_partitions, hidden, parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from onceward.core.names import TransactionName
 
-
+AREA: Final = "_onceward"
+COMMIT, ABORT = ".commit", ".abort"
 ROLL_BYTES: Final = 128 * 2**20
-
-
-class Files:
-    """The files of one transaction.
-
-    Args:
-        context: Context of the attempt.
-        area: Where the files go.
-        format_: Format of the files.
-        roll_bytes: Size in bytes after which a new file is started.
-    """
-
-    def __init__(self, context: WriteContext, area: FileArea, format_: str, roll_bytes: int) -> None:
-        self.context = context
-        self.name = str(context.transaction_name())
-        self.rows = 0
-        self._format = format_
-        self._roll = roll_bytes
-        self._open: dict[str, tuple[str, OpenFile]] = {}
-        self.finished: list[str] = []
-        """Partition and number of each, as in the finished name."""
-        self.folder = area.pending(self.name)
-        make_folder(self.folder)
-
-    def write(self, partition: str, batch: pa.RecordBatch) -> None:
-        """Append to the partition's file; start a new one for another schema, or when it is large enough."""
-        if partition in self._open:
-            _, file = self._open[partition]
-            if file.size >= self._roll or not file.fits(batch.schema):
-                self._finish(partition)
-        if partition not in self._open:
-            self._open[partition] = self._begin(partition, batch.schema)
-        self._open[partition][1].write(batch)
-        self.rows += batch.num_rows
-
-    def finish(self) -> None:
-        """Complete and sync everything."""
-        for partition in list(self._open):
-            self._finish(partition)
-        sync_folder(self.folder)
-        sync_folder(self.folder.parent)
-
-    def discard(self) -> None:
-        """Delete everything."""
-        for _, file in self._open.values():
-            file.abandon()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _begin(self, partition: str, schema: pa.Schema) -> tuple[str, OpenFile]:
-        number = len(self.finished) + len(self._open)
-        name = str(Path(partition) / f"{number}.{self._format}")
-        path = self.folder / hidden(name)
-        make_folder(path.parent)
-        return name, FORMATS[self._format](self.context.scope.sink, path, schema)
-
-    def _finish(self, partition: str) -> None:
-        name, file = self._open.pop(partition)
-        file.finish()
-        sync_folder(file.path.parent)
-        self.finished.append(name)
+_UNWRITABLE: Final = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 
 class FileSink(FolderSink[Files]):
     """Sink that writes files into a folder; each file appears whole, once, after its epoch's decision.
 
     Args:
-        name: Unique in its pipeline.
-        directory: The folder, which the writing processes and the committing process can all reach.
+        name: Unique in its pipeline, up to 32 letters, digits, `.`, `_` and `-`. It is part of every transaction's
+            name, so it must not change between runs.
+        directory: The folder. All processes that write or commit must be able to reach it.
         format: "parquet", "csv" (with a header), "jsonl" or "arrow" (Arrow IPC files).
-        partition_by: Columns whose values become folders (`country=de/`) and are left out of the files.
-        roll_bytes: Size in bytes after which a new file is started; each epoch starts new ones anyway.
-        select: SQL expressions that make this sink's columns out of the pipeline's; default: all columns.
-        where: SQL condition; this sink gets only the rows for which it is true; default: all rows.
+        partition_by: Columns whose values become folders (`country=de/`) and are left out of the files. As an option,
+            comma-separated.
+        roll_bytes: Size in bytes after which a new file is started (the default is 128 MiB). Each epoch and each
+            subtask starts new files anyway.
+        select: SQL expressions that make this sink's columns out of the pipeline's. Default: all columns.
+        where: SQL condition; the sink takes only the rows for which it is true. Default: all rows.
 
     Raises:
         ConfigurationError: A setting is wrong.
@@ -132,13 +94,11 @@ class FileSink(FolderSink[Files]):
         select: Sequence[str] | None = None,
         where: str | None = None,
     ) -> None:
-        super().__init__(name, select=select, where=where)
-        check_folder(name, directory)
+        super().__init__(name, directory, select=select, where=where)
         if format not in FORMATS:
-            raise ConfigurationError(f"sink {name}: format {format!r}; give one of {', '.join(FORMATS)}")
+            raise ConfigurationError(f"sink {name}: format {format!r} is unknown: give one of {', '.join(FORMATS)}")
         if roll_bytes < 1:
             raise ConfigurationError(f"sink {name}: roll_bytes must be 1 or more, not {roll_bytes}")
-        self.directory = str(Path(directory).absolute())
         self.format = format
         self.partition_by = tuple(partition_by)
         self.roll_bytes = roll_bytes
@@ -154,18 +114,11 @@ class FileSink(FolderSink[Files]):
         return cls(**arguments(cls, {"name": "files", **options}, aliases=aliases))
 
     def validate(self, schema: pa.Schema) -> None:
-        """Check the columns.
-
-        Raises:
-            SchemaError: A partition column is missing or cannot be the name of a folder, or the format cannot hold a
-                type.
-        """
         check_partitions(self.name, self.partition_by, schema)
         left = pa.schema([field for field in schema if field.name not in self.partition_by])
-        FORMATS[self.format].check(self.name, left)
+        check_format(self.name, self.format, left)
 
     def validate_complete_mode(self) -> None:
-        """Refuse complete mode: files are only added."""
         raise ConfigurationError(
             "output mode complete writes the whole result at each epoch, which would add every row again: use append",
             sink=self.name,
@@ -173,27 +126,20 @@ class FileSink(FolderSink[Files]):
 
     @with_file_errors
     def begin(self, context: WriteContext) -> Files:
-        """Open a transaction: create its folder."""
-        return Files(context, self._area, self.format, self.roll_bytes)
+        return Files(context, self._place, self.format, self.roll_bytes)
 
     @with_file_errors
     def write(self, transaction: Files, batch: pa.RecordBatch) -> None:
-        """Append to the files of the partitions.
-
-        Raises:
-            SinkError: The format cannot hold a value, or the file system failed.
-        """
         try:
             for partition, rows in parts(batch, self.partition_by):
                 transaction.write(partition, rows)
-        except pa.ArrowException as error:
+        except _UNWRITABLE as error:
             raise SinkError(f"a row cannot be written as {self.format}: {error}", sink=self.name) from error
 
     @with_file_errors
     def pre_commit(self, transaction: Files) -> Committable:
-        """Complete and sync the files."""
         transaction.finish()
-        handle = {"files": transaction.finished, "folder": identity_of(self._area.path)}
+        handle = {"files": transaction.finished, "folder": self._identity()}
         return transaction.context.committable(
             kind=self.kind, transaction=transaction.name, handle=handle, rows=transaction.rows
         )
@@ -201,74 +147,119 @@ class FileSink(FolderSink[Files]):
     def discard(self, transaction: Files) -> None:
         transaction.discard()
 
-    def commit(self, committable: Committable) -> CommitOutcome:
-        """Rename each file to its final name."""
+    @with_file_errors
+    def _commit(self, committable: Committable) -> CommitOutcome:
+        """Give the transaction's folder to its commit, if it is pending and whole, and move its files."""
         transaction, files = committable.transaction, committable.handle["files"]
-        try:
-            missing = self._area.begin_commit(transaction, files)
+        pending, commit = self._folder(transaction), self._folder(transaction, COMMIT)
+        missing = [pending / hidden(file) for file in files if not (pending / hidden(file)).exists()]
+        with suppress(FileNotFoundError):
             if missing:
-                return CommitOutcome(
-                    CommitStatus.LOST, f"{self._area.pending(transaction) / hidden(missing[0])} is gone"
-                )
-            if not self._area.has_begun(transaction):
-                return commit_outcome(*self._without_proof(committable))
-            moved = self._area.finish(transaction, files)
-        except OSError as error:
-            return CommitOutcome(CommitStatus.RETRY_LATER, f"{self.directory}: {error}")
+                pending.stat()  # looked at after the files: another commit may have begun meanwhile
+                return commit_outcome(Observation.ABORTED, f"{missing[0]} is gone")
+            pending.rename(commit)
+        if self._place.is_dir():
+            sync_folder(self._place)
+        if not commit.is_dir():
+            return commit_outcome(*self._look(committable))
+        moved = self._finish(transaction, files)
         return CommitOutcome(CommitStatus.COMMITTED if moved else CommitStatus.ALREADY_COMMITTED)
 
-    def _without_proof(self, committable: Committable) -> tuple[Observation, str]:
-        """Neither pending nor known to be committed."""
-        files, pending = committable.handle["files"], self._area.pending(committable.transaction)
-        finished = [self._area.final(committable.transaction, file).exists() for file in files]
-        if all(finished):
+    def _finish(self, transaction: str, files: Sequence[str]) -> bool:
+        """Move what is left to be moved; whether there was anything."""
+        folder, moved = self._folder(transaction, COMMIT), False
+        finals = {folder / hidden(file): self._final(transaction, file) for file in files}
+        for source, final in finals.items():
+            if source.exists():
+                make_folder(final.parent)
+                moved = _move(source, final) or moved
+        for parent in {final.parent for final in finals.values()}:
+            if parent.is_dir():
+                sync_folder(parent)
+        if not self._is_finished(transaction, files):
+            raise FileExistsError(errno.EEXIST, "not all of it was moved", str(folder))
+        for left, _, _ in os.walk(folder, topdown=False):
+            if left != str(folder):
+                _remove_if_empty(Path(left))
+        return moved
+
+    @with_file_errors
+    def _abort(self, committable: Committable) -> AbortOutcome:
+        """Delete the pending files, unless their commit has begun."""
+        folder = self._folder(committable.transaction, ABORT)
+        found = folder.exists()
+        if found:
+            shutil.rmtree(folder)
+        with suppress(FileNotFoundError):
+            self._folder(committable.transaction).rename(folder)
+            shutil.rmtree(folder)
+            found = True
+        if found:
+            return AbortOutcome(AbortStatus.ABORTED)
+        if self._folder(committable.transaction, COMMIT).is_dir():
+            return AbortOutcome(AbortStatus.COMMITTED)
+        return AbortOutcome(AbortStatus.UNKNOWN, "there is no trace of it")
+
+    def _look(self, committable: Committable) -> tuple[Observation, str]:
+        transaction, files = committable.transaction, committable.handle.get("files", ())
+        pending, begun = self._folder(transaction), self._folder(transaction, COMMIT).is_dir()
+        if pending.exists() or (begun and not self._is_finished(transaction, files)):
+            return Observation.PREPARED, ""
+        finished = [self._final(transaction, file).exists() for file in files]
+        if begun or (committable.handle and all(finished)):
             return Observation.COMMITTED, ""
-        if wrong := elsewhere(self._area.path, committable):
+        if wrong := self._elsewhere(committable):
             return Observation.NO_ANSWER, wrong
-        if any(finished) or self._is_outlived(committable):
+        if not committable.handle or any(finished) or self._is_outlived(committable):
             return Observation.UNKNOWN, f"{pending} is gone; its files may have been finished"
         return Observation.ABORTED, f"{pending} is gone, and was not committed"
 
-    def abort(self, committable: Committable) -> AbortOutcome:
-        """Delete the pending files, unless their commit has begun."""
-        try:
-            if self._area.abort(committable.transaction):
-                return AbortOutcome(AbortStatus.ABORTED)
-            if self._area.has_begun(committable.transaction):
-                return AbortOutcome(AbortStatus.COMMITTED)
-        except OSError as error:
-            return AbortOutcome(AbortStatus.RETRY_LATER, f"{self.directory}: {error}")
-        return AbortOutcome(AbortStatus.UNKNOWN, "there is no trace of it")
-
-    @with_file_errors
-    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
-        """Look for the pending folder, for the proof of a commit, then for the files."""
-        return [self._inspect(committable) for committable in committables]
-
-    def _inspect(self, committable: Committable) -> Observation:
-        transaction, files = committable.transaction, committable.handle.get("files", ())
-        if self._area.pending(transaction).exists():
-            return Observation.PREPARED
-        if self._area.has_begun(transaction):
-            finished = self._area.is_finished(transaction, files)
-            return Observation.COMMITTED if finished else Observation.PREPARED
-        if not files:
-            return Observation.UNKNOWN
-        return self._without_proof(committable)[0]
-
-    @property
-    def _area(self) -> FileArea:
-        return FileArea(Path(self.directory))
-
     @property
     def _place(self) -> Path:
-        return self._area.path
+        return Path(self.directory) / AREA
 
     def _pending(self) -> list[TransactionName]:
-        return self._area.names("", ABORT)
+        return self._names("", ABORT)
 
     def _proven(self) -> list[TransactionName]:
-        return self._area.names(COMMIT)
+        return self._names(COMMIT)
+
+    def _names(self, *suffixes: str) -> list[TransactionName]:
+        """Transactions that have a folder with one of these suffixes; "" for pending ones."""
+        found = sorted(path.name for path in self._place.iterdir()) if self._place.is_dir() else []
+        return names_of(text.removesuffix(suffix) for suffix in suffixes for text in found if text.endswith(suffix))
 
     def _forget(self, name: TransactionName, *, give_up: bool) -> None:
-        self._area.forget(name, give_up=give_up)
+        folder = self._folder(str(name), COMMIT)
+        _remove_if_empty(folder)
+        if give_up and folder.exists():
+            folder.rename(self._folder(str(name), ABORT))
+
+    def _folder(self, transaction: str, suffix: str = "") -> Path:
+        return self._place / f"{file_name(transaction)}{suffix}"
+
+    def _final(self, transaction: str, file: str) -> Path:
+        path = Path(file)
+        return Path(self.directory) / path.parent / f"{file_name(transaction)}-{path.name}"
+
+    def _is_finished(self, transaction: str, files: Sequence[str]) -> bool:
+        """Whether nothing is left to be moved of a transaction whose commit has begun."""
+        return not any((self._folder(transaction, COMMIT) / hidden(file)).exists() for file in files)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    try:
+        folder.rmdir()
+    except OSError as error:
+        if error.errno not in {errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST}:
+            raise
+
+
+def _move(source: Path, final: Path) -> bool:
+    try:
+        source.rename(final)
+    except FileNotFoundError:
+        if source.exists():
+            raise  # the folder that it goes to is gone
+        return False  # another commit was faster
+    return True

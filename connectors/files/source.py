@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import copy
 import zlib
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import pyarrow as pa
 import pyarrow.dataset
@@ -18,33 +19,23 @@ import pyarrow.dataset
 from onceward.core.errors import ConfigurationError, SourceError
 from onceward.core.source import Piece, Position, ResettableSource, Split
 
+from .formats import FORMATS
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    import os
+    from collections.abc import Iterator, Mapping, Sequence
 
-_FORMATS: Final = {"parquet": "parquet", "csv": "csv", "jsonl": "json", "arrow": "ipc"}
 _BATCH_ROWS: Final = 10_000
-
-
-class _Seen(NamedTuple):
-    """What a position says of a file."""
-
-    read: int
-    """How many rows were read."""
-    rows: int
-    """How many it has."""
-    size: int
-    changed: int
-    """Time of change, in nanoseconds."""
 
 
 class FileSource(ResettableSource):
     """Source that reads the rows of all files in a folder, oldest first.
 
     Args:
-        directory: The folder; its subfolders are read too.
-        format: "parquet", "csv" (with a header), "jsonl" or "arrow".
-        schema: Arrow schema of the rows; default: that of the oldest file.
-        bounded: End when all files that exist at the start have been read; otherwise wait for more.
+        directory: The folder. Its subfolders are read too.
+        format: "parquet", "csv" (with a header), "jsonl" or "arrow" (Arrow IPC files).
+        schema: Arrow schema of the rows. Default: that of the oldest file.
+        bounded: End when all files that exist at the start have been read. Otherwise the source waits for more.
 
     Raises:
         ConfigurationError: A setting is wrong.
@@ -58,8 +49,8 @@ class FileSource(ResettableSource):
         schema: pa.Schema | None = None,
         bounded: bool = False,
     ) -> None:
-        if format not in _FORMATS:
-            raise ConfigurationError(f"format {format!r}; give one of {', '.join(_FORMATS)}")
+        if format not in FORMATS:
+            raise ConfigurationError(f"format {format!r} is unknown: give one of {', '.join(FORMATS)}")
         self.directory = Path(directory).absolute()
         self.format = format
         self._schema = schema
@@ -72,30 +63,22 @@ class FileSource(ResettableSource):
             files = self._files()
             if not files:
                 raise ConfigurationError(f"{self.directory} holds no file yet: give schema=…")
-            self._schema = self._dataset(min(files, key=lambda name: (files[name].changed, name))).schema
+            self._schema = self._dataset(min(files, key=lambda name: (files[name].st_mtime_ns, name))).schema
         return self._schema
 
     @property
     def bounded(self) -> bool:
-        """Whether reading ends with the files that exist at the start."""
         return self._bounded
 
     def validate(self) -> None:
-        """Check that the folder exists.
-
-        Raises:
-            ConfigurationError: It does not.
-        """
         if not self.directory.is_dir():
             raise ConfigurationError(f"{self.directory} is no folder")
         _ = self.schema  # all subtasks read by one
 
     def start(self) -> Position:
-        """The position before the first file."""
         return {}
 
     def end(self) -> Position:
-        """The position after all files that exist now."""
         return self.latest({})
 
     def latest(self, position: Position, limit: int | None = None, until: Position | None = None) -> Position:
@@ -103,24 +86,25 @@ class FileSource(ResettableSource):
         files = self._files()
         self._check(position, files)
         end, left = dict(position), limit
-        for name in sorted(files, key=lambda name: (files[name].changed, name)):
+        for name in sorted(files, key=lambda name: (files[name].st_mtime_ns, name)):
             read, rows = position[name][:2] if name in position else (0, -1)
             if (until is not None and name not in until) or read == rows:
                 continue
             if left is not None and left <= 0:
                 break
             rows = rows if rows >= 0 else self._dataset(name).count_rows()
-            end[name] = [rows, rows, files[name].size, files[name].changed]
+            end[name] = [rows, rows, files[name].st_size, files[name].st_mtime_ns]
             left = left - (rows - read) if left is not None else None
         return end
 
     def splits(self, start: Position, end: Position, parallelism: int = 1) -> Sequence[Split]:  # noqa: ARG002 - files
-        """The files between two positions; a file is never split."""
-        begins = {name: start[name][0] if name in start else 0 for name in end}
-        oldest = sorted(end, key=lambda name: (end[name][3], name))
-        return [
-            Split(_unit(name, end[name]), begins[name], end[name][0]) for name in oldest if begins[name] < end[name][0]
-        ]
+        """The files between two positions; a file is never split. A unit says which file it was: size, time, name."""
+        found = []
+        for name, (read, _, size, changed) in sorted(end.items(), key=lambda item: (item[1][3], item[0])):
+            begin = start[name][0] if name in start else 0
+            if begin < read:
+                found.append(Split(f"{size}:{changed}:{name}", begin, read))
+        return found
 
     def read(self, split: Split) -> Iterator[Piece]:
         at = 0
@@ -154,30 +138,23 @@ class FileSource(ResettableSource):
     def merge(self, positions: Sequence[Position]) -> Position:
         return {name: at for position in positions for name, at in position.items() if self._is_own(name)}
 
-    def _files(self) -> dict[str, _Seen]:
+    def _files(self) -> dict[str, os.stat_result]:
         """The files of this share, by their path in the folder."""
-        found: dict[str, _Seen] = {}
+        found: dict[str, os.stat_result] = {}
         for path in self.directory.rglob(f"*.{self.format}"):
             inside = path.relative_to(self.directory)
             if inside.parts and not any(part[0] in "_." for part in inside.parts) and self._is_own(str(inside)):
-                try:
-                    stat = path.stat()
-                except FileNotFoundError:
-                    continue
-                found[str(inside)] = _Seen(0, 0, stat.st_size, stat.st_mtime_ns)
+                with suppress(FileNotFoundError):
+                    found[str(inside)] = path.stat()
         return found
 
-    def _check(self, position: Position, files: dict[str, _Seen]) -> None:
-        """A file that was read to a part must still be the same; one that was read whole may be gone.
-
-        Raises:
-            SourceError: The file was changed, or is gone.
-        """
+    def _check(self, position: Position, files: Mapping[str, os.stat_result]) -> None:
+        """A file that was read to a part must still be the same; one that was read whole may be gone."""
         for name, (read, rows, size, changed) in position.items():
             now = files.get(name)
             if now is None and read < rows:
                 raise SourceError(f"{self.directory / name} is gone, and only {read} of its {rows} rows were read")
-            if now is not None and (now.size, now.changed) != (size, changed):
+            if now is not None and (now.st_size, now.st_mtime_ns) != (size, changed):
                 raise SourceError(
                     f"{self.directory / name} has changed since it was read: a file must be complete when it appears. "
                     "Write under another name, and rename"
@@ -190,14 +167,9 @@ class FileSource(ResettableSource):
     def _dataset(self, name: str) -> Any:
         path = self.directory / name
         try:
-            return pyarrow.dataset.dataset(str(path), format=_FORMATS[self.format], schema=self._schema)
+            return pyarrow.dataset.dataset(str(path), format=FORMATS[self.format].dataset, schema=self._schema)
         except (OSError, pa.ArrowException) as error:
             raise SourceError(f"cannot read {path}: {error}") from error
-
-
-def _unit(name: str, seen: Sequence[int]) -> str:
-    """A split's unit: the file, and which one it was."""
-    return f"{seen[2]}:{seen[3]}:{name}"
 
 
 def _of_unit(unit: str) -> tuple[str, int, int]:

@@ -1,4 +1,7 @@
-"""One client for each process and settings: it keeps connections alive, and knows when it was told to come again.
+"""Where requests go and who sends them, one client for each process and settings, and what an answer means.
+
+A secret may be in any header, in the URL's query, and in its path (as those of chat webhooks are): of the URL only the
+origin is shown, of the headers only the names.
 
 What an answer says of a delivery is a pure function of its status. RFC 9110 (HTTP Semantics), sections 15 and 10.2.3;
 425 is RFC 8470's, 429 is RFC 6585's. 409 is what a server answers to a key whose first request it is still at, 422 to a
@@ -7,74 +10,185 @@ key that came with another payload (draft-ietf-httpapi-idempotency-key-header-07
 
 from __future__ import annotations
 
+import base64
+import re
+import ssl
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import httpx
 
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SinkError
+from onceward.core.kit.options import check_seconds
 from onceward.core.kit.processwide import PerProcess
-
-from .settings import HttpSettings, shown
+from onceward.core.kit.secrets import redact
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+_TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_VALUE: Final = re.compile(r"[\x21-\x7e]([\x20-\x7e\t]*[\x21-\x7e])?")
+_OURS: Final = frozenset({"content-type", "content-length", "transfer-encoding", "connection", "accept-encoding"})
+_SECRET_LENGTH: Final = 4
+"""Shorter ones are found in any text."""
 _READ: Final = 65536
 """Bytes of an answer's body that are read: enough for a connection to be used again after a usual answer."""
 _KEPT: Final = 300
 """Characters of it that are kept for messages."""
 _IDLE_SECONDS: Final = 4.0
 """Servers close idle connections, some after five seconds: a request on such a one fails."""
-
-
-LATER: Final = frozenset({408, 409, 425, 429})
-"""Statuses below 500 of what may pass by itself."""
 _SUCCESS: Final = range(200, 300)
-_SERVER_ERROR: Final = range(500, 600)
+_LATER: Final = frozenset({408, 409, 425, 429, *range(500, 600)})
+"""Statuses of what may pass by itself."""
 
 
-class Verdict(StrEnum):
-    """What became of a delivery."""
+@dataclass(frozen=True)
+class HttpSettings:
+    """Settings of all requests of a sink, which HttpSink describes; hashable and picklable."""
 
-    TAKEN = "taken"
-    LATER = "later"
-    """Not known, or not yet: it is to be sent again, under the same key."""
-    REFUSED = "refused"
-    """It will be refused again."""
+    url: str = field(repr=False)
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    timeout: float = 30.0
+    connect_timeout: float = 10.0
+    ca_file: str | None = None
+    client_cert: str | None = None
+    client_key: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_url(self.url)
+        for name, value in self.headers:
+            if not _TOKEN.fullmatch(name):
+                raise ConfigurationError(f"{name!r} is no name of a header")
+            if not isinstance(value, str) or not _VALUE.fullmatch(value):
+                raise ConfigurationError(f"header {name} has a value that is empty or holds characters beyond ASCII's")
+            if name.lower() in _OURS:
+                raise ConfigurationError(f"header {name} is not yours to give")
+        check_seconds("timeout", self.timeout)
+        check_seconds("connect_timeout", self.connect_timeout)
+        if self.client_key is not None and self.client_cert is None:
+            raise ConfigurationError("client_key needs client_cert")
+
+    @property
+    def shown(self) -> str:
+        """The URL, as far as it may be shown."""
+        return _shown(self.url)
+
+    def redact(self, message: str) -> str:
+        """A message without the secrets."""
+        parts = urlsplit(self.url)
+        secrets = {parts.query, *(value for _, value in parse_qsl(parts.query))}
+        secrets |= {parts.path} | {piece for piece in parts.path.split("/") if len(piece) >= 4 * _SECRET_LENGTH}
+        for _, value in self.headers:
+            secrets |= {value, value.rpartition(" ")[2], _basic_password(value)}
+        secrets |= {unquote(secret) for secret in secrets}
+        return redact(message, (secret for secret in secrets if len(secret) >= _SECRET_LENGTH))
+
+    def tls(self) -> ssl.SSLContext | bool:
+        """The TLS context; True for the usual one.
+
+        Raises:
+            ConfigurationError: A file cannot be read.
+        """
+        if self.ca_file is None and self.client_cert is None:
+            return True
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+            if self.client_cert is not None:
+                context.load_cert_chain(self.client_cert, self.client_key)
+        except OSError as error:  # ssl.SSLError is one
+            files = [name for name in (self.ca_file, self.client_cert, self.client_key) if name]
+            raise ConfigurationError(f"cannot read the TLS files {files}: {error}") from error
+        return context
+
+
+def with_authentication(
+    headers: Mapping[str, str], username: str | None, password: str | None, token: str | None
+) -> tuple[tuple[str, str], ...]:
+    """Headers and, at their end, that of authentication: Basic (RFC 7617) or Bearer (RFC 6750).
+
+    Raises:
+        ConfigurationError: They contradict one another.
+    """
+    ways = [token is not None, username is not None, any(name.lower() == "authorization" for name in headers)]
+    if sum(ways) > 1:
+        raise ConfigurationError("give one of token, username and password, and a header Authorization")
+    if (username is None) is not (password is None):
+        raise ConfigurationError("username and password go together")
+    given = tuple(headers.items())
+    if token is not None:
+        return (*given, ("Authorization", f"Bearer {token}"))
+    if username is not None:
+        if ":" in username:
+            raise ConfigurationError("a username of Basic authentication has no colon")
+        return (*given, ("Authorization", "Basic " + base64.b64encode(f"{username}:{password}".encode()).decode()))
+    return given
+
+
+def _basic_password(authorization: str) -> str:
+    scheme, _, value = authorization.partition(" ")
+    if scheme.lower() != "basic":
+        return ""
+    try:
+        return base64.b64decode(value).decode().partition(":")[2]
+    except ValueError:
+        return ""
+
+
+def _shown(url: str) -> str:
+    parts = urlsplit(url)
+    more = "…" if parts.path.strip("/") or parts.query else ""
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/{more}"
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        raise ConfigurationError("url is not a URL") from None
+    if parts.scheme not in ("http", "https") or not host:
+        raise ConfigurationError("url must begin with http:// or https:// and name a host")
+    if "@" in parts.netloc:
+        raise ConfigurationError("url holds a user or password: give username and password, or token, apart")
+    if parts.fragment:
+        raise ConfigurationError("url holds a fragment (#…), which is never sent")
+    if any(ord(character) <= 0x20 or ord(character) == 0x7F for character in url):  # noqa: PLR2004 - ASCII's controls
+        raise ConfigurationError("url holds blanks or control characters")
+    try:  # what httpx, and Python's look-up of a name, would refuse only when a request is sent
+        sent = httpx.URL(url)
+        _ = sent.host
+        sent.raw_host.decode("ascii").encode("idna")
+    except (httpx.InvalidURL, UnicodeError):
+        raise ConfigurationError(
+            "url is not one that can be asked for: its host has an empty label, one of more than 63 characters, or "
+            "characters that no name has; or an address is none; or it is too long"
+        ) from None
 
 
 class Answer(NamedTuple):
-    """An answer.
-
-    Attributes:
-        status: Of HTTP.
-        retry_after: Seconds to wait before the next request, if the server says so.
-        text: The beginning of its body.
-    """
+    """An answer: its status, the seconds to wait before the next request if it names them, its body's beginning."""
 
     status: int
-    retry_after: float | None = None
-    text: str = ""
+    retry_after: float | None
+    text: str
 
 
-def judge(status: int, also_later: Collection[int] = ()) -> Verdict:
-    """What a status says.
+def judge(status: int, also_later: Collection[int] = ()) -> type[SinkError] | None:
+    """The error that an answer means: none, one that may pass (the same request is to be sent again), or one for good.
 
     Args:
         status: Of the answer.
         also_later: Statuses that this server gives to what may pass by itself.
     """
     if status in _SUCCESS:
-        return Verdict.TAKEN
-    if status in LATER or status in _SERVER_ERROR or status in also_later:
-        return Verdict.LATER
-    return Verdict.REFUSED
+        return None
+    return RetryableSinkError if status in _LATER or status in also_later else SinkError
 
 
 def seconds_to_wait(retry_after: str | None, now: datetime | None = None) -> float | None:
@@ -96,19 +210,22 @@ class _Url(httpx.URL):
     """A URL that httpx's own log lines show without its secrets."""
 
     def __str__(self) -> str:
-        return shown(super().__str__())
+        return _shown(super().__str__())
 
 
 class HttpClient:
-    """Sends requests, one at a time.
+    """Sends requests, one at a time; keeps connections alive, and knows when it was told to come again.
 
     Args:
         settings: Where to, and who we are.
+
+    Raises:
+        ConfigurationError: A TLS file cannot be read, or the environment names a proxy that cannot be used.
     """
 
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
-        tls = settings.tls() or True
+        tls = settings.tls()
         try:
             self._client = httpx.Client(
                 verify=tls,
@@ -119,7 +236,6 @@ class HttpClient:
             raise ConfigurationError(
                 "the environment names a proxy (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY) that httpx cannot use"
             ) from None
-        self._url = _Url(settings.url)
         self._not_before = 0.0
         self._lock = threading.Lock()
 
@@ -137,20 +253,19 @@ class HttpClient:
             RetryableSinkError: No answer: it may have arrived or not.
             SinkError: It can never be sent.
         """
-        request = httpx.Request(
-            method,
-            self._settings.url,
-            headers={"User-Agent": "onceward", **self._settings.headers_beside(headers), **headers},
-            content=content,
-        )
-        request.url = self._url
+        url, shown = self._settings.url, self._settings.shown
+        given = httpx.Headers({"User-Agent": "onceward"})
+        given.update(self._settings.headers)
+        given.update(headers)
+        request = httpx.Request(method, url, headers=given, content=content)
+        request.url = _Url(url)
         request.extensions["timeout"] = self._client.timeout.as_dict()
         try:
             response = self._client.send(request, stream=True)
         except httpx.RequestError as error:
-            raise RetryableSinkError(f"no answer from {self._settings.shown}: {self._words(error)}") from None
+            raise RetryableSinkError(f"no answer from {shown}: {self._words(error)}") from None
         except (httpx.InvalidURL, UnicodeError) as error:  # of a proxy: the own URL was tried when it was given
-            raise SinkError(f"cannot send to {self._settings.shown}: {self._words(error)}") from None
+            raise SinkError(f"cannot send to {shown}: {self._words(error)}") from None
         try:
             return self._read(response)
         finally:

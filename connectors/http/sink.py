@@ -12,13 +12,12 @@ import re
 import uuid
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from onceward.core.errors import ConfigurationError, RetryableSinkError, SinkError
+from onceward.core.errors import ConfigurationError, RetryableSinkError
 from onceward.core.kit.options import arguments
 from onceward.core.kit.rows import check_columns, json_rows
-from onceward.sinks.write_ahead import ROWS_PER_SEND, Segment, WriteAheadLogSink
+from onceward.sinks.write_ahead import ROWS_PER_SEND, WriteAheadLogSink
 
-from .client import Answer, Verdict, clients, judge
-from .settings import HttpSettings, with_authentication
+from .client import HttpSettings, clients, judge, with_authentication
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,7 +25,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from onceward.sinks.write_ahead import Attempt, Identity
+    from onceward.sinks.segments import Segment
+    from onceward.sinks.write_ahead import Delivery
 
 KEY_HEADER: Final = "Idempotency-Key"
 _BODIES: Final[dict[str, tuple[str, Callable[[list[str]], str]]]] = {
@@ -50,30 +50,35 @@ class HttpSink(WriteAheadLogSink):
     """POSTs rows to a URL.
 
     Args:
-        name: Unique in its pipeline, and part of every transaction's name: it must not change between runs.
-        directory: See WriteAheadLogSink.
-        url: `http://` or `https://`. Put secrets into headers instead: many programs log URLs.
-        body: What a request holds: "json", an array of objects, or "jsonl", an object a line.
-        rows_per_send: Rows of one request at most.
-        server_honours_keys: Whether the server takes a key once, however often it comes, and remembers it for longer
-            than any outage that is to be survived. Only then it is exactly once.
-        key_header: Name of the header with the key.
-        key_format: "quoted", a string of RFC 9651 as the draft has it; "plain", without the quotes; "uuid", a UUID
-            (version 5) of it. Keys have at most 230 characters.
-        headers: Of each request; taken for secret.
-        username: Of Basic authentication.
-        password: Of Basic authentication.
-        token: A bearer token.
-        timeout: Seconds to wait for each piece of an answer.
+        name: Unique in its pipeline, up to 32 letters, digits, `.`, `_` and `-`. It is part of every transaction's
+            name, so it must not change between runs.
+        directory: Folder of the segments. All processes that write or commit must be able to reach it, and it must
+            survive whatever the pipeline must survive.
+        url: `http://` or `https://`. It must not contain a user or a password. Do not put a token into it either: other
+            programs log URLs.
+        body: What a request holds: "json", an array of objects; "jsonl", one object per line.
+        rows_per_send: Maximum number of rows in one request.
+        server_honours_keys: Whether the server accepts each key once, however often it is sent, and remembers it for
+            longer than any outage that must be survived. Only then is the sink exactly once.
+        key_header: Name of the header that holds the key.
+        key_format: "quoted", a quoted string, as in the draft (RFC 9651); "plain", without the quotes; "uuid", a UUID
+            (version 5) made from it. Keys have at most 230 characters.
+        headers: Headers of each request, which are treated as secrets. As an option, one `header.X-Name` for each.
+        username: User name for Basic authentication.
+        password: Password for Basic authentication.
+        token: Bearer token.
+        timeout: Seconds to wait for each read of the response.
         connect_timeout: Seconds to wait for a connection.
-        longest_wait: Seconds to wait at most before a request because a server said Retry-After.
-        retry_statuses: Statuses beyond 408, 409, 425, 429 and 5xx at which to try again, for example 404.
-        ca_file: PEM file of the authorities to trust, instead of the usual ones.
-        client_cert: PEM file of the own certificate.
-        client_key: PEM file of its key, if it is not in client_cert.
-        probe: Method by which `validate` asks whether there is a server: "OPTIONS", "HEAD", "GET" or "none".
-        select: SQL expressions that make this sink's columns out of the pipeline's; default: all columns.
-        where: SQL condition; this sink gets only the rows for which it is true; default: all rows.
+        longest_wait: Limit in seconds up to which a server's Retry-After is obeyed.
+        retry_statuses: Statuses from 300 to 499 that are temporary on this server, and so are retried, in addition to
+            408, 409, 425 and 429. As an option, comma-separated.
+        ca_file: PEM file of the authorities to trust, instead of the usual ones. Certificates are always verified.
+        client_cert: PEM file of the client certificate.
+        client_key: PEM file of its key, if it is not in `client_cert`.
+        probe: Method with which `validate` asks whether there is a server (any answer will do): "OPTIONS", "HEAD",
+            "GET" or "none".
+        select: SQL expressions that make this sink's columns out of the pipeline's. Default: all columns.
+        where: SQL condition; the sink takes only the rows for which it is true. Default: all rows.
 
     Raises:
         ConfigurationError: A setting is wrong.
@@ -122,14 +127,11 @@ class HttpSink(WriteAheadLogSink):
         self.probe = _one_of("probe", probe, _PROBES)
         self.longest_wait = longest_wait
         self.retry_statuses = frozenset(retry_statuses)
-        self._check()
-
-    def _check(self) -> None:
         names = {header.lower() for header, _ in self.settings.headers}
-        if not _NAME.fullmatch(self.key_header) or self.key_header.lower() in names:
-            raise ConfigurationError(f"key_header {self.key_header!r} is no name of a header, or given in headers too")
-        if self.longest_wait < 0:
-            raise ConfigurationError(f"longest_wait must be 0 seconds or more, not {self.longest_wait}")
+        if not _NAME.fullmatch(key_header) or key_header.lower() in names:
+            raise ConfigurationError(f"key_header {key_header!r} is no name of a header, or given in headers too")
+        if longest_wait < 0:
+            raise ConfigurationError(f"longest_wait must be 0 seconds or more, not {longest_wait}")
         wrong = sorted(status for status in self.retry_statuses if status not in range(300, 500))
         if wrong:
             raise ConfigurationError(f"retry_statuses {wrong}: give statuses from 300 to 499")
@@ -161,7 +163,7 @@ class HttpSink(WriteAheadLogSink):
         check_columns(self.name, schema)
         if self.settings.url.startswith("http://") and self.settings.headers:
             _log.warning("sink %s sends its headers unencrypted to %s", self.name, self.settings.shown)
-        client = clients.get(self.settings)
+        client = clients.get(self.settings)  # an unusable TLS file or proxy is found here
         if self.probe != "none":
             client.request(self.probe, {})
 
@@ -172,38 +174,27 @@ class HttpSink(WriteAheadLogSink):
         super().write(transaction, batch)
 
     def pinned(self) -> dict[str, Any]:
-        """What makes the key and the body: a server knows a delivery by them."""
         return {"body": self.body, "key_header": self.key_header, "key_format": self.key_format}
 
-    def send(self, rows: pa.RecordBatch, identity: Identity) -> None:
-        """POST rows; see WriteAheadLogSink."""
-        self._post(rows, identity, self.pinned())
-
-    def deliver(self, rows: pa.RecordBatch, attempt: Attempt) -> None:
+    def send(self, rows: pa.RecordBatch, delivery: Delivery) -> None:
         """POST rows as they would have been posted when they were written."""
-        self._post(rows, attempt.identity, {**self.pinned(), **attempt.pinned})
-
-    def _post(self, rows: pa.RecordBatch, identity: Identity, pinned: Mapping[str, Any]) -> None:
+        pinned = {**self.pinned(), **delivery.pinned}
         kind, join = _BODIES[pinned["body"]]
-        key = _KEYS[pinned["key_format"]](str(identity))
+        key = _KEYS[pinned["key_format"]](str(delivery))
         content = join(json_rows(self.name, rows)).encode()
         client = clients.get(self.settings)
         client.wait(self.longest_wait)
         answer = client.request("POST", {pinned["key_header"]: key, "Content-Type": kind}, content)
-        verdict = judge(answer.status, self.retry_statuses)
-        if verdict is Verdict.TAKEN:
+        error = judge(answer.status, self.retry_statuses)
+        if error is None:
             return
-        error = RetryableSinkError if verdict is Verdict.LATER else SinkError
-        raise error(self._says(answer, verdict), sink=self.name, transaction=str(identity))
-
-    def _says(self, answer: Answer, verdict: Verdict) -> str:
         said = f"{self.settings.shown} answers {answer.status} to a delivery"
         said += f" ({answer.text})" if answer.text else ""
         if answer.retry_after is not None:
             said += f", and wants to be asked again in {answer.retry_after:g} s"
-        if verdict is Verdict.LATER:
-            return said
-        return f"{said}. Nothing behind it was sent; it is sent again at the next start, under the same key"
+        if error is not RetryableSinkError:
+            said += ". Nothing behind it was sent; it is sent again at the next start, under the same key"
+        raise error(said, sink=self.name, transaction=str(delivery))
 
 
 def _one_of(argument: str, value: str, choices: Collection[Any]) -> str:

@@ -12,16 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from onceward.core.errors import ConfigurationError, KafkaError
 from onceward.core.kit.processwide import PerProcess
 
-from .codes import FORBIDDEN, Code
-from .errors import INSTALL, client_error, confluent, kafka_error, made
-from .retries import Retries
+from .errors import FORBIDDEN, INSTALL, Code, Retries, client_error, confluent, kafka_error, made
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from .coordinator import TransactionCoordinatorClient
     from .settings import KafkaSettings
-    from .wire import Wire
 
 ASK_SECONDS: Final = 10.0
 REACH_SECONDS: Final = 10.0
@@ -30,7 +26,6 @@ REFUSALS: Final = {"_AUTHENTICATION": Code.SASL_AUTHENTICATION_FAILED, "_SSL": C
 """Trying again will not help: a wrong password, a certificate that is not trusted."""
 NEW_TOPIC_SECONDS: Final = 2.0
 """A broker hears of a new topic a moment after the one that was asked to create it."""
-BROKERS_DEFAULT: Final = -1
 USUAL_LONGEST_TIMEOUT_MS: Final = 900_000
 """Kafka's default of transaction.max.timeout.ms, where the broker's may not be asked for."""
 MOVING: Final = frozenset({Code.COORDINATOR_LOAD_IN_PROGRESS, Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR})
@@ -42,6 +37,7 @@ class Complaints:
 
     Attributes:
         refusal: The error with which the brokers refuse this client, if they do.
+        newest: The newest reason why no broker can be reached; empty if there was none.
     """
 
     def __init__(self) -> None:
@@ -50,42 +46,24 @@ class Complaints:
     def clear(self) -> None:
         """Forget everything."""
         self.refusal: Any = None
-        self._reason = ""
-        self._summary = ""
+        self.newest = ""
 
     def __call__(self, error: Any) -> None:
-        """The client's callback."""
         if error.name() in REFUSALS:
             self.refusal = error
-        if error.name() == "_ALL_BROKERS_DOWN":
-            self._summary = error.str()
-        else:
-            self._reason = error.str()
-
-    @property
-    def newest(self) -> str:
-        """The newest reason why no broker can be reached; empty if there was none."""
-        return self._reason or self._summary
+        if not self.newest or error.name() != "_ALL_BROKERS_DOWN":  # which is no reason, but a summary
+            self.newest = error.str()
 
 
 class Admin:
-    """An AdminClient of confluent-kafka, and what it complains of.
-
-    Attributes:
-        client: The client.
-        complaints: Read them after `client.poll(0)`.
-        answered: Whether the cluster has ever answered this process.
-
-    Raises:
-        ConfigurationError: librdkafka refuses a setting.
-    """
+    """An AdminClient of confluent-kafka, what it complains of, and whether the cluster has ever answered it."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         confluent()
         from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - an extra
 
         self.complaints = Complaints()
-        config = {"log_level": 0, **settings.for_admin(), "error_cb": self.complaints}
+        config = {"log_level": 0, **settings.for_librdkafka(), "error_cb": self.complaints}
         self.client: Any = made(AdminClient, config)
         self.answered = False
 
@@ -131,16 +109,16 @@ class Limits(NamedTuple):
 
 
 class Cluster:
-    """Connections of one process to one cluster.
-
-    Args:
-        settings: Where and how to connect.
-    """
+    """Connections of one process to one cluster."""
 
     def __init__(self, settings: KafkaSettings) -> None:
-        wire, client = _modules()
-        self.wire: Wire = wire.Wire(settings.for_wire())
-        self.transactions: TransactionCoordinatorClient = client.TransactionCoordinatorClient(self.wire)
+        try:
+            from .coordinator import TransactionCoordinatorClient  # noqa: PLC0415 - needs kafka-python, an extra
+            from .wire import Wire  # noqa: PLC0415
+        except ImportError as error:
+            raise ConfigurationError(INSTALL) from error
+        self.wire = Wire(settings.for_wire())
+        self.transactions = TransactionCoordinatorClient(self.wire)
         self._settings = settings
         self._limits: Limits | None = None
         self._seen_topics: set[str] = set()
@@ -171,16 +149,12 @@ class Cluster:
     def create_topic(self, topic: str, partitions: int | None) -> None:
         """Create a topic, or find that somebody else did; the brokers know it when this returns.
 
-        Args:
-            topic: Its name.
-            partitions: How many it gets; None: as many as the brokers give a new topic (num.partitions).
-
         Raises:
             KafkaError: The brokers refuse, or do not answer.
         """
         from confluent_kafka.cimpl import NewTopic  # noqa: PLC0415 - an extra
 
-        new = NewTopic(topic, partitions or BROKERS_DEFAULT, BROKERS_DEFAULT)
+        new = NewTopic(topic, partitions or -1, -1)  # -1: the brokers' default
         future = admin_of(self._settings).client.create_topics([new], request_timeout=ASK_SECONDS)[topic]
         try:
             future.result()
@@ -221,14 +195,6 @@ def cluster_of(settings: KafkaSettings) -> Cluster:
     return _clusters.get(settings.connection())
 
 
-def _modules() -> tuple[Any, Any]:
-    try:
-        from . import coordinator, wire  # noqa: PLC0415 - they need kafka-python, an extra
-    except ImportError as error:
-        raise ConfigurationError(INSTALL) from error
-    return wire, coordinator
-
-
 def publish_offsets(settings: KafkaSettings, group: str, offsets: Mapping[str, Mapping[str, int]]) -> None:
     """Commit offsets to a consumer group without joining it (AlterConsumerGroupOffsets, KIP-396).
 
@@ -252,24 +218,23 @@ def publish_offsets(settings: KafkaSettings, group: str, offsets: Mapping[str, M
     if not found:
         return
     what = f"cannot publish offsets to consumer group {group}"
-    where, refusal = what, None
+    request = library.ConsumerGroupTopicPartitions(group, found)
+    refusals: list[tuple[str, Any]] = []
     for _ in Retries(ASK_SECONDS):
-        where, refusal = what, None
         try:
-            request = library.ConsumerGroupTopicPartitions(group, found)
             admin = admin_of(settings).client
-            futures = admin.alter_consumer_group_offsets([request], request_timeout=ASK_SECONDS)
-            answer = futures[group].result()
+            answer = admin.alter_consumer_group_offsets([request], request_timeout=ASK_SECONDS)[group].result()
+            refusals = [
+                (f"{what} for {p.topic}-{p.partition}", p.error) for p in answer.topic_partitions if p.error is not None
+            ]
         except library.KafkaException as error:
-            refusal = error
-        else:
-            for partition in (p for p in answer.topic_partitions if p.error is not None):
-                where = f"{what} for {partition.topic}-{partition.partition}"
-                refusal = library.KafkaException(partition.error)
-        if refusal is None or refusal.args[0].code() not in MOVING:
+            refusals = [(what, error.args[0])]
+        if not refusals:
+            return
+        if refusals[-1][1].code() not in MOVING:
             break
-    if refusal is not None:
-        raise client_error(where, refusal)
+    where, refusal = refusals[-1]
+    raise client_error(where, library.KafkaException(refusal))
 
 
 _admins: Final[PerProcess[KafkaSettings, Admin]] = PerProcess(Admin)

@@ -35,7 +35,8 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from onceward.core.transaction import (
     AbortOutcome,
@@ -46,17 +47,14 @@ from onceward.core.transaction import (
     commit_outcome,
 )
 
-from .codes import FORBIDDEN, Code, code_name
-from .inspector import Inspector
-from .retries import Retries
-from .verdict import OBSERVED, Fate, Inside, words
+from .errors import FORBIDDEN, Code, Retries, code_name
+from .transaction import OBSERVED, Fate, Inside, judge, judge_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from .coordinator import TransactionCoordinatorClient
-    from .handle import Prepared
-    from .inspector import Inspection
+    from .transaction import Description, OpenProducers, Partition, Prepared
 
 _log = logging.getLogger("onceward.kafka")
 
@@ -67,8 +65,113 @@ WAIT_IF_AGELESS: Final = 2.5
 """Seconds after which a silent partition is not waited for, where the brokers cannot tell a transaction's age."""
 FEW: Final = 3
 """Partitions that a message names."""
-PARTS_OF_TIMEOUT: Final = 64
-"""How exactly a transaction's age is found out, for messages."""
+
+
+class Inspection(NamedTuple):
+    """What coordinator and partitions say of a transaction."""
+
+    seen: Fate
+    inside: Inside
+    complete: bool
+    """Whether the coordinator has finished ending it."""
+    code: int
+    """The coordinator's code if it told nothing."""
+    timeout_ms: int
+    silent: Sequence[Partition]
+    """Partitions that do not answer."""
+    deleted: frozenset[str]
+    """Topics that were deleted since."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is open, as far as it can be."""
+        return self.seen is Fate.OPEN and self.inside in (Inside.OPEN, Inside.GONE)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it is open, and nothing but a silent partition says that it might not be."""
+        return self.seen is Fate.OPEN and self.inside is Inside.SILENT
+
+    @property
+    def ended(self) -> bool:
+        """Whether coordinator and partitions are done with it."""
+        return self.complete and self.inside in (Inside.ENDED, Inside.GONE)
+
+
+class Inspector:
+    """Asks for transactions, with one round trip to each coordinator and each leader for all of them.
+
+    Coordinators are asked first and partitions afterwards. So a partition that has ended what its coordinator calls
+    complete is no race; but one that has ended what its coordinator called open may be: somebody else committed in
+    between. That is believed only when the coordinator still says so the next time.
+    """
+
+    def __init__(self, client: TransactionCoordinatorClient) -> None:
+        self._client = client
+        self._producers: dict[Partition, OpenProducers | None] = {}
+        self._ended_before: set[Prepared] = set()
+        self._deleted: dict[Prepared, frozenset[str]] = {}
+
+    def inspect(self, transactions: Sequence[Prepared]) -> list[Inspection]:
+        """What became of each transaction."""
+        described = self._client.describe(t.handle.transactional_id for t in transactions)
+        asked = {partition for t in transactions for partition in t.partitions}
+        self._producers = self._client.describe_producers(asked, retry_seconds=0) if asked else {}
+        found = [(t, described[t.handle.transactional_id]) for t in transactions]
+        self._find_deleted([(t, judge(t.handle, description)) for t, description in found])
+        return [self._inspection(t, description) for t, description in found]
+
+    def _inspection(self, transaction: Prepared, description: Description) -> Inspection:
+        seen = judge(transaction.handle, description)
+        deleted = self._deleted.get(transaction, frozenset())
+        inside = judge_partitions(transaction, self._producers, deleted)
+        if seen is Fate.OPEN and transaction in self._ended_before:
+            seen = Fate.BEHIND
+        if inside in (Inside.ENDED, Inside.MIXED):
+            self._ended_before.add(transaction)
+        silent = sorted(p for p in transaction.partitions if self._producers.get(p) is None and p[0] not in deleted)
+        return Inspection(
+            seen=seen,
+            inside=inside,
+            complete=not description.state.startswith("Prepare"),
+            code=description.code if seen is Fate.NO_WORD else Code.NONE,
+            timeout_ms=description.timeout_ms,
+            silent=silent,
+            deleted=deleted,
+        )
+
+    def _find_deleted(self, found: Sequence[tuple[Prepared, Fate]]) -> None:
+        """Ask for the topics whose partitions are silent, or have ended what the coordinator calls open."""
+        doubtful = {t: {p[0] for p in t.partitions if self._is_doubtful(t, seen, p)} for t, seen in found}
+        asked = set().union(*doubtful.values())
+        ids = self._client.topic_ids(asked, everywhere=True) if asked else {}
+        for transaction, topics in doubtful.items():
+            gone = {topic for topic in topics if self._is_deleted(transaction, topic, ids)}
+            if gone:
+                self._deleted[transaction] = self._deleted.get(transaction, frozenset()) | gone
+
+    def _is_doubtful(self, transaction: Prepared, seen: Fate, partition: Partition) -> bool:
+        open_ = self._producers.get(partition)
+        return open_ is None or (seen is Fate.OPEN and transaction.producer not in open_)
+
+    def _is_deleted(self, transaction: Prepared, topic: str, ids: Mapping[str, str | None]) -> bool:
+        if topic not in ids:
+            return False
+        was, now = dict(transaction.topic_ids).get(topic), ids[topic]
+        told = [self._producers.get(p) for p in transaction.partitions if p[0] == topic]
+        nowhere = all(open_ is not None and transaction.producer not in open_ for open_ in told)
+        return now is None or (was not in (None, now) and nowhere)
+
+    def finish_partitions(self, transaction: Prepared, *, commit: bool) -> int:
+        """Write the markers that the coordinator left out; the last code that is not NONE."""
+        last: int = Code.NONE
+        for partition in sorted(transaction.partitions):
+            open_ = self._producers.get(partition) or {}
+            if transaction.producer in open_:
+                epoch = open_[transaction.producer]
+                code = self._client.write_marker(partition, transaction.producer, epoch, commit=commit)
+                last = code or last
+        return last
 
 
 def look_at(client: TransactionCoordinatorClient, transactions: Sequence[Prepared]) -> list[Fate]:
@@ -100,27 +203,18 @@ def commit(client: TransactionCoordinatorClient, transactions: Sequence[Prepared
         waiting = [t for t in waiting if outcomes[t].status is CommitStatus.RETRY_LATER]
         if not waiting:
             break
-    outcomes |= _with_time_left(client, outcomes, {t: found[t] for t in waiting if found[t].seen is Fate.OPEN})
     return [outcomes[transaction] for transaction in transactions]
 
 
 def _outcome(inspector: Inspector, transaction: Prepared, found: Inspection, sent: int | None) -> CommitOutcome:
-    """The outcome as of this inspection; RETRY_LATER while it is on its way. Writes markers that were left out.
-
-    Args:
-        inspector: Who asked.
-        transaction: For what.
-        found: What was said.
-        sent: EndTxn's code, if it was sent before.
-    """
+    """The outcome as of this inspection; RETRY_LATER while it is on its way. Writes markers that were left out."""
     later = CommitStatus.RETRY_LATER
-    if found.stuck:
-        waits = f"open, but {_names(found)} does not answer; it is not waited for after half of the timeout"
-        return CommitOutcome(later, waits)
-    if found.seen is Fate.OPEN and not found.whole:
-        return CommitOutcome(later, f"{found.seen.value}, but {found.inside.value}")
+    if found.seen is Fate.OPEN:
+        at = datetime.fromtimestamp((transaction.handle.started_ms + found.timeout_ms) / 1000, UTC)
+        when = f"at {at:%Y-%m-%d %H:%M:%S} UTC by its broker's clock"
+        return CommitOutcome(later, f"{_why_open(found, sent)}. Kafka aborts it {when} unless it is committed before")
     if found.seen is not Fate.COMMITTED:
-        return commit_outcome(OBSERVED[found.seen], words(found.seen, found.code or sent or Code.NONE))
+        return commit_outcome(OBSERVED[found.seen], _words(found.seen, found.code or sent or Code.NONE))
     if found.ended:
         status = CommitStatus.COMMITTED if sent == Code.NONE else CommitStatus.ALREADY_COMMITTED
         return CommitOutcome(status, _lost_with(transaction, found.deleted))
@@ -133,13 +227,7 @@ def _outcome(inspector: Inspector, transaction: Prepared, found: Inspection, sen
 def _overdue(
     client: TransactionCoordinatorClient, stuck: Mapping[Prepared, Inspection], waited: float
 ) -> list[Prepared]:
-    """Those that have used up half of their timeout: they are committed without their silent partitions.
-
-    Args:
-        client: Of the cluster.
-        stuck: Transactions that wait for partitions.
-        waited: For how many seconds this call has waited.
-    """
+    """Those that have used up half of their timeout: they are committed without their silent partitions."""
     found: list[Prepared] = []
     for timeout_ms in {one.timeout_ms for one in stuck.values()}:
         mine = {t.handle.transactional_id: t for t, one in stuck.items() if one.timeout_ms == timeout_ms}
@@ -153,33 +241,6 @@ def _overdue(
     return found
 
 
-def _with_time_left(
-    client: TransactionCoordinatorClient,
-    outcomes: Mapping[Prepared, CommitOutcome],
-    waiting: Mapping[Prepared, Inspection],
-) -> dict[Prepared, CommitOutcome]:
-    """Outcomes of transactions that are still open, and for how long their coordinators leave them so."""
-    if not waiting:
-        return {}
-    timeout = min(one.timeout_ms for one in waiting.values())
-    left = _milliseconds_left(client, [t.handle.transactional_id for t in waiting], timeout)
-    when = f"in about {left / 1000:.0f} s" if left is not None else f"{timeout / 1000:.0f} s after its first row"
-    details = {t: f"{outcomes[t].detail}. Kafka aborts it {when} unless it is committed before" for t in waiting}
-    return {t: CommitOutcome(outcomes[t].status, detail) for t, detail in details.items()}
-
-
-def _milliseconds_left(client: TransactionCoordinatorClient, names: Sequence[str], timeout: int) -> int | None:
-    """Until the oldest of these is aborted, rounded down; None if the brokers cannot tell."""
-    low, high = 0, timeout
-    while high - low > max(1, timeout // PARTS_OF_TIMEOUT):
-        middle = (low + high) // 2
-        older = client.running_longer(names, middle)
-        if older is None:
-            return None
-        low, high = (middle, high) if older else (low, middle)
-    return timeout - high
-
-
 def abort(client: TransactionCoordinatorClient, transaction: Prepared) -> AbortOutcome:
     """Abort exactly this transaction by fencing its producer, so that a zombie cannot open it again."""
     handle = transaction.handle
@@ -187,7 +248,7 @@ def abort(client: TransactionCoordinatorClient, transaction: Prepared) -> AbortO
     inspector = Inspector(client)
     for _ in Retries(CALL_SECONDS):
         [found] = inspector.inspect([transaction])
-        outcome = abort_outcome(OBSERVED[found.seen], words(found.seen, found.code))
+        outcome = abort_outcome(OBSERVED[found.seen], _words(found.seen, found.code))
         if found.seen is Fate.BEHIND or found.whole:
             code = client.fence(handle.transactional_id, handle.producer_id, handle.producer_epoch)
             outcome = AbortOutcome(AbortStatus.RETRY_LATER, f"fencing was answered with {code_name(code)}")
@@ -199,6 +260,17 @@ def abort(client: TransactionCoordinatorClient, transaction: Prepared) -> AbortO
         elif outcome.status is not AbortStatus.RETRY_LATER and found.complete:
             break
     return outcome
+
+
+def _words(seen: Fate, code: int) -> str:
+    """What became of it, and the code that says why nothing else is known."""
+    return f"{seen.value}; the coordinator answered {code_name(code)}" if code != Code.NONE else seen.value
+
+
+def _why_open(found: Inspection, sent: int | None) -> str:
+    if found.stuck:
+        return f"open, but {_names(found)} does not answer; it is not waited for after half of the timeout"
+    return _words(found.seen, sent or Code.NONE) if found.whole else f"open, but {found.inside.value}"
 
 
 def _names(found: Inspection) -> str:

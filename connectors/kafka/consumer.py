@@ -11,9 +11,9 @@ by hand and never join a group.
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import contextmanager
+from queue import Empty, Full, LifoQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from onceward.core.errors import SourceError
@@ -63,16 +63,13 @@ class Gone(Exception):  # noqa: N818 - the caller decides whether it is a fault
 class RangeConsumer:
     """A consumer that reads one range after another. For one thread at a time.
 
-    Args:
-        settings: Consumer settings, `isolation.level` included.
-
     Raises:
         ConfigurationError: librdkafka refuses a setting.
     """
 
     def __init__(self, settings: KafkaSettings) -> None:
         library = confluent()
-        self._consumer: Any = made(library.Consumer, {**DEFAULTS, **settings.for_consumer(), **FIXED})
+        self._consumer: Any = made(library.Consumer, {**DEFAULTS, **settings.for_librdkafka(), **FIXED})
         self._topic_partition = library.TopicPartition
         self._servers = settings["bootstrap.servers"]
 
@@ -95,19 +92,24 @@ class RangeConsumer:
         self._consumer.assign([self._topic_partition(partition.topic, partition.number, start)])
         reading = _Range(partition, start, end)
         ready: list[Any] = []
-        watch = _Silence(retry_seconds, is_there)
+        heard = asked = time.monotonic()
         while reading.at < end:
             before = reading.at
             ready += reading.take(self._what_came(min(ROWS - len(ready), end - before)))
+            if reading.at > before:
+                heard = time.monotonic()
             if len(ready) >= ROWS or (ready and reading.gone):
                 yield ready
                 ready = []
-                watch.news()
-            if reading.at > before:
-                watch.news()
-            if reading.gone or watch.is_gone():
-                raise Gone(reading.gone or "the partition is not there")
-            if watch.is_too_long():
+                heard = time.monotonic()
+            if reading.gone:
+                raise Gone(reading.gone)
+            now = time.monotonic()
+            if now - max(heard, asked) > ASK_AFTER_SECONDS:
+                asked = now
+                if not is_there():
+                    raise Gone("the partition is not there")
+            if now - heard > retry_seconds:
                 raise self._too_late(reading, retry_seconds)
         if ready:
             yield ready
@@ -127,9 +129,13 @@ class RangeConsumer:
             "kafkaConsumer.pollTimeoutMs (timeout) says how long to wait"
         )
 
-    def release(self) -> None:
-        """Stop fetching."""
+    def put_back(self, idle: LifoQueue[RangeConsumer]) -> None:
+        """Stop fetching, and wait among the idle ones; close if there are enough."""
         self._consumer.unassign()
+        try:
+            idle.put_nowait(self)
+        except Full:
+            self.close()
 
     def close(self) -> None:
         """Close the connections."""
@@ -150,15 +156,14 @@ class _Range:
 
     def take(self, came: list[Any]) -> list[Any]:
         """The range's records among what came; moves on past them, and past gaps that are known to be empty."""
+        records = came
         if came and any(map(type(came[0]).error, came)):
             records = [message for message in came if message.error() is None]
-            self._move(records)
+        self._move(records)
+        if records is not came:
             for message in came:
                 if message.error() is not None:
                     self._event(message, message.error())
-        else:
-            records = came
-            self._move(records)
         if records and records[-1].offset() >= self.end:
             return [message for message in records if message.offset() < self.end]
         return records
@@ -175,7 +180,8 @@ class _Range:
         self.at = last.offset() + 1
 
     def _event(self, message: Any, error: Any) -> None:
-        if not self._is_about_this(message):
+        about = message.topic(), message.partition()  # of the client, of a topic as a whole, or of a partition
+        if about[0] is not None and about not in (self.partition, (self.partition.topic, UNASSIGNED)):
             return  # a consumer that is used again may still deliver events of the range before
         kinds, code = type(error), error.code()
         if code == kinds._PARTITION_EOF:  # noqa: SLF001 - confluent's name of a local event
@@ -189,81 +195,24 @@ class _Range:
         elif not (passes(error) or code in (*unknown, kinds.GROUP_AUTHORIZATION_FAILED)):
             raise SourceError(f"cannot read {self.partition} from Kafka: {self.fault}")
 
-    def _is_about_this(self, message: Any) -> bool:
-        """Whether an event is about this partition, its topic as a whole, or the client."""
-        if message.topic() is None:
-            return True
-        return message.topic() == self.partition.topic and message.partition() in (self.partition.number, UNASSIGNED)
 
-
-class _Silence:
-    """For how long nothing came."""
-
-    def __init__(self, retry_seconds: float, is_there: Callable[[], bool]) -> None:
-        self._retry_seconds = retry_seconds
-        self._is_there = is_there
-        self.news()
-
-    def news(self) -> None:
-        """Something came."""
-        self._since = time.monotonic()
-        self._ask_at = self._since + ASK_AFTER_SECONDS
-
-    def is_gone(self) -> bool:
-        """Whether what should come is known to be gone; asked now and then only."""
-        if time.monotonic() < self._ask_at:
-            return False
-        self._ask_at = time.monotonic() + ASK_AFTER_SECONDS
-        return not self._is_there()
-
-    def is_too_long(self) -> bool:
-        """Whether retry_seconds is at its end."""
-        return time.monotonic() - self._since > self._retry_seconds
-
-
-class _Idle:
-    """Consumers that nobody uses. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._consumers: list[RangeConsumer] = []
-
-    def take(self) -> RangeConsumer | None:
-        with self._lock:
-            return self._consumers.pop() if self._consumers else None
-
-    def give(self, consumer: RangeConsumer) -> bool:
-        with self._lock:
-            fits = len(self._consumers) < KEPT
-            if fits:
-                self._consumers.append(consumer)
-            return fits
-
-
-def _idle(_settings: Any) -> _Idle:
-    return _Idle()
-
-
-_idle_of: Final[PerProcess[KafkaSettings, _Idle]] = PerProcess(_idle)
+_idle_of: Final[PerProcess[KafkaSettings, LifoQueue[RangeConsumer]]] = PerProcess(lambda _: LifoQueue(KEPT))
 
 
 @contextmanager
 def borrowed(settings: KafkaSettings) -> Iterator[RangeConsumer]:
     """A consumer for one range: an idle one of this process, or a new one. After a fault it is not used again."""
     idle = _idle_of.get(settings)
-    consumer = idle.take() or RangeConsumer(settings)
+    try:
+        consumer = idle.get_nowait()
+    except Empty:
+        consumer = RangeConsumer(settings)
     try:
         yield consumer
     except GeneratorExit:
-        _put_back(idle, consumer)
+        consumer.put_back(idle)
         raise
     except BaseException:
         consumer.close()
         raise
-    _put_back(idle, consumer)
-
-
-def _put_back(idle: _Idle, consumer: RangeConsumer) -> None:
-    consumer.release()
-    if not idle.give(consumer):
-        consumer.close()
+    consumer.put_back(idle)

@@ -4,6 +4,10 @@ Every call is bounded in time and answers with codes or states, never with an ex
 coordinator is looked up when it is first needed, and again when it answers that it has moved, is loading, or does not
 answer. Repeating a request is safe: EndTxn and InitProducerId name the producer epoch, so the second one either
 confirms the first or is refused.
+
+EndTxn is sent as version 3 and InitProducerId as version 4, the newest of the transaction protocol that librdkafka's
+producers speak; newer ones (KIP-890, KIP-939) change what an epoch means. kafka-python's admin client can describe and
+list, too, but raises at the first id or partition that answers with an error, and says nothing of the others.
 """
 
 from __future__ import annotations
@@ -14,33 +18,41 @@ import os
 import re
 import threading
 import time
+import warnings
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from . import requests, wire
-from .answers import Description, Listing, OpenProducers, description, open_producers
-from .codes import PASSING, Code
-from .errors import kafka_error
-from .handle import Handle, Partition, by_topic
-from .retries import LEAST, Retries
+from . import wire
+from .errors import LEAST, PASSING, Code, Retries, kafka_error
+from .transaction import Description, Handle, OpenProducers, Partition, by_topic, open_producers
+
+with warnings.catch_warnings():
+    # kafka-python reads its schemas by a function that Python 3.11 and 3.12 call deprecated (3.13 does not any more).
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from kafka.protocol.admin.transactions import (
+        DescribeProducersRequest,
+        DescribeTransactionsRequest,
+        ListTransactionsRequest,
+    )
+    from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest, WriteTxnMarkersRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 RETRY_SECONDS: Final = 5.0
 """Seconds that a call goes on asking before it answers with the last code it got."""
 TRIES_BEFORE_BOOTSTRAP: Final = 4
 """Unanswered retries after which the brokers' addresses themselves are in doubt."""
 ASK_AGAIN: Final = PASSING | {Code.CONCURRENT_TRANSACTIONS}
+NOBODY: Final = -1
+"""The producer id and epoch of a client that has none yet."""
+FENCED_TIMEOUT_MS: Final = 60_000
+"""Of transactions under an id that is initialised here; nobody opens one."""
 
 
 class TransactionCoordinatorClient:
-    """Ends, fences, describes and lists transactions. Thread-safe; belongs to the process that made it.
-
-    Args:
-        link: Connections to the cluster.
-        retry_seconds: Seconds that one call may take at most.
-    """
+    """Ends, fences, describes and lists transactions. Thread-safe; belongs to the process that made it."""
 
     def __init__(self, link: wire.Wire, *, retry_seconds: float = RETRY_SECONDS) -> None:
         self._wire = link
@@ -61,10 +73,6 @@ class TransactionCoordinatorClient:
         """For which the next call may go on asking."""
         return max(LEAST, min(self._each, self._deadline - time.monotonic()))
 
-    def end_txn(self, transactional_id: str, producer_id: int, producer_epoch: int, *, commit: bool) -> int:
-        """Commit or abort one transaction; see end_many."""
-        return self.end_many([Handle(transactional_id, producer_id, producer_epoch, -1)], commit=commit)[0]
-
     def end_many(self, handles: Sequence[Handle], *, commit: bool) -> list[int]:
         """Commit or abort transactions by handle, pipelined.
 
@@ -72,15 +80,20 @@ class TransactionCoordinatorClient:
             The coordinator's code for each: NONE says that the transaction of this producer epoch is ended this way,
             now or before. CONCURRENT_TRANSACTIONS and the codes in PASSING remain only when time is over.
         """
-        sent = {
-            (h.transactional_id, i): requests.end_txn(
-                h.transactional_id, h.producer_id, h.producer_epoch, commit=commit
+        requests = {
+            handle: EndTxnRequest(
+                version=3,
+                transactional_id=handle.transactional_id,
+                producer_id=handle.producer_id,
+                producer_epoch=handle.producer_epoch,
+                committed=commit,
             )
-            for i, h in enumerate(handles)
+            for handle in handles
         }
-        return list(self._ask_each(sent).values())
+        codes = self._ask_each(requests, ASK_AGAIN)
+        return [codes[handle] for handle in handles]
 
-    def fence(self, transactional_id: str, producer_id: int, producer_epoch: int, *, timeout_ms: int = 60_000) -> int:
+    def fence(self, transactional_id: str, producer_id: int, producer_epoch: int) -> int:
         """Raise the producer epoch, so that the producer which holds it can do nothing any more.
 
         An open transaction is aborted by that, and the answer is CONCURRENT_TRANSACTIONS while the markers are being
@@ -89,28 +102,17 @@ class TransactionCoordinatorClient:
         compares the epoch in every state except Ongoing, where a transaction of a NEWER epoch of the same producer id
         would be aborted (measured).
         """
-        request = requests.init_producer_id(transactional_id, producer_id, producer_epoch, timeout_ms=timeout_ms)
-        return self._ask_each({(transactional_id, 0): request}, again=PASSING)[transactional_id, 0]
+        return self._init_producer_id(Handle(transactional_id, producer_id, producer_epoch, NOBODY), PASSING)
 
     def register(self, transactional_id: str) -> int:
         """Make a transactional id known to its coordinator, as a producer's start does."""
-        request = requests.init_producer_id(transactional_id, -1, -1, timeout_ms=60_000)
-        return self._ask_each({(transactional_id, 0): request})[transactional_id, 0]
+        return self._init_producer_id(Handle(transactional_id, NOBODY, NOBODY, NOBODY), ASK_AGAIN)
 
     def describe(self, ids: Iterable[str]) -> dict[str, Description]:
         """State, handle, timeout and partitions of each transactional id."""
-        found = dict.fromkeys(ids, Description(Code.NO_ANSWER))
-        waiting = {name: seen.code for name, seen in found.items()}
-        retries = Retries(self._seconds)
-        for number in retries:
-            self._look_again(waiting, number)
-            found |= self._describe_once(list(waiting), retries.left)
-            waiting = {name: found[name].code for name in waiting if found[name].code in PASSING}
-            if not waiting:
-                break
-        return found
+        return self._repeat(ids, self._describe_once, lambda found: found.code, Description(Code.NO_ANSWER))
 
-    def list_transactions(self, states: Collection[str] = (), *, prefix: str = "") -> list[Listing]:
+    def list_transactions(self, states: Collection[str] = (), *, prefix: str = "") -> list[str]:
         """All transactional ids that any broker knows, in these states (default: any).
 
         Args:
@@ -120,21 +122,16 @@ class TransactionCoordinatorClient:
         Raises:
             KafkaError: Not every broker answered, so the list would not be complete.
         """
-        bad = wire.Answer(Code.NO_ANSWER)
-        retries = Retries(self._seconds)
-        for number in retries:
-            if number >= TRIES_BEFORE_BOOTSTRAP:
-                self._wire.forget()
-            answers = self._list_once(states, prefix, retries.left)
-            failed = [answer for answer in answers if answer.code]
-            if answers and not failed:
-                rows = [row for answer in answers for row in answer.response.transaction_states]
-                listed = [Listing(row.transactional_id, row.producer_id, row.transaction_state) for row in rows]
-                return [row for row in listed if row.transactional_id.startswith(prefix)]
-            bad = failed[0] if failed else bad
-            if failed and bad.code not in PASSING:
-                break
-        raise kafka_error("cannot list transactions", bad.code, bad.detail)
+
+        def ask(_: Sequence[str], retries: Retries) -> dict[str, list[wire.Answer]]:
+            return {prefix: self._list_once(states, prefix, retries.left)}
+
+        unanswered: list[wire.Answer] = []
+        answers = self._repeat([prefix], ask, lambda found: _worst(found).code, unanswered)[prefix]
+        if (worst := _worst(answers)).code:
+            raise kafka_error("cannot list transactions", worst.code, worst.detail)
+        ids: list[str] = [row.transactional_id for answer in answers for row in answer.response.transaction_states]
+        return [name for name in ids if name.startswith(prefix)]
 
     def running_longer(self, ids: Collection[str], milliseconds: int) -> set[str] | None:
         """Which of these ids have a transaction that has been open for longer.
@@ -150,12 +147,7 @@ class TransactionCoordinatorClient:
         return {row.transactional_id for row in told} & set(ids)
 
     def topic_ids(self, topics: Collection[str], *, everywhere: bool = False) -> dict[str, str | None]:
-        """Id of each topic, None for one that does not exist; what cannot be told is missing.
-
-        Args:
-            topics: Their names.
-            everywhere: Believe only what all brokers say alike.
-        """
+        """Id of each topic, None for one that does not exist; what cannot be told is missing."""
         return self._wire.topic_ids(sorted(topics), everywhere=everywhere, seconds=self._seconds) if topics else {}
 
     def describe_producers(
@@ -167,16 +159,13 @@ class TransactionCoordinatorClient:
         partitions know: `kafka-transactions abort` ends it there only, and a coordinator skips a partition that has
         no leader when the markers are written (KAFKA-20734).
         """
-        found: dict[Partition, OpenProducers | None] = dict.fromkeys(partitions)
-        waiting = list(found)
-        for number in Retries(self._seconds if retry_seconds is None else retry_seconds):
-            if not waiting:
-                break
-            if number >= TRIES_BEFORE_BOOTSTRAP:
-                self._wire.forget()
-            found |= self._producers_once(waiting, self._seconds)
-            waiting = [partition for partition in waiting if found[partition] is None]
-        return found
+        return self._repeat(
+            partitions,
+            self._producers_once,
+            lambda found: Code.NO_ANSWER if found is None else Code.NONE,
+            None,
+            seconds=retry_seconds,
+        )
 
     def may_look(self, topic: str) -> int:
         """The code with which a partition of the topic answers describe_producers; it needs Read on the topic."""
@@ -184,7 +173,7 @@ class TransactionCoordinatorClient:
         partition = min(leaders, default=None)
         if partition is None:
             return Code.LEADER_NOT_AVAILABLE
-        request = requests.describe_producers(by_topic([partition]))
+        request = _describe_producers([partition])
         [answer] = self._wire.exchange([(leaders[partition], request)], seconds=self._seconds)
         return answer.code or int(answer.response.topics[0].partitions[0].error_code)
 
@@ -203,34 +192,71 @@ class TransactionCoordinatorClient:
             coordinator_epoch: As describe_producers tells it.
             commit: How the coordinator ended it: anything else would break the transaction apart.
         """
-        leader = self._wire.leaders([partition[0]], seconds=self._seconds).get(partition)
+        topic, number = partition
+        leader = self._wire.leaders([topic], seconds=self._seconds).get(partition)
         if leader is None:
             return Code.LEADER_NOT_AVAILABLE
-        request = requests.write_marker(partition, producer, coordinator_epoch, commit=commit)
+        marker = WriteTxnMarkersRequest.WritableTxnMarker(
+            producer_id=producer[0],
+            producer_epoch=producer[1],
+            transaction_result=commit,
+            topics=[
+                WriteTxnMarkersRequest.WritableTxnMarker.WritableTxnMarkerTopic(name=topic, partition_indexes=[number])
+            ],
+            coordinator_epoch=coordinator_epoch,
+        )
+        request = WriteTxnMarkersRequest(max_version=1, markers=[marker])
         [answer] = self._wire.exchange([(leader, request)], seconds=self._seconds)
-        if answer.code:
-            return answer.code
-        [row] = [row for m in answer.response.markers for topic in m.topics for row in topic.partitions]
-        return int(row.error_code)
+        return answer.code or int(answer.response.markers[0].topics[0].partitions[0].error_code)
 
-    def _ask_each(
-        self, sent: Mapping[tuple[str, int], Any], again: Collection[int] = ASK_AGAIN
-    ) -> dict[tuple[str, int], int]:
-        """Send each request to its id's coordinator, again while that may help; the last code of each."""
-        codes: dict[tuple[str, int], int] = dict.fromkeys(sent, Code.NO_ANSWER)
-        waiting = list(codes)
-        retries = Retries(self._seconds)
+    def _repeat(
+        self,
+        keys: Iterable[K],
+        ask: Callable[[Sequence[K], Retries], Mapping[K, V]],
+        code_of: Callable[[V], int],
+        unanswered: V,
+        *,
+        again: Collection[int] = PASSING,
+        seconds: float | None = None,
+    ) -> dict[K, V]:
+        """Ask for all keys, and again for those whose answer may be another one next time; the last answer of each."""
+        found = dict.fromkeys(keys, unanswered)
+        waiting = list(found)
+        if not waiting:
+            return found
+        retries = Retries(self._seconds if seconds is None else seconds)
         for number in retries:
-            self._look_again({name: codes[name, i] for name, i in waiting}, number)
-            nodes, failed = self._find({name for name, _ in waiting}, retries.left)
-            asked = [key for key in waiting if key[0] in nodes]
-            answers = self._wire.exchange([(nodes[key[0]], sent[key]) for key in asked], seconds=retries.left)
-            codes |= {key: failed[key[0]] for key in waiting if key[0] in failed}
-            codes |= {key: answer.result for key, answer in zip(asked, answers, strict=True)}
-            waiting = [key for key in waiting if codes[key] in again]
+            if number >= TRIES_BEFORE_BOOTSTRAP and any(code_of(found[key]) == Code.NO_ANSWER for key in waiting):
+                self._wire.forget()
+            found |= ask(waiting, retries)
+            waiting = [key for key in waiting if code_of(found[key]) in again]
             if not waiting:
                 break
-        return codes
+        return found
+
+    def _ask_each(self, requests: Mapping[Handle, Any], again: Collection[int]) -> dict[Handle, int]:
+        """Send each request to its id's coordinator."""
+
+        def ask(waiting: Sequence[Handle], retries: Retries) -> dict[Handle, int]:
+            nodes, failed = self._find({handle.transactional_id for handle in waiting}, retries.left)
+            asked = [handle for handle in waiting if handle.transactional_id in nodes]
+            sent = [(nodes[handle.transactional_id], requests[handle]) for handle in asked]
+            answers = self._wire.exchange(sent, seconds=retries.left)
+            codes = {handle: answer.result for handle, answer in zip(asked, answers, strict=True)}
+            self._forget_moved({handle.transactional_id: code for handle, code in codes.items()})
+            return {h: codes[h] if h in codes else failed[h.transactional_id] for h in waiting}
+
+        return self._repeat(requests, ask, int, int(Code.NO_ANSWER), again=again)
+
+    def _init_producer_id(self, handle: Handle, again: Collection[int]) -> int:
+        request = InitProducerIdRequest(
+            version=4,
+            transactional_id=handle.transactional_id,
+            transaction_timeout_ms=FENCED_TIMEOUT_MS,
+            producer_id=handle.producer_id,
+            producer_epoch=handle.producer_epoch,
+        )
+        return self._ask_each({handle: request}, again)[handle]
 
     def _find(self, names: Collection[str], seconds: float) -> tuple[dict[str, int], dict[str, int]]:
         """Node id of each name's coordinator, and the codes of those that have none now."""
@@ -245,57 +271,76 @@ class TransactionCoordinatorClient:
             self._nodes |= fresh
         return nodes | fresh, {name: answer.code for name, answer in answers.items() if answer.code}
 
-    def _look_again(self, codes: Mapping[str, int], number: int) -> None:
-        """Before another round: forget the coordinators that moved, at last also the brokers' addresses."""
-        if number == 0:
-            return
+    def _forget_moved(self, codes: Mapping[str, int]) -> None:
+        """Look coordinators up again that are not, or may not be, where they were."""
         with self._lock:
             for name, code in codes.items():
                 if code in PASSING:
                     self._nodes.pop(name, None)
-        if number >= TRIES_BEFORE_BOOTSTRAP and Code.NO_ANSWER in codes.values():
-            self._wire.forget()
 
-    def _describe_once(self, names: Sequence[str], seconds: float) -> dict[str, Description]:
-        nodes, failed = self._find(names, seconds)
+    def _describe_once(self, names: Sequence[str], retries: Retries) -> dict[str, Description]:
+        nodes, failed = self._find(names, retries.left)
         found = {name: Description(code) for name, code in failed.items()}
         groups = _grouped(nodes)
-        sent = [(node, requests.describe_transactions(group)) for node, group in groups.items()]
-        answers = self._wire.exchange(sent, seconds=seconds)
+        sent = [(node, DescribeTransactionsRequest(transactional_ids=group)) for node, group in groups.items()]
+        answers = self._wire.exchange(sent, seconds=retries.left)
         for group, answer in zip(groups.values(), answers, strict=True):
             if answer.code:
                 found |= {name: Description(answer.code) for name in group}
             else:
-                found |= {row.transactional_id: description(row) for row in answer.response.transaction_states}
+                found |= {row.transactional_id: Description.of(row) for row in answer.response.transaction_states}
+        self._forget_moved({name: description.code for name, description in found.items()})
         return found
 
     def _list_once(
         self, states: Collection[str], prefix: str, seconds: float, longer_than_ms: int | None = None
     ) -> list[wire.Answer]:
-        pattern = f"{re.escape(prefix)}.*" if prefix and self._by_pattern else None
+        """Every broker's list, with the code of the whole answer.
+
+        The pattern is an RE2 that the whole name matches (Kafka 4.1); for how long transactions have been running is
+        compared with the broker's clock (Kafka 3.8).
+        """
+        filters: dict[str, Any] = {"state_filters": sorted(states), "producer_id_filters": []}
+        if longer_than_ms is not None:
+            filters |= {"duration_filter": longer_than_ms, "min_version": 1}
+        if by_pattern := prefix and self._by_pattern:
+            pattern = f"{re.escape(prefix)}.*"
+            filters |= {"transactional_id_pattern": pattern, "min_version": 2}
         nodes = self._wire.nodes(seconds=seconds)
-        sent = [(node, requests.list_transactions(sorted(states), pattern, longer_than_ms)) for node in nodes]
-        answers = self._wire.exchange(sent, seconds=seconds)
-        if pattern is not None and any(answer.result == Code.UNSUPPORTED_VERSION for answer in answers):
+        answers = self._wire.exchange([(node, ListTransactionsRequest(**filters)) for node in nodes], seconds=seconds)
+        if by_pattern and any(answer.result == Code.UNSUPPORTED_VERSION for answer in answers):
             self._by_pattern = False
             return self._list_once(states, prefix, seconds, longer_than_ms)
         return [answer._replace(code=answer.result) for answer in answers]
 
     def _producers_once(
-        self, partitions: Collection[Partition], seconds: float
+        self, partitions: Collection[Partition], _retries: Retries
     ) -> dict[Partition, OpenProducers | None]:
-        leaders = self._wire.leaders(sorted({topic for topic, _ in partitions}), seconds=seconds)
+        leaders = self._wire.leaders(sorted({topic for topic, _ in partitions}), seconds=self._seconds)
         groups = _grouped({partition: leaders[partition] for partition in partitions if partition in leaders})
-        sent = [(node, requests.describe_producers(by_topic(group))) for node, group in groups.items()]
+        sent = [(node, _describe_producers(group)) for node, group in groups.items()]
         found: dict[Partition, OpenProducers | None] = {}
-        for answer in self._wire.exchange(sent, seconds=seconds):
+        for answer in self._wire.exchange(sent, seconds=self._seconds):
             if answer.code == Code.NONE:
                 found |= open_producers(answer.response)
         return found
 
 
-def _grouped(owners: Mapping[T, int]) -> dict[int, list[T]]:
-    groups: dict[int, list[T]] = {}
+def _worst(answers: Sequence[wire.Answer]) -> wire.Answer:
+    """Of all brokers' answers the one that makes them no complete list, if there is one."""
+    none = wire.Answer(Code.NO_ANSWER)
+    return next((answer for answer in answers if answer.code), answers[0] if answers else none)
+
+
+def _describe_producers(partitions: Collection[Partition]) -> Any:
+    """The request for the leader of all these partitions."""
+    topic = DescribeProducersRequest.TopicRequest
+    topics = [topic(name=name, partition_indexes=numbers) for name, numbers in by_topic(partitions).items()]
+    return DescribeProducersRequest(topics=topics)
+
+
+def _grouped(owners: Mapping[K, int]) -> dict[int, list[K]]:
+    groups: dict[int, list[K]] = {}
     for item, node in owners.items():
         groups.setdefault(node, []).append(item)
     return groups

@@ -1,30 +1,98 @@
-"""Faults of Kafka as this library's errors: with the code's name, and whether asking again may help."""
+"""Kafka's answers and faults: error codes, whether asking again may help, and this library's errors made of them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+import random
+import time
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from onceward.core.errors import ConfigurationError, KafkaError
 
-from .codes import FORBIDDEN, PASSING, code_name
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from types import ModuleType
 
 T = TypeVar("T")
-INSTALL = "Kafka's client libraries are needed: pip install 'onceward[kafka]'"
+INSTALL: Final = "Kafka's client libraries are needed: pip install 'onceward[kafka]'"
+
+
+class Code(IntEnum):
+    """An error code that the commit protocol tells apart, by its name in Kafka's protocol guide.
+
+    NO_ANSWER and TLS_FAILED are not Kafka's: the connection failed or the time was over, so that the request may or may
+    not have been carried out; and one side does not trust the other.
+    """
+
+    NO_ANSWER = -1000
+    TLS_FAILED = -1001
+    UNKNOWN_SERVER_ERROR = -1
+    NONE = 0
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    LEADER_NOT_AVAILABLE = 5
+    NOT_LEADER_OR_FOLLOWER = 6
+    REQUEST_TIMED_OUT = 7
+    COORDINATOR_LOAD_IN_PROGRESS = 14
+    COORDINATOR_NOT_AVAILABLE = 15
+    NOT_COORDINATOR = 16
+    NOT_ENOUGH_REPLICAS = 19
+    TOPIC_AUTHORIZATION_FAILED = 29
+    CLUSTER_AUTHORIZATION_FAILED = 31
+    UNSUPPORTED_SASL_MECHANISM = 33
+    ILLEGAL_SASL_STATE = 34
+    UNSUPPORTED_VERSION = 35
+    INVALID_PRODUCER_EPOCH = 47
+    INVALID_TXN_STATE = 48
+    INVALID_PRODUCER_ID_MAPPING = 49
+    INVALID_TRANSACTION_TIMEOUT = 50
+    CONCURRENT_TRANSACTIONS = 51
+    TRANSACTION_COORDINATOR_FENCED = 52
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+    SASL_AUTHENTICATION_FAILED = 58
+    PRODUCER_FENCED = 90
+    TRANSACTIONAL_ID_NOT_FOUND = 105
+
+
+PASSING: Final = frozenset(
+    {
+        Code.NO_ANSWER,
+        Code.LEADER_NOT_AVAILABLE,
+        Code.NOT_LEADER_OR_FOLLOWER,
+        Code.REQUEST_TIMED_OUT,
+        Code.COORDINATOR_LOAD_IN_PROGRESS,
+        Code.COORDINATOR_NOT_AVAILABLE,
+        Code.NOT_COORDINATOR,
+        Code.NOT_ENOUGH_REPLICAS,
+        Code.TRANSACTION_COORDINATOR_FENCED,
+    }
+)
+"""Look the coordinator up again and ask again: it moved, is loading, is down, or its answer got lost."""
+
+FORBIDDEN: Final = frozenset(
+    {
+        Code.TLS_FAILED,
+        Code.TOPIC_AUTHORIZATION_FAILED,
+        Code.CLUSTER_AUTHORIZATION_FAILED,
+        Code.UNSUPPORTED_SASL_MECHANISM,
+        Code.ILLEGAL_SASL_STATE,
+        Code.UNSUPPORTED_VERSION,
+        Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        Code.SASL_AUTHENTICATION_FAILED,
+    }
+)
+"""Asking again will not help until somebody changes the set-up."""
+
+
+def code_name(code: int) -> str:
+    """The code as people look it up, for example `INVALID_TXN_STATE (48)`."""
+    try:
+        return f"{Code(code).name} ({code})"
+    except ValueError:
+        return f"error code {code}"
 
 
 def kafka_error(what: str, code: int, detail: str = "", **context: Any) -> KafkaError:
-    """A KafkaError for an answer of a broker.
-
-    Args:
-        what: What could not be done.
-        code: The broker's code, or NO_ANSWER.
-        detail: More words, if there are any.
-        context: pipeline, sink, epoch, transaction, where known.
-    """
+    """A KafkaError for an answer of a broker."""
     words = f": {detail}" if detail else ""
     advice = ". Asking again does not help: check permissions and versions" if code in FORBIDDEN else ""
     error = KafkaError(f"{what}: {code_name(code)}{words}{advice}", **context)
@@ -34,22 +102,28 @@ def kafka_error(what: str, code: int, detail: str = "", **context: Any) -> Kafka
 
 def client_error(what: str, error: BaseException, **context: Any) -> KafkaError:
     """A KafkaError for a KafkaException of confluent-kafka; keeps its code, drops the object (it does not pickle)."""
-    cause = error.args[0] if error.args else error
-    name, words = getattr(cause, "name", None), getattr(cause, "str", None)
-    told = f"{words()} ({name()})" if name is not None and words is not None else str(error)
-    raised = KafkaError(f"{what}: {told}", **context)
-    retriable = getattr(cause, "retriable", None)
-    raised.retryable = bool(retriable()) if retriable is not None else False
+    cause: Any = error.args[0] if error.args else error
+    known = hasattr(cause, "retriable")
+    raised = KafkaError(f"{what}: {f'{cause.str()} ({cause.name()})' if known else error}", **context)
+    raised.retryable = known and bool(cause.retriable())
     return raised
+
+
+def confluent() -> ModuleType:
+    """The module confluent_kafka.
+
+    Raises:
+        ConfigurationError: It is not installed.
+    """
+    try:
+        import confluent_kafka  # noqa: PLC0415 - an extra: sinks import without it
+    except ImportError as error:
+        raise ConfigurationError(INSTALL) from error
+    return confluent_kafka
 
 
 def made(client: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
     """A client of confluent-kafka.
-
-    Args:
-        client: Its class.
-        config: Settings under librdkafka's names.
-        more: Further arguments of the class.
 
     Raises:
         ConfigurationError: librdkafka refuses a setting; the message names it.
@@ -64,14 +138,34 @@ def made(client: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
         ) from None
 
 
-def confluent() -> ModuleType:
-    """The module confluent_kafka.
+FIRST_PAUSE: Final = 0.004
+LONGEST_PAUSE: Final = 0.5
+GROWTH: Final = 1.6
+LEAST: Final = 0.05
 
-    Raises:
-        ConfigurationError: It is not installed.
+
+class Retries:
+    """Iterates over 0, 1, 2 … with exponential pauses and jitter in between, until time is over; at least once.
+
+    Args:
+        seconds: When to stop, counted from now.
     """
-    try:
-        import confluent_kafka  # noqa: PLC0415 - an extra: sinks import without it
-    except ImportError as error:
-        raise ConfigurationError(INSTALL) from error
-    return confluent_kafka
+
+    def __init__(self, seconds: float) -> None:
+        self._deadline = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds until the end, never less than a twentieth."""
+        return max(LEAST, self._deadline - time.monotonic())
+
+    def __iter__(self) -> Iterator[int]:
+        pause, number = FIRST_PAUSE, 0
+        while True:
+            yield number
+            number += 1
+            left = self._deadline - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(left, pause * random.uniform(0.7, 1.3)))  # noqa: S311 - jitter
+            pause = min(LONGEST_PAUSE, pause * GROWTH)

@@ -1,4 +1,4 @@
-"""What the brokers hold: topics, partitions, offsets. Asked through librdkafka's admin client.
+"""What the brokers hold of what a source reads: topics, partitions, offsets. Asked through librdkafka's admin client.
 
 The last stable offset comes from ListOffsets with the isolation level read_committed (measured on Kafka 4.3: 2 to 6 ms
 for any number of partitions in one call, and it stands still at the first open transaction).
@@ -10,18 +10,20 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from onceward.core.errors import SourceError
+import msgspec
+
+from onceward.core.errors import ConfigurationError, SourceError
 
 from .admin import admin_of
-from .bounds import EARLIEST, LATEST
 from .errors import confluent
 from .planning import Held
-from .positions import Partition
+from .positions import EARLIEST, LATEST, AtTime, Bound, Partition, assignment_from_json, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from .admin import Admin
+    from .positions import Offsets
     from .settings import KafkaSettings
 
 ASK_SECONDS: Final = 10.0
@@ -58,11 +60,9 @@ class Lookup:
     def partitions_of(self, topics: Iterable[str]) -> dict[str, tuple[str, int]]:
         """Id and number of partitions of the topics that exist."""
         names = sorted(set(topics))
-        if not names:
-            return {}
-        found: dict[str, tuple[str, int]] = self._ask(
-            f"look up {', '.join(names)}", lambda admin, seconds: _described(admin, names, seconds)
-        )
+        found: dict[str, tuple[str, int]] = {}
+        if names:
+            found = self._ask(f"look up {', '.join(names)}", lambda admin, s: _described(admin, names, s))
         return found
 
     def held(self, partitions: Iterable[Partition], position: Mapping[Partition, int]) -> dict[Partition, Held]:
@@ -73,41 +73,40 @@ class Lookup:
         [ends] = self._offsets([dict.fromkeys(beyond, LATEST)], committed=False) if beyond else [{}]
         return {p: Held(earliest[p], stable[p], max(stable[p], ends.get(p, 0))) for p in wanted}
 
-    def offsets(self, *questions: Mapping[Partition, int]) -> list[dict[Partition, int]]:
+    def offsets(self, *questions: Mapping[Partition, int]) -> list[Offsets]:
         """Where EARLIEST and LATEST are now; other numbers are offsets and stay. All questions at once."""
         return self._offsets(questions, committed=self._committed)
 
-    def at_times(self, milliseconds: Mapping[Partition, int]) -> dict[Partition, int]:
+    def at_times(self, milliseconds: Mapping[Partition, int]) -> Offsets:
         """First offset whose record is not older than the time; LATEST where there is none."""
-        spec = confluent_admin().OffsetSpec.for_timestamp
-        [found] = self._specs([{p: spec(ms) for p, ms in milliseconds.items()}], committed=self._committed)
+        spec = _admin_library().OffsetSpec.for_timestamp
+        [found] = self._listed([{p: spec(ms) for p, ms in milliseconds.items()}], committed=self._committed)
         return found
 
-    def _offsets(self, questions: Sequence[Mapping[Partition, int]], *, committed: bool) -> list[dict[Partition, int]]:
-        spec = confluent_admin().OffsetSpec
+    def _offsets(self, questions: Sequence[Mapping[Partition, int]], *, committed: bool) -> list[Offsets]:
+        spec = _admin_library().OffsetSpec
         specs = {EARLIEST: spec.earliest(), LATEST: spec.latest()}
         asked = [{p: specs[o] for p, o in question.items() if o in specs} for question in questions]
-        answers = self._specs(asked, committed=committed)
+        answers = self._listed(asked, committed=committed)
         return [{**question, **answer} for question, answer in zip(questions, answers, strict=True)]
 
-    def _specs(self, questions: Sequence[Mapping[Partition, Any]], *, committed: bool) -> list[dict[Partition, int]]:
+    def _listed(self, questions: Sequence[Mapping[Partition, Any]], *, committed: bool) -> list[Offsets]:
         library = confluent()
         level = library.IsolationLevel.READ_COMMITTED if committed else library.IsolationLevel.READ_UNCOMMITTED
 
-        def ask(admin: Any, seconds: float) -> list[dict[Partition, int]]:
-            sent = [
-                admin.list_offsets(
-                    {library.TopicPartition(*p): spec for p, spec in question.items()},
-                    isolation_level=level,
-                    request_timeout=seconds,
-                )
-                if question
-                else {}
-                for question in questions
-            ]
-            return [{Partition(tp.topic, tp.partition): int(f.result().offset) for tp, f in s.items()} for s in sent]
+        def sent(admin: Any, question: Mapping[Partition, Any], seconds: float) -> Mapping[Any, Any]:
+            specs = {library.TopicPartition(*partition): spec for partition, spec in question.items()}
+            found: Mapping[Any, Any] = admin.list_offsets(specs, isolation_level=level, request_timeout=seconds)
+            return found
 
-        answers: list[dict[Partition, int]] = self._ask("ask for offsets", ask)
+        def ask(admin: Any, seconds: float) -> list[Offsets]:
+            all_sent = [sent(admin, question, seconds) if question else {} for question in questions]
+            return [
+                {Partition(at.topic, at.partition): int(future.result().offset) for at, future in futures.items()}
+                for futures in all_sent
+            ]
+
+        answers: list[Offsets] = self._ask("ask for offsets", ask)
         return answers
 
     def _ask(self, what: str, question: Callable[[Any, float], Any]) -> Any:
@@ -115,9 +114,8 @@ class Lookup:
         admin = admin_of(self._settings)
         admin.client.poll(0)
         admin.complaints.clear()
-        give_up = time.monotonic() + (
-            self._retry_seconds if admin.answered else min(self._retry_seconds, FIRST_SECONDS)
-        )
+        retry_seconds = self._retry_seconds if admin.answered else min(self._retry_seconds, FIRST_SECONDS)
+        give_up = time.monotonic() + retry_seconds
         while True:
             seconds = ASK_SECONDS if admin.answered else max(LEAST_SECONDS, give_up - time.monotonic())
             try:
@@ -130,7 +128,6 @@ class Lookup:
             time.sleep(PAUSE_SECONDS)
 
     def _check(self, admin: Admin, what: str, error: Any, *, last: bool) -> None:
-        """Raise if asking again does not help, or not in time."""
         admin.client.poll(0)
         servers, complaints = self._settings["bootstrap.servers"], admin.complaints
         if complaints.refusal is not None and not admin.answered:
@@ -165,8 +162,7 @@ def passes(error: Any) -> bool:
     return bool(error.code() in passing or error.retriable())
 
 
-def confluent_admin() -> Any:
-    """The module confluent_kafka.admin."""
+def _admin_library() -> Any:
     confluent()
     from confluent_kafka import admin  # noqa: PLC0415 - an extra
 
@@ -186,3 +182,98 @@ def _described(admin: Any, names: list[str], seconds: float) -> dict[str, tuple[
         else:
             found[name] = (str(topic.topic_id), len(topic.partitions))
     return found
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """What is read: exactly one of these.
+
+    Attributes:
+        topics: Names of topics.
+        pattern: Regular expression that a topic's whole name matches.
+        assign: Partitions.
+    """
+
+    topics: tuple[str, ...] | None = None
+    pattern: str | None = None
+    assign: tuple[Partition, ...] | None = None
+
+    @classmethod
+    def of(
+        cls, topics: Sequence[str] | None, pattern: str | None, assign: Mapping[str, Sequence[int]] | None
+    ) -> Selection:
+        """A selection out of what the user gave.
+
+        Raises:
+            ConfigurationError: Not exactly one was given, or it is empty.
+        """
+        if sum(choice is not None for choice in (topics, pattern, assign)) != 1:
+            raise ConfigurationError(
+                "say what to read by exactly one of topics (subscribe), pattern (subscribePattern) and assign"
+            )
+        if assign is not None:
+            return cls(assign=assignment_from_json({topic: list(numbers) for topic, numbers in assign.items()}))
+        if pattern is not None:
+            return cls(pattern=pattern)
+        if isinstance(topics, str) or not topics:
+            raise ConfigurationError(f"topics must be a list with at least one name, not {topics!r}")
+        return cls(topics=tuple(sorted(set(topics))))
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What there is of a selection.
+
+    Attributes:
+        partitions: Its partitions.
+        ids: Ids of their topics: a topic that is deleted and made anew gets another.
+        missing: What the selection names and is not there.
+    """
+
+    partitions: tuple[Partition, ...]
+    ids: dict[str, str]
+    missing: tuple[str, ...]
+
+    def complete(self, servers: str) -> Found:
+        """This, if nothing is missing.
+
+        Raises:
+            SourceError: Something is missing.
+        """
+        if self.missing:
+            raise SourceError(f"Kafka at {servers} has no {', '.join(self.missing)}: create it first")
+        return self
+
+
+def find(selection: Selection, lookup: Lookup) -> Found:
+    """Ask the brokers what there is of a selection."""
+    if selection.pattern is not None:
+        names = lookup.topics_like(selection.pattern)
+    else:
+        names = sorted(selection.topics or {partition.topic for partition in selection.assign or ()})
+    described = lookup.partitions_of(names)
+    there = [Partition(topic, n) for topic, (_, count) in described.items() for n in range(count)]
+    if selection.assign is not None:
+        missing = [str(partition) for partition in selection.assign if partition not in there]
+        there = [partition for partition in there if partition in selection.assign]
+    else:
+        missing = [name for name in names if name not in described] if selection.pattern is None else []
+    return Found(tuple(sorted(there)), {topic: id_ for topic, (id_, _) in described.items()}, tuple(missing))
+
+
+def resolve(given: Bound, partitions: Iterable[Partition], lookup: Lookup, *, start: bool) -> Offsets:
+    """Offsets where reading starts or ends; a time that is later than all records is the end.
+
+    Raises:
+        ConfigurationError: Offsets are given, and not for exactly these partitions.
+        SourceError: Reading should start at a time that is later than all records of a partition.
+    """
+    numbers = spread(given, partitions, "startingOffsets" if start else "endingOffsets")
+    if isinstance(given, AtTime):
+        found = lookup.at_times(numbers)
+        late = [str(partition) for partition, offset in sorted(found.items()) if offset < 0]
+        if start and late and not given.or_latest:
+            raise SourceError(
+                f"no record of {', '.join(late)} is as new as the starting time: with "
+                "startingOffsetsByTimestampStrategy=latest (AtTime(or_latest=True)) reading begins at the end"
+            )
+        numbers = {partition: max(offset, LATEST) for partition, offset in found.items()}
+    return lookup.offsets(numbers)[0]

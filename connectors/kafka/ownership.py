@@ -3,18 +3,18 @@
 Nothing can be deleted in Kafka: a transactional id is remembered for transactional.id.expiration.ms (7 days) after
 its last use. That is what `check` looks at, and how `accept` remembers: it registers one more transactional id, whose
 name says which log accepts which other. It lives longer than the ids of the other log, because it is younger.
+
+Whoever asks gets a KafkaError if not every broker answers.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onceward.core.names import FORMAT, AcceptedName, parse_accepted_name, parse_pooled_name
-from onceward.core.transaction.ownership import other_log
+from onceward.core.names import FORMAT, AcceptedName, other_log, parse_accepted_name, parse_pooled_name
 
-from .codes import Code
-from .errors import kafka_error
-from .handle import Prepared, listed_committable
+from .errors import Code, kafka_error
+from .transaction import Prepared, listed_committable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from onceward.core.names import Scope
     from onceward.core.transaction import Committable
 
-    from .answers import Description
     from .coordinator import TransactionCoordinatorClient
+    from .transaction import Description
 
 
 def lingering(client: TransactionCoordinatorClient, scope: Scope, topics: Collection[str] = ()) -> list[Committable]:
@@ -31,27 +31,21 @@ def lingering(client: TransactionCoordinatorClient, scope: Scope, topics: Collec
 
     With topics, also those that their coordinator has aborted while some partition still has them open, because it
     had no leader then (KAFKA-20734): they hold readers back like any other, and aborting them ends that.
-
-    Raises:
-        KafkaError: Not every broker answered.
     """
-    mine = _logs(client, scope, ["Ongoing", "CompleteAbort"])
-    described = client.describe(mine).values() if mine else ()
+    described = client.describe(_of_sink(client, scope, ["Ongoing", "CompleteAbort"])).values()
     return _committables(client, [*_open(described), *_left_out(client, described, topics)])
 
 
 def lingering_elsewhere(client: TransactionCoordinatorClient, pipeline: str, log: str) -> list[Committable]:
-    """The open transactions of exactly this pipeline and log, whatever their sinks are called.
+    """The open transactions of exactly this pipeline and log, whatever their sinks are called."""
+    scopes = _scopes(client, f"{FORMAT}:{pipeline}:", ["Ongoing"])
+    mine = [name for name, scope in scopes.items() if (scope.pipeline, scope.log) == (pipeline, log)]
+    return _committables(client, _open(client.describe(mine).values()))
 
-    Raises:
-        KafkaError: Not every broker answered.
-    """
-    rows = client.list_transactions(["Ongoing"], prefix=f"{FORMAT}:{pipeline}:")
-    names = [(row.transactional_id, parse_pooled_name(row.transactional_id)) for row in rows]
-    mine = [
-        text for text, name in names if name is not None and (name.scope.pipeline, name.scope.log) == (pipeline, log)
-    ]
-    return _committables(client, _open(client.describe(mine).values() if mine else ()))
+
+def open_names(client: TransactionCoordinatorClient) -> set[Scope]:
+    """Under which of onceward's names, of any pipeline, a transaction is open."""
+    return set(_scopes(client, f"{FORMAT}:", ["Ongoing"]).values())
 
 
 def _open(described: Iterable[Description]) -> list[Prepared]:
@@ -62,17 +56,6 @@ def _committables(client: TransactionCoordinatorClient, found: Collection[Prepar
     ids = client.topic_ids({topic for prepared in found for topic in prepared.topics})
     committables = (listed_committable(prepared.with_ids(ids)) for prepared in found)
     return [committable for committable in committables if committable is not None]
-
-
-def open_names(client: TransactionCoordinatorClient) -> set[Scope]:
-    """Under which of onceward's names, of any pipeline, a transaction is open.
-
-    Raises:
-        KafkaError: Not every broker answered.
-    """
-    rows = client.list_transactions(["Ongoing"], prefix=f"{FORMAT}:")
-    names = (parse_pooled_name(row.transactional_id) for row in rows)
-    return {name.scope for name in names if name is not None}
 
 
 def _left_out(
@@ -104,11 +87,7 @@ def check(client: TransactionCoordinatorClient, scope: Scope) -> None:
 
 
 def accept(client: TransactionCoordinatorClient, scope: Scope) -> None:
-    """Let this log use the name although others have; remembered by the brokers.
-
-    Raises:
-        KafkaError: Not every broker answered.
-    """
+    """Let this log use the name although others have; remembered by the brokers."""
     for log in _other_logs(client, scope) - _accepted(client, scope):
         name = str(AcceptedName(scope, log))
         code = client.register(name)
@@ -118,8 +97,8 @@ def accept(client: TransactionCoordinatorClient, scope: Scope) -> None:
 
 def _other_logs(client: TransactionCoordinatorClient, scope: Scope) -> set[str]:
     """Logs that may have committed something under the name."""
-    foreign = {name: log for name, log in _logs(client, scope).items() if log != scope.log}
-    described = client.describe(foreign) if foreign else {}
+    foreign = {name: of.log for name, of in _of_sink(client, scope).items() if of.log != scope.log}
+    described = client.describe(foreign)
     return {foreign[name] for name, description in described.items() if not never_committed(description)}
 
 
@@ -136,17 +115,17 @@ def never_committed(description: Description) -> bool:
 
 
 def _accepted(client: TransactionCoordinatorClient, scope: Scope) -> set[str]:
-    rows = client.list_transactions(prefix=AcceptedName.head(scope))
-    names = (parse_accepted_name(row.transactional_id) for row in rows)
+    names = map(parse_accepted_name, client.list_transactions(prefix=AcceptedName.head(scope)))
     return {name.other for name in names if name is not None and name.scope == scope}
 
 
-def _logs(client: TransactionCoordinatorClient, scope: Scope, states: Collection[str] = ()) -> dict[str, str]:
-    """The transactional ids of exactly this sink of this pipeline, and the logs that they belong to."""
-    rows = client.list_transactions(states, prefix=f"{scope.head}:")
-    names = ((row.transactional_id, parse_pooled_name(row.transactional_id)) for row in rows)
-    return {
-        text: name.scope.log
-        for text, name in names
-        if name is not None and name.scope.is_sink(scope.pipeline, scope.sink)
-    }
+def _of_sink(client: TransactionCoordinatorClient, scope: Scope, states: Collection[str] = ()) -> dict[str, Scope]:
+    """The transactional ids of exactly this sink of this pipeline, whatever log they belong to."""
+    scopes = _scopes(client, f"{scope.head}:", states)
+    return {name: of for name, of in scopes.items() if of.is_sink(scope.pipeline, scope.sink)}
+
+
+def _scopes(client: TransactionCoordinatorClient, prefix: str, states: Collection[str]) -> dict[str, Scope]:
+    """The transactional ids of this library's sinks that begin so, and whose they are."""
+    names = {text: parse_pooled_name(text) for text in client.list_transactions(states, prefix=prefix)}
+    return {text: name.scope for text, name in names.items() if name is not None}

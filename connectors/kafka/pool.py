@@ -49,15 +49,14 @@ from onceward.core.kit.processwide import PerProcess
 from onceward.core.names import PooledName
 
 from .admin import cluster_of
-from .codes import Code
+from .errors import Code
 from .producer import TransactionalProducer
-from .verdict import Fate, judge
+from .transaction import Fate, Prepared, judge
 
 if TYPE_CHECKING:
     from onceward.core.names import Scope
     from onceward.core.transaction import WriteContext
 
-    from .handle import Prepared
     from .settings import KafkaSettings
 
 _log = logging.getLogger("onceward.kafka")
@@ -82,23 +81,15 @@ class Former(NamedTuple):
     """None if nothing was written."""
 
 
-class Candidate(NamedTuple):
-    """An id whose former transaction has ended, and that transaction."""
-
-    name: PooledName
-    prepared: Prepared | None
-
+Candidate = tuple[PooledName, Prepared | None]
+"""An id whose former transaction has ended, and that transaction."""
 
 ENOUGH_EPOCHS: Final = 2
 """A process that has served as many makes producers ready ahead of time: one that serves a single epoch needs none."""
 
 
 class ProducerPool:
-    """Hands out producers that are ready for one transaction each. Thread-safe.
-
-    Args:
-        key: Settings, names and timeout.
-    """
+    """Hands out producers that are ready for one transaction each. Thread-safe."""
 
     def __init__(self, key: PoolKey) -> None:
         self._key = key
@@ -156,8 +147,8 @@ class ProducerPool:
     def _open(self, candidate: Candidate | None) -> TransactionalProducer:
         """A producer under the candidate's name if that is proven free, else under a new one."""
         settings, timeout_ms = self._key.settings, self._key.timeout_ms
-        free = candidate is not None and self._committed(candidate) and self._raised(candidate)
-        name = candidate.name if candidate is not None and free else self._new_name()
+        free = candidate is not None and self._committed(*candidate) and self._raised(*candidate)
+        name = candidate[0] if candidate is not None and free else self._new_name()
         brokers = cluster_of(settings).limits().brokers
         return TransactionalProducer.open(settings, name, timeout_ms=timeout_ms, brokers=brokers)
 
@@ -166,21 +157,20 @@ class ProducerPool:
         for name, former in self._former.items():
             if context.may_reuse(former.writer, former.epoch):
                 del self._former[name]
-                return Candidate(name, former.prepared)
+                return name, former.prepared
         return None
 
-    def _committed(self, candidate: Candidate) -> bool:
-        if candidate.prepared is None:
+    def _committed(self, name: PooledName, prepared: Prepared | None) -> bool:
+        if prepared is None:
             return True
-        name = str(candidate.name)
-        described = cluster_of(self._key.settings).transactions.describe([name])
-        return judge(candidate.prepared.handle, described[name]) is Fate.COMMITTED
+        described = cluster_of(self._key.settings).transactions.describe([str(name)])
+        return judge(prepared.handle, described[str(name)]) is Fate.COMMITTED
 
-    def _raised(self, candidate: Candidate) -> bool:
+    def _raised(self, name: PooledName, prepared: Prepared | None) -> bool:
         """Raise the producer epoch once more before an id's second transaction: see ownership.never_committed."""
-        if candidate.prepared is None or candidate.prepared.handle.producer_epoch > 0:
+        if prepared is None or prepared.handle.producer_epoch > 0:
             return True
-        return cluster_of(self._key.settings).transactions.register(str(candidate.name)) == Code.NONE
+        return cluster_of(self._key.settings).transactions.register(str(name)) == Code.NONE
 
     def _new_name(self) -> PooledName:
         with self._changed:

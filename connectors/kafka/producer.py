@@ -34,12 +34,8 @@ FEW_BROKERS: Final = 8
 """Up to this many brokers a producer connects to all at once: ready in 7 ms instead of 60 to 510 ms (measured)."""
 LOST: Final = "the transaction cannot go on"
 
-TUNED: Final = {
-    # Java's producers, and with them Spark's own sink, put a key into the partition that murmur2 says.
-    "partitioner": "murmur2_random",
-}
-
-
+# Java's producers, and with them Spark's own sink, put a key into the partition that murmur2 says.
+TUNED: Final = {"partitioner": "murmur2_random"}
 FIXED: Final = {
     "delivery.report.only.error": True,
     # A topic that is misspelled, or deleted while its rows are on their way, must not come to life with one partition.
@@ -55,15 +51,11 @@ class DeliveryFailures:
         self.count = 0
 
     def __call__(self, error: Any, message: Any) -> None:
-        """Delivery report of a failed message."""
         self.count += 1
         if not self.first:
-            # A purged message that was never given a partition has None.
-            partition = message.partition()
-            place = f"topic {message.topic()}" + (
-                f" partition {partition}" if partition is not None and partition >= 0 else ""
-            )
-            self.first = f"a message for {place} was refused: {error.str()} ({error.name()})"
+            number = message.partition()  # None for a purged message that was never given one
+            where = f" partition {number}" if number is not None and number >= 0 else ""
+            self.first = f"a message for topic {message.topic()}{where} was refused: {error.str()} ({error.name()})"
 
 
 class TransactionalProducer:
@@ -104,10 +96,9 @@ class TransactionalProducer:
 
     def begin(self) -> None:
         """Open the transaction; local, the broker learns of it with the first message."""
-        kafka = confluent()
         try:
             self._producer.begin_transaction()
-        except kafka.KafkaException as error:
+        except confluent().KafkaException as error:
             raise client_error("cannot begin a transaction", error, transaction=str(self.name)) from None
 
     def write(self, rows: Rows) -> None:
@@ -131,9 +122,6 @@ class TransactionalProducer:
     def flush(self, deadline: float) -> None:
         """Wait until the brokers have acknowledged every message.
 
-        Args:
-            deadline: Until when, on the monotonic clock.
-
         Raises:
             KafkaError: A message was refused, or the time is over.
         """
@@ -151,19 +139,17 @@ class TransactionalProducer:
     def rollback(self) -> None:
         """Abort the transaction if the broker answers soon, and let the producer go."""
         producer, self._producer = self._producer, None
-        kafka = confluent()
         try:
             producer.purge()
             producer.abort_transaction(ROLLBACK_SECONDS)
-        except (kafka.KafkaException, RuntimeError) as error:
+        except (confluent().KafkaException, RuntimeError) as error:
             _log.info("transaction %s was not rolled back, recovery does it: %s", self.name, error)
 
     def _call(self, what: str, function: Callable[..., int], *arguments: Any) -> int:
         """Call librdkafka; what it raises, and what delivery reports said meanwhile, becomes a KafkaError."""
-        kafka = confluent()
         try:
             answer = function(*arguments)
-        except (kafka.KafkaException, SystemError) as error:
+        except (confluent().KafkaException, SystemError) as error:
             # A fatal error sets its exception first, and the next delivery report then fails with a SystemError.
             cause = error.__cause__ if isinstance(error, SystemError) and error.__cause__ is not None else error
             if self._failures.first:  # a delivery report that was cut short by the error says nothing
@@ -189,6 +175,6 @@ def check_settings(settings: KafkaSettings, *, timeout_ms: int) -> None:
 
 
 def _made(settings: KafkaSettings, name: str, timeout_ms: int, more: dict[str, Any]) -> Any:
-    config = {**TUNED, **more, **settings.for_producer(), **FIXED}
+    config = {**TUNED, **more, **settings.for_librdkafka(), **FIXED}
     config |= {"transactional.id": name, "transaction.timeout.ms": timeout_ms}
     return made(confluent().Producer, config, logger=_log)

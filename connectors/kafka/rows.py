@@ -32,16 +32,11 @@ class QueueFull(Exception):  # noqa: N818 - it is a signal, not a fault
     """librdkafka's queue is full; `done` rows were taken."""
 
     def __init__(self, done: int) -> None:
-        super().__init__(done)
         self.done = done
 
 
 class Rows:
     """The messages of one record batch.
-
-    Args:
-        batch: With columns as check_columns wants them.
-        topic: Topic of all rows; None: each row's own.
 
     Raises:
         KafkaError: A row has no topic, or a header without key.
@@ -52,10 +47,16 @@ class Rows:
         self._length: int = batch.num_rows
         self._values = _cells(batch.column("value"))
         self._keys = _cells(batch.column("key")) if "key" in names else None
-        self._partitions = _partitions(batch.column("partition")) if "partition" in names else None
         self._headers = _headers(batch.column("headers")) if "headers" in names else None
+        self._partitions: list[int] | None = None
+        if "partition" in names:
+            self._partitions = pc.fill_null(batch.column("partition"), UNASSIGNED).to_pylist()
         self._topic = topic
-        self._topics = _topics(batch.column("topic")) if topic is None else None
+        self._topics: list[str] | None = None
+        if topic is None:
+            if batch.column("topic").null_count:
+                raise KafkaError("a row's topic is null and the sink has no topic: set one of them")
+            self._topics = batch.column("topic").to_pylist()
 
     def __len__(self) -> int:
         return self._length
@@ -85,7 +86,7 @@ class Rows:
         return f"topic {self._topic}" if self._topic is not None else "a row's own topic"
 
     def _arguments(self, begin: int, end: int, values: Iterable[Any]) -> list[Iterable[Any]]:
-        """Positional arguments of Producer.produce: topic, value, key, partition, two callbacks, timestamp, headers."""
+        """Arguments of Producer.produce, by position: topic, value, key, partition, callbacks, timestamp, headers."""
         topics = repeat(self._topic) if self._topics is None else self._topics[begin:end]
         keys = repeat(None) if self._keys is None else self._keys[begin:end]
         arguments: list[Iterable[Any]] = [topics, values, keys]
@@ -146,18 +147,6 @@ def _cells(column: pa.Array) -> list[bytes | None]:
     return cells
 
 
-def _topics(column: pa.Array) -> list[str]:
-    if column.null_count:
-        raise KafkaError("a row's topic is null and the sink has no topic: set one of them")
-    names: list[str] = column.to_pylist()
-    return names
-
-
-def _partitions(column: pa.Array) -> list[int]:
-    numbers: list[int] = pc.fill_null(column, UNASSIGNED).to_pylist()
-    return numbers
-
-
 def _headers(column: pa.Array) -> Sequence[list[tuple[str, bytes | None]] | None]:
     """Each row's headers in order; names may repeat."""
     flat = column.flatten()
@@ -174,20 +163,18 @@ def _headers(column: pa.Array) -> Sequence[list[tuple[str, bytes | None]] | None
 
 
 PLAIN: Final = pa.schema(
-    [
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary()),
-        pa.field("topic", pa.string()),
-        pa.field("partition", pa.int32()),
-        pa.field("offset", pa.int64()),
-        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
-        pa.field("timestampType", pa.int32()),
-    ]
+    {
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "timestampType": pa.int32(),
+    }
 )
-HEADERS: Final = pa.field(
-    "headers", pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
-)
-WITH_HEADERS: Final = PLAIN.append(HEADERS)
+HEADERS: Final = pa.list_(pa.field("element", pa.struct({"key": pa.string(), "value": pa.binary()})))
+WITH_HEADERS: Final = PLAIN.append(pa.field("headers", HEADERS))
 
 
 def schema(*, include_headers: bool) -> pa.Schema:
@@ -208,23 +195,15 @@ def to_batch(partition: Partition, messages: Sequence[Any], *, include_headers: 
         pa.repeat(pa.scalar(partition.number, pa.int32()), count),
         pa.array(list(map(kind.offset, messages)), pa.int64()),
         pa.array(stamps[1::2], pa.timestamp("ms", tz="UTC")).cast(PLAIN.field("timestamp").type),
-        _java_kinds(stamps[::2]),
+        # Java counts none, create, append from -1; librdkafka from 0.
+        pc.subtract(pa.array(stamps[::2], pa.int32()), pa.scalar(1, pa.int32())),
     ]
     if include_headers:
         columns.append(_headers_column([message.headers() for message in messages]))
     return pa.RecordBatch.from_arrays(columns, schema=schema(include_headers=include_headers))
 
 
-def _java_kinds(kinds: Sequence[int]) -> pa.Array:
-    """Java counts none, create, append from -1; librdkafka from 0."""
-    if len(set(kinds)) == 1:
-        return pa.repeat(pa.scalar(kinds[0] - 1, pa.int32()), len(kinds))
-    return pa.array([kind - 1 for kind in kinds], pa.int32())
-
-
 def _headers_column(rows: Sequence[Any]) -> pa.Array:
     if not any(rows):
-        return pa.nulls(len(rows), HEADERS.type)
-    return pa.array(
-        [[{"key": key, "value": value} for key, value in row] if row else None for row in rows], HEADERS.type
-    )
+        return pa.nulls(len(rows), HEADERS)
+    return pa.array([[{"key": key, "value": value} for key, value in row] if row else None for row in rows], HEADERS)

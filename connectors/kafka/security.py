@@ -26,11 +26,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
+REFRESH_AT: Final = 0.8
+"""Share of a token's life after which it is replaced."""
+ENDPOINT_SECONDS: Final = 15.0
+UNSIGNED_SECONDS: Final = 3600
+_NEEDED: Final = tuple(f"sasl.oauthbearer.{name}" for name in ("client.id", "client.secret", "token.endpoint.url"))
+
+
 class _ClosingSocket(ssl.SSLSocket):
     """Closed at once if the handshake fails; kafka-python leaves that to the garbage collector."""
 
     def do_handshake(self, block: bool = False) -> None:
-        """Perform the TLS handshake."""
         try:
             super().do_handshake(block)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -67,14 +73,6 @@ def tls_context(values: Mapping[str, str]) -> ssl.SSLContext:
     return context
 
 
-def https_context(values: Mapping[str, str]) -> ssl.SSLContext:
-    """For the token endpoint."""
-    context = ssl.create_default_context()
-    if "https.ca.location" in values or "https.ca.pem" in values:
-        _trust(context, values.get("https.ca.location"), values.get("https.ca.pem"))
-    return context
-
-
 def _trust(context: ssl.SSLContext, location: str | None, pem: str | None) -> None:
     if pem:
         context.load_verify_locations(cadata=pem)
@@ -104,12 +102,6 @@ def _as_file(stack: ExitStack, text: str | None) -> str | None:
     return file.name
 
 
-REFRESH_AT: Final = 0.8
-"""Share of a token's life after which it is replaced."""
-ENDPOINT_SECONDS: Final = 15.0
-UNSIGNED_SECONDS: Final = 3600
-
-
 class Token(NamedTuple):
     """A bearer token and when it expires, in seconds since 1970."""
 
@@ -120,8 +112,8 @@ class Token(NamedTuple):
 class TokenSource:
     """Hands out a token, made anew when most of its life is over. Not shared between threads.
 
-    Args:
-        values: Settings under librdkafka's names.
+    Raises:
+        ConfigurationError: They name no source of tokens, or not all that it needs.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -144,12 +136,8 @@ class TokenSource:
         return token.value, token.expires, "", self.extensions
 
 
-def token_function(given: Any) -> Callable[[str], Any]:
-    """The user's function out of `oauth_cb`: itself, or `module:function`.
-
-    Raises:
-        ConfigurationError: There is no such function.
-    """
+def _function(given: Any) -> Callable[[str], Any]:
+    """The user's function out of `oauth_cb`: itself, or `module:function`."""
     if callable(given):
         return given  # type: ignore[no-any-return]
     module, _, name = str(given).partition(":")
@@ -164,10 +152,13 @@ def token_function(given: Any) -> Callable[[str], Any]:
 
 def _maker(values: Mapping[str, Any]) -> Callable[[], Token]:
     if "oauth_cb" in values:
-        function = token_function(values["oauth_cb"])
+        function = _function(values["oauth_cb"])
         config = str(values.get("sasl.oauthbearer.config", ""))
         return lambda: Token(*function(config)[:2])
     if str(values.get("sasl.oauthbearer.method", "default")).lower() == "oidc":
+        missing = [name for name in _NEEDED if name not in values]
+        if missing:
+            raise ConfigurationError(f"Kafka settings for OAUTHBEARER are missing: {', '.join(missing)}")
         return lambda: _from_endpoint(values)
     if str(values.get("enable.sasl.oauthbearer.unsecure.jwt", "false")).lower() == "true":
         return lambda: _unsigned(_pairs(str(values.get("sasl.oauthbearer.config", "")), " "))
@@ -188,7 +179,9 @@ def _from_endpoint(values: Mapping[str, Any]) -> Token:
         data=urllib.parse.urlencode(form).encode(),
         headers={"Authorization": "Basic " + base64.b64encode(pair.encode()).decode(), "Accept": "application/json"},
     )
-    context = https_context(values) if url.startswith("https:") else None
+    context = ssl.create_default_context()
+    if "https.ca.location" in values or "https.ca.pem" in values:
+        _trust(context, values.get("https.ca.location"), values.get("https.ca.pem"))
     began = time.time()
     with urllib.request.urlopen(request, timeout=ENDPOINT_SECONDS, context=context) as response:  # noqa: S310
         answer = json.load(response)

@@ -1,6 +1,9 @@
 """Kafka settings: checked once, then handed to both clients.
 
-A KafkaSettings is picklable, hashable and shows no secret. settings_table.py says what goes where.
+Names are librdkafka's. Data goes through librdkafka (confluent-kafka), which gets every setting as it was given.
+Commits go through kafka-python, so whatever decides where to connect and who we are must reach it, too: TRANSLATED and
+SECURITY name what does, and other security settings are refused. A KafkaSettings is picklable, hashable and shows no
+secret.
 """
 
 from __future__ import annotations
@@ -9,32 +12,121 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from onceward.core.errors import ConfigurationError
-from onceward.core.kit.secrets import HIDDEN
+from onceward.core.kit.secrets import HIDDEN, is_secret_name
 
 from .security import TokenSource, tls_context
-from .settings_table import ALIASES, CONNECTION, SECURITY_PREFIXES, TABLE, Goes, goes_to, is_secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PREFIX: Final = "kafka."
-PROTOCOLS: Final = frozenset({"PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"})
-MECHANISMS: Final = frozenset({"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"})
-TOKENS: Final = ("oauth_cb", "sasl.oauthbearer.", "enable.sasl.oauthbearer.", "https.")
-"""Settings that are used to make tokens here, and not handed to librdkafka."""
+PROTOCOLS: Final = ("PLAINTEXT", "SASL_PLAINTEXT", "SASL_SSL", "SSL")
+MECHANISMS: Final = ("OAUTHBEARER", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
-LAST_PORT: Final = 65535
+TRANSLATED: Final = {
+    "bootstrap.servers": "bootstrap_servers",
+    "client.id": "client_id",
+    "client.dns.lookup": "client_dns_lookup",
+    "socket.timeout.ms": "request_timeout_ms",
+    "socket.connection.setup.timeout.ms": "socket_connection_setup_timeout_ms",
+    "reconnect.backoff.ms": "reconnect_backoff_ms",
+    "reconnect.backoff.max.ms": "reconnect_backoff_max_ms",
+    "metadata.max.age.ms": "metadata_max_age_ms",
+    "sasl.username": "sasl_plain_username",
+    "sasl.password": "sasl_plain_password",
+}
+"""What kafka-python gets as it is, and under which name."""
 
+TOKENS: Final = frozenset(
+    {
+        "oauth_cb",
+        "sasl.oauthbearer.method",
+        "sasl.oauthbearer.client.id",
+        "sasl.oauthbearer.client.secret",
+        "sasl.oauthbearer.scope",
+        "sasl.oauthbearer.extensions",
+        "sasl.oauthbearer.token.endpoint.url",
+        "sasl.oauthbearer.grant.type",
+        "sasl.oauthbearer.config",
+        "enable.sasl.oauthbearer.unsecure.jwt",
+        "https.ca.location",
+        "https.ca.pem",
+    }
+)
+"""What security.TokenSource makes tokens of, for both clients."""
+
+SECURITY: Final = TOKENS | {
+    "security.protocol",
+    "sasl.mechanism",
+    "sasl.username",
+    "sasl.password",
+    "ssl.ca.location",
+    "ssl.ca.pem",
+    "ssl.certificate.location",
+    "ssl.certificate.pem",
+    "ssl.key.location",
+    "ssl.key.pem",
+    "ssl.key.password",
+    "ssl.crl.location",
+    "ssl.cipher.suites",
+    "ssl.endpoint.identification.algorithm",
+    "enable.ssl.certificate.verification",
+}
+SECURITY_PREFIXES: Final = ("ssl", "sasl.", "security.", "enable.ssl.", "enable.sasl.", "https.", "oauth")
+
+ALIASES: Final = {
+    "metadata.broker.list": "bootstrap.servers",
+    "sasl.mechanisms": "sasl.mechanism",
+    "sasl.oauthbearer.client.credentials.client.id": "sasl.oauthbearer.client.id",
+    "sasl.oauthbearer.client.credentials.client.secret": "sasl.oauthbearer.client.secret",
+}
+
+_STORES = (
+    "Java's key stores reach neither client: convert it to PEM files and give ssl.ca.location, "
+    "ssl.certificate.location and ssl.key.location"
+)
+_FORMAT = "records are bytes here; convert columns in the query"
+_OFFSETS = "offsets are published by the library, after the epoch is completed"
+_OURS = "set by the library"
+REFUSED: Final = {
+    "ssl.keystore.": _STORES,
+    "ssl.truststore.": _STORES,
+    "sasl.kerberos.": "GSSAPI is not carried to both clients: use SCRAM, PLAIN or OAUTHBEARER",
+    "sasl.login.callback.handler.class": "a class of the Java client: use oauth_cb",
+    "transactional.id": "made by the library: a name that two writers share loses data",
+    "allow.auto.create.topics": (
+        "no topic is made by writing to it or reading from it; create_topic=True (createTopic) makes the sink's topic"
+    ),
+    "delivery.report.only.error": _OURS,
+    "on_delivery": _OURS,
+    "dr_cb": _OURS,
+    "key.": _FORMAT,
+    "value.": _FORMAT,
+    "interceptor.classes": "a setting of the Java client",
+    "enable.auto.commit": _OFFSETS,
+    "auto.commit.": _OFFSETS,
+    "enable.auto.offset.store": "positions are kept by the library",
+    "auto.offset.reset": "say startingOffsets; a later gap is data loss, see failOnDataLoss",
+    "enable.partition.eof": _OURS,
+}
+"""Beginnings of names that are refused, and why."""
+
+_ALL_REPLICAS = (("-1", "all"), "a transaction needs all in-sync replicas")
+MUST_BE: Final = {
+    "acks": _ALL_REPLICAS,
+    "request.required.acks": _ALL_REPLICAS,
+    "enable.idempotence": (("true",), "a transaction needs an idempotent producer"),
+    "isolation.level": (("read_committed", "read_uncommitted"), "Kafka knows no other"),
+    "security.protocol": (PROTOCOLS, "Kafka knows no other"),
+    "sasl.oauthbearer.method": (("default", "oidc"), "librdkafka knows no other"),
+    "sasl.oauthbearer.grant.type": (("client_credentials",), "no other is carried to both clients"),
+}
+
+_SECRETS: Final = frozenset({"sasl.oauthbearer.config", "ssl.key.pem"})
+"""Besides those that are called so."""
+_LAST_PORT: Final = 65535
 _SERVER = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
 _JAAS = re.compile(r"""(username|password)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)')""")
-_MUST_BE: Final = {
-    "acks": ({"all", "-1"}, "a transaction needs all in-sync replicas"),
-    "request.required.acks": ({"all", "-1"}, "a transaction needs all in-sync replicas"),
-    "enable.idempotence": ({"true"}, "a transaction needs an idempotent producer"),
-    "isolation.level": ({"read_committed", "read_uncommitted"}, "Kafka knows no other"),
-    "sasl.oauthbearer.method": ({"default", "oidc"}, "librdkafka knows no other"),
-    "sasl.oauthbearer.grant.type": ({"client_credentials"}, "no other is carried to both clients"),
-}
 
 
 class KafkaSettings:
@@ -59,13 +151,13 @@ class KafkaSettings:
             values["bootstrap.servers"] = servers
         if not values.get("bootstrap.servers"):
             raise ConfigurationError("bootstrap_servers (kafka.bootstrap.servers) is missing")
-        values = {name: value if callable(value) else _text(value) for name, value in values.items()}
-        _check_servers(str(values["bootstrap.servers"]))
-        _read_jaas(values)
-        for name, value in values.items():
+        self._values = {name: value if callable(value) else _text(value) for name, value in values.items()}
+        _check_servers(self._values["bootstrap.servers"])
+        _read_jaas(self._values)
+        for name, value in self._values.items():
             _check(name, value)
-        _check_security(values)
-        self._values = values
+        if self.protocol.startswith("SASL"):
+            self._check_login()
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
@@ -76,17 +168,12 @@ class KafkaSettings:
 
     def connection(self) -> KafkaSettings:
         """Only what decides where to connect and who we are."""
-        values = {name: value for name, value in self._values.items() if goes_to(name) is Goes.BOTH}
-        return self._copy(values)
+        return self.without(*(self._values.keys() - TRANSLATED.keys() - SECURITY))
 
     def without(self, *names: str) -> KafkaSettings:
         """The same settings, less some."""
-        return self._copy({name: value for name, value in self._values.items() if name not in names})
-
-    @classmethod
-    def _copy(cls, values: dict[str, Any]) -> KafkaSettings:
-        made = object.__new__(cls)
-        made._values = values
+        made = object.__new__(KafkaSettings)
+        made._values = {name: value for name, value in self._values.items() if name not in names}
         return made
 
     def __eq__(self, other: object) -> bool:
@@ -96,57 +183,56 @@ class KafkaSettings:
         return hash(frozenset(self._values.items()))
 
     def __repr__(self) -> str:
-        shown = {name: HIDDEN if is_secret(name) else value for name, value in sorted(self._values.items())}
+        shown = {
+            name: HIDDEN if name in _SECRETS or is_secret_name(name) else value
+            for name, value in sorted(self._values.items())
+        }
         return f"KafkaSettings({shown})"
 
-    def for_producer(self) -> dict[str, Any]:
-        """Configuration of a confluent-kafka Producer, less what a transaction needs."""
-        return self._for_librdkafka(Goes.CONSUMER)
-
-    def for_consumer(self) -> dict[str, Any]:
-        """Configuration of a confluent-kafka Consumer, less what an assignment needs."""
-        return self._for_librdkafka(Goes.PRODUCER)
-
-    def for_admin(self) -> dict[str, Any]:
-        """Configuration of a confluent-kafka AdminClient."""
-        return self._for_librdkafka(Goes.PRODUCER, Goes.CONSUMER)
+    def for_librdkafka(self) -> dict[str, Any]:
+        """Configuration of a client of confluent-kafka; what is not for its kind is ignored by librdkafka."""
+        config = {name: value for name, value in self._values.items() if name not in TOKENS}
+        if self.mechanism == "OAUTHBEARER":
+            config["oauth_cb"] = TokenSource(self._values).for_librdkafka
+        return {"client.id": "onceward", **config}
 
     def for_wire(self) -> dict[str, Any]:
         """Configuration of kafka-python's connections; a token source, if any, is under `token_source`."""
-        values = self._values
         config: dict[str, Any] = {"client_id": "onceward", "security_protocol": self.protocol}
-        for setting in (*CONNECTION, TABLE["sasl.username"], TABLE["sasl.password"]):
-            if setting.name in values:
-                config[setting.kafka_python] = _number(values[setting.name], setting.name)
+        config |= {TRANSLATED[n]: _number(v, n) for n, v in self._values.items() if n in TRANSLATED}
         if self.protocol.endswith("SSL"):
-            config["ssl_context"] = tls_context(values)
-        if self.protocol.startswith("SASL"):
+            config["ssl_context"] = tls_context(self._values)
+        if self.mechanism:
             config["sasl_mechanism"] = self.mechanism
-            if self.mechanism == "OAUTHBEARER":
-                config["token_source"] = TokenSource(values)
+        if self.mechanism == "OAUTHBEARER":
+            config["token_source"] = TokenSource(self._values)
         return config
 
     @property
     def protocol(self) -> str:
         """security.protocol, in capitals."""
-        return str(self._values.get("security.protocol", "PLAINTEXT")).upper()
+        return str(self.get("security.protocol", "PLAINTEXT")).upper()
 
     @property
     def mechanism(self) -> str:
         """sasl.mechanism, in capitals; empty without SASL."""
-        return str(self._values.get("sasl.mechanism", "")).upper() if self.protocol.startswith("SASL") else ""
+        return str(self.get("sasl.mechanism", "")).upper() if self.protocol.startswith("SASL") else ""
 
-    def _for_librdkafka(self, *others: Goes) -> dict[str, Any]:
-        kept = {n: v for n, v in self._values.items() if not n.startswith(TOKENS) and goes_to(n) not in others}
-        config = {"client.id": "onceward", **kept}
+    def _check_login(self) -> None:
+        if self.mechanism not in MECHANISMS:
+            raise ConfigurationError(
+                f"Kafka setting sasl.mechanism={self.mechanism or '(none)'} is refused: what reaches both clients is "
+                f"{', '.join(MECHANISMS)}"
+            )
         if self.mechanism == "OAUTHBEARER":
-            config["oauth_cb"] = TokenSource(self._values).for_librdkafka
-        return config
+            TokenSource(self._values)
+        elif not {"sasl.username", "sasl.password"} <= self._values.keys():
+            raise ConfigurationError(f"sasl.mechanism {self.mechanism} needs sasl.username and sasl.password")
 
 
 def split_options(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Options of a Spark format as Kafka settings (without `kafka.`) and the rest."""
-    settings = {name[len(PREFIX) :]: value for name, value in options.items() if name.startswith(PREFIX)}
+    settings = {name.removeprefix(PREFIX): value for name, value in options.items() if name.startswith(PREFIX)}
     return settings, {name: value for name, value in options.items() if not name.startswith(PREFIX)}
 
 
@@ -172,7 +258,7 @@ def _check_servers(text: str) -> None:
     """Refuse what is not `host:port`: librdkafka would try port 9092, or 0, and say nothing."""
     for server in text.split(","):
         found = _SERVER.fullmatch(server.strip())
-        if found is None or not 0 < int(found[1]) <= LAST_PORT:
+        if found is None or not 0 < int(found[1]) <= _LAST_PORT:
             raise ConfigurationError(
                 f"{server.strip()!r} in bootstrap_servers (kafka.bootstrap.servers) is not host:port; separate several "
                 "with commas"
@@ -194,40 +280,14 @@ def _read_jaas(values: dict[str, Any]) -> None:
 
 
 def _check(name: str, value: Any) -> None:
-    setting = TABLE.get(name)
-    if setting is None and name.startswith(SECURITY_PREFIXES):
-        raise ConfigurationError(
-            f"Kafka setting {name} is refused: it is not known to reach both clients, and the commits would go over "
-            "connections that do not obey it. See docs/kafka-settings.md"
+    why = next((why for start, why in REFUSED.items() if name.startswith(start)), None)
+    if why is None and name not in SECURITY and name.startswith(SECURITY_PREFIXES):
+        why = (
+            "it is not known to reach both clients, and the commits would go over connections that do not obey it. See "
+            "docs/kafka-settings.md"
         )
-    if setting is not None and setting.goes is Goes.NOWHERE:
-        raise ConfigurationError(f"Kafka setting {name} is refused: {setting.says}")
-    allowed, why = _MUST_BE.get(name, (None, ""))
-    if allowed is not None and str(value).lower() not in allowed:
-        raise ConfigurationError(
-            f"Kafka setting {name}={value} is refused: {why}. Allowed: {', '.join(sorted(allowed))}"
-        )
-
-
-def _check_security(values: Mapping[str, Any]) -> None:
-    protocol = str(values.get("security.protocol", "PLAINTEXT")).upper()
-    if protocol not in PROTOCOLS:
-        raise ConfigurationError(
-            f"Kafka setting security.protocol={protocol} is unknown: {', '.join(sorted(PROTOCOLS))}"
-        )
-    if not protocol.startswith("SASL"):
-        return
-    mechanism = str(values.get("sasl.mechanism", "")).upper()
-    if mechanism not in MECHANISMS:
-        raise ConfigurationError(
-            f"Kafka setting sasl.mechanism={mechanism or '(none)'} is refused: what reaches both clients is "
-            f"{', '.join(sorted(MECHANISMS))}"
-        )
-    if mechanism == "OAUTHBEARER":
-        TokenSource(values)
-        needed = {"client.id", "client.secret", "token.endpoint.url"}
-        missing = sorted(f"sasl.oauthbearer.{n}" for n in needed if f"sasl.oauthbearer.{n}" not in values)
-        if values.get("sasl.oauthbearer.method") == "oidc" and "oauth_cb" not in values and missing:
-            raise ConfigurationError(f"Kafka settings for OAUTHBEARER are missing: {', '.join(missing)}")
-    elif not {"sasl.username", "sasl.password"} <= values.keys():
-        raise ConfigurationError(f"sasl.mechanism {mechanism} needs sasl.username and sasl.password")
+    if why is not None:
+        raise ConfigurationError(f"Kafka setting {name} is refused: {why}")
+    allowed, why = MUST_BE.get(name, ((), ""))
+    if allowed and str(value).lower() not in (choice.lower() for choice in allowed):
+        raise ConfigurationError(f"Kafka setting {name}={value} is refused: {why}. Allowed: {', '.join(allowed)}")

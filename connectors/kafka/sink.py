@@ -8,24 +8,22 @@ survive the producer's process and the broker's restart; what can end them early
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from onceward.core.errors import ConfigurationError, KafkaError
 from onceward.core.kit.options import arguments
+from onceward.core.names import NOTHING
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable
-from onceward.core.transaction.ownership import NOTHING
 from onceward.sinks.base import TwoPhaseCommitSink
 
 from . import commits, ownership
 from .admin import check_reachable, cluster_of
-from .codes import Code
-from .errors import kafka_error
-from .handle import KIND, VERSION, Prepared
+from .errors import Code, kafka_error
 from .pool import PoolKey, pool_of
 from .producer import check_settings
 from .rows import Rows, check_columns
 from .settings import KafkaSettings, split_options
-from .verdict import OBSERVED, Fate
+from .transaction import KIND, OBSERVED, VERSION, Fate, Prepared
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -45,13 +43,12 @@ FLUSH_SHARE = 0.5
 """Share of the transaction's timeout that a flush may take."""
 
 
-class KafkaTransaction:
+class KafkaTransaction(NamedTuple):
     """One subtask's open transaction."""
 
-    def __init__(self, context: WriteContext, pool: ProducerPool, producer: TransactionalProducer) -> None:
-        self.context = context
-        self.pool = pool
-        self.producer = producer
+    context: WriteContext
+    pool: ProducerPool
+    producer: TransactionalProducer
 
 
 class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
@@ -62,18 +59,22 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     (int; null leaves it to the partitioner). Other columns are ignored.
 
     Args:
-        name: Unique in its pipeline, and part of every transaction's name: it must not change between runs.
-        bootstrap_servers: Comma-separated `host:port`, or a list of them.
-        topic: Topic of all rows; the column `topic` is then ignored. None: each row names its own.
-        config: Further settings under librdkafka's names; docs/kafka-settings.md says which go where.
-        create_topic: Create the topic at start if it does not exist: with this many partitions, or with as many as the
-            brokers give a new topic (True). By default a topic that does not exist is an error, even if the brokers
-            would create it automatically.
-        transaction_timeout: Seconds after which the broker aborts a transaction that nobody ends. Default: as long as
-            the broker allows (transaction.max.timeout.ms). After a longer outage, decided data is lost and the run
-            stops with an error.
-        select: SQL expressions that make this sink's columns out of the pipeline's; default: all columns.
-        where: SQL condition; this sink gets only the rows for which it is true; default: all rows.
+        name: Unique in its pipeline, up to 32 letters, digits, `.`, `_` and `-`. It is part of every transaction's
+            name, so it must not change between runs.
+        bootstrap_servers: Addresses of brokers: comma-separated `host:port`, or a list of them. Required, here or in
+            `config`.
+        topic: Topic of all rows; a column `topic` is then ignored. Default: each row names its topic in the column
+            `topic`.
+        config: Further settings under librdkafka's names. docs/kafka-settings.md says where each of them goes, and
+            which are refused.
+        create_topic: Create `topic` at the start if it does not exist: a number of partitions, or True for the brokers'
+            default. Without it, a topic that does not exist is an error, even if the brokers would create it
+            automatically.
+        transaction_timeout: Seconds after which the brokers abort a transaction that has not ended. Make it longer than
+            any outage that decided rows must survive: after a longer one they are lost, and the run stops with an
+            error. Default: as long as the brokers allow (`transaction.max.timeout.ms`).
+        select: SQL expressions that make this sink's columns out of the pipeline's. Default: all columns.
+        where: SQL condition; the sink takes only the rows for which it is true. Default: all rows.
 
     Raises:
         ConfigurationError: A setting is refused.
@@ -131,7 +132,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return cluster_of(self.settings).limits().longest_timeout_ms / 1000
 
     def validate(self, schema: pa.Schema) -> None:
-        """Check columns, settings, topic and timeout; create the topic if requested. See Sink.
+        """Check columns, settings, topic and timeout; create the topic if requested.
 
         Raises:
             SchemaError: A column is missing or has a type that does not fit.
@@ -170,27 +171,17 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             )
 
     def begin(self, context: WriteContext) -> KafkaTransaction:
-        """Open a transaction on a ready producer."""
         pool = self._pool(context.scope)
         return KafkaTransaction(context, pool, pool.take(context))
 
     def write(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> None:
-        """Hand the rows to the producer; it sends them in the background.
-
-        Raises:
-            KafkaError: A message was refused, of this batch or of an earlier one, or a row's topic does not exist.
-        """
         rows = Rows(batch, self.topic)
         if self.topic is None:
             cluster_of(self.settings).check_topics(rows.topics)
         transaction.producer.write(rows)
 
     def pre_commit(self, transaction: KafkaTransaction) -> Committable:
-        """Wait for the brokers' acknowledgements, ask for the handle, and release the producer.
-
-        Raises:
-            KafkaError: A message was refused, or the transaction is not open any more.
-        """
+        """Wait for the brokers' acknowledgements, ask for the handle, and release the producer."""
         producer, context = transaction.producer, transaction.context
         producer.flush(time.monotonic() + self.transaction_timeout * FLUSH_SHARE)
         prepared = self._prepared(str(producer.name)) if producer.rows else None
@@ -203,38 +194,32 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return committable
 
     def discard(self, transaction: KafkaTransaction) -> None:
-        """Abort a transaction that was not pre-committed; its id is not used again."""
         transaction.producer.rollback()
 
     def commit(self, committable: Committable) -> CommitOutcome:
         return self.commit_many([committable])[0]
 
     def commit_many(self, committables: Sequence[Committable]) -> list[CommitOutcome]:
-        """Commit by handle, with one round trip for all."""
         transactions = [Prepared.of(committable) for committable in committables]
         outcomes = iter(commits.commit(self._bounded, [t for t in transactions if t is not None]))
         nothing = CommitOutcome(CommitStatus.COMMITTED, NOTHING_WRITTEN)
         return [nothing if transaction is None else next(outcomes) for transaction in transactions]
 
     def abort(self, committable: Committable) -> AbortOutcome:
-        """Fence the producer of exactly this transaction."""
         transaction = Prepared.of(committable)
         if transaction is None:
             return AbortOutcome(AbortStatus.ABORTED, NOTHING_WRITTEN)
         return commits.abort(self._bounded, transaction)
 
     def inspect_many(self, committables: Sequence[Committable]) -> list[Observation]:
-        """Ask coordinators and partitions."""
         transactions = [Prepared.of(committable) for committable in committables]
         seen = iter(commits.look_at(self._bounded, [t for t in transactions if t is not None]))
         return [OBSERVED[Fate.OPEN if transaction is None else next(seen)] for transaction in transactions]
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:
-        """List open transactions under exactly this name."""
         return ownership.lingering(self._client, scope, [self.topic] if self.topic is not None else [])
 
     def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
-        """List open transactions of this pipeline and log in this cluster."""
         return ownership.lingering_elsewhere(self._client, pipeline, log)
 
     def check_claim(self, scope: Scope, newest: Progress) -> None:
@@ -247,15 +232,12 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             ownership.check(self._client, scope)
 
     def release(self, scope: Scope) -> None:
-        """Accept what other logs have committed under this name, for good."""
         ownership.accept(self._client, scope)
 
     def warm_up(self, context: WriteContext) -> None:
-        """Prepare the next epoch's producer in the background."""
         self._pool(context.scope).warm_up(context)
 
     def _prepared(self, name: str) -> Prepared:
-        """The open transaction; the coordinator is asked, so that it is known to be open."""
         description = self._client.describe([name])[name]
         if description.handle is None:
             raise kafka_error("the transaction's producer epoch cannot be read", description.code, transaction=name)

@@ -15,13 +15,11 @@ from onceward.core.source import Piece, Position, ResettableSource, Split
 
 from . import planning
 from .admin import publish_offsets
-from .bounds import FROM_LATEST, Bound, bound, check_end
 from .consumer import Gone, RangeConsumer, borrowed
-from .lookup import Lookup
-from .positions import Offsets, Partition, from_json, in_share, to_json
+from .lookup import Found, Lookup, Selection, find, resolve
+from .positions import FROM_LATEST, Bound, Offsets, Partition, bound, check_end, from_json, in_share, to_json
 from .rows import schema, to_batch
 from .settings import KafkaSettings
-from .topics import Found, Selection, end_offsets, find, start_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -42,26 +40,33 @@ class KafkaSource(ResettableSource):
     topics, are picked up and read from their beginning.
 
     Args:
-        bootstrap_servers: Comma-separated `host:port`, or a list of them.
-        topics: Names of topics.
-        pattern: Regular expression that a topic's whole name matches.
-        assign: Partitions: `{"topic": [0, 1]}`.
-        starting: Where a pipeline without a stored position begins: "earliest", "latest",
-            `{"topic": {"0": 123}}` (-2 earliest, -1 latest; every partition must be named), a datetime with zone, or a
-            Bound.
-        ending: Where reading ends, in the same forms; None: never.
-        config: Further settings under librdkafka's names; docs/kafka-settings.md says which go where.
-        include_headers: Add the column headers.
-        isolation: "read_committed" or "read_uncommitted", which also delivers records that are aborted later: then a
-            replay is not identical, and nothing downstream is exactly once.
-        fail_on_data_loss: Whether lost records are an error; otherwise they are logged and left out.
-        min_partitions: Split ranges so that there are at least this many.
-        max_offsets_per_trigger: Approximate number of offsets that an epoch may take.
-        max_records_per_partition: Split ranges that are longer.
-        group: Consumer group to which offsets are published after their epoch is completed. Default:
-            `group.id` in `config`.
-        timeout: Seconds for which the brokers may deliver none of the records that they hold, or not answer at all.
-            The first answer must come within 10 s.
+        bootstrap_servers: Addresses of brokers: comma-separated `host:port`, or a list of them. Required, here or in
+            `config`.
+        topics: Names of the topics; as an option, comma-separated.
+        pattern: Regular expression (Python's) that matches the whole names of the topics. Internal topics (`__…`) are
+            left out.
+        assign: Partitions: `{"orders": [0, 1]}`.
+        starting: Where a pipeline without a stored position begins: "earliest", "latest", an offset for every partition
+            (`{"orders": {"0": 23, "1": -2}}`; -2 is the earliest, -1 the latest), a datetime with zone, or an `AtTime`.
+            The Spark option's default is `earliest` for a batch query and `latest` for a stream.
+        ending: Where reading ends, in the same forms; the end is exclusive. Default: never. The Spark option is for
+            batch queries only, and its default is `latest`.
+        config: Further settings under librdkafka's names. docs/kafka-settings.md says where each of them goes, and
+            which are refused.
+        include_headers: Add the column `headers`.
+        isolation: "read_committed" (the default) or "read_uncommitted", which also delivers records that are aborted
+            later: then a replay is not identical, and nothing downstream is exactly once.
+        fail_on_data_loss: Whether lost records are an error. If not, they are left out and logged as a warning.
+        min_partitions: Split ranges of offsets, the longest first, until there are at least this many tasks. Default:
+            one task for each Kafka partition.
+        max_offsets_per_trigger: Approximate number of offsets in an epoch, shared in proportion to each partition's
+            backlog; each partition with a backlog advances by at least one. Streams only. Default: all that are
+            available.
+        max_records_per_partition: Split ranges that hold more offsets than this.
+        group: Consumer group to which offsets are published after their epoch is completed. They are never read from
+            it. Default: `group.id` in `config`.
+        timeout: Seconds (as an option: milliseconds) for which the brokers may deliver none of the records that they
+            hold, or not answer at all. The first answer must come within 10 s.
 
     Raises:
         ConfigurationError: A setting is wrong.
@@ -91,6 +96,7 @@ class KafkaSource(ResettableSource):
         self.ending: Bound | None = check_end(bound(ending, "ending")) if ending is not None else None
         settings = {"isolation.level": isolation or COMMITTED, **(config or {})}
         self.settings = KafkaSettings(bootstrap_servers, settings)
+        self._committed = str(self.settings[ISOLATION]).lower() == COMMITTED
         self.include_headers = include_headers
         self.fail_on_data_loss = fail_on_data_loss
         self.min_partitions = min_partitions
@@ -111,37 +117,28 @@ class KafkaSource(ResettableSource):
 
     @property
     def bounded(self) -> bool:
-        """Whether `ending` was given."""
         return self.ending is not None
 
     @property
     def weakness(self) -> str:
-        if str(self.settings[ISOLATION]).lower() != COMMITTED:
+        if not self._committed:
             return "delivers what is aborted later (isolation.level read_uncommitted), so a replay is another one"
         return ""
 
     def validate(self) -> None:
-        """Check the settings, and that the topics exist.
-
-        Raises:
-            ConfigurationError: librdkafka refuses a setting.
-            SourceError: A topic is missing, or no broker answers within 10 s; the message says why.
-        """
         RangeConsumer(self.settings).close()
         self._find().complete(self.servers)
 
     def start(self) -> Position:
-        """Where a pipeline without a stored position begins, resolved to offsets."""
         found = self._find().complete(self.servers)
         self._ids |= found.ids
-        return self._own(start_offsets(self.starting, found.partitions, self._lookup()))
+        return self._own(resolve(self.starting, found.partitions, self._lookup(), start=True))
 
     def end(self) -> Position:
-        """`ending`, or the current end, resolved to offsets."""
-        return self._own(end_offsets(self.ending or FROM_LATEST, self._find().partitions, self._lookup()))
+        ending = self.ending or FROM_LATEST
+        return self._own(resolve(ending, self._find().partitions, self._lookup(), start=False))
 
     def latest(self, position: Position, limit: int | None = None, until: Position | None = None) -> Position:
-        """The newest position that can be read now."""
         before = from_json(position)
         found = self._find()
         held = self._lookup().held([p for p in found.partitions if self._is_own(p)], before)
@@ -166,16 +163,12 @@ class KafkaSource(ResettableSource):
         return start, end
 
     def splits(self, start: Position, end: Position, parallelism: int = 1) -> Sequence[Split]:
-        """The ranges between two positions."""
-        found = planning.ranges(from_json(start), from_json(end))
-        whole = [Split(str(partition), begins, stop) for partition, begins, stop in found]
+        whole = [Split(str(p), a, b) for p, a, b in planning.ranges(from_json(start), from_json(end))]
         parts = max(parallelism, self.min_partitions or 1)
         return planning.cut(whole, parts, self.max_records_per_partition)
 
     def read(self, split: Split) -> Iterator[Piece]:
-        """Read a range to its end."""
-        topic, _, number = split.unit.rpartition("-")
-        partition, at = Partition(topic, int(number)), split.start
+        partition, at = Partition.named(split.unit), split.start
         while at < split.end:
             why = None
             with borrowed(self.settings) as consumer:
@@ -190,27 +183,18 @@ class KafkaSource(ResettableSource):
             at = split.end if why is None else self._past_loss(partition, at, split.end, why)
 
     def advance(self, position: Position, split: Split, to: int) -> Position:
-        """The position after `split` was read up to `to`."""
-        topic, _, number = split.unit.rpartition("-")
-        return to_json({**from_json(position), Partition(topic, int(number)): to})
+        return to_json({**from_json(position), Partition.named(split.unit): to})
 
     def share(self, subtask: int, parallelism: int) -> Self:
-        """This source, restricted to what this subtask reads."""
         part = copy.copy(self)
         part._share, part._ids = (subtask, parallelism), {}  # noqa: SLF001 - its own copy
         return part
 
     def merge(self, positions: Sequence[Position]) -> Position:
-        """One position merged from several, restricted to this share."""
         merged = {partition: offset for position in positions for partition, offset in from_json(position).items()}
         return self._own(merged)
 
     def publish(self, position: Position) -> None:
-        """Commit offsets to the consumer group, if there is one.
-
-        Raises:
-            KafkaError: The brokers refuse.
-        """
         if self.group is not None:
             publish_offsets(self.settings, self.group, position)
 
@@ -229,9 +213,8 @@ class KafkaSource(ResettableSource):
         return find(self.selection, self._lookup())
 
     def _lookup(self, retry_seconds: float | None = None) -> Lookup:
-        committed = str(self.settings[ISOLATION]).lower() == COMMITTED
         retry_seconds = self.timeout if retry_seconds is None else retry_seconds
-        return Lookup(self.settings.connection(), committed=committed, retry_seconds=retry_seconds)
+        return Lookup(self.settings.connection(), committed=self._committed, retry_seconds=retry_seconds)
 
     def _is_there(self, partition: Partition) -> bool:
         """Whether the brokers know the partition; as far as they answer at all."""
@@ -242,11 +225,6 @@ class KafkaSource(ResettableSource):
         return partition.number < count
 
     def _past_loss(self, partition: Partition, at: int, end: int, why: str) -> int:
-        """Where to go on where offsets are gone.
-
-        Raises:
-            SourceError: They may not be left out.
-        """
         here = self._lookup().held([partition], {partition: at})[partition] if self._is_there(partition) else None
         loss = planning.Loss(partition, at, here)
         if here is not None and here.earliest <= at <= here.end:

@@ -1,4 +1,4 @@
-"""Sends Kafka requests that no public client API can send. Like requests.py, a user of kafka-python's private parts.
+"""Sends Kafka requests that no public client API can send. Like coordinator.py, a user of kafka-python's private parts.
 
 confluent-kafka cannot end a transaction that another process began, and kafka-python's producer neither; but
 kafka-python ships every request of the protocol, and a connection manager that sends them. What is private about it:
@@ -14,7 +14,7 @@ import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from .codes import FORBIDDEN, Code
+from .errors import FORBIDDEN, Code
 
 with warnings.catch_warnings():
     # kafka-python reads its schemas by a function that Python 3.11 and 3.12 call deprecated (3.13 does not any more).
@@ -35,8 +35,18 @@ if TYPE_CHECKING:
 PIPELINE: Final = 100
 """Requests in flight on one connection."""
 
+BOOTSTRAP_SECONDS: Final = 10.0
+"""How long to wait for the first broker."""
 ANY_NODE: Final = None
 BROKER_RESOURCE: Final = 4
+
+
+OWN: Final = {
+    "proxy_url": "onceward:///",
+    "max_in_flight_requests_per_connection": PIPELINE + 20,
+    "receive_message_max_bytes": 100_000_000,
+    "reconnect_backoff_max_ms": 1000,
+}
 
 
 class Answer(NamedTuple):
@@ -53,16 +63,10 @@ class Answer(NamedTuple):
 
 
 class Wire:
-    """Connections to the brokers of one cluster. Thread-safe; belongs to the process that made it.
+    """Connections to the brokers of one cluster. Thread-safe; belongs to the process that made it."""
 
-    Args:
-        config: Settings under kafka-python's names.
-        bootstrap_seconds: How long to wait for the first broker.
-    """
-
-    def __init__(self, config: Mapping[str, Any], *, bootstrap_seconds: float = 10.0) -> None:
+    def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = dict(config)
-        self._bootstrap_seconds = bootstrap_seconds
         self._lock = threading.Lock()
         self._manager: Any = None
         self.last_fault = ""
@@ -88,9 +92,8 @@ class Wire:
         return answers
 
     def _exchange(self, requests: Sequence[tuple[int | None, Any]], deadline: float) -> list[Answer]:
-        left = deadline - time.monotonic()
         try:
-            manager = self._connected(left)
+            manager = self._connected(deadline - time.monotonic())
             sent: list[Answer] = manager.run(lambda: _send_all(manager, requests, deadline))
         except Exception as error:  # noqa: BLE001 - kafka-python raises its own, OSError, RuntimeError when closing
             return [_fault(error)] * len(requests)
@@ -104,12 +107,15 @@ class Wire:
         [answer] = self.exchange([(ANY_NODE, request)], seconds=seconds)
         if answer.code:
             return dict.fromkeys(ids, answer)
-        manager = self._manager
-        found = {}
-        for row in answer.response.coordinators:
-            if row.error_code == Code.NONE and manager is not None:
-                manager.run(lambda row=row: _learn(manager, row))
-            found[row.key] = Answer(row.error_code, row.node_id, row.error_message or "")
+        rows = answer.response.coordinators
+
+        def add(cluster: Any) -> None:
+            for row in rows:
+                if row.error_code == Code.NONE:
+                    cluster.add_coordinator(row, CoordinatorType.TRANSACTION, row.key, synthesize_node_id=False)
+
+        self._learn(add)
+        found = {row.key: Answer(row.error_code, row.node_id, row.error_message or "") for row in rows}
         return {name: found.get(name, Answer(Code.COORDINATOR_NOT_AVAILABLE)) for name in ids}
 
     def nodes(self, *, seconds: float) -> list[int]:
@@ -132,10 +138,7 @@ class Wire:
     def topic_ids(self, topics: Sequence[str], *, everywhere: bool, seconds: float) -> dict[str, str | None]:
         """Id of each topic, None for one that does not exist; what cannot be told is missing.
 
-        Args:
-            topics: Their names.
-            everywhere: Believe only what all brokers say alike: one of them may not have heard of a change yet.
-            seconds: Bound of the whole wait.
+        A broker may not have heard of a change yet: `everywhere` believes only what all brokers say alike.
         """
         nodes = self.nodes(seconds=seconds) if everywhere else [ANY_NODE]
         answers = self.exchange([(node, _metadata_request(topics)) for node in nodes], seconds=seconds)
@@ -152,16 +155,14 @@ class Wire:
 
     def broker_config(self, node: int, *, seconds: float) -> Answer:
         """A broker's configuration; the response is a dictionary of texts."""
-        resource = DescribeConfigsRequest.DescribeConfigsResource(
-            resource_type=BROKER_RESOURCE, resource_name=str(node), configuration_keys=None
-        )
-        [answer] = self.exchange([(node, DescribeConfigsRequest(resources=[resource]))], seconds=seconds)
+        resource = DescribeConfigsRequest.DescribeConfigsResource
+        asked = resource(resource_type=BROKER_RESOURCE, resource_name=str(node), configuration_keys=None)
+        [answer] = self.exchange([(node, DescribeConfigsRequest(resources=[asked]))], seconds=seconds)
         if answer.code:
             return answer
         [result] = answer.response.results
-        return Answer(
-            result.error_code, {row.name: row.value for row in result.configs}, detail=result.error_message or ""
-        )
+        values = {row.name: row.value for row in result.configs}
+        return Answer(result.error_code, values, result.error_message or "")
 
     def forget(self) -> None:
         """Drop all connections; the next exchange starts from the bootstrap servers again."""
@@ -170,21 +171,24 @@ class Wire:
         if manager is not None:
             _close(manager)
 
-    close = forget
-
     def _metadata(self, topics: Sequence[str], seconds: float) -> Answer:
         """Ask any broker, and make the brokers it names known: kafka-python looks for them every five minutes only."""
         [answer] = self.exchange([(ANY_NODE, _metadata_request(topics))], seconds=seconds)
-        manager = self._manager
-        if answer.code == Code.NONE and manager is not None:
-            with suppress(Exception):  # it is being closed
-                manager.run(lambda: manager.cluster.update_metadata(answer.response))
+        if answer.code == Code.NONE:
+            self._learn(lambda cluster: cluster.update_metadata(answer.response))
         return answer
+
+    def _learn(self, what: Callable[[Any], object]) -> None:
+        """Change what the connections know of the cluster."""
+        manager = self._manager
+        if manager is not None:
+            with suppress(Exception):  # it is being closed
+                manager.run(lambda: what(manager.cluster))
 
     def _connected(self, seconds: float) -> Any:
         with self._lock:
             if self._manager is None:
-                self._manager = _connect(self._config, min(self._bootstrap_seconds, seconds))
+                self._manager = _connect(self._config, min(BOOTSTRAP_SECONDS, seconds))
             return self._manager
 
 
@@ -201,7 +205,10 @@ def _ids_in(answer: Answer) -> dict[str, str | None]:
 
 
 class _ClosingSocket(KafkaNetSocket):  # type: ignore[misc]
-    """A socket that is closed at once if it cannot connect; kafka-python leaves that to the garbage collector."""
+    """A socket that is closed at once if it cannot connect; kafka-python leaves that to the garbage collector.
+
+    What takes the place of kafka-python's own socket has to be a proxy of some scheme: see `proxy_url` in OWN.
+    """
 
     SCHEMES = ("onceward",)
 
@@ -232,14 +239,8 @@ def _connect(config: Mapping[str, Any], seconds: float) -> Any:
     source = config.pop("token_source", None)
     if source is not None:
         config["sasl_oauth_token_provider"] = _Tokens(source)
-    own = {
-        "proxy_url": "onceward:///",
-        "max_in_flight_requests_per_connection": PIPELINE + 20,
-        "receive_message_max_bytes": 100_000_000,
-        "reconnect_backoff_max_ms": 1000,
-    }
     net = NetworkSelector()
-    manager = KafkaConnectionManager(net, **{**own, **config})
+    manager = KafkaConnectionManager(net, **{**OWN, **config})
     net.start()
     try:
         manager.bootstrap(max(0.1, seconds) * 1000)
@@ -258,14 +259,13 @@ def _close(manager: Any) -> None:
 
 
 async def _send_all(manager: Any, requests: Sequence[tuple[int | None, Any]], deadline: float) -> list[Answer]:
-    milliseconds = max(1.0, (deadline - time.monotonic()) * 1000)
-    futures = [_attempt(manager.send, request, node, milliseconds) for node, request in requests]
+    futures = [_sent(manager, request, node, deadline) for node, request in requests]
     return [await _answer(manager, future, deadline) for future in futures]
 
 
-def _attempt(send: Callable[..., Any], *arguments: Any) -> Any:
+def _sent(manager: Any, request: Any, node: int | None, deadline: float) -> Any:
     try:
-        return send(*arguments)
+        return manager.send(request, node, _milliseconds_to(deadline))
     except Exception as error:  # noqa: BLE001 - an unknown node, a sticky authentication failure
         return error
 
@@ -274,15 +274,13 @@ async def _answer(manager: Any, future: Any, deadline: float) -> Answer:
     if isinstance(future, Exception):
         return _fault(future)
     try:
-        response = await manager.wait_for(future, max(1.0, (deadline - time.monotonic()) * 1000))
+        return Answer(Code.NONE, await manager.wait_for(future, _milliseconds_to(deadline)))
     except Exception as error:  # noqa: BLE001 - any failure to get an answer is NO_ANSWER
         return _fault(error)
-    return Answer(Code.NONE, response)
 
 
-def _learn(manager: Any, row: Any) -> None:
-    """Make the coordinator's address known, also if the metadata do not have it yet."""
-    manager.cluster.add_coordinator(row, CoordinatorType.TRANSACTION, row.key, synthesize_node_id=False)
+def _milliseconds_to(deadline: float) -> float:
+    return max(1.0, (deadline - time.monotonic()) * 1000)
 
 
 def _fault(error: Exception) -> Answer:

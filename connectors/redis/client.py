@@ -1,10 +1,16 @@
-"""One client for each process and settings, what its errors mean, and whether its server keeps what it acknowledges."""
+"""Where a Redis is and who we are, one client for each process and settings, and what a server keeps.
+
+The password is shown nowhere.
+"""
 
 from __future__ import annotations
 
+import re
 import ssl
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -14,52 +20,144 @@ from redis.retry import Retry
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SinkError
 from onceward.core.kit.options import check_seconds
 from onceward.core.kit.processwide import PerProcess
+from onceward.core.kit.secrets import is_secret_name, redact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .settings import RedisSettings
-
-_MAY_PASS: Final = ("BUSY ", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM ", "READONLY", "TRYAGAIN")
-"""First words of error replies about the server's state, not about the request."""
+_SCHEMES: Final = ("redis", "rediss", "unix")
+_OPTIONS: Final = frozenset(
+    {
+        "client_name",
+        "db",
+        "decode_responses",
+        "health_check_interval",
+        "max_connections",
+        "password",
+        "protocol",
+        "retry_on_timeout",
+        "socket_connect_timeout",
+        "socket_keepalive",
+        "socket_timeout",
+        "ssl_ca_certs",
+        "ssl_ca_path",
+        "ssl_cert_reqs",
+        "ssl_certfile",
+        "ssl_check_hostname",
+        "ssl_ciphers",
+        "ssl_keyfile",
+        "ssl_min_version",
+        "ssl_password",
+        "username",
+    }
+)
+"""Of redis-py, those that text can give, and that cannot fail later than when a client is made."""
+_DATABASE: Final = re.compile(r"/?|/[0-9]+/?")
+_ESCAPE: Final = (
+    "In a user, password, path or option percent-encode what is not a letter or digit: @ is %40, / is %2F, ? is %3F, "
+    "# is %23; or give username and password apart"
+)
 _FORCED: Final = {"decode_responses": False, "protocol": 2}
 """Answers are read as bytes, in the forms of RESP2."""
+_REFUSALS: Final = (redis.AuthenticationError, redis.exceptions.AuthorizationError)
 _PASSING: Final = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, redis.OutOfMemoryError)
+_MAY_PASS: Final = ("BUSY ", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM ", "READONLY", "TRYAGAIN")
+"""First words of error replies about the server's state, not about the request."""
+_WAITAOF_SINCE: Final = (7, 2)
+"""Of Redis; each Valkey has it, and says that it is Redis 7.2 or newer."""
+
+
+@dataclass(frozen=True)
+class RedisSettings:
+    """Settings of all connections of a sink, which RedisSink describes; hashable and picklable."""
+
+    url: str = field(repr=False)
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    timeout: float = 30.0
+    connect_timeout: float = 10.0
+
+    def __post_init__(self) -> None:
+        _check_url(self.url)
+        if self.password is not None and self._secrets_of_url():
+            raise ConfigurationError("password is given twice: in url, and apart")
+        check_seconds("timeout", self.timeout)
+        check_seconds("connect_timeout", self.connect_timeout)
+
+    @property
+    def shown(self) -> str:
+        """The URL as far as it may be shown: without user, password and options."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+    def redact(self, message: str) -> str:
+        """A message without the password."""
+        return redact(message, [self.password or "", *self._secrets_of_url()])
+
+    def _secrets_of_url(self) -> list[str]:
+        parts = urlsplit(self.url)
+        found = [unquote(parts.password)] if parts.password else []
+        return found + [value for name, value in parse_qsl(parts.query) if is_secret_name(name)]
+
+
+def _check_url(url: str) -> None:
+    """Messages repeat nothing of it: what stands where may be a piece of a password.
+
+    A password's own @, /, ? or # would end it: its rest would be taken for a server, and shown.
+    """
+    before, at, after = url.partition("://")[2].partition("@")
+    if "#" in url or "@" in after or (at and set(before) & set("/?")):
+        raise ConfigurationError(f"url has a @, /, ? or # where none can be. {_ESCAPE}")
+    if any(ord(character) <= 0x20 or ord(character) == 0x7F for character in url):  # noqa: PLR2004 - ASCII's controls
+        raise ConfigurationError(f"url holds blanks or control characters. {_ESCAPE}")
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        raise ConfigurationError(f"url is not a URL. {_ESCAPE}") from None
+    unix = parts.scheme == "unix"
+    if parts.scheme not in _SCHEMES or not (parts.path if unix else host):
+        raise ConfigurationError("url must begin with redis://, rediss:// or unix:// and name a server")
+    if not unix and not _DATABASE.fullmatch(parts.path):
+        raise ConfigurationError(f"url has a path that is not the number of a database. {_ESCAPE}")
+    try:
+        unquote("" if unix else host or "").encode("idna")
+    except UnicodeError:
+        raise ConfigurationError("url names a host with an empty label, or one of more than 63 characters") from None
+    unknown = {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)} - _OPTIONS
+    if unknown:
+        raise ConfigurationError(f"url has {len(unknown)} unknown options; known are {', '.join(sorted(_OPTIONS))}")
 
 
 def connect(settings: RedisSettings) -> redis.Redis:
     """A client; it connects at its first command.
 
-    Its own retries are off: a delivery is repeated by whoever commits, which knows for how long.
+    Options of the URL are stronger than the arguments, but not than what the code here relies on. The client's own
+    retries are off: a delivery is repeated by whoever commits, which knows for how long.
 
     Raises:
         ConfigurationError: An option of the URL is none.
     """
-    try:
-        return redis.Redis.from_pool(_pool(settings))
-    except ConfigurationError:
-        raise
-    except (TypeError, ValueError, OSError, redis.RedisError) as error:
-        raise ConfigurationError(f"redis-py refuses an option of url: {settings.redact(str(error))}") from None
-
-
-def _pool(settings: RedisSettings) -> redis.ConnectionPool:
-    """Options of the URL are stronger than the arguments, but not than what the code here relies on."""
     given = {
         "username": settings.username,
         "password": settings.password,
         "socket_timeout": settings.timeout,
         "socket_connect_timeout": settings.connect_timeout,
     }
-    found: dict[str, Any] = parse_url(settings.url)  # type: ignore[no-untyped-call]
-    options = {**given, **found, **_FORCED, "retry": Retry(NoBackoff(), 0)}
-    for name in ("socket_timeout", "socket_connect_timeout"):
-        check_seconds(f"option {name} of url", options[name])
-    if "ssl_min_version" in options:
-        ssl.TLSVersion(options["ssl_min_version"])
-    pool = redis.ConnectionPool(**options)
-    pool.connection_class(**pool.connection_kwargs)  # it stays unused: only here redis-py looks at most options
-    return pool
+    try:
+        found: dict[str, Any] = parse_url(settings.url)  # type: ignore[no-untyped-call]
+        options = {**given, **found, **_FORCED, "retry": Retry(NoBackoff(), 0)}
+        for name in ("socket_timeout", "socket_connect_timeout"):
+            check_seconds(f"option {name} of url", options[name])
+        if "ssl_min_version" in options:
+            ssl.TLSVersion(options["ssl_min_version"])
+        pool = redis.ConnectionPool(**options)
+        pool.connection_class(**pool.connection_kwargs)  # it stays unused: only here redis-py looks at most options
+        return redis.Redis.from_pool(pool)
+    except ConfigurationError:
+        raise
+    except (TypeError, ValueError, OSError, redis.RedisError) as error:
+        raise ConfigurationError(f"redis-py refuses an option of url: {settings.redact(str(error))}") from None
 
 
 clients: Final[PerProcess[RedisSettings, Any]] = PerProcess(connect)
@@ -67,67 +165,40 @@ clients: Final[PerProcess[RedisSettings, Any]] = PerProcess(connect)
 
 
 @contextmanager
-def translated(settings: RedisSettings, what: str) -> Iterator[None]:
-    """redis-py's errors as ours.
+def asking(settings: RedisSettings, what: str) -> Iterator[Any]:
+    """The client, with redis-py's errors as ours.
 
     Args:
         settings: Of the client.
-        what: For messages: what is about to be done.
+        what: For messages: what cannot be done then.
     """
     try:
-        yield
+        yield clients.get(settings)
     except redis.RedisError as error:
         raise explained(settings, what, error) from None
 
 
 def explained(settings: RedisSettings, what: str, error: Exception) -> SinkError:
     """An error of redis-py as ours: it may pass by itself, or not."""
-    words = settings.redact(str(error)) or type(error).__name__
-    message = f"{what} at {settings.shown}: {words}"
-    return (RetryableSinkError if _may_pass(error) else SinkError)(message)
-
-
-def _may_pass(error: Exception) -> bool:
-    if isinstance(error, (redis.AuthenticationError, redis.exceptions.AuthorizationError)):
-        return False
-    return isinstance(error, _PASSING) or str(error).startswith(_MAY_PASS)
-
-
-def evaluate(settings: RedisSettings, what: str, script: str, keys: list[bytes], arguments: list[Any]) -> Any:
-    """Run a script.
-
-    Raises:
-        RetryableSinkError: No answer, or the server cannot just now.
-        SinkError: It refuses.
-    """
-    with translated(settings, what):
-        return clients.get(settings).execute_command("EVAL", script, len(keys), *keys, *arguments)
-
-
-_WAITAOF_SINCE: Final = (7, 2)
-"""Of Redis; each Valkey has it, and says that it is Redis 7.2 or newer."""
+    passing = isinstance(error, _PASSING) or str(error).startswith(_MAY_PASS)
+    kind = RetryableSinkError if passing and not isinstance(error, _REFUSALS) else SinkError
+    return kind(f"{what} at {settings.shown}: {settings.redact(str(error)) or type(error).__name__}")
 
 
 class Facts(NamedTuple):
-    """What a server says of itself.
-
-    Attributes:
-        version: Of Redis, or of the Redis that it is compatible with: major, minor.
-        role: "master" or "slave".
-        cluster: Whether it is part of a cluster.
-        append_only: Whether it has an append-only file.
-        fsync: appendfsync, if it says so.
-        evicts: Whether it deletes keys, with no time to live too, when its memory is full.
-        replicas: How many are connected.
-    """
+    """What a server says of itself."""
 
     version: tuple[int, int]
+    """Of Redis, or of the Redis that it is compatible with: major, minor."""
     role: str
     cluster: bool
     append_only: bool
     fsync: str | None
+    """appendfsync, if it says so."""
     evicts: bool
+    """Whether it deletes keys, with no time to live too, when its memory is full."""
     replicas: int
+    """How many are connected."""
 
 
 def read_facts(settings: RedisSettings) -> Facts:
@@ -137,8 +208,7 @@ def read_facts(settings: RedisSettings) -> Facts:
         RetryableSinkError: It does not answer.
         SinkError: It refuses this user.
     """
-    client = clients.get(settings)
-    with translated(settings, "cannot ask the server about itself"):
+    with asking(settings, "cannot ask the server about itself") as client:
         info = {str(name): str(value) for name, value in client.execute_command("INFO").items()}
         fsync = None
         with suppress(redis.ResponseError):  # often forbidden, and then not known
@@ -175,31 +245,21 @@ def check_facts(facts: Facts, where: str, *, durable: bool, replicas: int) -> li
         )
     if facts.role != "master":
         raise ConfigurationError(f"{where} is a replica: give the primary")
-    forgets = _forgets(facts)
+    forgets = []
+    if not facts.append_only:
+        forgets.append("it has no append-only file (set appendonly to yes)")
+    if facts.append_only and facts.fsync == "no":
+        forgets.append("it never says that its append-only file is on disk (set appendfsync to always or everysec)")
+    if facts.evicts:
+        forgets.append("it evicts any key when its memory is full (set maxmemory-policy to noeviction)")
     if not durable:
         return [f"{where} may lose rows that it has acknowledged: {why}" for why in forgets]
-    if forgets:
-        raise ConfigurationError(
-            f"{where} would lose rows that it has acknowledged: {'; '.join(forgets)}. Or say durable=False: then it is "
-            "at most once"
-        )
-    if facts.version < _WAITAOF_SINCE:
-        raise ConfigurationError(
-            f"{where} is older than 7.2 and cannot say when rows are on disk (WAITAOF). Or say durable=False: then it "
-            "is at most once"
-        )
+    lacks = f"would lose rows that it has acknowledged: {'; '.join(forgets)}" if forgets else ""
+    if not lacks and facts.version < _WAITAOF_SINCE:
+        lacks = "is older than 7.2 and cannot say when rows are on disk (WAITAOF)"
+    if lacks:
+        raise ConfigurationError(f"{where} {lacks}. Or say durable=False: then it is at most once")
     if facts.replicas < replicas:
         raise ConfigurationError(f"{where} has {facts.replicas} replicas, and replicas={replicas} is asked for")
     slow = facts.fsync == "everysec"
     return [f"{where} has appendfsync everysec: each delivery waits for up to a second"] if slow else []
-
-
-def _forgets(facts: Facts) -> list[str]:
-    found = []
-    if not facts.append_only:
-        found.append("it has no append-only file (set appendonly to yes)")
-    if facts.append_only and facts.fsync == "no":
-        found.append("it never says that its append-only file is on disk (set appendfsync to always or everysec)")
-    if facts.evicts:
-        found.append("it evicts any key when its memory is full (set maxmemory-policy to noeviction)")
-    return found

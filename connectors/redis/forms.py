@@ -13,12 +13,13 @@ import pyarrow as pa
 
 from onceward.core.errors import ConfigurationError, SchemaError, SinkError
 from onceward.core.kit.rows import check_columns, plain, to_json
-
-from .script import RESERVED
+from onceward.core.names import FORMAT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+RESERVED: Final = f"{FORMAT}:"
+"""How the keys of markers begin."""
 MOST_COLUMNS: Final = 1000
 """A script can hand over some 8,000 words at once."""
 MOST_WORDS: Final = 1_000_000
@@ -73,8 +74,8 @@ class KeyTemplate:
         self.columns = tuple(column for _, column in self._parts if column is not None)
         if "" in self.columns:
             raise ConfigurationError(f"key {text!r} has empty braces")
-        if self._parts[0][0].startswith(RESERVED):
-            raise ConfigurationError(f"key {text!r}: keys under {RESERVED.decode()} are those of markers")
+        if self._parts[0][0].startswith(RESERVED.encode()):
+            raise ConfigurationError(f"key {text!r}: keys under {RESERVED} are those of markers")
 
     def check(self, sink: str, schema: pa.Schema) -> None:
         """Check its columns.
@@ -102,8 +103,8 @@ class KeyTemplate:
                 if row[column] is None:
                     raise ValueError(f"column {column!r} of the key is null")
                 key += cell(row[column])
-        if key.startswith(RESERVED):
-            raise ValueError(f"keys under {RESERVED.decode()} are those of markers")
+        if key.startswith(RESERVED.encode()):
+            raise ValueError(f"keys under {RESERVED} are those of markers")
         return key
 
 

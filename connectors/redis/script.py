@@ -35,14 +35,30 @@ All keys are on one server: a Redis Cluster could not do this for keys in severa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import logging
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from onceward.core.names import FORMAT
+from onceward.core.errors import DataLossError, EpochConflictError, RetryableSinkError, SinkError
+
+from .client import asking, explained
+from .forms import FORMS
 
 if TYPE_CHECKING:
-    from onceward.core.names import Scope
+    from onceward.core.names import Scope, TransactionName
 
-RESERVED: Final = f"{FORMAT}:".encode()
+    from .client import RedisSettings
+    from .forms import Written
+
+_log = logging.getLogger("onceward.redis")
+
+Loss = Literal["loud", "first", "again"]
+"""What to do if the server has lost what it had acknowledged (5 and 6)."""
+GO_ON: Final = (
+    "It was emptied, or is another server. Bring its data back; or, to go on without what it had, run with "
+    "durable=False until rows are written"
+)
+WAIT_SHARE: Final = 0.5
+"""Share of the timeout of an answer for which the server itself waits for its disk and replicas."""
 
 WRITE: Final = """
 local marker, log, name = KEYS[1], ARGV[1], ARGV[2]
@@ -138,3 +154,104 @@ return #ARGV - 3
 def marker_key(scope: Scope) -> bytes:
     """Where the marker of a sink of a pipeline is."""
     return scope.head.encode()
+
+
+def change_marker(settings: RedisSettings, script: str, scope: Scope, *arguments: object) -> bytes | None:
+    """Run CLAIM, RELEASE or PRUNE.
+
+    Raises:
+        RetryableSinkError: No answer, or the server cannot just now.
+        SinkError: It refuses.
+    """
+    with asking(settings, f"cannot change the marker of sink {scope.sink}") as client:
+        found: bytes | None = client.execute_command("EVAL", script, 1, marker_key(scope), scope.log, *arguments)
+    return found
+
+
+def deliver(  # noqa: PLR0917 - of the delivery
+    settings: RedisSettings,
+    name: TransactionName,
+    first: int,
+    form: str,
+    rows: list[Written],
+    loss: Loss,
+    replicas: int,
+) -> None:
+    """Write rows if they are not there yet; if no loss is allowed, wait until they are on disk.
+
+    Args:
+        settings: Of the server.
+        name: Of their transaction.
+        first: Number of the first of them in it.
+        form: Of the rows.
+        rows: As they are written.
+        loss: What to do if the server has lost what it had acknowledged.
+        replicas: How many replicas must have them in their append-only files too.
+
+    Raises:
+        RetryableSinkError: No answer, or not on disk in time.
+        DataLossError: The server has lost what it had acknowledged.
+        EpochConflictError: Another decision log has taken the names meanwhile.
+        SinkError: It refuses.
+    """
+    durable, what = loss == "loud", "cannot write rows"
+    keys = [marker_key(name.scope), *(row.key for row in rows)]
+    arguments: list[Any] = [name.scope.log, str(name), name.start, name.epoch, first, len(rows), *FORMS[form], loss]
+    for row in rows:
+        arguments += [len(row.words), *row.words, len(row.gone), *row.gone]
+    with asking(settings, what) as client:
+        pipe = client.pipeline(transaction=False)
+        pipe.execute_command("EVAL", WRITE, len(keys), *keys, *arguments)
+        if durable:
+            pipe.execute_command("WAITAOF", 1, replicas, int(settings.timeout * WAIT_SHARE * 1000))
+        answers = pipe.execute(raise_on_error=False)
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise explained(settings, what, answer)
+    words = [word.decode(errors="replace") if isinstance(word, bytes) else word for word in answers[0]]
+    _check(settings.shown, name, f"{first} to {first + len(rows) - 1}", form, words)
+    if durable:
+        here, there = answers[1]
+        if here < 1 or there < replicas:
+            raise RetryableSinkError(
+                f"{settings.shown} has the rows, but not yet on disk: here {here} of 1, "
+                f"at replicas {there} of {replicas}"
+            )
+
+
+def _check(where: str, name: TransactionName, numbers: str, form: str, words: list[str]) -> None:
+    """What WRITE answers."""
+    marker = marker_key(name.scope).decode()
+    match words:
+        case ["written" | "already"]:
+            return
+        case ["written", _]:
+            _log.warning("%s had lost rows of %s, or its marker %s: going on", where, name, marker)
+        case ["left out"]:
+            _log.warning(
+                "%s has lost %s. Rows %s of %s may have been written before: they are left out",
+                where,
+                marker,
+                numbers,
+                name,
+            )
+        case ["unclaimed"]:
+            raise DataLossError(f"{where} has lost {marker}, which this writer had made. {GO_ON}")
+        case ["ended"]:
+            raise DataLossError(f"{where}: {name} is of an epoch that has ended, and its marker is deleted")
+        case ["claimed", log]:
+            raise EpochConflictError(f"{where}: decision log {log} has taken {marker} meanwhile")
+        case ["behind", sent]:
+            raise DataLossError(
+                f"{where} has {sent} rows of {name}, and had acknowledged {numbers.partition(' ')[0]}: it has lost "
+                "rows. Bring them back; or, to go on without them, run with durable=False until rows are written"
+            )
+        case ["type", key, kind]:
+            raise SinkError(
+                f"{where}: key {key!r} is a {kind}, and not a {FORMS[form].kind}. Nothing of the delivery is written"
+            )
+        case _:
+            raise SinkError(
+                f"{where}: this user lacks a right to {FORMS[form].command}, HSET or HDEL: {words}. Nothing of the "
+                "delivery is written"
+            )

@@ -9,33 +9,31 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from onceward.core.errors import ConfigurationError, DataLossError, SinkError
 from onceward.core.kit.options import arguments
-from onceward.core.names import TransactionName, parse_transaction_name
+from onceward.core.names import NOTHING, TransactionName, other_log, outdated_log, parse_transaction_name
 from onceward.core.sink import Guarantee
 from onceward.core.transaction import Progress
-from onceward.core.transaction.ownership import NOTHING, other_log, outdated_log
-from onceward.sinks.folder_sink import newest_of
-from onceward.sinks.folders import FolderClaims
-from onceward.sinks.write_ahead import ROWS_PER_SEND, Attempt, Segment, WriteAheadLogSink
+from onceward.sinks.folders import FolderClaims, newest_of
+from onceward.sinks.write_ahead import ROWS_PER_SEND, WriteAheadLogSink
 
-from .client import check_facts, clients, evaluate, read_facts, translated
-from .delivery import GO_ON, Delivery, Loss, deliver
+from .client import RedisSettings, asking, check_facts, read_facts
 from .forms import FORMS, KeyTemplate, check_form, written
-from .script import CLAIM, PRUNE, RELEASE, marker_key
-from .settings import RedisSettings
+from .script import CLAIM, GO_ON, PRUNE, RELEASE, Loss, change_marker, deliver, marker_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     import pyarrow as pa
 
     from onceward.core.names import Scope
     from onceward.core.transaction import Committable
-    from onceward.sinks.write_ahead import Identity
+    from onceward.sinks.segments import Segment
+    from onceward.sinks.write_ahead import Delivery
 
 _log = logging.getLogger("onceward.redis")
 
@@ -44,23 +42,28 @@ class RedisSink(WriteAheadLogSink):
     """Writes rows into one Redis or Valkey server.
 
     Args:
-        name: Unique in its pipeline, and part of every transaction's name: it must not change between runs.
-        directory: See WriteAheadLogSink.
-        url: As redis-py takes it: `redis://host:6379/0`, `rediss://…` (TLS; `?ssl_ca_certs=file`) or `unix:///socket`.
-        key: Key of each row, with columns in braces: `total:{user}`, or the same for all rows: `events`.
-        form: What a row becomes: "stream", an entry of one (XADD); "hash", the fields of one (HSET; a null deletes its
-            field); "list", a JSON object at the end of one (RPUSH).
-        maxlen: About how many entries to keep of a stream; older ones are deleted. None: all.
+        name: Unique in its pipeline, up to 32 letters, digits, `.`, `_` and `-`. It is part of every transaction's
+            name, so it must not change between runs.
+        directory: Folder of the segments. All processes that write or commit must be able to reach it, and it must
+            survive whatever the pipeline must survive.
+        url: `redis://host:6379/0`, `rediss://…` (TLS; `?ssl_ca_certs=file`) or `unix:///socket`, as in redis-py. A
+            password in it must be percent-encoded.
+        key: Key of each row, with columns in braces: `total:{user}`; or the same key for all rows: `events`. `{{` and
+            `}}` are literal braces.
+        form: What a row becomes: "stream", an entry of a stream (XADD); "hash", the fields of a hash (HSET; a null
+            deletes its field), which needs a column in the key; "list", a JSON object at the end of a list (RPUSH).
+        maxlen: Approximate number of entries of a stream to keep; older ones are deleted. Default: all.
         durable: Wait until each delivery is in the append-only file (WAITAOF), and refuse a server that has none or
-            evicts keys. False: a server that crashes may lose rows, and then it is at most once.
-        replicas: How many replicas must have it in their append-only files too.
-        rows_per_send: Rows of one delivery at most; no other client is served while they are written.
-        username: Of the server's access control list, if it is not in the URL.
-        password: If it is not in the URL.
+            that evicts keys. If False, a server that crashes may lose rows, and the guarantee is at most once.
+        replicas: Number of replicas that must have each delivery in their append-only files.
+        rows_per_send: Maximum number of rows in one delivery. No other client is served while its script runs (500 rows
+            take a few milliseconds).
+        username: User of the server's access control list, if it is not in the URL.
+        password: Password, if it is not in the URL.
         timeout: Seconds to wait for an answer.
         connect_timeout: Seconds to wait for a connection.
-        select: SQL expressions that make this sink's columns out of the pipeline's; default: all columns.
-        where: SQL condition; this sink gets only the rows for which it is true; default: all rows.
+        select: SQL expressions that make this sink's columns out of the pipeline's. Default: all columns.
+        where: SQL condition; the sink takes only the rows for which it is true. Default: all rows.
 
     Raises:
         ConfigurationError: A setting is wrong.
@@ -122,7 +125,6 @@ class RedisSink(WriteAheadLogSink):
         return Guarantee.EXACTLY_ONCE if self.durable else Guarantee.AT_MOST_ONCE
 
     def validate_complete_mode(self) -> None:
-        """Complete mode fits hashes only."""
         if self.form != "hash":
             raise ConfigurationError(
                 f"output mode complete writes the whole result at each epoch, which would append every row to the "
@@ -150,17 +152,16 @@ class RedisSink(WriteAheadLogSink):
         written(self.name, self.form, self.key, batch)
         super().write(transaction, batch)
 
-    def send(self, rows: pa.RecordBatch, identity: Identity) -> None:
-        """Write rows and marker; see WriteAheadLogSink."""
-        self.deliver(rows, Attempt(identity, {}, again=True))
-
-    def deliver(self, rows: pa.RecordBatch, attempt: Attempt) -> None:
+    def send(self, rows: pa.RecordBatch, delivery: Delivery) -> None:
         """Write rows and marker. A server that has lost its marker is an error, or with durable=False a warning."""
-        identity = attempt.identity
-        name = _parsed(identity.transaction)
+        name = parse_transaction_name(delivery.transaction)
+        if name is None:
+            raise SinkError(f"{delivery.transaction!r} is no name of a transaction", sink=self.name)
+        loss: Loss = "loud"
+        if not self.durable:  # only a server that evicts keys loses a marker and keeps the rows
+            loss = "again" if delivery.again and read_facts(self.settings).evicts else "first"
         found = written(self.name, self.form, self.key, rows, self.maxlen)
-        delivery = Delivery(name, identity.first, self.form, found, self._after_a_loss(attempt))
-        deliver(self.settings, delivery, durable=self.durable, replicas=self.replicas)
+        deliver(self.settings, name, delivery.first, self.form, found, loss, self.replicas)
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:
         """Segments that are not sent. At each start and now and then: so this is where a lost marker is looked for.
@@ -173,15 +174,10 @@ class RedisSink(WriteAheadLogSink):
         return super().lingering(scope)
 
     def check_claim(self, scope: Scope, newest: Progress) -> None:
-        """Look whose the names are, and how far their log had come, in the folder and in the server.
-
-        Raises:
-            EpochConflictError: They are another decision log's, or this one is an outdated copy.
-        """
+        """Look whose the names are, and how far their log had come, in the folder and in the server."""
         super().check_claim(scope, newest)
         known = self._known(scope)
-        if known not in (None, scope.log.encode()):
-            raise other_log(scope, str(known, "utf-8"), self.settings.shown)
+        self._check_owner(scope, known)
         reached = self._reached(scope) if known is not None else NOTHING
         if reached > newest:
             raise outdated_log(scope, reached, newest, self.settings.shown)
@@ -195,25 +191,16 @@ class RedisSink(WriteAheadLogSink):
                 durable=False the next delivery makes the marker again.
         """
         new = FolderClaims(self._place).known(scope) != scope.log
-        known = self._evaluate(CLAIM, scope) if new else self._known(scope)
+        known = change_marker(self.settings, CLAIM, scope) if new else self._known(scope)
         self._check_marker(scope, known)
-        if known not in (None, scope.log.encode()):
-            raise other_log(scope, str(known, "utf-8"), self.settings.shown)
+        self._check_owner(scope, known)
         super().claim(scope)
-
-    def _check_marker(self, scope: Scope, known: bytes | None) -> None:
-        if known is None and self.durable and FolderClaims(self._place).known(scope) == scope.log:
-            raise DataLossError(
-                f"{self.settings.shown} knows nothing of this pipeline and sink, though {self.directory} does. {GO_ON}",
-                pipeline=scope.pipeline,
-                sink=scope.sink,
-            )
 
     def release(self, scope: Scope) -> None:
         """Forget, in the server and in the folder, other decision logs and how far this one had come."""
         if self._known(scope) is None:
             FolderClaims(self._place).release(scope, own=True)
-        self._evaluate(RELEASE, scope)
+        change_marker(self.settings, RELEASE, scope)
         super().release(scope)
 
     def completed(self, scope: Scope, epoch: int) -> None:
@@ -223,46 +210,43 @@ class RedisSink(WriteAheadLogSink):
         ended = [name for name in (*written, *released) if name.epoch < epoch]
         if ended:
             floor = newest_of(name for name in written if name.epoch < epoch)
-            self._evaluate(PRUNE, scope, *floor, *map(str, ended))
+            change_marker(self.settings, PRUNE, scope, *floor, *map(str, ended))
+
+    def _check_owner(self, scope: Scope, known: bytes | None) -> None:
+        if known not in (None, scope.log.encode()):
+            raise other_log(scope, str(known, "utf-8"), self.settings.shown)
+
+    def _check_marker(self, scope: Scope, known: bytes | None) -> None:
+        if known is None and self.durable and FolderClaims(self._place).known(scope) == scope.log:
+            raise DataLossError(
+                f"{self.settings.shown} knows nothing of this pipeline and sink, though {self.directory} does. {GO_ON}",
+                pipeline=scope.pipeline,
+                sink=scope.sink,
+            )
+
+    def _known(self, scope: Scope) -> bytes | None:
+        """The decision log that the marker names, if there is a marker."""
+        return self._marker_fields(scope, "log")[0]
 
     def _reached(self, scope: Scope) -> Progress:
         """How far the log had come by what the server knows: the floor stands for what is deleted."""
-        with translated(self.settings, "cannot read the marker"):
-            ask = clients.get(self.settings).execute_command
-            start, epoch = (ask("HGET", marker_key(scope), field) for field in ("floor:start", "floor:epoch"))
+        start, epoch = self._marker_fields(scope, "floor:start", "floor:epoch")
         floor = Progress(int(start), int(epoch)) if start is not None and epoch is not None else NOTHING
         return max(floor, newest_of(self._written(scope)[0]))
 
     def _written(self, scope: Scope) -> tuple[list[TransactionName], list[TransactionName]]:
         """Transactions whose rows the marker counts: since the newest rewind, and from before."""
-        with translated(self.settings, "cannot read the marker"):
-            ask = clients.get(self.settings).execute_command
-            fields, before = ask("HKEYS", marker_key(scope)), ask("HGET", marker_key(scope), "released")
+        with self._reading() as client:
+            fields: list[bytes] = client.execute_command("HKEYS", marker_key(scope))
+        [before] = self._marker_fields(scope, "released")
         released = set((before or b"").decode().split())
         names = [parse_transaction_name(field.decode()) for field in fields]
         mine = [name for name in names if name is not None and name.scope == scope]
         return [n for n in mine if str(n) not in released], [n for n in mine if str(n) in released]
 
-    def _after_a_loss(self, attempt: Attempt) -> Loss:
-        """Only a server that evicts keys loses a marker and keeps the rows."""
-        if self.durable:
-            return Loss.LOUD
-        return Loss.AGAIN if attempt.again and read_facts(self.settings).evicts else Loss.FIRST
+    def _marker_fields(self, scope: Scope, *fields: str) -> list[bytes | None]:
+        with self._reading() as client:
+            return [client.execute_command("HGET", marker_key(scope), field) for field in fields]
 
-    def _known(self, scope: Scope) -> bytes | None:
-        """The decision log that the marker names, if there is a marker."""
-        with translated(self.settings, "cannot read the marker"):
-            found: bytes | None = clients.get(self.settings).execute_command("HGET", marker_key(scope), "log")
-        return found
-
-    def _evaluate(self, script: str, scope: Scope, *arguments: object) -> bytes | None:
-        what = f"cannot change the marker of sink {self.name}"
-        found: bytes | None = evaluate(self.settings, what, script, [marker_key(scope)], [scope.log, *arguments])
-        return found
-
-
-def _parsed(transaction: str) -> TransactionName:
-    name = parse_transaction_name(transaction)
-    if name is None:
-        raise SinkError(f"{transaction!r} is no name of a transaction")
-    return name
+    def _reading(self) -> AbstractContextManager[Any]:
+        return asking(self.settings, "cannot read the marker")

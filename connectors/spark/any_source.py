@@ -1,24 +1,139 @@
-"""Any ResettableSource as a Spark stream: FileSource, SequenceSource, or your own."""
+"""Any ResettableSource as a Spark stream: FileSource, SequenceSource, or your own.
+
+Spark keeps the positions: they are written to the checkpoint before a batch runs and handed back after a restart.
+From pyspark 4.2 on Python sources are told a query's limits and the trigger availableNow.
+"""
 
 from __future__ import annotations
 
+import logging
 import pickle
 import secrets
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.source import ResettableSource
 
-from .source_reader import SourceBatchReader, SourceStreamReader, reader_of
-
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from onceward.core.source import Split
+
+try:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+    LIMITS = True
+except ImportError:  # before pyspark 4.2, where BeforeLimits asks for none of them
+    ReadAllAvailable = ReadLimit = ReadMaxRows = SupportsTriggerAvailableNow = type("NoLimits", (), {})  # type: ignore[misc, assignment]
+    LIMITS = False
+
+_log = logging.getLogger("onceward.spark")
+
 FORMAT = "onceward-source"
 _ROWS = "maxRows"
+Offsets = dict[str, Any]
+
+
+class SplitPartition(InputPartition):
+    """One Spark task: a range of one unit of the source."""
+
+    def __init__(self, split: Split) -> None:
+        super().__init__(split)
+        self.split = split
+
+
+class SourceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a stream. The methods are documented in pyspark.
+
+    Args:
+        source: What is read.
+        max_rows: Rows of one batch, about; None: all there is.
+    """
+
+    def __init__(self, source: ResettableSource, max_rows: int | None = None) -> None:
+        self._source = source
+        self._max_rows = max_rows
+        self._target: Offsets | None = source.end() if source.bounded else None
+
+    def initialOffset(self) -> Offsets:  # noqa: N802 - Spark's names
+        offsets: Offsets = self._source.start()
+        return offsets
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        return ReadAllAvailable() if self._max_rows is None else ReadMaxRows(self._max_rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = self._source.end()
+
+    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        offsets: Offsets = self._source.latest(start, rows, self._target)
+        return offsets
+
+    def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
+        return [SplitPartition(split) for split in self._source.splits(start, end)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return batches_of(self._source, partition)
+
+    def commit(self, end: Offsets) -> None:
+        """Publish positions, for queries whose sink does not; Spark calls it a batch late and not for the last one."""
+        try:
+            self._source.publish(end)
+        except OncewardError as error:
+            _log.warning("positions could not be published: %s", error)
+
+
+class BeforeLimits(SourceStreamReader):
+    """Reads a stream on pyspark 4.0 and 4.1, which asks for the next end without saying where the last one was.
+
+    The first batch after a restart takes all there is, because nobody says where it begins until its tasks are planned.
+    Only then can what was lost in the meantime be told.
+    """
+
+    _at: Offsets | None = None
+
+    def initialOffset(self) -> Offsets:  # noqa: N802
+        self._at = super().initialOffset()
+        return self._at
+
+    def latestOffset(self) -> Offsets:  # type: ignore[override]  # noqa: N802 - the older signature
+        if self._at is None:
+            return dict(self._source.end())
+        return dict(self._source.latest(self._at, self._max_rows, self._target))
+
+    def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
+        if self._at is None:
+            self._source.latest(start, None, end)
+        self._at = end
+        return super().partitions(start, end)
+
+
+class SourceBatchReader(DataSourceReader):
+    """Reads from one position to another, both looked up once."""
+
+    def __init__(self, source: ResettableSource, start: Offsets, end: Offsets) -> None:
+        self._source = source
+        self._range = (start, end)
+
+    def partitions(self) -> list[InputPartition]:
+        return [SplitPartition(split) for split in self._source.splits(*self._range)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return batches_of(self._source, partition)
+
+
+def batches_of(source: ResettableSource, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of one task."""
+    if isinstance(partition, SplitPartition):
+        for piece in source.read(partition.split):
+            yield piece.batch
 
 
 class AnySource(DataSource):
@@ -44,19 +159,16 @@ class AnySource(DataSource):
         return cls.format_name
 
     def schema(self) -> StructType:
-        """The source's schema, in Spark's types."""
         from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - imports pyarrow
 
         schema: StructType = from_arrow_schema(self.source.schema)
         return schema
 
     def streamReader(self, schema: StructType) -> SourceStreamReader:  # noqa: ARG002, N802 - Spark's name
-        """A stream reader."""
         rows = self.options.get(_ROWS)
-        return reader_of(self.source, int(rows) if rows else None)
+        return (SourceStreamReader if LIMITS else BeforeLimits)(self.source, int(rows) if rows else None)
 
     def reader(self, schema: StructType) -> SourceBatchReader:  # noqa: ARG002 - Spark's signature
-        """A batch reader of all available rows."""
         return SourceBatchReader(self.source, self.source.start(), self.source.end())
 
 
@@ -91,9 +203,8 @@ def registered(spark: SparkSession, source: ResettableSource) -> str:
         ConfigurationError: The source cannot be pickled.
     """
     name = f"{FORMAT}-{secrets.token_hex(8)}"
-    kind = type("RegisteredSource", (AnySource,), {"format_name": name, "source": source})
     try:
-        spark.dataSource.register(kind)
+        spark.dataSource.register(type("RegisteredSource", (AnySource,), {"format_name": name, "source": source}))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ConfigurationError(f"{type(source).__name__} cannot be pickled for the executors: {error}") from error
     return name

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from onceward.core.checkpoint import Admission, CommitPolicy, Coordinator, OnLost
 from onceward.core.checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.core.errors import ConfigurationError, OncewardError
-from onceward.core.log import LogStore, open_store
 from onceward.core.names import check_pipeline_name
 from onceward.core.sink import Guarantee
 from onceward.core.transaction import Acknowledgement
-from onceward.sinks.base import DirectSink, TwoPhaseCommitSink
-from onceward.sinks.direct import DirectlyWritten
+from onceward.sinks.base import DirectlyWritten, DirectSink, TwoPhaseCommitSink
 
-from .executors import warn_of_python
-from .projection import Projection, schema_for
+from .cluster import check_store, local_store, open_log, warn_of_python
 from .publication import with_publication
 from .query import QueryRun, any_stage_failed, current_run, epoch_input, hadoop_reader
-from .store import check_store, default_store, local_store
-from .task import ACK_COLUMN, ACK_SCHEMA, STAGE_COLUMN, EpochTask
+from .task import ACK_COLUMN, ACK_SCHEMA, STAGE_COLUMN, EpochTask, projected, schema_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from onceward.core.log import EpochInput
+    from onceward.core.log import EpochInput, LogStore
 
 _log = logging.getLogger("onceward.spark")
 AnySink = TwoPhaseCommitSink[Any] | DirectSink[Any]
@@ -56,21 +53,25 @@ def exactly_once(
     """Write a streaming DataFrame into one or more sinks, so that each record takes effect exactly once in each.
 
     Args:
-        df: A streaming DataFrame.
-        sinks: Where it goes; each sink has its own name. A sink's `select` and `where` choose its columns and rows.
-            A sink that promises less (an IdempotentSink, a DirectSink) keeps its own guarantee, and a warning says so.
-        checkpoint: Spark's checkpoint folder; by default the one that Spark's configuration sets.
-        pipeline: Name of the pipeline, part of every transaction's name; by default the query's id.
-        store: Where the decision log lives (a URL for `open_store`); by default inside the checkpoint.
+        df: A streaming DataFrame of a classic session. A DataFrame of a Spark Connect session is refused.
+        sinks: Where the rows go. Each sink has a name that is unique in the pipeline, and may choose columns and rows
+            with `select` and `where`. A sink with a weaker guarantee (an IdempotentSink, a DirectSink) keeps it, and a
+            warning says so.
+        checkpoint: Spark's checkpoint folder of this query. Default: `spark.sql.streaming.checkpointLocation`, which
+            the formats cannot see: they need the option.
+        pipeline: Name of the pipeline, up to 64 letters, digits, `.`, `_` and `-`. It is part of every transaction's
+            name, so it must not change between runs, and no two pipelines may share it. Default: the query's id.
+        store: Where the decision log lives: a URL for `open_store`. Default: the folder `onceward` in the checkpoint.
         commit_timeout: Seconds for which a commit is tried again while a target does not answer. Then the query fails
-            with CommitPendingError; the decision stands, and its next start commits it.
-        commit_backoff: Longest pause between two attempts, in seconds; the first pauses are shorter.
+            with CommitPendingError; the decision stands, and the query's next start commits it.
+        commit_backoff: Longest pause between two attempts to commit, in seconds; the first pauses are shorter.
         on_lost: What to do when a decided transaction can no longer be committed: "fail", "replay" or "skip".
-        adopt: Start at whatever batch the query has reached, because it ran with another sink until now.
-        rewind: Why the pipeline goes back to an older state on purpose; recorded in the log, and done once: a query
-            that is started again with the same reason continues.
-        on_complete: Called on the driver after an epoch's COMPLETED entry is durable, with its number and input.
-            Called again for the newest epoch after a restart.
+        adopt: Start with an empty decision log at whatever batch the query has reached, because it ran with another
+            sink until now.
+        rewind: Why the pipeline goes back to an older state on purpose. It is recorded in the decision log and done
+            once: a query that is started again with the same reason continues.
+        on_complete: Function that is called on the driver after an epoch's COMPLETED entry is durable, with the epoch's
+            number and its input. After a restart it is called again for the newest epoch.
 
     Returns:
         A DataStreamWriter: set trigger, output mode and query name, then `start()`.
@@ -120,32 +121,22 @@ def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> Non
         check_pipeline_name(pipeline)
 
 
+@dataclass
 class EpochHandler:
     """Function that Spark calls with each micro-batch; it keeps one coordinator per run of the query."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        sinks: Sequence[TwoPhaseCommitSink[Any]],
-        *,
-        pipeline: str | None,
-        store: str | LogStore | None,
-        policy: CommitPolicy,
-        adopt: bool,
-        rewind: str | None,
-        on_complete: Callable[[int, EpochInput], None] | None,
-    ) -> None:
-        self.spark = spark
-        self.sinks = sinks
-        self.pipeline = pipeline
-        self.store = store
-        self.policy = policy
-        self.adopt = adopt
-        self.rewind = rewind
-        self.on_complete = on_complete
-        self._projection = Projection(sinks)
-        self._read_text = hadoop_reader(spark)
-        self._speculates = spark.sparkContext.getConf().get("spark.speculation", "false").lower() == "true"
+    spark: SparkSession
+    sinks: Sequence[TwoPhaseCommitSink[Any]]
+    pipeline: str | None
+    store: str | LogStore | None
+    policy: CommitPolicy
+    adopt: bool
+    rewind: str | None
+    on_complete: Callable[[int, EpochInput], None] | None
+
+    def __post_init__(self) -> None:
+        self._read_text = hadoop_reader(self.spark)
+        self._speculates = self.spark.sparkContext.getConf().get("spark.speculation", "false").lower() == "true"
         self._run: QueryRun | None = None
         self._coordinator: Coordinator | None = None
 
@@ -155,7 +146,7 @@ class EpochHandler:
         if self._run != run:
             self._coordinator, self._read_text = None, hadoop_reader(self.spark)
         about = epoch_input(self._read_text, run.checkpoint, run.query, batch)
-        coordinator = self._coordinator_of(run, batch, about)
+        coordinator = self._coordinator or self._open(run, batch, about)
         if coordinator.admit(batch, about, adopt=self.adopt) is Admission.REPLAY:
             _log.warning("epoch %s is decided and completed: it is replayed without writing", batch)
             # A stateful query must run the batch all the same, or its state store misses a version for ever.
@@ -168,33 +159,25 @@ class EpochHandler:
         if self.on_complete is not None:
             self.on_complete(batch, about)
 
+    def _open(self, run: QueryRun, batch: int, about: EpochInput) -> Coordinator:
+        if run.complete:
+            for sink in self.sinks:
+                sink.validate_complete_mode()
+        name = self.pipeline or run.query
+        store = open_log(self.store, run.checkpoint, name)
+        check_store(local_store(store), self.spark.sparkContext.master)
+        coordinator = Coordinator(name, store, self.sinks, self.policy)
+        coordinator.open(rewind=self.rewind, first_epoch=batch, query=run.query, epoch_input=about)
+        self._run, self._coordinator = run, coordinator
+        return coordinator
+
     def _write(self, frame: DataFrame, coordinator: Coordinator, batch: int) -> list[Row]:
         contexts = [coordinator.context(sink.name, batch, subtask=-1) for sink in self.sinks]
-        task = EpochTask(self.sinks, contexts, self._projection)
         try:
-            return self._projection.of(frame, self.sinks).mapInArrow(task, ACK_SCHEMA).collect()
+            return projected(frame, self.sinks).mapInArrow(EpochTask(self.sinks, contexts), ACK_SCHEMA).collect()
         except BaseException:
             # Partitions that were through hold locks and readers: end them now, not at the next start.
             self._coordinator = None
             with contextlib.suppress(OncewardError):
                 coordinator.give_up()
             raise
-
-    def _coordinator_of(self, run: QueryRun, batch: int, about: EpochInput) -> Coordinator:
-        if self._coordinator is None:
-            if run.complete:
-                for sink in self.sinks:
-                    sink.validate_complete_mode()
-            name = self.pipeline or run.query
-            coordinator = Coordinator(name, self._open_store(run, name), self.sinks, self.policy)
-            coordinator.open(rewind=self.rewind, first_epoch=batch, query=run.query, epoch_input=about)
-            self._run, self._coordinator = run, coordinator
-        return self._coordinator
-
-    def _open_store(self, run: QueryRun, pipeline: str) -> LogStore:
-        if self.store is None:
-            store = default_store(run.checkpoint, pipeline)
-        else:
-            store = open_store(self.store, pipeline=pipeline) if isinstance(self.store, str) else self.store
-        check_store(local_store(store), self.spark.sparkContext.master)
-        return store

@@ -12,10 +12,10 @@ from pyspark.sql.datasource import DataSource
 
 from onceward.core.errors import ConfigurationError
 
-from .executors import warn_of_python
+from .cluster import warn_of_python
 from .options import COMMON, FormatOptions
-from .projection import arrow_schema
 from .publication import is_ours, publisher_from_options
+from .task import arrow_schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,8 +66,9 @@ class SinkFormat(DataSource):
         sink = self._sink(schema)
         if overwrite:
             sink.validate_complete_mode()
-        stream_writer, _ = _writers()
-        return stream_writer(sink, FormatOptions.parse(self.options), publisher_from_options(self.options))
+        options, publisher = FormatOptions.parse(self.options), publisher_from_options(self.options)
+        made: StreamWriter = _writers().StreamWriter(sink, options, publisher)
+        return made
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """A batch writer."""
@@ -75,8 +76,8 @@ class SinkFormat(DataSource):
             raise ConfigurationError(f"{self.name()} appends: use mode('append'), it cannot replace what is there")
         if publisher_from_options(self.options) is not None:
             raise ConfigurationError("options offsets.kafka.… belong to a streaming query: a batch has no offsets")
-        _, batch_writer = _writers()
-        return batch_writer(self._sink(schema), FormatOptions.parse(self.options))
+        made: BatchWriter = _writers().BatchWriter(self._sink(schema), FormatOptions.parse(self.options))
+        return made
 
     def _sink(self, schema: StructType) -> TwoPhaseCommitSink[Any]:
         common = COMMON - self.own_too
@@ -89,15 +90,15 @@ class SinkFormat(DataSource):
         return sink
 
 
-def _writers() -> tuple[type[StreamWriter], type[BatchWriter]]:
+def _writers() -> Any:
     try:
-        from .writer import BatchWriter, StreamWriter  # noqa: PLC0415 - not on every pyspark
+        from . import writer  # noqa: PLC0415 - not on every pyspark
     except ImportError as error:
         raise ConfigurationError(
             "writing through a format needs pyspark 4.1 or newer (DataSourceStreamArrowWriter); on 4.0 use "
             "exactly_once(df, sink), which writes the same"
         ) from error
-    return StreamWriter, BatchWriter
+    return writer
 
 
 class KafkaFormat(SinkFormat):

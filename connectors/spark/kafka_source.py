@@ -16,21 +16,20 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from onceward.connectors.kafka.bounds import AtTime, bound, milliseconds, times
-from onceward.connectors.kafka.positions import assignment_from_json
+from onceward.connectors.kafka.positions import AtTime, assignment_from_json, bound, milliseconds, times
 from onceward.connectors.kafka.settings import split_options
 from onceward.connectors.kafka.source import KafkaSource
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import arguments
 
-from .source_reader import LIMITS, BeforeLimits, SourceBatchReader, SourceStreamReader
+from .any_source import LIMITS, BeforeLimits, SourceBatchReader, SourceStreamReader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from onceward.connectors.kafka.bounds import Bound
+    from onceward.connectors.kafka.positions import Bound
 
-    from .source_reader import Offsets
+    from .any_source import Offsets
 
 TOLERATED: Final = frozenset({"path", "checkpointlocation", "pipeline", "name", "useprivatejson"})
 """Options that Spark adds by itself or that belong to the query."""

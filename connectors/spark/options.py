@@ -23,11 +23,11 @@ from onceward.core.checkpoint import CommitPolicy, OnLost
 from onceward.core.checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import arguments, option_names
-from onceward.core.log import EpochInput, LogStore, open_store, read
-from onceward.core.log.directory import DirectoryStore
+from onceward.core.log import DirectoryStore, EpochInput, LogStore, open_store, read
 from onceward.core.names import PIPELINE_LENGTH, check_pipeline_name
 
-from .store import default_store
+from .cluster import open_log
+from .query import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,8 +71,8 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
         given = arguments(cls, own, aliases=_ALIASES)
         if "pipeline" in given:
             check_pipeline_name(given["pipeline"])
-        if "checkpoint" in given:
-            given["checkpoint"] = _absolute(given["checkpoint"])
+        if "checkpoint" in given and not urlsplit(given["checkpoint"]).scheme:
+            given["checkpoint"] = str(Path(given["checkpoint"]).absolute())  # as Spark takes it
         parsed = cls(**given)
         parsed.policy()
         return parsed
@@ -106,77 +106,14 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(f"the checkpoint {self.checkpoint} has no metadata file: is it this query's?")
         return str(json.loads(text)["id"])
 
-    def open_store(self, pipeline: str) -> LogStore:
+    def open_log(self, pipeline: str) -> LogStore:
         """The decision log's store of a streaming query."""
-        if self.store is not None:
-            return open_store(self.store, pipeline=pipeline)
-        return default_store(self.checkpoint_root(), pipeline)
+        return open_log(self.store, self.checkpoint_root() if self.store is None else "", pipeline)
 
 
 _OWN: Final = frozenset(option.lower() for option in option_names(FormatOptions, aliases=_ALIASES))
 COMMON: Final = _OWN | {"queryname", "name", "path"}
 """Options that every format has, in lower case; Spark adds a query's name to its options."""
-
-
-def _absolute(checkpoint: str) -> str:
-    """A path without scheme as Spark takes it: below the driver's working directory."""
-    return checkpoint if urlsplit(checkpoint).scheme else str(Path(checkpoint).absolute())
-
-
-def newest_batch(checkpoint: str) -> int:
-    """The newest batch whose offsets a checkpoint holds.
-
-    Raises:
-        ConfigurationError: There is none, or nothing here can read that file system.
-    """
-    folder, local = f"{checkpoint}/offsets", _local_path(f"{checkpoint}/offsets")
-    try:
-        names = [path.name for path in Path(local).iterdir()] if local is not None else _remote_names(folder)
-    except (ImportError, ValueError, OSError) as error:
-        raise ConfigurationError(f"cannot list {folder} from Python: {error}") from error
-    batches = [int(name) for name in names if name.isdigit()]
-    if not batches:
-        raise ConfigurationError(f"the checkpoint {checkpoint} holds no offsets: is it this query's checkpoint?")
-    return max(batches)
-
-
-def _remote_names(folder: str) -> list[str]:
-    import fsspec  # noqa: PLC0415 - an extra
-
-    filesystem, path = fsspec.core.url_to_fs(folder)
-    return [str(name).rpartition("/")[2] for name in filesystem.ls(path, detail=False)]
-
-
-def _local_path(url: str) -> str | None:
-    """Hadoop writes file:/x, file:///x or /x for one place."""
-    if url.startswith("file:"):
-        return "/" + url.removeprefix("file:").lstrip("/")
-    return None if urlsplit(url).scheme else url
-
-
-def read_text(url: str) -> str | None:
-    """Read a small text file, local or through fsspec; None if it is not there.
-
-    Raises:
-        ConfigurationError: Nothing here can read that file system.
-    """
-    path = _local_path(url)
-    if path is not None:
-        try:
-            return Path(path).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
-    try:
-        import fsspec  # noqa: PLC0415 - an extra
-
-        with fsspec.open(url, "rt", encoding="utf-8") as remote:
-            return str(remote.read())
-    except FileNotFoundError:
-        return None
-    except (ImportError, ValueError) as error:
-        raise ConfigurationError(
-            f"cannot read {url} from Python ({error}): install fsspec's package for it, or use exactly_once(…)"
-        ) from error
 
 
 _DIGEST: Final = 16
@@ -207,21 +144,19 @@ def batch_store(options: FormatOptions, pipeline: str, temporary: str) -> LogSto
     if (options.pipeline is None) != (options.run_key is None):
         raise ConfigurationError("options pipeline and runKey go together: give both for an idempotent run, or neither")
     if options.store is not None:
-        return open_store(_of_run(options.store, pipeline), pipeline=pipeline)
+        store = options.store
+        if store.startswith("file:"):  # a folder of the run's own; other stores keep pipelines apart by themselves
+            folder, mark, query = store.partition("?")
+            store = f"{folder.rstrip('/')}/{pipeline}{mark}{query}"
+        elif "://" not in store:
+            store = f"{store.rstrip('/')}/{pipeline}"
+        return open_store(store, pipeline=pipeline)
     if options.run_key is not None:
         raise ConfigurationError(
             "an idempotent batch write needs option('store', …): a folder or database where its decision is kept, for "
             "example '/var/lib/onceward' or 'postgresql+psycopg://user@host/db'"
         )
     return DirectoryStore(temporary, shared=True)  # no other driver will look for it
-
-
-def _of_run(store: str, pipeline: str) -> str:
-    """A folder of the run's own; other stores keep pipelines apart by themselves."""
-    if store.startswith("file:"):
-        folder, mark, query = store.partition("?")
-        return f"{folder.rstrip('/')}/{pipeline}{mark}{query}"
-    return store if "://" in store else f"{store.rstrip('/')}/{pipeline}"
 
 
 def temporary_log(options: FormatOptions) -> str:

@@ -7,11 +7,13 @@ again when it replays the batch, so its digest recognises a replay.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onceward.core.errors import ConfigurationError
 from onceward.core.log import EpochInput
+
+from .cluster import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -21,21 +23,17 @@ if TYPE_CHECKING:
 _QUERY, _RUN = "sql.streaming.queryId", "spark.jobGroup.id"
 
 
-@dataclass(frozen=True)
-class QueryRun:
-    """One run of one streaming query.
-
-    Attributes:
-        query: Spark's query id: stays with the checkpoint.
-        run: Spark's run id: new at each start.
-        checkpoint: Root of the checkpoint, as a URL.
-        complete: Whether its output mode is complete: each epoch brings the whole result again.
-    """
+class QueryRun(NamedTuple):
+    """One run of one streaming query."""
 
     query: str
+    """Spark's query id: stays with the checkpoint."""
     run: str
+    """Spark's run id: new at each start."""
     checkpoint: str
+    """Root of the checkpoint, as a URL."""
     complete: bool = False
+    """Whether its output mode is complete: each epoch brings the whole result again."""
 
 
 def current_run(spark: SparkSession) -> QueryRun:
@@ -55,38 +53,6 @@ def current_run(spark: SparkSession) -> QueryRun:
     running = stream._jsq.streamingQuery()  # noqa: SLF001 - no public way to ask
     complete = running.outputMode().toString().lower() == "complete"
     return QueryRun(query, run, running.resolvedCheckpointRoot(), complete)
-
-
-def hadoop_reader(spark: SparkSession) -> Callable[[str], str | None]:
-    """A function that reads a small text file of any file system that Spark knows; None if it is not there.
-
-    For files that never change: it remembers the last one. Each call into the JVM costs about a millisecond, and a
-    batch's offsets are read again as the start of the next.
-    """
-    last: dict[str, str] = {}
-
-    def read_text(url: str) -> str | None:
-        if url in last:
-            return last[url]
-        text = read(url)
-        if text is not None:
-            last.clear()
-            last[url] = text
-        return text
-
-    def read(url: str) -> str | None:
-        jvm: Any = spark._jvm  # noqa: SLF001 - the only way to Spark's file systems
-        path = jvm.org.apache.hadoop.fs.Path(url)
-        files = path.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001
-        if not files.exists(path):
-            return None
-        stream = files.open(path)
-        try:
-            return bytes(jvm.org.apache.commons.io.IOUtils.toByteArray(stream)).decode()
-        finally:
-            stream.close()
-
-    return read_text
 
 
 def any_stage_failed(spark: SparkSession, stages: Iterable[int]) -> bool:
@@ -122,3 +88,81 @@ def epoch_input(read_text: Callable[[str], str | None], checkpoint: str, query: 
 def _sources(offsets: str) -> list[str]:
     """Offsets of each source: what follows the version and the metadata line."""
     return [line for line in offsets.splitlines()[2:] if line]
+
+
+def hadoop_reader(spark: SparkSession) -> Callable[[str], str | None]:
+    """A function that reads a small text file of any file system that Spark knows; None if it is not there.
+
+    For files that never change: it remembers the last one. Each call into the JVM costs about a millisecond, and a
+    batch's offsets are read again as the start of the next.
+    """
+    last: dict[str, str] = {}
+
+    def read_text(url: str) -> str | None:
+        if url not in last:
+            jvm: Any = spark._jvm  # noqa: SLF001 - the only way to Spark's file systems
+            path = jvm.org.apache.hadoop.fs.Path(url)
+            files = path.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001
+            if not files.exists(path):
+                return None
+            stream = files.open(path)
+            try:
+                text = bytes(jvm.org.apache.commons.io.IOUtils.toByteArray(stream)).decode()
+            finally:
+                stream.close()
+            last.clear()
+            last[url] = text
+        return last[url]
+
+    return read_text
+
+
+def read_text(url: str) -> str | None:
+    """Read a small text file where there is no JVM: local, or through fsspec; None if it is not there.
+
+    Raises:
+        ConfigurationError: Nothing here can read that file system.
+    """
+    path = local_path(url)
+    try:
+        if path is not None:
+            return Path(path).read_text(encoding="utf-8")
+        import fsspec  # noqa: PLC0415 - an extra
+
+        with fsspec.open(url, "rt", encoding="utf-8") as remote:
+            return str(remote.read())
+    except FileNotFoundError:
+        return None
+    except (ImportError, ValueError) as error:
+        raise ConfigurationError(
+            f"cannot read {url} from Python ({error}): install fsspec's package for it, or use exactly_once(…)"
+        ) from error
+
+
+def newest_batch(checkpoint: str) -> int:
+    """The batch that runs: Spark writes its offsets before it plans it.
+
+    Raises:
+        ConfigurationError: There is none, or nothing here can read that file system.
+    """
+    folder = f"{checkpoint}/offsets"
+    local = local_path(folder)
+    try:
+        if local is not None:
+            names = [path.name for path in Path(local).iterdir()]
+        else:
+            import fsspec  # noqa: PLC0415 - an extra
+
+            filesystem, path = fsspec.core.url_to_fs(folder)
+            filesystem.invalidate_cache(path)
+            names = [str(name).rpartition("/")[2] for name in filesystem.ls(path, detail=False)]
+    except FileNotFoundError:
+        names = []
+    except (ImportError, ValueError, OSError) as error:
+        raise ConfigurationError(
+            f"cannot list {folder} from Python ({error}): install fsspec's package for it, or use exactly_once(…)"
+        ) from error
+    batches = [int(name) for name in names if name.isdigit()]
+    if not batches:
+        raise ConfigurationError(f"the checkpoint {checkpoint} holds no offsets: is it this query's checkpoint?")
+    return max(batches)

@@ -1,8 +1,12 @@
-"""What an executor does with its partition of an epoch: write every sink, pre-commit, acknowledge."""
+"""What an executor does with its partition of an epoch: write every sink, pre-commit, acknowledge.
+
+One pass over a batch feeds every sink. Sinks without `select` and `where` share the batch as it is; as soon as one has
+either, Spark computes a struct column for each sink, null where the row is not for it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -13,28 +17,57 @@ from onceward.core.transaction import Acknowledgement, WriteContext
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from onceward.sinks.base import TwoPhaseCommitSink
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
-    from .projection import Projection
+    from onceward.sinks.base import Sink, TwoPhaseCommitSink
 
 ACK_COLUMN, STAGE_COLUMN = "acknowledgement", "stage"
 ACK_SCHEMA = f"{ACK_COLUMN} string, {STAGE_COLUMN} int"
 
 
+class Place(NamedTuple):
+    """Of a running task.
+
+    The attempt counts within one attempt of its stage: a stage that is tried again, because an executor was lost with
+    the shuffle files that the stage reads, begins at 0 again. Only the driver knows of it.
+    """
+
+    subtask: int
+    attempt: int
+    stage: int
+    master: str | None
+    """Spark's: a Python data source's driver-side processes are told nothing of the session (pyspark 4.2)."""
+
+
+def place() -> Place:
+    """Where this code runs."""
+    from pyspark import TaskContext  # noqa: PLC0415 - needs a Spark installation
+
+    task = TaskContext.get()
+    if task is None:
+        return Place(0, 0, -1, None)
+    return Place(task.partitionId(), task.attemptNumber(), task.stageId(), task.getLocalProperty("spark.master"))
+
+
 def write_partition(
-    sinks: Sequence[TwoPhaseCommitSink[Any]],
-    contexts: Sequence[WriteContext],
-    projection: Projection,
-    batches: Iterable[pa.RecordBatch],
-    *,
-    retried: bool,
+    sinks: Sequence[TwoPhaseCommitSink[Any]], contexts: Sequence[WriteContext], batches: Iterable[pa.RecordBatch]
 ) -> Acknowledgement:
-    """Write one partition into every sink; on any failure roll back what was not pre-committed."""
-    epochs = [SubtaskEpoch(sink, context) for sink, context in zip(sinks, contexts, strict=True)]
+    """Write one partition into every sink; on any failure roll back what was not pre-committed.
+
+    Args:
+        sinks: The pipeline's.
+        contexts: One for each sink, with subtask and attempt still to be filled in.
+        batches: Of the frame that `projected` made.
+    """
+    here = place()
+    mine = [msgspec.structs.replace(c, subtask=here.subtask, attempt=here.attempt) for c in contexts]
+    epochs = [SubtaskEpoch(sink, context) for sink, context in zip(sinks, mine, strict=True)]
+    shared = _share_batches(sinks)
     try:
         for batch in batches:
-            for epoch, part in zip(epochs, projection.split(batch), strict=True):
-                epoch.write(part)
+            for number, epoch in enumerate(epochs):
+                epoch.write(batch if shared else _part(batch.column(number)))
         prepared = [epoch.pre_commit() for epoch in epochs]
     except BaseException as error:
         for epoch in epochs:
@@ -43,14 +76,13 @@ def write_partition(
             except Exception as besides:  # noqa: BLE001 - whatever one sink raises, the others are rolled back
                 error.add_note(f"besides, sink {epoch.context.sink} did not roll back: {besides}")
         raise
-    first = contexts[0]
     return Acknowledgement(
-        epoch=first.epoch,
-        subtask=first.subtask,
-        attempt=first.attempt,
+        epoch=mine[0].epoch,
+        subtask=here.subtask,
+        attempt=here.attempt,
         sinks=tuple(sink.name for sink in sinks),
         committables=tuple(committable for committable in prepared if committable is not None),
-        retried=retried,
+        retried=here.attempt > 0,
     )
 
 
@@ -60,45 +92,58 @@ class EpochTask:
     Args:
         sinks: The pipeline's sinks.
         contexts: One context per sink, with subtask and attempt still to be filled in.
-        projection: How the batch's columns reach the sinks.
     """
 
-    def __init__(
-        self,
-        sinks: Sequence[TwoPhaseCommitSink[Any]],
-        contexts: Sequence[WriteContext],
-        projection: Projection,
-    ) -> None:
+    def __init__(self, sinks: Sequence[TwoPhaseCommitSink[Any]], contexts: Sequence[WriteContext]) -> None:
         self.sinks = list(sinks)
         self.contexts = list(contexts)
-        self.projection = projection
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the partition."""
-        subtask, attempt = where_am_i()
-        mine = [msgspec.structs.replace(c, subtask=subtask, attempt=attempt) for c in self.contexts]
-        ack = write_partition(self.sinks, mine, self.projection, batches, retried=attempt > 0)
-        stage = pa.array([stage_id()], pa.int32())
+        ack = write_partition(self.sinks, self.contexts, batches)
+        stage = pa.array([place().stage], pa.int32())
         yield pa.RecordBatch.from_pydict({ACK_COLUMN: pa.array([ack.to_json()]), STAGE_COLUMN: stage})
 
 
-def where_am_i() -> tuple[int, int]:
-    """Partition and attempt number of the running task.
+def projected(frame: DataFrame, sinks: Sequence[Sink]) -> DataFrame:
+    """The frame whose batches executors distribute to the sinks."""
+    if _share_batches(sinks):
+        return frame
+    from pyspark.sql import functions as sf  # noqa: PLC0415 - needs a Spark installation
 
-    The attempt counts within one attempt of its stage: a stage that is tried again, because an executor was lost with
-    the shuffle files that the stage reads, begins at 0 again. Only the driver knows of it.
+    columns = []
+    for number, sink in enumerate(sinks):
+        row = sf.struct(*map(sf.expr, sink.select)) if sink.select is not None else sf.struct("*")
+        mine = sf.when(sf.expr(sink.where), row) if sink.where is not None else row
+        columns.append(mine.alias(f"sink_{number}"))
+    return frame.select(*columns)
+
+
+def _share_batches(sinks: Sequence[Sink]) -> bool:
+    return all(sink.select is None and sink.where is None for sink in sinks)
+
+
+def _part(column: Any) -> pa.RecordBatch:
+    array: pa.StructArray = column
+    if array.null_count:
+        array = array.filter(array.is_valid())
+    return pa.RecordBatch.from_struct_array(array)
+
+
+def schema_for(frame: DataFrame, sink: Sink) -> pa.Schema:
+    """Arrow schema of what a sink gets."""
+    return arrow_schema((frame.selectExpr(*sink.select) if sink.select is not None else frame).schema)
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The schema that batches of a DataFrame have; a timestamp is in UTC here, in batches in the session's zone.
+
+    pyspark 4.2 wants the zone said, and fails an assertion without it; before, there was no such argument.
     """
-    from pyspark import TaskContext  # noqa: PLC0415 - needs a Spark installation
+    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - imports pyarrow
 
-    context = TaskContext.get()
-    if context is None:
-        return 0, 0
-    return context.partitionId(), context.attemptNumber()
-
-
-def stage_id() -> int:
-    """Stage of the running task; -1 outside Spark."""
-    from pyspark import TaskContext  # noqa: PLC0415 - needs a Spark installation
-
-    context = TaskContext.get()
-    return context.stageId() if context is not None else -1
+    try:
+        found: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+    except TypeError:
+        found = to_arrow_schema(schema)
+    return found

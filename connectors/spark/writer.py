@@ -1,44 +1,62 @@
-"""The stream writer and the batch writer of a onceward format."""
+"""The stream writer and the batch writer of a onceward format, and what travels between the processes that use one.
+
+Spark asks for a stream writer in two driver-side Python processes per micro-batch: the first creates it and pickles
+it, the second creates its own right before commit or abort. So an epoch is opened and admitted when the writer is
+pickled, before any executor runs: START, the sweep, and the finishing of decided epochs. What the first process knows
+then travels inside the writer and comes back in each commit message. Nothing is kept in a process: it lives on across
+batches and even across query runs.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from onceward.core.checkpoint import Admission, Coordinator
-from onceward.core.errors import ConfigurationError, FencedError, OncewardError, ProtocolError
+from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, OncewardError, ProtocolError
+from onceward.core.log import WriterToken
+from onceward.core.transaction import Acknowledgement, WriteContext
 
-from .opened import Opened, one_token, open_writer
-from .options import (
-    FormatOptions,
-    batch_epoch,
-    batch_pipeline,
-    batch_store,
-    delete_temporary_log,
-    newest_batch,
-    read_text,
-    temporary_log,
-)
-from .projection import Projection
-from .query import epoch_input
-from .store import check_store, master_of_task
-from .task import where_am_i, write_partition
+from .cluster import check_store, local_store
+from .options import FormatOptions, batch_epoch, batch_pipeline, batch_store, delete_temporary_log, temporary_log
+from .query import epoch_input, newest_batch, read_text
+from .task import place, write_partition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
 
-    from onceward.core.log import EpochInput, LogStore
-    from onceward.core.transaction import Acknowledgement
+    from onceward.core.log import EpochInput
     from onceward.sinks.base import TwoPhaseCommitSink
 
     from .publication import OnComplete
 
 _BATCH, _RUN = "streaming.sql.batchId", "spark.jobGroup.id"
+
+
+class Opened(msgspec.Struct, frozen=True, kw_only=True):
+    """An epoch that was opened and admitted.
+
+    Attributes:
+        token: The writer.
+        context: In which it is written, with subtask and attempt still to be filled in.
+        replay: Whether it is decided and completed: nothing is written.
+        since: When, in seconds on the monotonic clock, which is the same for all processes of a machine: no transaction
+            of the epoch is older.
+        local_store: The decision log's store, if one machine alone sees it.
+    """
+
+    token: WriterToken
+    context: WriteContext
+    replay: bool
+    since: float
+    local_store: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,12 +68,19 @@ class WrittenPartition(WriterCommitMessage):
 
 
 class _Writer:
-    """What streams and batches share: opened once, when it is pickled."""
+    """What streams and batches share."""
 
     def __init__(self, sink: TwoPhaseCommitSink[Any], options: FormatOptions) -> None:
         self.sink = sink
         self.options = options
         self.opened: Opened | None = None
+
+    def _coordinator(self) -> Coordinator:
+        raise NotImplementedError
+
+    def _offered(self) -> tuple[int, EpochInput]:
+        """The epoch that will be written."""
+        raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:
         """Spark pickles the writer in its first driver process, before any executor runs: start there."""
@@ -64,23 +89,37 @@ class _Writer:
         return dict(self.__dict__)
 
     def _open(self) -> Opened:
-        raise NotImplementedError
+        coordinator = self._coordinator()
+        since = coordinator.policy.monotonic()
+        epoch, about = self._offered()
+        coordinator.open(rewind=self.options.rewind, first_epoch=epoch, query=about.query, epoch_input=about)
+        admission = coordinator.admit(epoch, about, adopt=self.options.adopt)
+        return Opened(
+            token=coordinator.writer.token,
+            context=coordinator.context(self.sink.name, epoch, subtask=-1),
+            replay=admission is Admission.REPLAY,
+            since=since,
+            local_store=local_store(coordinator.writer.store),
+        )
 
-    def _store(self, pipeline: str) -> LogStore:
-        raise NotImplementedError
-
-    def _write(
-        self, opened: Opened, epoch: int, batches: Iterator[pa.RecordBatch], session: str = ""
-    ) -> WrittenPartition:
-        check_store(opened.local_store, master_of_task())
-        if opened.is_replay(epoch):
+    def _write(self, epoch: int, batches: Iterator[pa.RecordBatch], session: str = "") -> WrittenPartition:
+        opened = self.opened
+        if opened is None:
+            raise ConfigurationError("a format's writer works inside Spark only, which pickles it before it writes")
+        check_store(opened.local_store, place().master)
+        if epoch != opened.context.epoch:
+            raise EpochConflictError(
+                f"Spark writes this epoch, but epoch {opened.context.epoch} was opened: is the checkpoint another "
+                "query's, too?",
+                pipeline=opened.context.pipeline,
+                epoch=epoch,
+            )
+        if opened.replay:
             for _ in batches:  # a stateful query must run all the same
                 pass
             return WrittenPartition(opened, None)
-        subtask, attempt = where_am_i()
-        context = opened.context(self.sink.name, epoch, subtask=subtask, attempt=attempt, session=session)
-        ack = write_partition([self.sink], [context], Projection([self.sink]), batches, retried=attempt > 0)
-        return WrittenPartition(opened, ack)
+        context = msgspec.structs.replace(opened.context, session=session)
+        return WrittenPartition(opened, write_partition([self.sink], [context], batches))
 
     def _commit(self, messages: Sequence[WriterCommitMessage | None], epoch: int, about: EpochInput) -> None:
         written = [message for message in messages if isinstance(message, WrittenPartition)]
@@ -88,29 +127,28 @@ class _Writer:
             raise ProtocolError("no partition answered, so nobody can tell under which START; nothing was decided")
         if len(written) < len(messages):  # Spark calls abort() then; invariant 2 does not rely on it
             raise ProtocolError(f"{len(written)} of {len(messages)} partitions answered; nothing was decided")
-        opened = one_token([message.opened for message in written])
-        coordinator = Coordinator(opened.pipeline, self._store(opened.pipeline), [self.sink], self.options.policy())
-        coordinator.resume(opened.token)
-        if coordinator.admit(epoch, about, adopt=opened.adopt) is Admission.REPLAY:
+        opened, coordinator = self._resumed(written)
+        if coordinator.admit(epoch, about, adopt=self.options.adopt) is Admission.REPLAY:
             return
         acks = [message.acknowledgement for message in written if message.acknowledgement is not None]
         # Spark does not tell this process of lost attempts and of stages that ran twice: always look for leftovers.
         age = coordinator.policy.monotonic() - opened.since
         coordinator.commit(epoch, acks, about, sweep_after=True, age=age)
 
-    def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Touch nothing that is decided; else make the decision impossible first, then abort (invariant 4)."""
-        written = [message for message in messages if isinstance(message, WrittenPartition)]
-        found = [c for m in written if m.acknowledgement is not None for c in m.acknowledgement.committables]
-        if not found:
-            return
-        opened = one_token([message.opened for message in written])
-        coordinator = Coordinator(opened.pipeline, self._store(opened.pipeline), [self.sink], self.options.policy())
-        try:
-            coordinator.resume(opened.token)
-            coordinator.abandon(found)
-        except FencedError:
-            return  # decided, or a newer writer has started: both look after these transactions
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: ARG002, N803 - Spark's
+        """Abort what is not decided (driver). Called with decided messages too, when commit raised."""
+        written = [m for m in messages if isinstance(m, WrittenPartition) and m.acknowledgement is not None]
+        if written:
+            with contextlib.suppress(FencedError):  # decided, or a newer writer has started: both look after it
+                self._resumed(written)[1].give_up()
+
+    def _resumed(self, written: Sequence[WrittenPartition]) -> tuple[Opened, Coordinator]:
+        opened = written[0].opened
+        if any(message.opened.token != opened.token for message in written):
+            raise ProtocolError("the commit messages come from different writers; nothing was decided")
+        coordinator = self._coordinator()
+        coordinator.resume(opened.token)
+        return opened, coordinator
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -134,51 +172,34 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
         context = TaskContext.get()
         batch = context.getLocalProperty(_BATCH) if context is not None else None
-        if context is None or batch is None or self.opened is None:
+        if context is None or batch is None:
             raise ConfigurationError("this format's stream writer works inside a streaming query only")
-        return self._write(self.opened, int(batch), iterator, context.getLocalProperty(_RUN) or "")
+        return self._write(int(batch), iterator, context.getLocalProperty(_RUN) or "")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Decide and commit the epoch (driver)."""
-        root = self.options.checkpoint_root()
-        about = epoch_input(read_text, root, self.options.query(), batchId)
+        about = self._input(batchId)
         self._commit(messages, batchId, about)
         if self.on_complete is not None:
             self.on_complete(batchId, about)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
-        """Abort what is not decided (driver). Called with decided messages too, when commit raised."""
-        self._abort(messages)
+    def _offered(self) -> tuple[int, EpochInput]:
+        batch = newest_batch(self.options.checkpoint_root())
+        return batch, self._input(batch)
 
-    def _open(self) -> Opened:
-        query = self.options.query()
-        name = self.options.pipeline or query
-        return open_writer(
-            name,
-            query,
-            self._store(name),
-            self.sink,
-            self.options.policy(),
-            adopt=self.options.adopt,
-            rewind=self.options.rewind,
-            offered=self._offered(query) if self.options.rewind is not None else None,
-        )
+    def _input(self, batch: int) -> EpochInput:
+        return epoch_input(read_text, self.options.checkpoint_root(), self.options.query(), batch)
 
-    def _offered(self, query: str) -> tuple[int, EpochInput]:
-        """The epoch that will be written: Spark logs its offsets before it plans the batch."""
-        root = self.options.checkpoint_root()
-        batch = newest_batch(root)
-        return batch, epoch_input(read_text, root, query, batch)
-
-    def _store(self, pipeline: str) -> LogStore:
-        return self.options.open_store(pipeline)
+    def _coordinator(self) -> Coordinator:
+        name = self.options.pipeline or self.options.query()
+        return Coordinator(name, self.options.open_log(name), [self.sink], self.options.policy())
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
     """Writes one batch DataFrame as one epoch: idempotent by pipeline and run key, else atomic only."""
 
     def __init__(self, sink: TwoPhaseCommitSink[Any], options: FormatOptions) -> None:
-        super().__init__(sink, options)
+        super().__init__(sink, msgspec.structs.replace(options, rewind=None, adopt=False))  # a run has one epoch
         self.run = options.run_key or uuid.uuid4().hex
         self.name = batch_pipeline(options, self.run)
         self.temporary = ""
@@ -186,32 +207,34 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write one partition (executor)."""
-        if self.opened is None:
-            raise ConfigurationError("this format's writer works inside Spark only")
-        return self._write(self.opened, 0, iterator)
+        return self._write(0, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Decide and commit (driver)."""
         try:
-            self._commit(messages, 0, batch_epoch(self.run))
+            self._commit(messages, *self._offered())
         except OncewardError as error:
             if self.temporary:
                 error.add_note(f"The decision log of this run is in {self.temporary}, under the name {self.name}.")
             raise
         delete_temporary_log(self.temporary)
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803 - Spark's name
         """Abort what is not decided (driver)."""
-        self._abort(messages)
+        super().abort(messages, batchId)
         delete_temporary_log(self.temporary)
 
     def _open(self) -> Opened:
         self.temporary = temporary_log(self.options)
         try:
-            return open_writer(self.name, self.run, self._store(self.name), self.sink, self.options.policy())
+            return super()._open()
         except OncewardError:
             delete_temporary_log(self.temporary)
             raise
 
-    def _store(self, pipeline: str) -> LogStore:
-        return batch_store(self.options, pipeline, self.temporary)
+    def _offered(self) -> tuple[int, EpochInput]:
+        return 0, batch_epoch(self.run)
+
+    def _coordinator(self) -> Coordinator:
+        store = batch_store(self.options, self.name, self.temporary)
+        return Coordinator(self.name, store, [self.sink], self.options.policy())

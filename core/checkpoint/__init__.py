@@ -1,7 +1,8 @@
 """Checkpoints: the coordinator of epochs, its policy, finishing decisions, sweeping."""
 
+from .admission import Admission
 from .commit import finish
-from .coordinator import Admission, Coordinator
+from .coordinator import Coordinator
 from .policy import Backoff, CommitPolicy, OnLost
 from .sweep import Swept, sweep
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import CommitPendingError, DataLossError, EpochConflictError, ExternalError, FencedError
 from ..names import Scope
+from ..outcome import PROVEN_NOT_COMMITTED
 from ..sink import by_urgency
 from ..steps import Step, crash_point
 from ..transaction import CommitStatus
-from ..transaction.outcome import PROVEN_NOT_COMMITTED
 from .policy import CommitPolicy, OnLost
 
 if TYPE_CHECKING:

@@ -13,18 +13,15 @@ barriers and acknowledgements differs.
 from __future__ import annotations
 
 import logging
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from ..errors import ConfigurationError, DataLossError, EpochConflictError, ExternalError, FencedError, StoreError
 from ..log import EpochInput, LogStore, LogView, LogWriter, Rewound, WriterToken
-from ..log.view import NONE, check_next, may_follow
+from ..log.view import NONE
 from ..names import Scope, check_pipeline_name
 from ..steps import Step, crash_point
 from ..transaction import Acknowledgement, Committable, WriteContext
-from .acknowledged import Written, check_age, gather
+from .admission import Admission, admission, check_age, check_query, gather, goes_back, with_earlier
 from .commit import finish
 from .policy import CommitPolicy
 from .sweep import sweep
@@ -35,15 +32,6 @@ if TYPE_CHECKING:
     from ..sink import TwoPhaseCommit
 
 _log = logging.getLogger("onceward.coordinator")
-
-
-class Admission(StrEnum):
-    """What to do with an offered epoch."""
-
-    NEW = "new"
-    """Write it."""
-    REPLAY = "replay"
-    """It is decided and completed: write nothing, succeed."""
 
 
 class Coordinator:
@@ -117,45 +105,22 @@ class Coordinator:
         if rewind is not None:
             wanted = Rewound(query=query or "", epoch=NONE if first_epoch is None else first_epoch, why=rewind)
         before = self.writer.look() if query is not None or wanted is not None else None
-        if before is not None and not self._goes_back(before, wanted, epoch_input):
-            self._check_query(before, query)
+        if before is not None and not goes_back(before, self.pipeline, wanted, epoch_input):
+            check_query(before, self.pipeline, query, gaps=self.gaps)
         crash_point(Step.START_BEFORE)
         self.writer.start()
         crash_point(Step.START_AFTER)
-        goes_back = self._goes_back(self.view, wanted, epoch_input)
-        unowned = self._own_names(release=goes_back or self.view.rewound)
+        back = goes_back(self.view, self.pipeline, wanted, epoch_input)
+        unowned = self._own_names(release=back or self.view.rewound)
         unswept = self._sweep_now(abandoned=True, skip=unowned)
         self._finish_decided()
-        if goes_back and wanted is not None:
+        if back and wanted is not None:
             _log.warning("going back on purpose: the next epoch is %s (%s)", first_epoch, rewind)
-            self.writer.rewind(_after(wanted, self.view.rewind))
+            self.writer.rewind(with_earlier(wanted, self.view.rewind))
         for error in (*unowned.values(), unswept):
             if error is not None:
                 raise error
         return self.view
-
-    def _goes_back(self, view: LogView, wanted: Rewound | None, epoch_input: EpochInput | None) -> bool:
-        """Whether the rewind that is asked for is still to be done.
-
-        Raises:
-            EpochConflictError: It was done, and the epoch that is offered does not follow.
-        """
-        if wanted is None:
-            return False
-        if epoch_input is not None and _is_replay(view, wanted.epoch, epoch_input):
-            return False  # the newest decision's own epoch: the driver died before it logged it
-        done = view.rewind
-        if done is None or done.query != wanted.query or wanted.why not in (done.why, *done.earlier):
-            return True
-        if wanted.epoch == NONE or may_follow(view, wanted.epoch):
-            return False
-        if wanted.why != done.why or wanted.epoch >= done.epoch:  # what a restart with the same command line offers
-            raise self._conflict(
-                wanted.epoch,
-                f"a rewind with this reason ({wanted.why!r}) was done before, and epochs up to {view.decided} were "
-                "decided since. To go back once more, give another reason",
-            )
-        return True
 
     def resume(self, token: WriterToken) -> None:
         """Go on as the writer of `token`, which another process opened.
@@ -176,28 +141,10 @@ class Coordinator:
         Raises:
             EpochConflictError: Neither.
         """
-        view = self.view
-        if view.undone is not None:
-            check_next(view, epoch, self.pipeline)
-        if _is_replay(view, epoch, epoch_input):
-            return Admission.REPLAY
-        if view.newest is not None and epoch == view.newest.epoch:
-            raise self._conflict(
-                epoch,
-                "this epoch was decided with other input. The checkpoint's offsets differ from those of the decision: "
-                "another checkpoint, another query, or a changed offsets file",
-            )
-        if view.decided == NONE and epoch != 0 and not (adopt or self.gaps or view.rewound):
-            raise self._conflict(
-                epoch,
-                "the decision log is empty but the query is not at its first epoch, so nobody can tell whether the "
-                "epochs before were written. If the query ran with another sink until now, say adopt=True; if the log "
-                "was deleted, restore it",
-            )
-        check_next(view, epoch, self.pipeline, self._follows())
-        self._check_continues(view, epoch, epoch_input)
-        self._began = self.policy.monotonic()
-        return Admission.NEW
+        admitted = admission(self.view, self.pipeline, epoch, epoch_input, adopt=adopt, gaps=self.gaps)
+        if admitted is Admission.NEW:
+            self._began = self.policy.monotonic()
+        return admitted
 
     def context(self, sink: str, epoch: int, *, subtask: int, attempt: int = 0) -> WriteContext:
         """The context in which a subtask writes an admitted epoch."""
@@ -240,82 +187,52 @@ class Coordinator:
             DecisionInDoubtError: The store did not answer; a restart finds out.
             CommitPendingError: Decided, not yet committed everywhere; a restart finishes it.
         """
-        earliest = self.view.decided + 1 if self.gaps else epoch
-        of = Written(self.pipeline, self.writer.token, epoch, earliest)
-        committables = gather(of, self.sinks, acknowledgements)
-        self._check_age(of, committables, self.policy.monotonic() - self._began if age is None else age)
+        before = self.view.decided
+        epochs = range(before + 1 if self.gaps else epoch, epoch + 1)
+        committables = gather(self.writer.token, self.pipeline, self.sinks, epochs, acknowledgements)
+        self._check_age(epoch, committables, self.policy.monotonic() - self._began if age is None else age)
         crash_point(Step.ACKNOWLEDGED)
         permit = self.writer.decide(
-            epoch, committables, sinks=list(self.sinks), epoch_input=epoch_input, state=state, follows=self._follows()
+            epoch,
+            committables,
+            sinks=list(self.sinks),
+            epoch_input=epoch_input,
+            state=state,
+            follows=before if self.gaps else None,
         )
         if not finish(permit, self.writer, self.sinks, self.policy):
-            raise self._conflict(epoch, "its decision was voided (on_lost='replay'); a restart writes it again")
+            raise EpochConflictError(
+                "its decision was voided (on_lost='replay'); a restart writes it again",
+                pipeline=self.pipeline,
+                epoch=epoch,
+            )
         if sweep_after or self._sweep_is_due() or any(ack.retried for ack in acknowledgements):
             self._sweep_after(epoch)
-        self._tidy(epoch)
-
-    def abandon(self, committables: Sequence[Committable]) -> bool:
-        """Give up an epoch that failed: bar its decision, then abort its transactions. False if it is decided.
-
-        Raises:
-            FencedError: Another writer took the slot; it sweeps.
-            StoreError: No definite answer; nothing was aborted.
-        """
-        if any(self.view.named(c) for c in committables):
-            return False
-        self.writer.bar()
-        for committable in committables:
-            crash_point(Step.ABORT_BEFORE)
-            self.sinks[committable.sink].abort(committable)
-            crash_point(Step.ABORT_AFTER)
-        return True
-
-    def _check_age(self, of: Written, committables: Sequence[Committable], age: float) -> None:
-        try:
-            check_age(of, self.sinks, committables, age=age)
-        except DataLossError as error:
-            if not self.writer.still_newest():  # a newer writer has swept them
-                raise FencedError("a newer writer of this pipeline has started", pipeline=self.pipeline) from error
-            raise
-
-    def _follows(self) -> int | None:
-        return self.view.decided if self.gaps else None
-
-    def _check_continues(self, view: LogView, epoch: int, epoch_input: EpochInput) -> None:
-        """The right number is not enough (invariant 5): the input must go on where the newest decided one ended."""
-        self._check_query(view, epoch_input.query)
-        before = view.before
-        if before is not None and not epoch_input.follows(before):
-            raise self._conflict(
-                epoch,
-                f"its input does not begin where the epoch before ended ({epoch_input.start}, not {before.end}): rows "
-                "would be skipped or written twice. Use the checkpoint that belongs to this pipeline, or go back on "
-                "purpose with an explicit rewind",
-            )
-
-    def _check_query(self, view: LogView, query: str | None) -> None:
-        owner = view.before.query if view.before is not None else None
-        if view.rewound and view.rewind is not None and not self.gaps:
-            owner = view.rewind.query or None
-        if None not in (query, owner) and query != owner:
-            raise EpochConflictError(
-                f"the newest epoch was decided, or gone back to, by another query ({owner}, not {query}). Use the "
-                "checkpoint that belongs to this pipeline, give the pipeline another name, or go back on purpose with "
-                "an explicit rewind",
-                pipeline=self.pipeline,
-            )
+        for sink in self.sinks.values():
+            try:
+                sink.completed(self._scope(sink), epoch)
+            except Exception as error:  # noqa: BLE001 - the epoch is completed, whatever goes wrong afterwards
+                _log.warning("housekeeping of sink %s after epoch %s failed: %s", sink.name, epoch, error)
 
     def give_up(self) -> None:
-        """After an epoch's writing failed: bar its decision and abort what its subtasks prepared, so that nobody waits.
+        """After an epoch failed: bar its decision and abort what its subtasks prepared, so that nobody waits.
 
-        This coordinator is of no use afterwards; the next start opens a new one.
+        What is decided is left alone. This coordinator is of no use afterwards; the next start opens a new one.
 
         Raises:
-            FencedError: Another writer took the slot; it sweeps.
+            FencedError: Another writer took the slot, or the decision is there; nothing was aborted.
             StoreError: No definite answer; nothing was aborted.
         """
         self.writer.bar()
         sweep(self.writer, self.sinks.values())
+
+    def _check_age(self, epoch: int, committables: Sequence[Committable], age: float) -> None:
+        try:
+            check_age(self.pipeline, self.sinks, epoch, committables, age=age)
+        except DataLossError as error:
+            if not self.writer.still_newest():  # a newer writer has swept them
+                raise FencedError("a newer writer of this pipeline has started", pipeline=self.pipeline) from error
+            raise
 
     def _scope(self, sink: TwoPhaseCommit[Any]) -> Scope:
         return Scope(self.pipeline, sink.name, self.writer.token.log)
@@ -374,26 +291,3 @@ class Coordinator:
         if permit is not None:
             _log.info("finishing epoch %s, decided by an earlier writer", permit.decision.epoch)
             finish(permit, self.writer, self.sinks, self.policy)
-
-    def _tidy(self, epoch: int) -> None:
-        for sink in self.sinks.values():
-            try:
-                sink.completed(self._scope(sink), epoch)
-            except Exception as error:  # noqa: BLE001 - the epoch is completed, whatever goes wrong afterwards
-                _log.warning("housekeeping of sink %s after epoch %s failed: %s", sink.name, epoch, error)
-
-    def _conflict(self, epoch: int, why: str) -> EpochConflictError:
-        return EpochConflictError(why, pipeline=self.pipeline, epoch=epoch)
-
-
-def _is_replay(view: LogView, epoch: int, epoch_input: EpochInput) -> bool:
-    newest = view.newest
-    return newest is not None and epoch == newest.epoch and newest.input.same_as(epoch_input)
-
-
-def _after(rewind: Rewound, before: Rewound | None) -> Rewound:
-    """The rewind, with the reasons of those that the query did before it."""
-    if before is None or before.query != rewind.query:
-        return rewind
-    earlier = tuple(why for why in (*before.earlier, before.why) if why != rewind.why)
-    return msgspec.structs.replace(rewind, earlier=earlier)

@@ -13,11 +13,12 @@ import secrets
 import time
 from collections.abc import Callable  # noqa: TC003 - a dataclass field's type
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
 from ..errors import ConfigurationError
-from ..log.clock import WriterClock, wall_clock_text
+from ..log import WriterClock
 from ..transaction import CommitStatus
 
 
@@ -73,6 +74,10 @@ class Backoff:
         return True
 
 
+def _wall_clock() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
 @dataclass(frozen=True)
 class CommitPolicy:
     """How a coordinator behaves.
@@ -98,7 +103,7 @@ class CommitPolicy:
     sweep_every: float = 60.0
     monotonic: Callable[[], float] = time.monotonic
     token: Callable[[], str] = lambda: secrets.token_hex(8)
-    now: Callable[[], str] = wall_clock_text
+    now: Callable[[], str] = _wall_clock
     skips: frozenset[CommitStatus] = frozenset({CommitStatus.LOST, CommitStatus.FENCED, CommitStatus.UNKNOWN})
     skipped_by: str = "policy on_lost=skip"
     skipped_why: str = ""

@@ -121,12 +121,13 @@ def _abandoned(sink: TwoPhaseCommit[Any], writer: LogWriter, names: Collection[s
 
 
 def _abort(sink: TwoPhaseCommit[Any], committable: Committable, errors: list[Exception]) -> bool:
-    crash_point(Step.SWEEP_ABORT_BEFORE)
+    crash_point(Step.ABORT_BEFORE)
     try:
         outcome = sink.abort(committable)
     except Exception as error:  # noqa: BLE001 - as above
         errors.append(error)
         return False
+    crash_point(Step.ABORT_AFTER)
     if outcome.done:
         return True
     _log.warning("could not abort %s: %s, %s", committable.transaction, outcome.status, outcome.detail)

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from ..sink import TwoPhaseCommit
 from ..source import ResettableSource
-from .channels import Channel, Output, Partitioner, by_key, forward, rebalance
+from .channels import Channel, Gate, Output, by_key, forward, rebalance
 from .checkpoints import State, advance, initial
 from .config import Mode
+from .ends import DirectLogic, LiveLogic, ResettableLogic, TwoPhaseLogic
 from .events import (
     Acknowledged,
     Answer,
@@ -33,10 +36,7 @@ from .events import (
     Trigger,
 )
 from .functions import ProcessLogic
-from .gate import Gate
 from .logic import BatchLogic, Guarded, Logic, RecordLogic
-from .sink_logic import DirectLogic, TwoPhaseLogic
-from .source_logic import LiveLogic, ResettableLogic
 from .state.keyed import KeyScope
 from .state.keys import groups_of
 from .state.storage import CheckpointStorage, folder_of
@@ -50,13 +50,10 @@ if TYPE_CHECKING:
     from .channels import Barrier, TaskId
     from .graph import Operator
     from .start import Started
-    from .state.keys import KeyEncoder
 
 _log = logging.getLogger("onceward.engine")
 CHANNEL_CAPACITY = 8
 """Elements in a channel."""
-_Channels = dict[tuple["TaskId", "TaskId", int], Channel]
-"""By producer, consumer, and the number of the consumer's input."""
 
 
 class Attempt(ABC):
@@ -73,11 +70,10 @@ class Attempt(ABC):
         self._graph, self._config = started.setup.graph, started.setup.config
         self.world = world = started.setup.world
         self.history: tuple[CheckpointRecord, ...] = ()
-        self._task_world = TaskWorld(
-            self.tell, world.monotonic, world.now, self.run_later, self._place, started.backend.most
+        self._locks: defaultdict[str, Lock] = defaultdict(Lock)
+        self.tasks = self._make_tasks(
+            TaskWorld(self.tell, world.monotonic, world.now, self.run_later, self._place, started.backend.most)
         )
-        self._locks: dict[str, Lock] = {}
-        self.tasks = self._make_tasks()
         sources = frozenset(id_ for id_, task in self.tasks.items() if task.gate is None)
         self.state: State = initial(
             self._config,
@@ -125,21 +121,21 @@ class Attempt(ABC):
                 self._post(effect, self.state.sources)
             case Confirm() | GiveUp():
                 self._post(effect, self.tasks)
-            case Complete():
-                self.handle(self._started.completer.complete(effect.pending, effect.under_way), now)
-            case Discard():
-                self._discard(effect.ack)
-            case Answer():
+            case Complete(pending, under_way):
+                self.handle(self._started.completer.complete(pending, under_way), now)
+            case Discard(ack):
+                self._discard(ack)
+            case Answer(to, result, error):
                 with suppress(InvalidStateError):  # whoever asked was told that nobody hears any more
-                    if effect.error is not None:
-                        effect.to.set_exception(effect.error)
+                    if error is not None:
+                        to.set_exception(error)
                     else:
-                        effect.to.set_result(effect.result)
-            case Remember():
+                        to.set_result(result)
+            case Remember(record, bad):
                 most = self._config.history
-                self.history = (*self.history, effect.record)[-most:] if most else ()
-                level = logging.WARNING if effect.bad else logging.INFO
-                _log.log(level, "pipeline %s: %s", self._started.coordinator.pipeline, effect.record)
+                self.history = (*self.history, record)[-most:] if most else ()
+                level = logging.WARNING if bad else logging.INFO
+                _log.log(level, "pipeline %s: %s", self._started.coordinator.pipeline, record)
 
     def _post(self, message: ToTask, to: Iterable[TaskId]) -> None:
         for task in to:
@@ -164,81 +160,73 @@ class Attempt(ABC):
 
     # From the graph to tasks
 
-    def _make_tasks(self) -> dict[TaskId, Task]:
-        channels = self._channels()
+    def _make_tasks(self, world: TaskWorld) -> dict[TaskId, Task]:
+        inputs, outputs = self._connect()
+        aligned = self._config.mode is Mode.EXACTLY_ONCE
         made: dict[TaskId, Task] = {}
         try:
             for operator in self._graph.operators:
                 for id_ in operator.tasks():
-                    gate, outputs = self._gate(operator, id_, channels), self._outputs(operator, id_, channels)
-                    made[id_] = Task(id_, self._logic(operator, id_), gate, outputs, self._task_world)
+                    gate = None
+                    if operator.inputs:
+                        gate = Gate(inputs[id_], aligned=aligned, clock=world.monotonic, choose=self.world.choose)
+                    made[id_] = Task(id_, self._logic(operator, id_), gate, outputs[id_], world)
         except BaseException:
             for built in made.values():
                 with suppress(Exception):
                     built.logic.close()
             raise
-        for (producer, consumer, _), channel in channels.items():
-            channel.wake_reader = self._waker(consumer)
-            channel.wake_writer = self._waker(producer)
         return made
 
-    def _waker(self, task: TaskId) -> Callable[[], None]:
-        return lambda: self.wake(task)
-
-    def _channels(self) -> _Channels:
-        return {
-            (producer, consumer, number): Channel(CHANNEL_CAPACITY)
-            for reader in self._graph.operators
-            for number, (source, keys) in enumerate(reader.inputs)
-            for producer in source.tasks()
-            for consumer in reader.tasks()
-            if keys is not None or source.parallelism != reader.parallelism or producer.subtask == consumer.subtask
-        }
-
-    def _gate(self, operator: Operator, task: TaskId, channels: _Channels) -> Gate | None:
-        mine = [channel for (_, consumer, _), channel in channels.items() if consumer == task]
-        if operator.kind == "source":
-            return None
-        aligned = self._config.mode is Mode.EXACTLY_ONCE
-        return Gate(mine, aligned=aligned, clock=self.world.monotonic, choose=self.world.choose)
-
-    def _outputs(self, operator: Operator, task: TaskId, channels: _Channels) -> list[Output]:
-        outputs = []
-        for reader in self._graph.operators:
-            for number, (source, keys) in enumerate(reader.inputs):
-                if source is operator:
-                    mine = [channels.get((task, consumer, number)) for consumer in reader.tasks()]
-                    there = [channel for channel in mine if channel is not None]
-                    outputs.append(Output(there, self._partitioner(operator, task, reader, keys)))
-        return outputs
-
-    def _partitioner(self, operator: Operator, task: TaskId, reader: Operator, keys: KeyEncoder | None) -> Partitioner:
-        if keys is not None:
-            return by_key(keys, self._graph.max_parallelism)
-        same = operator.parallelism == reader.parallelism
-        return forward if same else rebalance(task.subtask)
+    def _connect(self) -> tuple[dict[TaskId, list[Channel]], dict[TaskId, list[Output]]]:
+        """Each task's input channels and outputs."""
+        inputs: defaultdict[TaskId, list[Channel]] = defaultdict(list)
+        outputs: defaultdict[TaskId, list[Output]] = defaultdict(list)
+        edges = [(reader, *edge) for reader in self._graph.operators for edge in reader.inputs]
+        for reader, operator, keys in edges:
+            side_by_side = keys is None and operator.parallelism == reader.parallelism
+            for producer in operator.tasks():
+                channels = []
+                for consumer in reader.tasks():
+                    if not side_by_side or producer.subtask == consumer.subtask:
+                        channel = Channel(CHANNEL_CAPACITY)
+                        channel.wake_reader = partial(self.wake, consumer)
+                        channel.wake_writer = partial(self.wake, producer)
+                        inputs[consumer].append(channel)
+                        channels.append(channel)
+                if keys is not None:
+                    partitioner = by_key(keys, self._graph.max_parallelism)
+                else:
+                    partitioner = forward if side_by_side else rebalance(producer.subtask)
+                outputs[producer].append(Output(channels, partitioner))
+        return inputs, outputs
 
     def _logic(self, operator: Operator, task: TaskId) -> Logic:
-        guarded = Guarded(task, operator.schema)
+        what, guarded = operator.what, Guarded(task, operator.schema)
         match operator.kind:
             case "source":
                 return self._source(operator, task)
             case "map_batches":
-                return BatchLogic(guarded, operator.what)
+                return BatchLogic(guarded, what)
             case "process":
                 return self._process(operator, task, guarded)
             case "union":
                 return Logic()
             case "sink":
-                return self._sink(operator, task)
-            case kind:
-                return RecordLogic(kind, guarded, operator.what)
+                kind = TwoPhaseLogic if isinstance(what, TwoPhaseCommit) else DirectLogic
+                context = partial(self._context, what.name, task.subtask)
+                return kind(what, context, self._started.next_id, self._locks[what.name])
+            case _:
+                return RecordLogic(operator.kind, guarded, what)
 
     def _source(self, operator: Operator, task: TaskId) -> Logic:
         if isinstance(operator.what, ResettableSource):
             share = operator.what.share(task.subtask, operator.parallelism)
             return ResettableLogic(share, task.subtask, self._started.positions[task])
         return LiveLogic(operator.what, task.subtask, operator.parallelism)
+
+    def _context(self, sink: str, subtask: int, epoch: int) -> WriteContext:
+        return self._started.coordinator.context(sink, epoch, subtask=subtask)
 
     def _process(self, operator: Operator, task: TaskId, guarded: Guarded) -> Logic:
         started, most = self._started, self._graph.max_parallelism
@@ -257,13 +245,3 @@ class Attempt(ABC):
             lists=assigned.lists,
             now=self.world.now,
         )
-
-    def _sink(self, operator: Operator, task: TaskId) -> Logic:
-        sink = operator.what
-        lock = self._locks.setdefault(sink.name, Lock())
-
-        def context(epoch: int) -> WriteContext:
-            return self._started.coordinator.context(sink.name, epoch, subtask=task.subtask)
-
-        kind = TwoPhaseLogic if isinstance(sink, TwoPhaseCommit) else DirectLogic
-        return kind(sink, context, self._started.next_id, lock)

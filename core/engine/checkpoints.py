@@ -19,11 +19,15 @@ core.checkpoint.Coordinator decides and commits. Rules, each with a test of its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+from msgspec.structs import replace
+
+from ..errors import OncewardError
 from .channels import Barrier, Kind, TaskId
+from .config import CheckpointConfig
 from .events import (
     Acknowledged,
     Answer,
@@ -54,49 +58,40 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-    from ..errors import OncewardError
-    from .config import CheckpointConfig
 
-
-@dataclass(frozen=True)
-class State:
-    """All that is known of an attempt's checkpoints.
-
-    Attributes:
-        config: Settings.
-        sources: Tasks that inject barriers.
-        tasks: All tasks; they acknowledge, and are told of the completion.
-        next_id: Id of the next checkpoint: beyond all that were ever decided or restored.
-        due: When the next periodic one begins; None: there are none.
-        opened: Tasks that have begun. Until all have, what is asked for waits in the queue.
-        exhausted: Sources without more rows.
-        finished: Tasks that have ended.
-        pending: Checkpoints in progress, oldest first.
-        completing: The one that all have acknowledged, until its `Complete` is answered.
-        queue: What was asked for and has not begun.
-        failures: How many failed in a row.
-        completed_at: When the newest was completed.
-        ending: Whether the last one, at the end of the input, was asked for.
-        stopped: Whether nothing begins any more.
-        failure: The first failure; it ends the attempt.
-    """
+class State(msgspec.Struct, frozen=True):
+    """All that is known of an attempt's checkpoints."""
 
     config: CheckpointConfig
     sources: frozenset[TaskId]
+    """Tasks that inject barriers."""
     tasks: frozenset[TaskId]
+    """All tasks; they acknowledge, and are told of the completion."""
     next_id: int
+    """Id of the next checkpoint: beyond all that were ever decided or restored."""
     due: float | None = None
+    """When the next periodic one begins; None: there are none."""
     opened: frozenset[TaskId] = frozenset()
+    """Tasks that have begun. Until all have, what is asked for waits in the queue."""
     exhausted: frozenset[TaskId] = frozenset()
+    """Sources without more rows."""
     finished: frozenset[TaskId] = frozenset()
+    """Tasks that have ended."""
     pending: tuple[Pending, ...] = ()
+    """Checkpoints in progress, oldest first."""
     completing: Pending | None = None
+    """The one that all have acknowledged, until its `Complete` is answered."""
     queue: tuple[Requested, ...] = ()
+    """What was asked for and has not begun."""
     failures: int = 0
-    completed_at: float | None = None
+    """How many failed in a row."""
+    completed_at: float = -inf
     ending: bool = False
+    """Whether the last one, at the end of the input, was asked for."""
     stopped: bool = False
+    """Whether nothing begins any more."""
     failure: OncewardError | None = None
+    """The first failure; it ends the attempt."""
 
     @property
     def may_begin_at(self) -> float:
@@ -108,7 +103,7 @@ class State:
             or any(p.barrier.kind.terminal for p in self.pending)
         ):
             return inf
-        return self.completed_at + self.config.min_pause if self.completed_at is not None else -inf
+        return self.completed_at + self.config.min_pause
 
 
 def initial(
@@ -151,34 +146,32 @@ class _Step:
         self.effects: list[Effect] = []
 
     def take(self, event: Event) -> None:  # noqa: C901 - one case for each event
-        state = self.state
         match event:
             case Tick():
                 self.pass_time()
-            case Opened():
-                self.set(opened=state.opened | {event.task})
-                if self.state.opened == state.tasks:
-                    self.pass_time()
-                    self.end_if_exhausted()
-            case Exhausted():
-                self.set(exhausted=state.exhausted | {event.task})
+            case Opened(task):
+                self.set(opened=self.state.opened | {task})
+                self.pass_time()
                 self.end_if_exhausted()
-            case Finished():
-                self.set(finished=state.finished | {event.task})
+            case Exhausted(task):
+                self.set(exhausted=self.state.exhausted | {task})
+                self.end_if_exhausted()
+            case Finished(task):
+                self.set(finished=self.state.finished | {task})
             case Requested():
                 self.request(event)
             case Acknowledged():
                 self.acknowledge(event)
             case Declined():
-                for pending in [p for p in state.pending if p.checkpoint == event.checkpoint]:
+                for pending in [p for p in self.state.pending if p.checkpoint == event.checkpoint]:
                     self.give_up(pending, f"declined by {event.task}: {event.reason}")
                     self.pass_time()
             case Completed() | NotCompleted():
                 self.answered(event)
-            case Failed():
-                self.fail(event.error)
-            case Stopping():
-                self.stop(event.reason)
+            case Failed(error):
+                self.fail(error)
+            case Stopping(reason):
+                self.stop(reason)
 
     def set(self, **changes: Any) -> None:
         self.state = replace(self.state, **changes)
@@ -210,7 +203,7 @@ class _Step:
         for pending in self.state.pending:
             if self.now - pending.triggered >= timeout:
                 missing = ", ".join(map(str, sorted(pending.missing)))
-                self.give_up(pending, f"expired after {timeout} s; missing: {missing}")
+                self.give_up(pending, f"expired after {timeout:g} s; missing: {missing}")
         while self.state.may_begin_at <= self.now:
             if self.state.queue:
                 request, *later = self.state.queue
@@ -234,9 +227,9 @@ class _Step:
             reason = f"not all required tasks run: {', '.join(map(str, idle))}"
             self.remember(pending, Status.DECLINED, reason)
             self.answer(request.answer, error=CheckpointFailedError(reason))
-            return
-        self.set(next_id=state.next_id + 1, pending=(*state.pending, pending))
-        self.effects.append(Trigger(barrier))
+        else:
+            self.set(next_id=state.next_id + 1, pending=(*state.pending, pending))
+            self.effects.append(Trigger(barrier))
 
     def acknowledge(self, ack: Acknowledged) -> None:
         pending = next((p for p in self.state.pending if p.checkpoint == ack.checkpoint), None)
@@ -245,15 +238,15 @@ class _Step:
             if not known:
                 self.effects.append(Discard(ack))
             return
-        others = tuple(p for p in self.state.pending if p is not pending)
         acks = {**pending.acks, ack.task: (ack, self.now)}
-        pending = replace(pending, missing=pending.missing - {ack.task}, acks=acks)
-        if pending.missing:
-            self.set(pending=tuple(sorted((*others, pending), key=lambda p: p.checkpoint)))
+        after = replace(pending, missing=pending.missing - {ack.task}, acks=acks)
+        if after.missing:
+            self.set(pending=tuple(after if p is pending else p for p in self.state.pending))
             self.pass_time()
         else:
-            self.set(pending=others, completing=pending)
-            self.effects.append(Complete(pending, tuple(p.checkpoint for p in others)))
+            others = tuple(p for p in self.state.pending if p is not pending)
+            self.set(pending=others, completing=after)
+            self.effects.append(Complete(after, tuple(p.checkpoint for p in others)))
 
     def answered(self, event: Completed | NotCompleted) -> None:
         pending = self.state.completing
@@ -288,6 +281,14 @@ class _Step:
         for request in self.state.queue:
             self.answer(request.answer, error=CheckpointFailedError(reason))
         self.set(queue=())
+        interrupted = self.state.completing
+        if interrupted is not None:  # by an error of the engine itself: a decision may name it
+            error = CheckpointFailedError(
+                f"checkpoint {interrupted.checkpoint} was interrupted: {self.state.failure or reason}. The next start "
+                "finds out whether it was decided"
+            )
+            self.answer(interrupted.answer, error=error)
+            self.set(completing=replace(interrupted, answer=None))
 
     def remember(self, pending: Pending, status: Status, reason: str = "") -> None:
         bad = status in {Status.FAILED, Status.DECLINED} and not self.state.stopped

@@ -8,7 +8,7 @@ next start finishes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from ..checkpoint import Coordinator
+    from ..transaction import Committable
     from .channels import Barrier, TaskId
     from .events import Pending
     from .graph import Graph
@@ -35,14 +36,7 @@ QUERY = "embedded"
 
 
 class Completer:
-    """Completes checkpoints of one attempt.
-
-    Args:
-        graph: The operators.
-        coordinator: Decides and commits.
-        retained: What is kept.
-        restored: The newest restore that took effect, for each decision to name it.
-    """
+    """Completes checkpoints of one attempt; each decision names the newest restore that took effect."""
 
     def __init__(
         self, graph: Graph, coordinator: Coordinator, retained: Retained, restored: Restored | None = None
@@ -68,7 +62,7 @@ class Completer:
             self._prove_savepoints()
             return Completed(barrier.target)
         try:
-            self._write(pending.checkpoint, pending.committables(), metadata, reference, began=self._since)
+            self.decide(metadata, reference, pending.committables(), began=self._since)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a sink does, the decision may stand
             if self._coordinator.view.awaited == barrier.checkpoint:
                 return NotCompleted(_voided(barrier.checkpoint), in_doubt=True)
@@ -76,15 +70,9 @@ class Completer:
         self._since = pending.triggered
         prove(reference, metadata.log, barrier.checkpoint)
         self._prove_savepoints()
-        if barrier.target:
-            self.retained.superseded(under_way)
-        else:
-            self.retained.keep(barrier.checkpoint, under_way)
+        # A savepoint belongs to the user: the pipeline's own checkpoints stay as they are.
+        self.retained.keep(None if barrier.target else barrier.checkpoint, under_way)
         return Completed(barrier.target or barrier.checkpoint)
-
-    def begin(self, metadata: Metadata, reference: Reference) -> None:
-        """Decide where a run begins, before it reads its first row: a crash must not find another beginning."""
-        self._write(metadata.checkpoint, [], metadata, reference)
 
     def drop_state(self, why: str) -> None:
         """Decide that the pipeline has no state, only positions: then its checkpoints are not needed any more.
@@ -105,7 +93,7 @@ class Completer:
         stateless = msgspec.structs.replace(
             metadata, log=self._coordinator.writer.token.log, checkpoint=epoch, operators=operators, dropped=why
         )
-        self.begin(stateless, inline(stateless))
+        self.decide(stateless, inline(stateless))
 
     def metadata(self, barrier: Barrier, states: Mapping[TaskId, SubtaskState]) -> Metadata:
         return Metadata(
@@ -126,34 +114,33 @@ class Completer:
             },
         )
 
-    def _write(
+    def decide(
         self,
-        epoch: int,
-        committables: list[Any],
         metadata: Metadata,
         reference: Reference,
-        *,
+        committables: Collection[Committable] = (),
         began: float | None = None,
     ) -> None:
-        view = self._coordinator.view
+        """Decide a checkpoint, and commit; without committables, where a run begins, before it reads its first row."""
+        coordinator, view, epoch = self._coordinator, self._coordinator.view, metadata.checkpoint
         positions = {
             uid: [state.position for state in operator.subtasks]
             for uid, operator in metadata.operators.items()
             if operator.kind == "source"
         }
         about = EpochInput(query=QUERY, start=view.before.end if view.before is not None else None, end=positions)
-        self._coordinator.admit(epoch, about)
+        coordinator.admit(epoch, about)
         ack = Acknowledgement(
             epoch=epoch,
             subtask=0,
             attempt=0,
-            sinks=tuple(self._coordinator.sinks),
+            sinks=tuple(coordinator.sinks),
             committables=tuple(c for c in committables if c.epoch > view.decided),
         )
-        age = self._coordinator.policy.monotonic() - began if began is not None else 0.0
+        age = coordinator.policy.monotonic() - began if began is not None else 0.0
         savepoints = tuple(savepoint for id_, savepoint in self._savepoints.items() if id_ < epoch)
         decided = Decided(checkpoint=reference, savepoints=savepoints, restored=self._restored)
-        self._coordinator.commit(epoch, [ack], about, state=decided.as_state(), age=age)
+        coordinator.commit(epoch, [ack], about, state=msgspec.to_builtins(decided), age=age)
 
     def _prove_savepoints(self) -> None:
         """Those whose rows are committed by now."""
@@ -163,8 +150,7 @@ class Completer:
 
 
 def _write_savepoint(target: str, metadata: Metadata) -> Reference:
-    ref = CheckpointStorage(target).write_metadata(metadata, "")
-    return Reference(folder=target, sha256=ref.sha256)
+    return Reference(folder=target, sha256=CheckpointStorage(target).write_metadata(metadata, "").sha256)
 
 
 def _voided(checkpoint: int) -> OncewardError:

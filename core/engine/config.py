@@ -19,11 +19,11 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("onceward.engine")
 _TABLES: Final = ("checkpoint", "restart")
-_E = TypeVar("_E", bound=StrEnum)
 
 
 class Mode(StrEnum):
@@ -55,33 +54,37 @@ class Retention(StrEnum):
     DELETE = "delete"
 
 
-@dataclass(frozen=True)
-class CheckpointConfig:
+_Seconds = Annotated[float, msgspec.Meta(gt=0)]
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class CheckpointConfig(msgspec.Struct, frozen=True):
     """When checkpoints are made, and what of them is kept.
 
     Attributes:
-        interval: Seconds from one trigger to the next; None: no periodic checkpoints.
-        timeout: Seconds after which a checkpoint that is not complete is given up.
-        min_pause: Seconds between the completion of one and the trigger of the next, at least.
-        max_concurrent: How many may be in progress at once.
-        tolerable_failures: How many in a row may fail before the run does.
-        retained: How many completed ones are kept.
-        mode: What a record may suffer when the pipeline fails: see Mode.
-        on_cancel: What to do with the retained ones when the run is stopped without a savepoint.
-        on_failure: What to do with them when the run fails for good.
-        history: How many are remembered for people.
+        interval: Seconds from one trigger to the next. Without it, the end of the input is the only checkpoint.
+        timeout: Seconds after which a checkpoint that is not complete fails.
+        min_pause: Minimum number of seconds between the completion of one checkpoint and the trigger of the next.
+        max_concurrent: How many checkpoints may be in progress at the same time. A savepoint counts too.
+        tolerable_failures: How many checkpoints in a row may fail before the run fails. Savepoints do not count.
+        retained: How many completed checkpoints are kept. More than one makes it possible to go back on purpose.
+        mode: "exactly-once"; "at-least-once" (barriers are not aligned); "at-most-once" (nothing is read again after a
+            failure).
+        on_cancel: What happens to the state when the run is stopped without a savepoint: "keep" or "delete".
+        on_failure: What happens to the state when the run fails for good: "keep" or "delete".
+        history: How many checkpoints `pipeline.checkpoints` remembers.
     """
 
-    interval: float | None = None
-    timeout: float = 600.0
-    min_pause: float = 0.0
-    max_concurrent: int = 1
-    tolerable_failures: int = 0
+    interval: _Seconds | None = None
+    timeout: _Seconds = 600.0
+    min_pause: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    max_concurrent: Annotated[int, msgspec.Meta(ge=1)] = 1
+    tolerable_failures: _Count = 0
     retained: int = 1
     mode: Mode = Mode.EXACTLY_ONCE
     on_cancel: Retention = Retention.KEEP
     on_failure: Retention = Retention.KEEP
-    history: int = 10
+    history: _Count = 10
 
     @classmethod
     def load(cls, path: str | Path | None = None) -> CheckpointConfig:
@@ -94,11 +97,8 @@ class CheckpointConfig:
             ConfigurationError: A name is unknown, or a value makes no sense.
         """
         values = _settings("checkpoint", path)
-        _refuse_unknown("checkpoint", values, [field.name for field in fields(cls)])
-        try:
-            return msgspec.convert(values, cls, strict=False).checked()
-        except msgspec.ValidationError as error:
-            raise ConfigurationError(f"settings of checkpoint: {error}") from error
+        _refuse_unknown("checkpoint", values, cls.__struct_fields__)
+        return _checked(values, strict=False)
 
     def checked(self) -> CheckpointConfig:
         """Validate and return this configuration.
@@ -106,38 +106,21 @@ class CheckpointConfig:
         Raises:
             ConfigurationError: A value makes no sense.
         """
-        for name in ("interval", "timeout", "min_pause"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) and not (value is None and name == "interval"):
-                raise ConfigurationError(f"CheckpointConfig({name}={value!r}): give a number of seconds")
-        for name in ("max_concurrent", "tolerable_failures", "retained", "history"):
-            if not isinstance(getattr(self, name), int):
-                raise ConfigurationError(f"CheckpointConfig({name}={getattr(self, name)!r}): give a whole number")
-        for name, least in (("min_pause", 0), ("max_concurrent", 1), ("tolerable_failures", 0), ("history", 0)):
-            if getattr(self, name) < least:
-                raise ConfigurationError(f"CheckpointConfig({name}={getattr(self, name)}): give {least} or more")
-        for name in ("interval", "timeout"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigurationError(f"CheckpointConfig({name}={value}): give more than 0 seconds")
-        config = replace(
-            self,
-            mode=_one_of(Mode, "mode", self.mode),
-            on_cancel=_one_of(Retention, "on_cancel", self.on_cancel),
-            on_failure=_one_of(Retention, "on_failure", self.on_failure),
-        )
-        if config.retained <= 0:
-            _log.warning("CheckpointConfig(retained=%s): a restore needs one, so 1 is kept", config.retained)
-            config = replace(config, retained=1)
-        return config
+        return _checked(msgspec.to_builtins(self), strict=True)
 
 
-def _one_of(kind: type[_E], name: str, value: str) -> _E:
+def _checked(values: dict[str, Any], *, strict: bool) -> CheckpointConfig:
     try:
-        return kind(value)
-    except ValueError:
-        choices = ", ".join(choice.value for choice in kind)
-        raise ConfigurationError(f"CheckpointConfig({name}={value!r}): give one of {choices}") from None
+        config = msgspec.convert(values, CheckpointConfig, strict=strict)
+    except msgspec.ValidationError as error:
+        reason, _, name = str(error).rstrip("`").partition(" - at `$.")
+        choices = {"mode": Mode, "on_cancel": Retention, "on_failure": Retention}.get(name)
+        reason = f"give one of {', '.join(choices)}" if choices else reason
+        raise ConfigurationError(f"CheckpointConfig({name}={values[name]!r}): {reason}") from error
+    if config.retained > 0:
+        return config
+    _log.warning("CheckpointConfig(retained=%s): a restore needs one, so 1 is kept", config.retained)
+    return msgspec.structs.replace(config, retained=1)
 
 
 Restarts = Callable[[float, float], float | None]

@@ -2,210 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from concurrent.futures import Future
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
 from ..errors import OncewardError
-from .channels import Barrier, Kind, TaskId  # noqa: TC001 - fields of dataclasses
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from concurrent.futures import Future
-
-    from ..transaction import Committable
-    from .state.handles import SubtaskState
+from ..transaction import Committable
+from .channels import Barrier, Kind, TaskId
+from .state.handles import SubtaskState
 
 
 class CheckpointFailedError(OncewardError):
     """A checkpoint or savepoint that somebody asked for was not made. The message says why."""
-
-
-# Events
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A task takes barriers from now on."""
-
-    task: TaskId
-
-
-@dataclass(frozen=True, slots=True)
-class Exhausted:
-    """A source has no more rows."""
-
-    task: TaskId
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A task has ended."""
-
-    task: TaskId
-
-
-@dataclass(frozen=True)
-class Acknowledged:
-    """A task has written its snapshot.
-
-    Attributes:
-        task: Which.
-        checkpoint: For which checkpoint.
-        state: Handles of its state.
-        committables: What it prepared since the newest decision that it knows of.
-        alignment: Seconds of alignment.
-        buffered: Bytes that waited meanwhile.
-        sync: Seconds of the synchronous part.
-        asynchronous: Seconds of the asynchronous part.
-        uploaded: Bytes written for it.
-        target: Folder of the savepoint that it is for.
-    """
-
-    task: TaskId
-    checkpoint: int
-    state: SubtaskState
-    committables: tuple[Committable, ...] = ()
-    alignment: float = 0.0
-    buffered: int = 0
-    sync: float = 0.0
-    asynchronous: float = 0.0
-    uploaded: int = 0
-    target: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Declined:
-    """A task cannot make its snapshot."""
-
-    task: TaskId
-    checkpoint: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Requested:
-    """Somebody asks for a checkpoint; `answer` gets what `Completed` brings, or an error."""
-
-    kind: Kind
-    target: str | None = None
-    answer: Future[Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Completed:
-    """Answers `Complete`: the checkpoint is durable and committed."""
-
-    result: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class NotCompleted:
-    """Answers `Complete`: it is not durable and never will be; or, in doubt, only a restart finds out."""
-
-    error: OncewardError
-    in_doubt: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A task failed, or whatever else ends the attempt."""
-
-    error: OncewardError
-
-
-@dataclass(frozen=True, slots=True)
-class Stopping:
-    """The attempt ends: nothing begins any more."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-Event: TypeAlias = (
-    Opened
-    | Exhausted
-    | Finished
-    | Acknowledged
-    | Declined
-    | Requested
-    | Completed
-    | NotCompleted
-    | Failed
-    | Stopping
-    | Tick
-)
-
-
-# Effects; the first three are for tasks
-
-
-@dataclass(frozen=True, slots=True)
-class Trigger:
-    """Have every source inject a barrier."""
-
-    barrier: Barrier
-
-
-@dataclass(frozen=True, slots=True)
-class Confirm:
-    """Tell every task that this checkpoint is completed."""
-
-    checkpoint: int
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """Tell every task that this checkpoint was given up."""
-
-    checkpoint: int
-
-
-@dataclass(frozen=True, slots=True)
-class Complete:
-    """Make a checkpoint durable and commit it; `Completed` or `NotCompleted` answers.
-
-    Attributes:
-        pending: The checkpoint.
-        under_way: Others that are in progress.
-    """
-
-    pending: Pending
-    under_way: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Discard:
-    """Free what a task wrote for nothing."""
-
-    ack: Acknowledged
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Tell whoever asked for a checkpoint: the result, or the error."""
-
-    to: Future[Any]
-    result: Any = None
-    error: OncewardError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Remember:
-    """A checkpoint has ended, or did not begin."""
-
-    record: CheckpointRecord
-    bad: bool = False
-
-
-ToTask: TypeAlias = Trigger | Confirm | GiveUp
-Effect: TypeAlias = ToTask | Complete | Discard | Answer | Remember
 
 
 # What is remembered
@@ -225,14 +35,14 @@ class Status(StrEnum):
 class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One task's part in a checkpoint: seconds after the trigger, seconds, bytes."""
 
-    task: str
-    acknowledged: float
-    alignment: float
-    buffered: int
-    sync: float
-    asynchronous: float
-    uploaded: int
-    state: int
+    task: str = ""
+    acknowledged: float = 0.0
+    alignment: float = 0.0
+    buffered: int = 0
+    sync: float = 0.0
+    asynchronous: float = 0.0
+    uploaded: int = 0
+    state: int = 0
 
 
 class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -253,23 +63,112 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
         return f"checkpoint {self.checkpoint}{kind} {self.status}{f': {self.reason}' if self.reason else f' {how}'}"
 
 
-@dataclass(frozen=True)
-class Pending:
-    """A checkpoint that is in progress.
+# Events
 
-    Attributes:
-        barrier: Its barrier.
-        triggered: When, in seconds on the job's clock.
-        missing: Tasks that have not acknowledged.
-        answer: Of whoever waits for it.
-        acks: Acknowledgements, and when they came.
-    """
+
+class Opened(msgspec.Struct, frozen=True):
+    """A task takes barriers from now on."""
+
+    task: TaskId
+
+
+class Exhausted(msgspec.Struct, frozen=True):
+    """A source has no more rows."""
+
+    task: TaskId
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """A task has ended."""
+
+    task: TaskId
+
+
+class Acknowledged(msgspec.Struct, frozen=True):
+    """A task has written its snapshot."""
+
+    task: TaskId
+    checkpoint: int
+    state: SubtaskState
+    committables: tuple[Committable, ...] = ()
+    """What it prepared since the newest decision that it knows of."""
+    measured: TaskRecord = TaskRecord()
+    target: str | None = None
+    """Folder of the savepoint that it is for."""
+
+
+class Declined(msgspec.Struct, frozen=True):
+    """A task cannot make its snapshot."""
+
+    task: TaskId
+    checkpoint: int
+    reason: str
+
+
+class Requested(msgspec.Struct, frozen=True):
+    """Somebody asks for a checkpoint; `answer` gets what `Completed` brings, or an error."""
+
+    kind: Kind
+    target: str | None = None
+    answer: Future[Any] | None = None
+
+
+class Completed(msgspec.Struct, frozen=True):
+    """Answers `Complete`: the checkpoint is durable and committed."""
+
+    result: Any = None
+
+
+class NotCompleted(msgspec.Struct, frozen=True):
+    """Answers `Complete`: it is not durable and never will be; or, in doubt, only a restart finds out."""
+
+    error: OncewardError
+    in_doubt: bool = False
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """A task failed, or whatever else ends the attempt."""
+
+    error: OncewardError
+
+
+class Stopping(msgspec.Struct, frozen=True):
+    """The attempt ends: nothing begins any more."""
+
+    reason: str
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Time has passed."""
+
+
+Event: TypeAlias = (
+    Opened
+    | Exhausted
+    | Finished
+    | Acknowledged
+    | Declined
+    | Requested
+    | Completed
+    | NotCompleted
+    | Failed
+    | Stopping
+    | Tick
+)
+
+
+class Pending(msgspec.Struct, frozen=True):
+    """A checkpoint that is in progress."""
 
     barrier: Barrier
     triggered: float
+    """When, in seconds on the job's clock."""
     missing: frozenset[TaskId] = frozenset()
+    """Tasks that have not acknowledged."""
     answer: Future[Any] | None = None
-    acks: Mapping[TaskId, tuple[Acknowledged, float]] = field(default_factory=dict)
+    """Of whoever waits for it."""
+    acks: dict[TaskId, tuple[Acknowledged, float]] = {}
+    """Acknowledgements, and when they came."""
 
     @property
     def checkpoint(self) -> int:
@@ -286,17 +185,63 @@ class Pending:
             reason=reason,
             triggered=self.triggered,
             duration=now - self.triggered,
-            tasks=[self._of_task(*self.acks[task]) for task in sorted(self.acks)],
+            tasks=[
+                msgspec.structs.replace(
+                    ack.measured, task=str(task), acknowledged=at - self.triggered, state=ack.state.size
+                )
+                for task, (ack, at) in sorted(self.acks.items(), key=lambda item: item[0])
+            ],
         )
 
-    def _of_task(self, ack: Acknowledged, at: float) -> TaskRecord:
-        return TaskRecord(
-            task=str(ack.task),
-            acknowledged=at - self.triggered,
-            alignment=ack.alignment,
-            buffered=ack.buffered,
-            sync=ack.sync,
-            asynchronous=ack.asynchronous,
-            uploaded=ack.uploaded,
-            state=ack.state.size,
-        )
+
+# Effects; the first three are for tasks
+
+
+class Trigger(msgspec.Struct, frozen=True):
+    """Have every source inject a barrier."""
+
+    barrier: Barrier
+
+
+class Confirm(msgspec.Struct, frozen=True):
+    """Tell every task that this checkpoint is completed."""
+
+    checkpoint: int
+
+
+class GiveUp(msgspec.Struct, frozen=True):
+    """Tell every task that this checkpoint was given up."""
+
+    checkpoint: int
+
+
+class Complete(msgspec.Struct, frozen=True):
+    """Make a checkpoint durable and commit it; `Completed` or `NotCompleted` answers. Others are under way."""
+
+    pending: Pending
+    under_way: tuple[int, ...]
+
+
+class Discard(msgspec.Struct, frozen=True):
+    """Free what a task wrote for nothing."""
+
+    ack: Acknowledged
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Tell whoever asked for a checkpoint: the result, or the error."""
+
+    to: Future[Any]
+    result: Any = None
+    error: OncewardError | None = None
+
+
+class Remember(msgspec.Struct, frozen=True):
+    """A checkpoint has ended, or did not begin."""
+
+    record: CheckpointRecord
+    bad: bool = False
+
+
+ToTask: TypeAlias = Trigger | Confirm | GiveUp
+Effect: TypeAlias = ToTask | Complete | Discard | Answer | Remember

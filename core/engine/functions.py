@@ -5,12 +5,10 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ..errors import ConfigurationError, StateError
 from .logic import Frozen, Guarded, Logic
 from .state.handles import ListHandle, SubtaskState
-from .state.keyed import NO_KEY, KeyedState, KeyScope, OperatorState
+from .state.keyed import NO_KEY, KeyedState, KeyScope, OperatorState, pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,9 +19,6 @@ if TYPE_CHECKING:
     from .logic import Record
     from .state.keys import KeyEncoder
     from .state.storage import CheckpointStorage
-
-_pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder().decode
 
 
 class FunctionContext:
@@ -137,19 +132,20 @@ class ProcessLogic(Logic):
         self._context = FunctionContext(guarded.task.uid, guarded.task.subtask, parallelism, scope, now)
 
     def open(self) -> None:
-        self._guarded.call("open", lambda: self._function.open(self._context))
+        self._guarded.call("open", self._function.open, self._context)
 
     def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         records: list[Record] = batch.to_pylist()
         made: list[Record] = []
+        listed, process, context = self._guarded.listed, self._function.process, self._context
         if self._keys is None or self._scope is None:
             for record in records:
-                made += self._process(record)
+                made += listed(record, process, record, context)
             return self._guarded.batch(made)
         keys = self._keys.keys(batch)
         for record, key, encoded in zip(records, keys, self._keys.encoded(keys), strict=True):
             self._scope.enter(key, encoded)
-            made += self._process(record)
+            made += listed(record, process, record, context)
         self._scope.leave()
         return self._guarded.batch(made)
 
@@ -157,8 +153,8 @@ class ProcessLogic(Logic):
         at = self._scope.enter_due(now) if self._scope is not None else None
         if at is None or self._scope is None:
             return None
-        key = self._scope.key
-        made = self._listed({"timer": at, "key": key}, lambda: self._function.on_timer(at, self._context))
+        where = {"timer": at, "key": self._scope.key}
+        made = self._guarded.listed(where, self._function.on_timer, at, self._context)
         self._scope.leave()
         return self._guarded.batch(made)
 
@@ -166,13 +162,14 @@ class ProcessLogic(Logic):
         return self._scope.next_timer() if self._scope is not None else None
 
     def finish(self) -> Sequence[pa.RecordBatch]:
-        return self._guarded.batch(self._listed("finish", lambda: self._function.finish(self._context)))
+        return self._guarded.batch(self._guarded.listed("finish", self._function.finish, self._context))
 
     def before_barrier(self, barrier: Barrier) -> Sequence[pa.RecordBatch]:
         at = f"snapshot {barrier.checkpoint}"
-        return self._guarded.batch(self._listed(at, lambda: self._function.snapshot(barrier.checkpoint, self._context)))
+        return self._guarded.batch(self._guarded.listed(at, self._function.snapshot, barrier.checkpoint, self._context))
 
     def freeze(self, barrier: Barrier) -> Frozen:
+        # The items as they are now: they may be changed in place before the handle is written out.
         lists = {name: self._handle(name, state) for name, state in self._lists.items()}
         if self._scope is None:
             return Frozen(lambda _storage, _folder: (SubtaskState(lists=lists), 0))
@@ -188,7 +185,7 @@ class ProcessLogic(Logic):
         if self._scope is not None:
             self._scope.table.confirm(checkpoint)
         at = f"on_checkpoint_complete {checkpoint}"
-        self._guarded.call(at, lambda: self._function.on_checkpoint_complete(checkpoint, self._context))
+        self._guarded.call(at, self._function.on_checkpoint_complete, checkpoint, self._context)
 
     def close(self) -> None:
         try:
@@ -202,25 +199,18 @@ class ProcessLogic(Logic):
         bound: dict[str, OperatorState] = {}
         for name, declared in states_of(self._function).items():
             if isinstance(declared, OperatorState):
-                bound[name] = declared.bound([_unpack(item) for item in lists.get(name, ())])
+                bound[name] = declared.bound([unpack(item) for item in lists.get(name, ())])
                 setattr(self._function, name, bound[name])
-            elif isinstance(declared, KeyedState):
-                if self._scope is None:
-                    raise ConfigurationError(
-                        f"operator {self._guarded.task.uid}: state {name!r} is keyed, the stream is not: key_by first"
-                    )
+            elif self._scope is not None:
                 setattr(self._function, name, declared.bound(self._scope))
+            else:
+                raise ConfigurationError(
+                    f"operator {self._guarded.task.uid}: state {name!r} is keyed, the stream is not: key_by first"
+                )
         return bound
 
     def _handle(self, name: str, state: OperatorState) -> ListHandle:
-        """The items as they are now: they may be changed in place before the handle is written out."""
         try:
-            return ListHandle(state.redistribute, [_pack(item) for item in state.items])
+            return ListHandle(state.redistribute, [pack(item) for item in state.items])
         except Exception as error:
             raise StateError(str(self._guarded.failed(name, error))) from error
-
-    def _process(self, record: Record) -> list[Record]:
-        return self._listed(record, lambda: self._function.process(record, self._context))
-
-    def _listed(self, record: Any, function: Callable[[], Iterable[Record] | None]) -> list[Record]:
-        return self._guarded.call(record, lambda: list(function() or ()))

@@ -12,7 +12,7 @@ nothing is better than at-most-once. With no checkpoints the input's end is the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..errors import ConfigurationError
@@ -23,8 +23,6 @@ from .config import Mode
 from .state.keys import KeyEncoder, check_parallelism
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import pyarrow as pa
 
     from .config import CheckpointConfig
@@ -32,50 +30,47 @@ if TYPE_CHECKING:
 
 @dataclass
 class Operator:
-    """One operator.
-
-    Attributes:
-        uid: Stable name of its state.
-        kind: source, map, filter, flat_map, map_batches, process, union, sink.
-        what: The source, function or sink.
-        parallelism: Number of subtasks.
-        inputs: What it reads: the operator, and how rows are keyed; None: they are not.
-        schema: Arrow schema of what it gives, if it was fixed.
-    """
+    """One operator: source, map, filter, flat_map, map_batches, process, union or sink."""
 
     uid: str
+    """Stable name of its state."""
     kind: str
     what: Any
+    """The source, function or sink."""
     parallelism: int
-    inputs: list[tuple[Operator, KeyEncoder | None]] = field(default_factory=list)
+    inputs: list[tuple[Operator, KeyEncoder | None]]
+    """What it reads, and how rows are keyed; None: they are not."""
     schema: pa.Schema | None = None
+    """Of what it gives, if it was fixed."""
 
     @property
     def keys(self) -> KeyEncoder | None:
         return self.inputs[0][1] if self.inputs else None
 
-    def tasks(self) -> Iterator[TaskId]:
-        return (TaskId(self.uid, subtask) for subtask in range(self.parallelism))
+    def tasks(self) -> list[TaskId]:
+        return [TaskId(self.uid, subtask) for subtask in range(self.parallelism)]
 
 
 class Graph:
     """All operators, in an order in which inputs come first."""
 
-    def __init__(self, max_parallelism: int) -> None:
+    def __init__(self, max_parallelism: int, parallelism: int = 1) -> None:
         check_parallelism("the pipeline", 1, max_parallelism)
         self.max_parallelism = max_parallelism
+        self._parallelism = parallelism
         self.operators: list[Operator] = []
 
     def add(
         self,
         kind: str,
         what: Any,
-        *,
-        uid: str | None,
-        parallelism: int,
         inputs: list[tuple[Operator, KeyEncoder | None]],
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
         schema: pa.Schema | None = None,
     ) -> Operator:
+        parallelism = self._parallelism if parallelism is None else parallelism
         uid = uid or f"{kind}-{len(self.operators)}"
         if any(operator.uid == uid for operator in self.operators):
             raise ConfigurationError(f"two operators have the uid {uid!r}: give each one of its own")
@@ -89,14 +84,12 @@ class Graph:
     def of_kind(self, kind: str) -> list[Operator]:
         return [operator for operator in self.operators if operator.kind == kind]
 
-    def readers(self, operator: Operator) -> list[tuple[Operator, KeyEncoder | None]]:
-        """Who reads an operator's rows, and how they are keyed for it; several times if it reads them several times."""
-        return [(reader, keys) for reader in self.operators for source, keys in reader.inputs if source is operator]
-
     def check(self) -> None:
+        """Refuse a graph without a source, with an end that is no sink, or with two sinks of one name."""
         if not self.of_kind("source"):
             raise ConfigurationError("the pipeline has no source")
-        loose = [o.uid for o in self.operators if o.kind != "sink" and not self.readers(o)]
+        read = [source.uid for reader in self.operators for source, _ in reader.inputs]
+        loose = [o.uid for o in self.operators if o.kind != "sink" and o.uid not in read]
         if loose:
             raise ConfigurationError(f"nobody reads what {', '.join(loose)} gives: end each stream with sink(…)")
         names = [o.what.name for o in self.of_kind("sink")]
@@ -145,14 +138,11 @@ def _of_mode(mode: Mode) -> tuple[Guarantee, str]:
 
 
 def _of_source(operator: Operator) -> tuple[Guarantee, str]:
-    source = operator.what
+    source, name = operator.what, f"source {operator.uid}"
     if not isinstance(source, ResettableSource):
-        return (
-            Guarantee.AT_MOST_ONCE,
-            f"source {operator.uid} cannot be read again, so a failure loses what was in progress",
-        )
+        return Guarantee.AT_MOST_ONCE, f"{name} cannot be read again, so a failure loses what was in progress"
     if source.weakness:
-        return Guarantee.AT_LEAST_ONCE, f"source {operator.uid} {source.weakness}"
+        return Guarantee.AT_LEAST_ONCE, f"{name} {source.weakness}"
     return Guarantee.EXACTLY_ONCE, ""
 
 

@@ -47,6 +47,8 @@ class Job:
         state: Where it is.
         restarts: How often it was started again.
         failure: The newest failure.
+        error: What it failed with for good.
+        restored: Id of the checkpoint that the newest attempt began with.
     """
 
     def __init__(self, setup: Setup, restore: Restore) -> None:
@@ -64,9 +66,7 @@ class Job:
         self.restarts = 0
         self.failure: OncewardError | None = None
         self.error: BaseException | None = None
-        """What it failed with for good."""
         self.restored: int | None = None
-        """Id of the checkpoint that the newest attempt began with."""
 
     def start(self) -> None:
         """Run in the background; returns when the first attempt runs, or has failed."""
@@ -76,38 +76,6 @@ class Job:
         except BaseException:
             self.stop()
             raise
-
-    def _run(self) -> None:
-        restarts = self._setup.restart.begin()
-        try:
-            while True:
-                began = self._setup.world.monotonic()
-                error = self._one_attempt()
-                if error is None or self._cancel.is_set():
-                    self.state = JobState.STOPPED if self._cancel.is_set() else JobState.FINISHED
-                    return
-                self.failure = error
-                now = self._setup.world.monotonic()
-                pause = None if is_hopeless(error) else restarts(now, now - began)
-                if pause is None:
-                    raise error  # noqa: TRY301 - it is kept below like any other
-                _log.warning("pipeline %s restarts in %.1f s after: %s", self._setup.pipeline, pause, error)
-                self.state = JobState.RESTARTING
-                self.restarts += 1
-                self._begun.set()
-                if self._cancel.wait(pause):
-                    self.state = JobState.STOPPED
-                    return
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is kept for whoever waits
-            _log.error("pipeline %s has failed: %s", self._setup.pipeline, error)
-            self.state = JobState.FAILED
-            self.error = error
-        finally:
-            try:
-                self._settle()
-            finally:
-                self._ended.set()
-                self._begun.set()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it has ended; whether it has."""
@@ -147,8 +115,7 @@ class Job:
         Raises:
             CheckpointFailedError: It was not made; the run goes on, or has failed.
         """
-        kind = Kind.DRAIN if drain else Kind.SUSPEND
-        made = str(self._ask(kind, path, timeout))
+        made = str(self._ask(Kind.DRAIN if drain else Kind.SUSPEND, path, timeout))
         self.wait(timeout)
         return made
 
@@ -160,8 +127,7 @@ class Job:
         return found[-self._setup.config.history :] if self._setup.config.history else []
 
     def _ask(self, kind: Kind, path: str | Path | None, timeout: float | None) -> Any:
-        attempt = self._running(timeout)
-        answer = attempt.request(kind, _target(path) if path is not None else None)
+        answer = self._running(timeout).request(kind, _target(path) if path is not None else None)
         try:
             return answer.result(timeout)
         except TimeoutError:
@@ -181,6 +147,41 @@ class Job:
                     "make a savepoint"
                 ) from cause
             return self._attempt
+
+    def _run(self) -> None:
+        try:
+            self._run_attempts()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is kept for whoever waits
+            _log.error("pipeline %s has failed: %s", self._setup.pipeline, error)
+            self.state = JobState.FAILED
+            self.error = error
+        finally:
+            try:
+                self._drop_state()
+            finally:
+                self._ended.set()
+                self._begun.set()
+
+    def _run_attempts(self) -> None:
+        clock, restarts = self._setup.world.monotonic, self._setup.restart.begin()
+        while True:
+            began = clock()
+            error = self._one_attempt()
+            if error is None or self._cancel.is_set():
+                self.state = JobState.STOPPED if self._cancel.is_set() else JobState.FINISHED
+                return
+            self.failure = error
+            now = clock()
+            pause = None if is_hopeless(error) else restarts(now, now - began)
+            if pause is None:
+                raise error
+            _log.warning("pipeline %s restarts in %.1f s after: %s", self._setup.pipeline, pause, error)
+            self.state = JobState.RESTARTING
+            self.restarts += 1
+            self._begun.set()
+            if self._cancel.wait(pause):
+                self.state = JobState.STOPPED
+                return
 
     def _one_attempt(self) -> OncewardError | None:
         self.state = JobState.STARTING
@@ -206,13 +207,14 @@ class Job:
                 self._past += attempt.history
                 self._attempt = None
 
-    def _settle(self) -> None:
+    def _drop_state(self) -> None:
+        """As on_cancel or on_failure asks for."""
+        config, started = self._setup.config, self._started
         policies = {
-            JobState.STOPPED: ("on_cancel", self._setup.config.on_cancel),
-            JobState.FAILED: ("on_failure", self._setup.config.on_failure),
+            JobState.STOPPED: ("on_cancel", config.on_cancel),
+            JobState.FAILED: ("on_failure", config.on_failure),
         }
         setting, policy = policies.get(self.state, ("", Retention.KEEP))
-        started = self._started
         if policy is not Retention.DELETE or started is None:
             return
         try:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import pyarrow as pa
 
@@ -11,12 +10,13 @@ from ..errors import OncewardError, OperatorError
 from .state.handles import SubtaskState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ..transaction import Committable
     from .channels import Barrier, TaskId
     from .state.storage import CheckpointStorage
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Record = dict[str, Any]
 _LONGEST = 500
@@ -85,16 +85,28 @@ class Guarded:
         self.task = task
         self._schema = schema
 
-    def call(self, record: Any, function: Callable[[], T]) -> T:
+    def call(self, at: Any, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Its result; `at` is the record, or whatever else an error should name."""
         try:
-            return function()
+            return function(*args, **kwargs)
         except OncewardError:
             raise
         except Exception as error:
-            raise self.failed(record, error) from error
+            raise self.failed(at, error) from error
 
-    def failed(self, record: Any, error: Exception) -> OperatorError:
-        shown = repr(record)
+    def listed(
+        self, at: Any, function: Callable[P, Iterable[Record] | None], *args: P.args, **kwargs: P.kwargs
+    ) -> list[Record]:
+        """All records that it gives."""
+        try:
+            return list(function(*args, **kwargs) or ())
+        except OncewardError:
+            raise
+        except Exception as error:
+            raise self.failed(at, error) from error
+
+    def failed(self, at: Any, error: Exception) -> OperatorError:
+        shown = repr(at)
         shown = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"
         return OperatorError(
             f"operator {self.task.uid}, subtask {self.task.subtask}: {type(error).__name__}: {error}; at {shown}"
@@ -135,22 +147,20 @@ class RecordLogic(Logic):
         self._function = function
 
     def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        if self._kind == "filter":
-            return self._filtered(batch)
-        made: list[Record] = []
-        for record in batch.to_pylist():
-            made += self._guarded.call(record, partial(self._answer, record))
-        return self._guarded.batch(made)
-
-    def _answer(self, record: Record) -> list[Record]:
-        answer = self._function(record)
-        return [answer] if self._kind == "map" else list(answer)
-
-    def _filtered(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        kept = [bool(self._guarded.call(record, partial(self._function, record))) for record in batch.to_pylist()]
-        if all(kept):
+        answers = [self._guarded.call(record, self._answer, record) for record in batch.to_pylist()]
+        if self._kind == "map":
+            return self._guarded.batch(answers)
+        if self._kind == "flat_map":
+            return self._guarded.batch([record for answer in answers for record in answer])
+        if all(answers):
             return [batch]
-        return [batch.filter(pa.array(kept, pa.bool_()))] if any(kept) else []
+        return [batch.filter(pa.array(answers, pa.bool_()))] if any(answers) else []
+
+    def _answer(self, record: Record) -> Any:
+        answer = self._function(record)
+        if self._kind == "flat_map":
+            return list(answer)
+        return bool(answer) if self._kind == "filter" else answer
 
 
 class BatchLogic(Logic):
@@ -161,7 +171,7 @@ class BatchLogic(Logic):
         self._function = function
 
     def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        made = self._guarded.call(batch.schema.names, lambda: self._function(batch))
+        made = self._guarded.call(batch.schema.names, self._function, batch)
         if not isinstance(made, pa.RecordBatch):
             error = TypeError(f"map_batches must return a pyarrow.RecordBatch, not {type(made).__name__}")
             raise self._guarded.failed(batch.schema.names, error)

@@ -8,8 +8,7 @@ on from its newest decision. A folder is restored only if this log decided it (r
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import ConfigurationError, EpochConflictError, StateDamagedError
 from ..log import Decide, Void
@@ -24,18 +23,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("onceward.engine")
 
 
-@dataclass(frozen=True)
-class Restore:
-    """A restore that somebody asks for.
-
-    Attributes:
-        path: Folder of a savepoint or checkpoint.
-        claim: The pipeline owns it from now on, and deletes it when newer ones are there.
-        why: Why the pipeline goes back on purpose; needed if it has decided epochs since. Without a path it begins
-            anew, without any state.
-        import_from: Name of the pipeline that made it, if that was under another decision log.
-        allow_non_restored: State that no operator claims is dropped.
-    """
+class Restore(NamedTuple):
+    """A restore that somebody asks for; see Pipeline.start."""
 
     path: str | None = None
     claim: bool = False
@@ -44,25 +33,20 @@ class Restore:
     allow_non_restored: bool = False
 
 
-@dataclass(frozen=True)
-class Origin:
-    """The checkpoint to begin with.
-
-    Attributes:
-        metadata: What it holds; None: the pipeline begins anew.
-        storage: Where its files are.
-        reference: To it.
-        decided: Newest decided epoch.
-        goes_on: It is the newest decision's.
-        restored: The newest restore, this one or an earlier one.
-    """
+class Origin(NamedTuple):
+    """The checkpoint to begin with."""
 
     metadata: Metadata | None
+    """What it holds; None: the pipeline begins anew."""
     storage: CheckpointStorage | None
+    """Where its files are."""
     reference: Reference | None
     decided: int
+    """Newest decided epoch."""
     goes_on: bool
+    """It is the newest decision's."""
     restored: Restored | None
+    """The newest restore, this one or an earlier one."""
 
     @property
     def newest(self) -> int:
@@ -170,7 +154,14 @@ def _asked_for(view: LogView, newest: Decided | None, path: str, restore: Restor
     goes_on = newest is not None and newest.checkpoint.sha256 == sha256
     if not goes_on:
         _check_made_here(metadata, path, view, restore, pipeline)
-        _check_going_back(metadata, path, view, restore, pipeline)
+        if view.decided != NONE and restore.why is None:
+            raise EpochConflictError(
+                f"checkpoint {metadata.checkpoint} in {path} is asked for, and this pipeline has decided epoch "
+                f"{view.decided}: what was committed since would be written again. Say why=… to go back on purpose, or "
+                "restore nothing to go on",
+                pipeline=pipeline,
+                epoch=view.decided,
+            )
     reference = Reference(folder=path, sha256=sha256, claimed=restore.claim)
     restored = Restored(folder=path, sha256=sha256, why=restore.why)
     return Origin(metadata, storage, reference, view.decided, goes_on=goes_on, restored=restored)
@@ -191,17 +182,6 @@ def _check_made_here(metadata: Metadata, path: str, view: LogView, restore: Rest
         raise EpochConflictError(
             f"checkpoint {metadata.checkpoint} in {path} was written, but it was never decided: rows before it may not "
             "be committed, and would be lost. Restore another one, or nothing to go on from the newest",
-            pipeline=pipeline,
-            epoch=view.decided,
-        )
-
-
-def _check_going_back(metadata: Metadata, path: str, view: LogView, restore: Restore, pipeline: str) -> None:
-    if view.decided != NONE and restore.why is None:
-        raise EpochConflictError(
-            f"checkpoint {metadata.checkpoint} in {path} is asked for, and this pipeline has decided epoch "
-            f"{view.decided}: what was committed since would be written again. Say why=… to go back on purpose, or "
-            "restore nothing to go on",
             pipeline=pipeline,
             epoch=view.decided,
         )

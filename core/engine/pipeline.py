@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoint import CommitPolicy, OnLost
 from ..checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from ..errors import ConfigurationError
-from ..log import LogStore, open_store
-from ..log.memory import MemoryStore
+from ..log import LogStore, MemoryStore, open_store
 from ..names import check_pipeline_name
 from ..sink import Direct, TwoPhaseCommit
 from ..source import LiveSource, ResettableSource
@@ -20,9 +19,9 @@ from .graph import EndToEnd, Graph, Operator, end_to_end
 from .job import Job
 from .origin import Restore
 from .start import EngineWorld, Setup
-from .state.files import locate
 from .state.keys import MAX_PARALLELISM, KeyEncoder
 from .state.memory import MemoryBackend
+from .state.storage import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -103,7 +102,7 @@ class Stream:
     def union(self, *others: Stream, uid: str | None = None, parallelism: int | None = None) -> Stream:
         """Rows of several streams."""
         inputs = [(stream._operator, stream._keys) for stream in (self, *others)]  # noqa: SLF001 - of the same class
-        return self._pipeline._add("union", None, uid, parallelism, inputs=inputs)  # noqa: SLF001 - of the same module
+        return Stream(self._pipeline, self._pipeline.graph.add("union", None, inputs, uid=uid, parallelism=parallelism))
 
     def sink(self, sink: Any, *, parallelism: int | None = None) -> Pipeline:
         """Where rows go; its name is its uid. Its `select` and `where` are DuckDB's SQL here (extra `duckdb`).
@@ -120,27 +119,29 @@ class Stream:
     def _then(
         self, kind: str, what: Any, uid: str | None, parallelism: int | None, schema: pa.Schema | None = None
     ) -> Stream:
-        inputs = [(self._operator, self._keys)]
-        return self._pipeline._add(kind, what, uid, parallelism, inputs=inputs, schema=schema)  # noqa: SLF001 - of the same module
+        graph, inputs = self._pipeline.graph, [(self._operator, self._keys)]
+        return Stream(self._pipeline, graph.add(kind, what, inputs, uid=uid, parallelism=parallelism, schema=schema))
 
 
 class Pipeline:
     """A graph of sources, functions and sinks that runs in this process, checkpointed by barriers.
 
     Args:
-        name: Part of every transaction's name; must not change between runs.
-        checkpoint: When checkpoints are made and what is kept.
-        store: The decision log, as `open_store` gives it; default: in memory, which no restart of the process survives.
-        backend: Where keyed state lives: MemoryBackend, FileBackend, RocksDBBackend.
-        restart: What happens after a failure; default: exponential-delay with checkpoints, none without.
-        max_parallelism: Number of key groups, 1 to 32768; cannot change while there is state.
-        parallelism: Number of subtasks of operators that do not say.
-        on_lost: What to do if a decided transaction can no longer be committed: "fail"; "skip", which leaves an audit
-            record; "replay", which goes back to the checkpoint before if every transaction of the lost one is proven
+        name: Name of the pipeline, up to 64 letters, digits, `.`, `_` and `-`. It is part of every transaction's name,
+            so it must not change between runs, and no two pipelines may share it.
+        checkpoint: When checkpoints are made, and what is kept of them.
+        store: Where the decision log lives: a URL, or what `open_store` returns. Default: in memory, which does not
+            survive a restart of the process.
+        backend: Where keyed state lives: a MemoryBackend, a FileBackend or a RocksDBBackend.
+        restart: What happens after a failure. Default: exponential-delay with periodic checkpoints, none without.
+        max_parallelism: Number of key groups, 1 to 32,768. It cannot change while there is state.
+        parallelism: Number of subtasks of operators that do not set their own.
+        on_lost: What to do when a decided transaction can no longer be committed: "fail"; "skip", which leaves an audit
+            record; "replay", which goes back to the previous checkpoint if every transaction of the lost one is proven
             not committed, and fails otherwise.
-        commit_timeout: Seconds for which a checkpoint's commit is tried again while a target does not answer; then
-            the attempt fails, and the restart strategy says when the next one commits it.
-        commit_backoff: Longest pause between two attempts, in seconds; the first pauses are shorter.
+        commit_timeout: Seconds for which a checkpoint's commit is tried again while a target does not answer. Then the
+            attempt fails, and the restart strategy decides when the next one commits it.
+        commit_backoff: Longest pause between two attempts to commit, in seconds; the first pauses are shorter.
     """
 
     def __init__(
@@ -159,17 +160,21 @@ class Pipeline:
         world: EngineWorld | None = None,
     ) -> None:
         self.name = check_pipeline_name(name)
-        self.checkpoint = (checkpoint or CheckpointConfig()).checked()
-        self.store: LogStore = open_store(store, pipeline=name) if isinstance(store, str) else store or MemoryStore()
         if store is None:
             _log.warning("pipeline %s has no store: its decisions are in memory and end with this process", name)
-        self.backend = (backend or MemoryBackend()).bind(name)
-        periodic = self.checkpoint.interval is not None
-        self.restart = restart or (RestartStrategy.exponential_delay() if periodic else RestartStrategy.none())
-        self.graph = Graph(max_parallelism)
-        self._parallelism = parallelism
-        self._policy = CommitPolicy.of(on_lost, commit_timeout, commit_backoff)
-        self._world = world or EngineWorld()
+        config = (checkpoint or CheckpointConfig()).checked()
+        periodic = config.interval is not None
+        self.graph = Graph(max_parallelism, parallelism)
+        self.setup = Setup(
+            pipeline=name,
+            graph=self.graph,
+            store=open_store(store, pipeline=name) if isinstance(store, str) else store or MemoryStore(),
+            backend=(backend or MemoryBackend()).bind(name),
+            config=config,
+            policy=CommitPolicy.of(on_lost, commit_timeout, commit_backoff),
+            restart=restart or (RestartStrategy.exponential_delay() if periodic else RestartStrategy.none()),
+            world=world or EngineWorld(),
+        )
         self._job: Job | None = None
 
     def source(self, source: Any, *, uid: str | None = None, parallelism: int | None = None) -> Stream:
@@ -178,11 +183,11 @@ class Pipeline:
             raise ConfigurationError(
                 f"{type(source).__name__} is no source: it must be a ResettableSource or a LiveSource"
             )
-        return self._add("source", source, uid, parallelism, inputs=[])
+        return Stream(self, self.graph.add("source", source, [], uid=uid, parallelism=parallelism))
 
     def guarantee(self) -> EndToEnd:
         """What a reader of the targets sees of each record, and which part of the graph weakens it."""
-        return end_to_end(self.graph, self.checkpoint)
+        return end_to_end(self.graph, self.setup.config)
 
     def run(self, *, restore: str | None = None, **options: Any) -> None:
         """Run until the sources end or somebody stops it; see start for the options.
@@ -228,19 +233,8 @@ class Pipeline:
         self.graph.check()
         for operator in self.graph.of_kind("source"):
             operator.what.validate()
-        setup = Setup(
-            pipeline=self.name,
-            graph=self.graph,
-            store=self.store,
-            backend=self.backend,
-            config=self.checkpoint,
-            policy=self._policy,
-            restart=self.restart,
-            world=self._world,
-        )
         path = locate(restore) if restore else None
-        asked = Restore(path, claim, why, import_from, allow_non_restored_state)
-        job = Job(setup, asked)
+        job = Job(self.setup, Restore(path, claim, why, import_from, allow_non_restored_state))
         self._job = job
         job.start()
         if job.error is not None:
@@ -282,16 +276,3 @@ class Pipeline:
         if self._job is None:
             raise CheckpointFailedError(f"pipeline {self.name} has not been started")
         return self._job
-
-    def _add(
-        self,
-        kind: str,
-        what: Any,
-        uid: str | None,
-        parallelism: int | None,
-        *,
-        inputs: list[tuple[Operator, KeyEncoder | None]],
-        schema: pa.Schema | None = None,
-    ) -> Stream:
-        many = parallelism if parallelism is not None else self._parallelism
-        return Stream(self, self.graph.add(kind, what, uid=uid, parallelism=many, inputs=inputs, schema=schema))

@@ -11,15 +11,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ..errors import OncewardError, StateDamagedError
 from ..log import Completed, Decide, Void
-from .state.files import above
 from .state.handles import Metadata, decode_metadata, encode_metadata
-from .state.storage import PROOF, CheckpointStorage
+from .state.storage import PROOF, CheckpointStorage, above
 
 if TYPE_CHECKING:
     from ..log import LogView
@@ -28,49 +27,38 @@ _log = logging.getLogger("onceward.engine")
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a checkpoint's metadata are, and what they must be. JSON-serialisable.
-
-    Attributes:
-        folder: Where its metadata are; None: here.
-        sha256: Of the metadata file.
-        inline: The metadata themselves, in base 64.
-        root: Folder that the files of inline metadata are in; None if there are none.
-        claimed: It was not made by this pipeline, which may delete it when newer ones are there.
-    """
+    """Where a checkpoint's metadata are, and what they must be. JSON-serialisable."""
 
     folder: str | None = None
+    """Where its metadata are; None: in `inline`."""
     sha256: str = ""
+    """Of the metadata file."""
     inline: str = ""
+    """The metadata themselves, in base 64."""
     root: str | None = None
+    """Folder that the files of inline metadata are in; None if there are none."""
     claimed: bool = False
+    """It was not made by this pipeline, which may delete it when newer ones are there."""
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """A restore that was asked for and has taken effect (rule C of the protocol: it does so once).
-
-    Attributes:
-        folder: What was restored; None: the pipeline began anew.
-        sha256: Of its metadata.
-        why: The reason for going back; None if the pipeline did not.
-    """
+    """A restore that was asked for and has taken effect (rule C of the protocol: it does so once)."""
 
     folder: str | None = None
+    """What was restored; None: the pipeline began anew."""
     sha256: str = ""
     why: str | None = None
+    """The reason for going back; None if the pipeline did not."""
 
 
 class Decided(msgspec.Struct, frozen=True, kw_only=True):
-    """What a decision holds besides transactions and positions. JSON-serialisable.
-
-    Attributes:
-        checkpoint: The checkpoint that it makes.
-        savepoints: Savepoints that commit nothing themselves and whose rows it commits.
-        restored: The newest restore before it.
-    """
+    """What a decision holds besides transactions and positions. JSON-serialisable."""
 
     checkpoint: Reference
     savepoints: tuple[Reference, ...] = ()
+    """Those that commit nothing themselves and whose rows it commits."""
     restored: Restored | None = None
+    """The newest restore before it."""
 
     @classmethod
     def of(cls, decision: Decide | None) -> Decided | None:
@@ -78,10 +66,6 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
         if decision is None or "checkpoint" not in decision.state:
             return None
         return msgspec.convert(decision.state, cls)
-
-    def as_state(self) -> dict[str, Any]:
-        state: dict[str, Any] = msgspec.to_builtins(self)
-        return state
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,11 +83,7 @@ def inline(metadata: Metadata, storage: CheckpointStorage | None = None) -> Refe
 
 
 def resolve(reference: Reference) -> tuple[Metadata, CheckpointStorage | None]:
-    """The metadata that a decision names, and the storage that its files are in.
-
-    Raises:
-        StateDamagedError: They are not what was decided.
-    """
+    """The metadata that a decision names, which must be those that were decided, and the storage of their files."""
     if reference.folder is None:
         storage = CheckpointStorage(reference.root) if reference.root is not None else None
         return decode_metadata(base64.b64decode(reference.inline), "inside the decision"), storage
@@ -114,11 +94,7 @@ def resolve(reference: Reference) -> tuple[Metadata, CheckpointStorage | None]:
 
 
 def load(folder: str) -> tuple[Metadata, CheckpointStorage]:
-    """A checkpoint's or savepoint's metadata by its folder, and the storage that its files are in.
-
-    Raises:
-        StateDamagedError: They are missing or damaged.
-    """
+    """A checkpoint's or savepoint's metadata by its folder, and the storage of their files."""
     metadata = CheckpointStorage(folder).read_metadata("")
     return metadata, CheckpointStorage(folder if metadata.savepoint else above(folder))
 
@@ -157,9 +133,9 @@ def prove(reference: Reference, log: str, epoch: int) -> None:
     try:
         metadata, _ = resolve(reference)
         if metadata.log == log and not is_proven(reference.folder, metadata):
-            storage, proof = CheckpointStorage(reference.folder), Proof(log=log, epoch=epoch, sha256=reference.sha256)
+            storage = CheckpointStorage(reference.folder)
             storage.delete([PROOF])  # a damaged one
-            storage.write(PROOF, [msgspec.json.encode(proof)])
+            storage.write(PROOF, [msgspec.json.encode(Proof(log=log, epoch=epoch, sha256=reference.sha256))])
     except (OSError, OncewardError) as error:
         _log.warning("checkpoint %s is decided, and cannot be marked so: %s", reference.folder, error)
 

@@ -7,7 +7,6 @@ metadata are written first, then the decision that holds their checksum.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from ..errors import OncewardError, StateDamagedError
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from .state.storage import CheckpointStorage
 
 _log = logging.getLogger("onceward.engine")
-_Use = tuple[str, int, str]
-"""Operator's uid, subtask, path."""
 
 
 class SharedFiles:
@@ -34,39 +31,27 @@ class SharedFiles:
 
     def __init__(self, delete: Callable[[Iterable[str]], None]) -> None:
         self._delete = delete
-        self._counts: Counter[_Use] = Counter()
-        self._of: dict[str, list[_Use]] = {}
+        self._uses: dict[str, set[tuple[str, int, str]]] = {}
+        """By checkpoint: operator's uid, subtask and path of each file."""
 
     def register(self, checkpoint: str, files: Mapping[tuple[str, int], tuple[FileRef, ...]]) -> None:
         """A completed checkpoint refers to these. Registering it again changes nothing."""
-        if checkpoint in self._of:
-            return
-        references = [(*task, ref.path) for task, refs in files.items() for ref in refs if ref.shared]
-        self._of[checkpoint] = references
-        self._counts.update(references)
+        uses = {(*task, ref.path) for task, refs in files.items() for ref in refs if ref.shared}
+        self._uses.setdefault(checkpoint, uses)
 
     def release(self, checkpoint: str) -> list[str]:
         """A checkpoint is dropped; the files that nobody refers to any more."""
-        gone = []
-        for reference in self._of.pop(checkpoint, ()):
-            self._counts[reference] -= 1
-            if not self._counts[reference]:
-                del self._counts[reference]
-                gone.append(reference[2])
-        return [path for path in gone if not self.refers(path)]
+        return [path for _, _, path in self._uses.pop(checkpoint, ()) if not self.refers(path)]
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete files, less what is referred to."""
         self._delete([path for path in paths if not self.refers(path)])
 
-    def discard(self, state: SubtaskState) -> None:
-        self._delete([ref.path for ref in state.files if not (ref.shared and self.refers(ref.path))])
-
     def refers(self, path: str) -> bool:
-        return any(known == path for _, _, known in self._counts)
+        return any(path == known for uses in self._uses.values() for _, _, known in uses)
 
     def count(self, uid: str, subtask: int, path: str) -> int:
-        return self._counts[uid, subtask, path]
+        return sum((uid, subtask, path) in uses for uses in self._uses.values())
 
 
 class Retained:
@@ -86,14 +71,10 @@ class Retained:
         self._claimed: str | None = None
         self._dying: list[tuple[set[int], list[str]]] = []
         """Shared files of dropped checkpoints, and those in progress that may build on them."""
-        self.shared = SharedFiles(storage.delete if storage is not None else _nothing)
+        self.shared = SharedFiles(storage.delete if storage is not None else lambda _paths: None)
 
     def write(self, metadata: Metadata) -> Reference:
-        """Write a checkpoint's metadata; nothing counts yet.
-
-        Raises:
-            StateError: That failed.
-        """
+        """Write a checkpoint's metadata; nothing counts yet."""
         if self._storage is None:
             return inline(metadata)
         folder = folder_of(metadata.checkpoint, self._writer)
@@ -105,25 +86,23 @@ class Retained:
             raise
         return Reference(folder=self._storage.at(folder), sha256=ref.sha256)
 
-    def keep(self, checkpoint: int, under_way: Collection[int] = ()) -> None:
-        """It was decided: keep it, and drop the oldest beyond the number that is kept. Fails nothing any more.
+    def keep(self, checkpoint: int | None, under_way: Collection[int] = ()) -> None:
+        """One was decided: keep it, and drop the oldest beyond the number that is kept. Fails nothing any more.
 
         Args:
-            checkpoint: Its id.
+            checkpoint: Its id; None for a savepoint, which is not kept here.
             under_way: Others that are in progress: they may build on files of those that are dropped.
         """
-        self.folders.append(folder_of(checkpoint, self._writer))
-        self._clean(self.folders[: -self._most], under_way)
-
-    def superseded(self, under_way: Collection[int] = ()) -> None:
-        """A savepoint was decided: it is the newest, and belongs to the user; own ones stay as they are."""
-        self._clean([], under_way)
+        if checkpoint is not None:
+            self.folders.append(folder_of(checkpoint, self._writer))
+        self._clean(self.folders[: -self._most] if checkpoint is not None else [], under_way)
 
     def delete_all(self) -> None:
-        self._clean(list(self.folders))
+        self._clean(self.folders)
 
     def discard(self, state: SubtaskState) -> None:
-        self.shared.discard(state)
+        """Delete what was written for a checkpoint that was given up."""
+        self.shared.delete(ref.path for ref in state.files)
 
     def restored(self, reference: Reference, *, up_to: int, clean: bool) -> None:
         """Take over what an earlier run left.
@@ -147,13 +126,23 @@ class Retained:
                 self.shared.register(folder, metadata.files())
                 self.folders.append(folder)
         if clean:  # only what older runs left: another one may have started since
-            older = [name for name in self._storage.checkpoints() if writer_of_folder(name) < self._writer]
+            older = [name for name in self._storage.checkpoints() if _writer_of_folder(name) < self._writer]
             self._drop([name for name in older if name not in self.folders])
             self._storage.delete(
                 path
                 for path in self._storage.shared_files()
-                if writer_of_file(path) < self._writer and not self.shared.refers(path)
+                if _writer_of_file(path) < self._writer and not self.shared.refers(path)
             )
+
+    def _clean(self, folders: Iterable[str], under_way: Collection[int] = ()) -> None:
+        """Drop checkpoints, and a claimed one that is not needed any more; what cannot be deleted stays."""
+        try:
+            self._drop(folders, under_way)
+            claimed, self._claimed = self._claimed, None
+            if claimed is not None:
+                _delete_claimed(claimed)
+        except (OSError, OncewardError) as error:
+            _log.warning("files of older checkpoints are left: %s", error)
 
     def _drop(self, folders: Iterable[str], under_way: Collection[int] = ()) -> None:
         for folder in list(folders):
@@ -166,23 +155,13 @@ class Retained:
         for paths in ready:
             self.shared.delete(paths)
 
-    def _clean(self, folders: Iterable[str], under_way: Collection[int] = ()) -> None:
-        """Drop checkpoints, and a claimed one that is not needed any more; what cannot be deleted stays."""
-        try:
-            self._drop(folders, under_way)
-            claimed, self._claimed = self._claimed, None
-            if claimed is not None:
-                _delete_claimed(claimed)
-        except (OSError, OncewardError) as error:
-            _log.warning("files of older checkpoints are left: %s", error)
 
-
-def writer_of_folder(name: str) -> int:
+def _writer_of_folder(name: str) -> int:
     """Position of the START under which a checkpoint's folder was written."""
     return int(name.split("-")[2])
 
 
-def writer_of_file(path: str) -> int:
+def _writer_of_file(path: str) -> int:
     """Position of the START under which a shared file was written."""
     number = path.rpartition("/")[2].partition("-")[0]
     return int(number) if number.isdigit() else -1
@@ -198,7 +177,3 @@ def _delete_claimed(folder: str) -> None:
             storage.delete_folder("")
     else:
         storage.delete_folder(folder.rpartition("/")[2])
-
-
-def _nothing(_paths: Iterable[str]) -> None:
-    """Nothing is kept in files."""

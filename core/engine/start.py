@@ -13,20 +13,19 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence  # noqa: TC003 - fields of dataclasses
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from ..checkpoint import CommitPolicy, Coordinator
+from ..checkpoint import Coordinator
 from ..errors import ConfigurationError
 from ..log import LogWriter
 from ..sink import TwoPhaseCommit
 from ..source import ResettableSource
-from .channels import Barrier, TaskId
+from .channels import Barrier
 from .completion import Completer
-from .config import CheckpointConfig, Mode, RestartStrategy
+from .config import Mode
 from .functions import states_of
 from .origin import find_origin
 from .reference import Reference, inline, prove_newest
@@ -35,9 +34,12 @@ from .state.handles import Metadata, OperatorRecord, SubtaskState
 from .state.keys import groups_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from ..checkpoint import CommitPolicy
     from ..log import LogStore, LogView
+    from .channels import TaskId
+    from .config import CheckpointConfig, RestartStrategy
     from .graph import Graph, Operator
     from .origin import Origin, Restore
     from .state.handles import KeyedHandle
@@ -64,80 +66,52 @@ class EngineWorld:
     choose: Callable[[Sequence[int]], int] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """What a pipeline runs with.
-
-    Attributes:
-        pipeline: Its name.
-        graph: Its operators.
-        store: Its decision log's store.
-        backend: Where keyed state lives, bound to the pipeline.
-        config: Settings of checkpoints.
-        policy: Of commits.
-        restart: What happens after a failure.
-        world: Clocks and chance.
-    """
+class Setup(NamedTuple):
+    """What a pipeline runs with."""
 
     pipeline: str
     graph: Graph
     store: LogStore
     backend: StateBackend
+    """Bound to the pipeline's name."""
     config: CheckpointConfig
     policy: CommitPolicy
-    restart: RestartStrategy = field(default_factory=RestartStrategy.none)
-    world: EngineWorld = field(default_factory=EngineWorld)
+    restart: RestartStrategy
+    world: EngineWorld
 
 
-@dataclass(frozen=True)
-class Assigned:
-    """What one subtask starts from.
-
-    Attributes:
-        positions: Those that the source's subtasks stored; None for a source that is new.
-        keyed: Handles that overlap its key groups.
-        lists: Its items of each operator state.
-    """
+class Assigned(NamedTuple):
+    """What one subtask starts from."""
 
     positions: list[Any] | None = None
+    """Those that the source's subtasks stored; None for a source that is new."""
     keyed: tuple[KeyedHandle, ...] = ()
-    lists: dict[str, list[bytes]] = field(default_factory=dict)
+    """Handles that overlap its key groups."""
+    lists: Mapping[str, list[bytes]] = {}
+    """Its items of each operator state."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Started:
-    """What an attempt begins with.
-
-    Attributes:
-        setup: Of the pipeline.
-        coordinator: Decides and commits.
-        completer: Completes checkpoints.
-        backend: Where keyed state lives, bound to the decision log too.
-        restored_storage: Where restored files are.
-        assigned: What each task starts from.
-        positions: Where each subtask of a resettable source begins.
-        next_id: Id of the next checkpoint; epoch of the first rows.
-        restored: Id of the checkpoint that was restored; None for a fresh start.
-    """
+class Started(NamedTuple):
+    """What an attempt begins with."""
 
     setup: Setup
     coordinator: Coordinator
     completer: Completer
     backend: StateBackend
+    """Bound to the decision log too."""
     restored_storage: CheckpointStorage | None
+    """Where restored files are."""
     assigned: Mapping[TaskId, Assigned]
     positions: Mapping[TaskId, Any]
+    """Where each subtask of a resettable source begins."""
     next_id: int
+    """Id of the next checkpoint; epoch of the first rows."""
     restored: int | None
+    """Id of the checkpoint that was restored; None for a fresh start."""
 
 
 def start(setup: Setup, restore: Restore, *, again: bool = False) -> Started:
-    """Begin an attempt.
-
-    Args:
-        setup: Of the pipeline.
-        restore: What somebody asked for; a restart after a failure restores what was decided.
-        again: This is such a restart.
+    """Begin an attempt; `again` after a failure, when what was decided is restored.
 
     Raises:
         OncewardError: Nothing was begun, or the next start with the same `restore` goes on from here.
@@ -186,20 +160,11 @@ def _begin(
     is_new = coordinator.view.newest is None
     if is_new or (before is not None and any(assigned[task].positions is None for task in positions)):
         newest += 1
-        completer.begin(*_beginning(setup.graph, completer, newest, origin, positions, asked=is_new))
+        completer.decide(*_beginning(setup.graph, completer, newest, origin, positions, asked=is_new))
     if origin.reference is not None and before is not None:
         retained.restored(origin.reference, up_to=before.checkpoint, clean=origin.goes_on)
-    return Started(
-        setup=setup,
-        coordinator=coordinator,
-        completer=completer,
-        backend=backend,
-        restored_storage=origin.storage,
-        assigned=assigned,
-        positions=positions,
-        next_id=newest + 1,
-        restored=before.checkpoint if before is not None else None,
-    )
+    restored = before.checkpoint if before is not None else None
+    return Started(setup, coordinator, completer, backend, origin.storage, assigned, positions, newest + 1, restored)
 
 
 def _beginning(
@@ -207,7 +172,8 @@ def _beginning(
 ) -> tuple[Metadata, Reference]:
     """What the first decision says, or one after going back, or with a new source: state, and where sources begin.
 
-    A source is asked only once where it begins, so the answer is decided before anything is read.
+    A source is asked only once where it begins, so the answer is decided before anything is read: a crash must not find
+    another beginning.
     """
     tasks = [task for operator in graph.operators for task in operator.tasks()]
     fresh = completer.metadata(Barrier(epoch), {task: SubtaskState(position=positions.get(task)) for task in tasks})
@@ -227,95 +193,78 @@ def _has_positions(record: OperatorRecord) -> bool:
 
 
 def check_fits(graph: Graph, metadata: Metadata, *, allow_non_restored: bool) -> None:
-    """Check that a checkpoint's state has a place in the graph.
-
-    Raises:
-        ConfigurationError: It has not; nothing was changed.
-    """
+    """Check that a checkpoint's state has a place in the graph, before anything is changed."""
+    where = f"checkpoint {metadata.checkpoint}"
     if metadata.max_parallelism != graph.max_parallelism:
         raise ConfigurationError(
-            f"checkpoint {metadata.checkpoint} was made with max_parallelism {metadata.max_parallelism}, the pipeline "
-            f"has {graph.max_parallelism}: it cannot change while there is state"
+            f"{where} was made with max_parallelism {metadata.max_parallelism}, the pipeline has "
+            f"{graph.max_parallelism}: it cannot change while there is state"
         )
     operators = {operator.uid: operator for operator in graph.operators}
-    unclaimed = [
-        uid
-        for uid, record in metadata.operators.items()
-        if uid not in operators and not all(state.empty for state in record.subtasks)
-    ]
+    stored = {uid: r for uid, r in metadata.operators.items() if not all(state.empty for state in r.subtasks)}
+    unclaimed = sorted(stored.keys() - operators)
     if unclaimed and not allow_non_restored:
         raise ConfigurationError(
-            f"checkpoint {metadata.checkpoint} holds state of operators that the pipeline does not have: "
-            f"{', '.join(sorted(unclaimed))}. Give an operator its uid, or drop the state on purpose with "
-            "allow_non_restored_state=True"
+            f"{where} holds state of operators that the pipeline does not have: {', '.join(unclaimed)}. Give an "
+            "operator its uid, or drop the state on purpose with allow_non_restored_state=True"
         )
-    if not allow_non_restored:
-        _check_states(operators, metadata)
+    for uid, record in stored.items():
+        if uid in operators and not allow_non_restored:
+            _check_states(operators[uid], record, where)
     for uid, record in metadata.operators.items():
         if uid in operators and operators[uid].kind != record.kind:
-            raise ConfigurationError(
-                f"operator {uid} is a {operators[uid].kind}; in checkpoint {metadata.checkpoint} it was a {record.kind}"
-            )
+            raise ConfigurationError(f"operator {uid} is a {operators[uid].kind}; in {where} it was a {record.kind}")
 
 
-def _check_states(operators: Mapping[str, Operator], metadata: Metadata) -> None:
+def _check_states(operator: Operator, record: OperatorRecord, where: str) -> None:
     """Refuse to drop a state that a function no longer declares, or the keyed state of a stream without keys."""
-    for uid, record in metadata.operators.items():
-        operator = operators.get(uid)
-        if operator is None or operator.kind != "process" or all(state.empty for state in record.subtasks):
-            continue
-        keyed = any(state.keyed is not None for state in record.subtasks)
-        gone = sorted(set(record.states) - set(states_of(operator.what)))
-        if gone or (keyed and operator.keys is None):
-            what = f"states {', '.join(gone)}" if gone else "keyed state, and its stream has no keys now"
-            raise ConfigurationError(
-                f"operator {uid} has in checkpoint {metadata.checkpoint} {what}: it would be lost. Declare it again, "
-                "or drop it on purpose with allow_non_restored_state=True"
-            )
+    if operator.kind != "process":
+        return
+    keyed = any(state.keyed is not None for state in record.subtasks)
+    gone = sorted(set(record.states) - set(states_of(operator.what)))
+    if gone or (keyed and operator.keys is None):
+        what = f"states {', '.join(gone)}" if gone else "keyed state, and its stream has no keys now"
+        raise ConfigurationError(
+            f"operator {operator.uid} has in {where} {what}: it would be lost. Declare it again, or drop it on purpose "
+            "with allow_non_restored_state=True"
+        )
 
 
 def assign(graph: Graph, metadata: Metadata | None) -> dict[TaskId, Assigned]:
     """What each subtask starts from; nothing without a checkpoint."""
     records = metadata.operators if metadata is not None else {}
     return {
-        task: _assigned(operator, task.subtask, records.get(operator.uid), graph.max_parallelism)
+        task: _assigned(operator, task.subtask, records[operator.uid].subtasks, graph.max_parallelism)
+        if operator.uid in records
+        else Assigned()
         for operator in graph.operators
         for task in operator.tasks()
     }
 
 
-def _assigned(operator: Operator, subtask: int, record: OperatorRecord | None, groups: int) -> Assigned:
-    if record is None:
-        return Assigned()
+def _assigned(operator: Operator, subtask: int, states: Sequence[SubtaskState], groups: int) -> Assigned:
     mine = groups_of(subtask, operator.parallelism, groups)
-    states = record.subtasks
+    keyed = [state.keyed for state in states if state.keyed is not None]
     names = {name: handle.redistribute for state in states for name, handle in state.lists.items()}
     return Assigned(
         positions=[state.position for state in states if state.position is not None] or None,
-        keyed=tuple(
-            state.keyed
-            for state in states
-            if state.keyed is not None and state.keyed.first < mine.stop and mine.start < state.keyed.end
-        ),
-        lists={name: _items(record, name, how, subtask, operator.parallelism) for name, how in names.items()},
+        keyed=tuple(handle for handle in keyed if handle.first < mine.stop and mine.start < handle.end),
+        lists={name: _items(states, name, how, subtask, operator.parallelism) for name, how in names.items()},
     )
 
 
-def _items(record: OperatorRecord, name: str, redistribute: str, subtask: int, parallelism: int) -> list[bytes]:
-    parts = [state.lists[name].items if name in state.lists else [] for state in record.subtasks]
-    if redistribute == "split" and len(parts) == parallelism:
+def _items(states: Sequence[SubtaskState], name: str, how: str, subtask: int, parallelism: int) -> list[bytes]:
+    parts = [state.lists[name].items if name in state.lists else [] for state in states]
+    if how == "split" and len(parts) == parallelism:
         return list(parts[subtask])
     everything = [item for part in parts for item in part]
-    return everything if redistribute == "union" else everything[subtask::parallelism]
+    return everything if how == "union" else everything[subtask::parallelism]
 
 
 def start_positions(graph: Graph, assigned: Mapping[TaskId, Assigned], *, skip: bool) -> dict[TaskId, Any]:
     """Where each subtask of each resettable source begins.
 
-    Args:
-        graph: The operators.
-        assigned: What was restored.
-        skip: At most once: an interrupted run's successor ignores what came since; each source goes on at its end.
+    `skip` is for at most once: an interrupted run's successor ignores what came since; each source goes on at its end.
     """
     found: dict[TaskId, Any] = {}
     for operator in graph.of_kind("source"):

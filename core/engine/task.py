@@ -9,14 +9,12 @@ the barrier and goes on; a sink that cannot prepare fails the run, for its rows 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import OncewardError, StateError
-from .channels import Barrier, Cancel, Element, End, TaskId
-from .events import Acknowledged, Confirm, Declined, Event, Exhausted, Finished, GiveUp, ToTask, Trigger
-from .gate import Aligned, Gate
-from .source_logic import EXHAUSTED, SourceLogic
+from .channels import Aligned, Barrier, Cancel, Element, End, Gate, TaskId
+from .ends import EXHAUSTED, SourceLogic
+from .events import Acknowledged, Confirm, Declined, Event, Exhausted, Finished, GiveUp, TaskRecord, ToTask, Trigger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,25 +26,21 @@ if TYPE_CHECKING:
     from .state.storage import CheckpointStorage
 
 
-@dataclass(frozen=True)
-class TaskWorld:
-    """What a task needs of its surroundings.
-
-    Attributes:
-        tell: Tells the coordinator.
-        monotonic: Seconds, for durations.
-        now: Seconds since 1970, for timers.
-        run_later: Runs the asynchronous part of a snapshot.
-        storage: Where a checkpoint's files go: storage and folder in it.
-        most: Bytes that a checkpoint may keep of this task inside the decision log; None: any number.
-    """
+class TaskWorld(NamedTuple):
+    """What a task needs of its surroundings."""
 
     tell: Callable[[Event], None]
+    """Tells the coordinator."""
     monotonic: Callable[[], float]
+    """Seconds, for durations."""
     now: Callable[[], float]
+    """Seconds since 1970, for timers."""
     run_later: Callable[[Callable[[], None]], None]
+    """Runs the asynchronous part of a snapshot."""
     storage: Callable[[Barrier], tuple[CheckpointStorage | None, str]]
+    """Where a checkpoint's files go: storage and folder in it."""
     most: int | None = None
+    """Bytes that a checkpoint may keep of this task inside the decision log; None: any number."""
 
 
 class Task:
@@ -65,6 +59,7 @@ class Task:
         self._outbox: deque[tuple[Channel, Element]] = deque()
         self._given_up: set[int] = set()
         self._suspended: int | None = None
+        """The checkpoint that ends the run, until it is completed or given up."""
         self._exhausted = False
         self._drained = False
         self._ending = False
@@ -86,9 +81,6 @@ class Task:
             return True
         if self.done or self._suspended is not None:
             return False
-        return self._work()
-
-    def _work(self) -> bool:
         timed = self.logic.timer(self._world.now())
         if timed is not None:
             self._emit(timed)
@@ -116,16 +108,14 @@ class Task:
             self._outbox += [(channel, element) for channel in output.channels]
 
     def _read_source(self, source: SourceLogic) -> bool:
-        if self._exhausted:
-            return False
-        batch = source.poll()
+        batch = source.poll() if not self._exhausted else None
         if batch is None:
             return False
         if batch is EXHAUSTED:
             self._exhausted = True
             self._world.tell(Exhausted(self.id))
-            return True
-        self._emit([batch])
+        else:
+            self._emit([batch])
         return True
 
     def _read_gate(self) -> bool:
@@ -134,10 +124,10 @@ class Task:
             case None:
                 return False
             case Aligned():
-                self._snapshot(event.barrier, event.seconds, event.buffered)
-            case Cancel():
-                self._broadcast(Cancel(event.checkpoint))
-                self._world.tell(Declined(self.id, event.checkpoint, "its barrier was cancelled upstream"))
+                self._snapshot(event)
+            case Cancel(checkpoint):
+                self._broadcast(event)
+                self._world.tell(Declined(self.id, checkpoint, "its barrier was cancelled upstream"))
             case End():
                 self._drain()
                 self._end()
@@ -147,22 +137,23 @@ class Task:
 
     def _handle(self, message: ToTask) -> None:
         match message:
-            case Trigger():
-                self._snapshot(message.barrier, 0.0, 0)
-            case Confirm():
-                self.logic.confirm(message.checkpoint)
-                self._given_up = {c for c in self._given_up if c > message.checkpoint}
-                if self._suspended is not None and self._suspended <= message.checkpoint:
+            case Trigger(barrier):
+                self._snapshot(Aligned(barrier))
+            case Confirm(checkpoint):
+                self.logic.confirm(checkpoint)
+                self._given_up = {c for c in self._given_up if c > checkpoint}
+                if self._suspended is not None and self._suspended <= checkpoint:
                     self._suspended = None
                     self._end()
-            case GiveUp():
-                self._given_up.add(message.checkpoint)
+            case GiveUp(checkpoint):
+                self._given_up.add(checkpoint)
                 if self.gate is not None:
-                    self.gate.give_up(message.checkpoint)
-                if self._suspended == message.checkpoint:
+                    self.gate.give_up(checkpoint)
+                if self._suspended == checkpoint:
                     self._suspended = None
 
-    def _snapshot(self, barrier: Barrier, alignment: float, buffered: int) -> None:
+    def _snapshot(self, aligned: Aligned) -> None:
+        barrier = aligned.barrier
         if barrier.checkpoint in self._given_up:
             self._broadcast(Cancel(barrier.checkpoint))
             return
@@ -180,10 +171,10 @@ class Task:
         sync = self._world.monotonic() - began
         if barrier.kind.terminal:
             self._suspended = barrier.checkpoint
-        self._world.run_later(lambda: self._write_out(barrier, frozen, alignment, buffered, sync))
+        self._world.run_later(lambda: self._write_out(aligned, frozen, sync))
 
-    def _write_out(self, barrier: Barrier, frozen: Frozen, alignment: float, buffered: int, sync: float) -> None:
-        began = self._world.monotonic()
+    def _write_out(self, aligned: Aligned, frozen: Frozen, sync: float) -> None:
+        barrier, began = aligned.barrier, self._world.monotonic()
         try:
             storage, folder = self._world.storage(barrier)
             state, written = frozen.write(storage, folder)
@@ -197,19 +188,15 @@ class Task:
             return
         finally:
             frozen.discard()
+        measured = TaskRecord(
+            alignment=aligned.seconds,
+            buffered=aligned.buffered,
+            sync=sync,
+            asynchronous=self._world.monotonic() - began,
+            uploaded=written,
+        )
         self._world.tell(
-            Acknowledged(
-                task=self.id,
-                checkpoint=barrier.checkpoint,
-                state=state,
-                committables=frozen.committables,
-                alignment=alignment,
-                buffered=buffered,
-                sync=sync,
-                asynchronous=self._world.monotonic() - began,
-                uploaded=written,
-                target=barrier.target,
-            )
+            Acknowledged(self.id, barrier.checkpoint, state, frozen.committables, measured, barrier.target)
         )
 
     def _drain(self) -> None:

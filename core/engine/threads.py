@@ -31,7 +31,7 @@ _ASYNC_THREADS = 4
 
 
 class ThreadedAttempt(Attempt):
-    """An attempt in threads."""
+    """An attempt in threads. Whatever goes wrong in one of them ends it, and the restart strategy decides."""
 
     def __init__(self, started: Started) -> None:
         super().__init__(started)
@@ -40,20 +40,22 @@ class ThreadedAttempt(Attempt):
         self._stopping = threading.Event()
         self._closed = threading.Event()
         self._ready = {task: threading.Event() for task in self.tasks}
-        self._threads = [
-            threading.Thread(target=self._work, args=(task,), name=f"onceward-{task.id}", daemon=True)
-            for task in self.tasks.values()
-        ]
 
     def run(self) -> OncewardError | None:
         """Run until all tasks have ended, one has failed, or somebody stops it; the failure."""
-        for thread in self._threads:
+        threads = [
+            threading.Thread(target=self._work, args=(task,), name=f"onceward-{task.id}", daemon=True)
+            for task in self.tasks.values()
+        ]
+        for thread in threads:
             thread.start()
         try:
             while not self.all_finished and self.failure is None and not self._stopping.is_set():
-                self._hear()
+                now = self.world.monotonic()
+                due = deadline(self.state, now)
+                self._hear(1.0 if due is None else min(1.0, max(0.0, due - now)))
         finally:
-            self._end()
+            self._end(threads)
         return self.failure
 
     def request(self, kind: Kind, target: str | None) -> Future[Any]:
@@ -79,11 +81,8 @@ class ThreadedAttempt(Attempt):
     def run_later(self, work: Callable[[], None]) -> None:
         self._pool.submit(self._guarded, work)
 
-    def _hear(self) -> None:
+    def _hear(self, wait: float) -> None:
         """Handle an event, or let time pass."""
-        now = self.world.monotonic()
-        due = deadline(self.state, now)
-        wait = 1.0 if due is None else min(1.0, max(0.0, due - now))
         try:
             event = self._events.get(timeout=wait) if wait else self._events.get_nowait()
         except queue.Empty:
@@ -91,33 +90,32 @@ class ThreadedAttempt(Attempt):
         self._handle(event)
 
     def _handle(self, event: Event) -> None:
-        """Whatever goes wrong ends the attempt, and the restart strategy decides."""
         try:
             self.handle(event)
         except Exception as error:  # noqa: BLE001 - see above
             self.handle(Failed(unexpected("the coordinator failed", error)))
 
-    def _end(self) -> None:
+    def _end(self, threads: list[threading.Thread]) -> None:
         self._stopping.set()
         self._handle(Stopping("the pipeline is stopping"))
         for ready in self._ready.values():
             ready.set()
         until = time.monotonic() + JOIN_SECONDS
-        for thread in self._threads:
+        for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
-        late = [thread.name for thread in self._threads if thread.is_alive()]
+        late = [thread.name for thread in threads if thread.is_alive()]
         if late:
             _log.warning("still at work, and left behind: %s", ", ".join(late))
         self._pool.shutdown(wait=True)
-        while True:
-            try:
-                event = self._events.get_nowait()  # late acknowledgements free what they wrote
-            except queue.Empty:
-                if self._closed.is_set():
-                    return
-                self._closed.set()  # and once more, for what came in between
-                continue
-            self._handle(event)
+        self._handle_the_rest()
+        self._closed.set()
+        self._handle_the_rest()  # what came in between
+
+    def _handle_the_rest(self) -> None:
+        """Late acknowledgements free what they wrote."""
+        with suppress(queue.Empty):
+            while True:
+                self._handle(self._events.get_nowait())
 
     def _work(self, task: Task) -> None:
         ready = self._ready[task.id]
@@ -127,7 +125,7 @@ class ThreadedAttempt(Attempt):
                 ready.clear()
                 if not task.step():
                     ready.wait(self._longest_wait(task))
-        except BaseException as error:  # noqa: BLE001 - whatever it is, SystemExit too, it ends the attempt
+        except BaseException as error:  # noqa: BLE001 - whatever it is, SystemExit too
             self._failed(task.id, error)
         finally:
             self._close(task)
@@ -153,5 +151,5 @@ class ThreadedAttempt(Attempt):
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the attempt
+        except BaseException as error:  # noqa: BLE001 - see above
             self._failed(TaskId("snapshot", 0), error)

@@ -1,14 +1,10 @@
 """The decision log: entries, stores, reading, and writing with fencing."""
 
-from .clock import WriterClock, wall_clock_text
-from .directory import DirectoryStore
 from .entries import Completed, Decide, Entry, EpochInput, Resolved, Rewind, Rewound, Start, Void
-from .opening import open_store
-from .permit import CommitPermit
-from .reader import read
-from .store import LogStore
-from .view import LogView, fold
-from .writer import LogWriter, WriterToken
+from .reader import audit_records, read
+from .store import DirectoryStore, LogStore, MemoryStore, open_store
+from .view import CommitPermit, LogView, fold
+from .writer import LogWriter, WriterClock, WriterToken
 
 __all__ = [
     "CommitPermit",
@@ -20,6 +16,7 @@ __all__ = [
     "LogStore",
     "LogView",
     "LogWriter",
+    "MemoryStore",
     "Resolved",
     "Rewind",
     "Rewound",
@@ -27,8 +24,8 @@ __all__ = [
     "Void",
     "WriterClock",
     "WriterToken",
+    "audit_records",
     "fold",
     "open_store",
     "read",
-    "wall_clock_text",
 ]

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ..errors import LogDamagedError
-from ..transaction.committable import Committable
+from ..transaction import Committable
 
 _MAGIC = b"onceward-log/1 "
 _DIGITS = 20
@@ -33,15 +33,11 @@ class EpochInput(msgspec.Struct, frozen=True, kw_only=True):
 
     def same_as(self, other: EpochInput) -> bool:
         """Whether both write down as the same JSON."""
-        return msgspec.json.encode(self, order="deterministic") == msgspec.json.encode(other, order="deterministic")
+        return _json(self) == _json(other)
 
     def follows(self, before: EpochInput) -> bool:
         """Whether this input begins where `before` ended (invariant 5), as far as both say so."""
-        if before.end is None or self.start is None:
-            return True
-        return msgspec.json.encode(self.start, order="deterministic") == msgspec.json.encode(
-            before.end, order="deterministic"
-        )
+        return before.end is None or self.start is None or _json(self.start) == _json(before.end)
 
 
 class Rewound(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,9 +117,13 @@ class Resolved(_Entry, frozen=True, kw_only=True, tag="RESOLVED"):
 Entry = Start | Decide | Completed | Rewind | Void | Resolved
 
 
+def _json(value: Any) -> bytes:
+    return msgspec.json.encode(value, order="deterministic")
+
+
 def encode(entry: Entry) -> bytes:
     """Write an entry down; equal entries give equal bytes."""
-    body = msgspec.json.encode(entry, order="deterministic")
+    body = _json(entry)
     return _MAGIC + hashlib.sha256(body).hexdigest().encode() + b"\n" + body + b"\n"
 
 
@@ -158,3 +158,13 @@ def key_of(position: int) -> str:
 def position_of(key: str) -> int | None:
     """Position of a key; None for a key that is not an entry's."""
     return int(key) if len(key) == _DIGITS and key.isascii() and key.isdigit() else None
+
+
+def record_key(position: int) -> str:
+    """Key of the audit record of an entry: as long as an entry's, and no number."""
+    return f"R{key_of(position)[1:]}"
+
+
+def position_of_record(key: str) -> int | None:
+    """Position of the entry that an audit record is a copy of; None for a key that is not a record's."""
+    return position_of(f"0{key[1:]}") if key.startswith("R") else None

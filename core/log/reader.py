@@ -1,4 +1,4 @@
-"""Read a decision log out of its store.
+"""Read a decision log, and its audit records, out of its store.
 
 Readers ignore whatever is below the newest COMPLETED entry's floor: a writer that slept through the pruning may have
 put something into a hole there (PROTOCOL, decision log, addition 2). From the floor to the tail there is no gap; one
@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import LogDamagedError
-from .entries import Completed, Entry, decode, key_of, position_of
+from .entries import Completed, Entry, Resolved, Void, decode, key_of, position_of, position_of_record
 from .view import LogView, fold
 
 if TYPE_CHECKING:
@@ -40,6 +40,21 @@ def read(store: LogStore) -> LogView:
                 raise
             problem = damage.message
     raise LogDamagedError(f"the decision log in {store.describe()} has a gap: {problem}")
+
+
+def audit_records(store: LogStore) -> list[Resolved | Void]:
+    """What was given up, and on whose word (invariant 8), oldest first.
+
+    RESOLVED and VOID are entries of the log like any other and are pruned with their epoch. Before an epoch is
+    completed its writer copies them to keys beside the entries, which are never pruned.
+
+    Raises:
+        StoreError: The store did not answer.
+        LogDamagedError: A record is damaged.
+    """
+    keys = [(key, position) for key in store.list_keys() if (position := position_of_record(key)) is not None]
+    entries = (decode(store.get(key) or b"", position) for key, position in keys)
+    return [entry for entry in entries if isinstance(entry, Resolved | Void)]
 
 
 def _positions(store: LogStore) -> list[int]:

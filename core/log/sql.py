@@ -1,14 +1,19 @@
 """A decision log in a SQL table, through SQLAlchemy: an insert on a primary key is put-if-absent.
 
-SQLite is the embedded default; PostgreSQL and MariaDB serve several machines. Every commit is synced, whatever the
-defaults say: on SQLite by `synchronous=FULL`, elsewhere see sql_servers.py.
+SQLite is the embedded default; PostgreSQL and MariaDB serve several machines. An entry whose put answered must outlive
+a crash of the server, whatever the defaults say: SQLite runs with `synchronous=FULL`, PostgreSQL lets each transaction
+ask for it, and MariaDB has global settings only, so they are checked.
+
+What no setting gives: a standby or replica that is promoted without having all entries (asynchronous replication) is a
+log that forgot decisions. See docs/stores.md.
 """
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ..errors import ConfigurationError, NoDecisionLogError, StoreError
 from ..names import PIPELINE_LENGTH, check_pipeline_name
@@ -16,22 +21,36 @@ from ..names import PIPELINE_LENGTH, check_pipeline_name
 try:
     import sqlalchemy as sa
     from sqlalchemy import exc
+    from sqlalchemy.dialects import mysql
 except ImportError as error:  # pragma: no cover - the extra is installed where the tests run
     raise ConfigurationError("a decision log in SQL needs SQLAlchemy: pip install 'onceward[sql]'") from error
-
-from .sql_servers import data_type, make_durable, name_type, unfit, warn_of_fsync
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sqlalchemy.pool import ConnectionPoolEntry
 
-_TABLE = sa.Table(
+_log = logging.getLogger("onceward.log")
+
+_FAMILY: Final = ("mysql", "mariadb")
+_SYNCED: Final = ("1", "3")
+"""Values of innodb_flush_log_at_trx_commit with which a commit answers after its redo log is on disk."""
+
+
+def _name_type(length: int) -> sa.types.TypeEngine[str]:
+    """Text that is compared byte by byte; MariaDB's default collations would take `Orders` for `orders`."""
+    exact = mysql.VARCHAR(length, charset="ascii", collation="ascii_bin")
+    return sa.String(length).with_variant(exact, *_FAMILY)
+
+
+_BYTES: Final = sa.LargeBinary().with_variant(mysql.LONGBLOB(), *_FAMILY)
+"""Bytes without a limit that a decision could meet; MariaDB's BLOB ends at 65,535."""
+TABLE: Final = sa.Table(
     "onceward_decision_log",
     sa.MetaData(),
-    sa.Column("pipeline", name_type(PIPELINE_LENGTH), primary_key=True),
-    sa.Column("entry", name_type(20), primary_key=True),
-    sa.Column("data", data_type(), nullable=False),
+    sa.Column("pipeline", _name_type(PIPELINE_LENGTH), primary_key=True),
+    sa.Column("entry", _name_type(20), primary_key=True),
+    sa.Column("data", _BYTES, nullable=False),
     mysql_engine="InnoDB",
     mariadb_engine="InnoDB",
 )
@@ -52,6 +71,7 @@ class SqlStore:
 
     def __init__(self, url: str, *, pipeline: str, existing: bool = False) -> None:
         self.pipeline = check_pipeline_name(pipeline)
+        self._mine = TABLE.c.pipeline == self.pipeline
         try:
             self._engine = sa.create_engine(
                 url, pool_pre_ping=True, isolation_level=_isolation(url), hide_parameters=True
@@ -70,25 +90,25 @@ class SqlStore:
     def _check_there(self) -> None:
         """Without making anything; SQLite would make the file."""
         file = self._engine.url.database if self._engine.dialect.name == "sqlite" else None
-        if file is not None and not Path(file).exists():
+        if (file is not None and not Path(file).exists()) or not self._has_table():
             raise NoDecisionLogError(f"{self.describe()} has no decision log")
+
+    def _has_table(self) -> bool:
         with self._connected("look into") as connection:
-            if not sa.inspect(connection).has_table(_TABLE.name):
-                raise NoDecisionLogError(f"{self.describe()} has no decision log")
+            return bool(sa.inspect(connection).has_table(TABLE.name))
 
     def _create(self) -> None:
         with self._connected("look into") as connection:
             self._refuse(make_durable(connection))
-            warn_of_fsync(connection)
+            _warn_of_fsync(connection)
         try:
             with self._connected("make the decision log's table in") as connection:
-                _TABLE.metadata.create_all(connection)
+                TABLE.metadata.create_all(connection)
         except (StoreError, exc.IntegrityError):
-            with self._connected("look into") as connection:  # another process may have made it meanwhile
-                if not sa.inspect(connection).has_table(_TABLE.name):
-                    raise
+            if not self._has_table():  # another process may have made it meanwhile
+                raise
         with self._connected("look into") as connection:
-            self._refuse(unfit(connection, _TABLE))
+            self._refuse(_unfit(connection))
 
     def _refuse(self, why: str) -> None:
         if why:
@@ -97,24 +117,24 @@ class SqlStore:
     def put_if_absent(self, key: str, data: bytes) -> bool:
         try:
             with self._changing(f"write entry {key} in") as connection:
-                connection.execute(_TABLE.insert().values(pipeline=self.pipeline, entry=key, data=data))
+                connection.execute(TABLE.insert().values(pipeline=self.pipeline, entry=key, data=data))
         except exc.IntegrityError:
             return False
         return True
 
     def get(self, key: str) -> bytes | None:
-        query = sa.select(_TABLE.c.data).where(self._mine, _TABLE.c.entry == key)
+        query = sa.select(TABLE.c.data).where(self._mine, TABLE.c.entry == key)
         with self._connected(f"read entry {key} in") as connection:
             data = connection.execute(query).scalar_one_or_none()
         return None if data is None else bytes(data)
 
     def list_keys(self) -> list[str]:
         with self._connected("list") as connection:
-            return sorted(connection.execute(sa.select(_TABLE.c.entry).where(self._mine)).scalars())
+            return sorted(connection.execute(sa.select(TABLE.c.entry).where(self._mine)).scalars())
 
     def delete(self, key: str) -> None:
         with self._changing(f"delete entry {key} in") as connection:
-            connection.execute(_TABLE.delete().where(self._mine, _TABLE.c.entry == key))
+            connection.execute(TABLE.delete().where(self._mine, TABLE.c.entry == key))
 
     def describe(self) -> str:
         return f"database {self._engine.url.render_as_string(hide_password=True)}"
@@ -145,18 +165,9 @@ class SqlStore:
         except exc.IntegrityError:
             raise
         except exc.SQLAlchemyError as error:
-            # Without the cause: SQLAlchemy's error holds the statement's parameters.
-            raise StoreError(f"cannot {what} {self.describe()}: {_words(error)}") from None
-
-    @property
-    def _mine(self) -> sa.ColumnElement[bool]:
-        return _TABLE.c.pipeline == self.pipeline
-
-
-def _words(error: exc.SQLAlchemyError) -> str:
-    """What the database said, on one line, without the statement."""
-    said = error.orig if isinstance(error, exc.StatementError) else None
-    return " ".join(str(said or error).split())
+            said = error.orig if isinstance(error, exc.StatementError) else None
+            # Without the cause and the statement: SQLAlchemy's error holds the statement's parameters.
+            raise StoreError(f"cannot {what} {self.describe()}: {' '.join(str(said or error).split())}") from None
 
 
 def _isolation(url: str) -> str:
@@ -169,3 +180,60 @@ def _sync_every_commit(connection: object, _: ConnectionPoolEntry) -> None:
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA busy_timeout=10000")
     cursor.close()
+
+
+def make_durable(connection: sa.Connection) -> str:
+    """See that the transaction just begun outlives a crash of the server once its commit has answered.
+
+    Returns:
+        Why it would not, and what to do; empty if it will.
+    """
+    if connection.dialect.name == "postgresql":
+        setting = sa.func.current_setting("synchronous_commit")
+        forced = sa.select(sa.func.set_config("synchronous_commit", "on", True))
+        connection.execute(forced.where(setting != "remote_apply"))  # which asks for more
+    elif connection.dialect.name in _FAMILY:
+        return _unsafe_mariadb(connection)
+    return ""
+
+
+def _unsafe_mariadb(connection: sa.Connection) -> str:
+    if not getattr(connection.dialect, "is_mariadb", False):
+        return "the server is MySQL: only MariaDB was tried as a decision log's store, so only it is taken"
+    names = ("innodb_flush_log_at_trx_commit", "log_bin", "sync_binlog", "wsrep_on")
+    query = f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {names}"
+    found = {str(key): str(value) for key, value in connection.exec_driver_sql(query)}
+    if found.get("wsrep_on") == "ON":
+        return "Galera answers reads on other nodes before they have all entries: name a server without it"
+    unsafe = ""
+    if found["innodb_flush_log_at_trx_commit"] not in _SYNCED:
+        unsafe = "innodb_flush_log_at_trx_commit"
+    elif found["log_bin"] == "ON" and found["sync_binlog"] != "1":  # what it lacks after a crash is rolled back
+        unsafe = "sync_binlog"
+    return unsafe and (
+        f"the server's {unsafe} is {found[unsafe]}, so a crash of its machine could take back a decision that was "
+        f"already acted on. Say SET GLOBAL {unsafe} = 1, and set it in the server's configuration file"
+    )
+
+
+def _warn_of_fsync(connection: sa.Connection) -> None:
+    setting = sa.select(sa.func.current_setting("fsync"))
+    if connection.dialect.name == "postgresql" and connection.scalar(setting) != "on":
+        _log.warning("the decision log's server runs with fsync=off: a crash of its machine may lose decisions")
+
+
+def _unfit(connection: sa.Connection) -> str:
+    """Why a table that is there cannot hold a decision log, and what to do; empty if it can."""
+    if connection.dialect.name not in _FAMILY:
+        return ""
+    inspector = sa.inspect(connection)
+    kinds = {column["name"]: column["type"] for column in inspector.get_columns(TABLE.name)}
+    exact = all(str(getattr(kinds[name], "collation", "")).endswith("_bin") for name in ("pipeline", "entry"))
+    engine = inspector.get_table_options(TABLE.name).get(f"{connection.dialect.name}_engine")
+    if exact and isinstance(kinds["data"], mysql.LONGBLOB) and engine == "InnoDB":
+        return ""
+    changes = [f"MODIFY {column.name} {column.type.compile(connection.dialect)} NOT NULL" for column in TABLE.columns]
+    return (
+        f"its table {TABLE.name} was made otherwise: a large decision, or names that differ in case only, would not "
+        f"fit. Stop the pipelines that use it, and run ALTER TABLE {TABLE.name} {', '.join(changes)}, ENGINE=InnoDB"
+    )

@@ -1,4 +1,4 @@
-"""What a store must offer to hold a decision log: put-if-absent, and little else.
+"""The stores of a decision log: what one must offer, those in memory and in a directory, how to open one by its URL.
 
 Implementers guarantee:
 
@@ -13,43 +13,46 @@ Callers treat every exception of put_if_absent as "in doubt" and offer the same 
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from ..errors import ConfigurationError, NoDecisionLogError, StoreError
+from ..folders import make_folder, put_once, sync_folder
+from .objects import CONDITIONAL_PUT, ObjectStore
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+
+IN_CHECKPOINT: Final = "onceward"
+"""Folder of the decision log inside a Spark checkpoint, so that it is copied and moved with it."""
+_SQL: Final = ("sqlite", "postgresql", "mariadb", "mysql")
 
 
 @runtime_checkable
 class LogStore(Protocol):
-    """A flat folder of small values, for one pipeline. Keys have 20 characters: digits, or "R" and digits."""
+    """A flat folder of small values, for one pipeline. Keys have 20 characters: digits, or "R" and digits.
+
+    Every method but `describe` raises StoreError if the store did not answer.
+    """
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Store `data` under `key` unless the key has a value; whether this call stored it.
-
-        Raises:
-            StoreError: In doubt.
-        """
+        """Store `data` under `key` unless the key has a value; whether this call stored it."""
         ...
 
     def get(self, key: str) -> bytes | None:
-        """The value, or None if there is none.
-
-        Raises:
-            StoreError: The store did not answer.
-        """
+        """The value, or None if there is none."""
         ...
 
     def list_keys(self) -> list[str]:
-        """All keys, ascending.
-
-        Raises:
-            StoreError: The store did not answer.
-        """
+        """All keys, ascending."""
         ...
 
     def delete(self, key: str) -> None:
-        """Remove a key; nothing happens if it is not there.
-
-        Raises:
-            StoreError: The store did not answer.
-        """
+        """Remove a key; nothing happens if it is not there."""
         ...
 
     def describe(self) -> str:
@@ -60,3 +63,126 @@ class LogStore(Protocol):
     def shared(self) -> bool:
         """Whether processes on other machines see the same store."""
         ...
+
+
+class MemoryStore:
+    """LogStore in a dictionary of this process, for trials and tests."""
+
+    shared = False
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._lock = Lock()
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        with self._lock:
+            there = key in self._values
+            self._values.setdefault(key, data)
+        return not there
+
+    def get(self, key: str) -> bytes | None:
+        return self._values.get(key)
+
+    def list_keys(self) -> list[str]:
+        with self._lock:
+            return sorted(self._values)
+
+    def delete(self, key: str) -> None:
+        with self._lock:
+            self._values.pop(key, None)
+
+    def describe(self) -> str:
+        return "memory of this process"
+
+
+class DirectoryStore:
+    """LogStore in a directory.
+
+    A value is put once and whole (core/folders.py). A reader syncs the directory before it acts on what it saw, or a
+    power failure could take back an entry that it has already acted on.
+
+    Args:
+        path: The directory; created if missing.
+        shared: Whether the directory is on a file system that all machines of the pipeline see (with hard links and
+            close-to-open consistency, as NFS has). A local one is refused where the driver may move.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, shared: bool = False) -> None:
+        self.path = Path(path)
+        self.shared = shared
+        with self._doing("make the decision log's directory"):
+            make_folder(self.path)
+            for parent in list(self.path.parents)[:3]:  # Spark and mkdir make folders without syncing them
+                with suppress(PermissionError):  # it may be entered and not read, as homes often are
+                    sync_folder(parent)
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        with self._doing(f"write entry {key} in"):
+            return put_once(self.path / key, data)
+
+    def get(self, key: str) -> bytes | None:
+        with self._doing(f"read entry {key} in"), suppress(FileNotFoundError):
+            data = (self.path / key).read_bytes()
+            sync_folder(self.path)
+            return data
+        return None
+
+    def list_keys(self) -> list[str]:
+        with self._doing("list"):
+            sync_folder(self.path)
+            return sorted(file.name for file in self.path.iterdir() if not file.name.startswith("."))
+
+    def delete(self, key: str) -> None:
+        with self._doing(f"delete entry {key} in"):
+            (self.path / key).unlink(missing_ok=True)
+            sync_folder(self.path)
+
+    def describe(self) -> str:
+        return f"directory {self.path}"
+
+    @contextmanager
+    def _doing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(f"cannot {what} {self.path}: {error}") from error
+
+
+def open_store(url: str, *, pipeline: str = "default", existing: bool = False) -> LogStore:
+    """Open the store of one pipeline's decision log.
+
+    Args:
+        url: A path or `file:///…` (local directory; add `?shared=true` for one that all machines see), a SQLAlchemy
+            URL (`sqlite:///…`, `postgresql+psycopg://…`), or an object store that fsspec knows (`s3://bucket/prefix`).
+        pipeline: Name of the pipeline; stores other than a directory keep each pipeline apart by it.
+        existing: Only look: nothing is made or probed, and what is not there is an error.
+
+    Raises:
+        NoDecisionLogError: There is none, and `existing` is set.
+        ConfigurationError: The URL names nothing that can hold a decision log.
+        StoreError: The store did not answer.
+    """
+    parts = urlsplit(url)
+    scheme = parts.scheme.split("+")[0]
+    if scheme in ("", "file"):
+        shared = parse_qs(parts.query).get("shared", ["false"])[-1].lower() == "true"
+        path = unquote(parts.path) if scheme else url
+        if existing and not Path(path).is_dir():
+            raise NoDecisionLogError(f"no such folder: {path}")
+        return DirectoryStore(path, shared=shared)
+    if scheme in _SQL:
+        from .sql import SqlStore  # noqa: PLC0415 - SQLAlchemy is an extra
+
+        return SqlStore(url, pipeline=pipeline, existing=existing)
+    if scheme not in CONDITIONAL_PUT:
+        raise ConfigurationError(
+            f"{scheme}:// cannot hold a decision log: give a directory, a SQLAlchemy URL, or one of "
+            f"{sorted(CONDITIONAL_PUT)}"
+        )
+    try:
+        import fsspec  # noqa: PLC0415 - an extra
+
+        filesystem, prefix = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        raise ConfigurationError(f"{url} needs another package: pip install 'onceward[objects]' and {error}") from error
+    return ObjectStore(filesystem, f"{prefix.rstrip('/')}/{pipeline}", probe=not existing)

@@ -8,15 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..errors import EpochConflictError, LogDamagedError
-from ..transaction.ownership import NOTHING, Progress
+from ..errors import EpochConflictError, LifecycleError, LogDamagedError
+from ..names import NOTHING, Progress
 from .entries import Completed, Decide, Entry, EpochInput, Resolved, Rewind, Rewound, Start, Void
-from .permit import CommitPermit, _mint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..transaction.committable import Committable
+    from ..transaction import Committable
 
 NONE = -1
 """No position, or no epoch."""
@@ -70,7 +69,7 @@ class LogView:
 
     def permit(self) -> CommitPermit | None:
         """Permit for the decision that waits to be finished."""
-        return _mint(self.undone) if self.undone is not None else None
+        return CommitPermit(self) if self.undone is not None else None
 
     def named(self, committable: Committable) -> Committable | None:
         """The committable by which the newest decision names this transaction; None if it does not.
@@ -88,6 +87,24 @@ class LogView:
     def at(self, position: int) -> Entry | None:
         """The entry at a position, if it is there and not void."""
         return next((entry for place, entry in self.positions if place == position), None)
+
+
+class CommitPermit:
+    """Proof that an epoch's decision is durable (invariant 1): it is made of what was read out of the decision log.
+
+    A function that commits takes one, so that no path commits without a decision.
+    """
+
+    __slots__ = ("decision",)
+
+    def __init__(self, view: LogView) -> None:
+        if view.undone is None:
+            raise LifecycleError("a commit permit is made of a decision that waits in the decision log")
+        self.decision = view.undone
+
+    def committables(self, sink: str) -> tuple[Committable, ...]:
+        """What this permit allows to be committed in one sink."""
+        return tuple(item for item in self.decision.committables if item.sink == sink)
 
 
 def fold(entries: Iterable[Entry], floor: int = 0) -> LogView:

@@ -13,7 +13,11 @@ the position after the tail, makes every older writer's next put fail at that in
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable  # noqa: TC003 - a dataclass field's type
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -32,18 +36,34 @@ from .entries import (
     encode,
     key_of,
     position_of,
+    record_key,
 )
-from .permit import CommitPermit, _mint
 from .reader import read
-from .records import record_key
 from .view import LogView, check_next
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..transaction.committable import Committable
-    from .clock import WriterClock
+    from ..transaction import Committable
     from .store import LogStore
+    from .view import CommitPermit
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class WriterClock:
+    """What a log writer takes from the world; the simulator puts in its own.
+
+    Attributes:
+        token: Gives a fresh random identity (16 hex digits).
+        now: Gives the wall-clock time as text, for people only.
+        pause: Waits before the n-th (from 0) repetition of a put or of a start; False to give up.
+    """
+
+    token: Callable[[], str]
+    now: Callable[[], str]
+    pause: Callable[[int], bool]
 
 
 class WriterToken(msgspec.Struct, frozen=True):
@@ -75,18 +95,18 @@ class LogWriter:
             FencedError: Yet another writer started in between.
             EpochConflictError: The log is another pipeline's.
         """
-        attempt = 0
-        while True:
+        for attempt in count():
             self.view = read(self.store)
             self._check_owner()
             position = self.view.tail + 1
             log = self.view.log or self._clock.token()[:8]
             token = WriterToken(log, self.token.writer, position, position)
-            if self._offer(key_of(position), encode(self._start_entry(token))):
+            if self._offer(key_of(position), encode(Start(**self._fields(token, position)))):
                 break
             if not self._clock.pause(attempt):
-                raise FencedError(f"{attempt + 1} other writers took the log while this one started", **self._who())
-            attempt += 1
+                raise FencedError(
+                    f"{attempt + 1} other writers took the log while this one started", pipeline=self.pipeline
+                )
         self.token, self._pending, self._barring = token, None, None
         self._look_at_tail(position)
         if self.view.start != position:
@@ -102,10 +122,9 @@ class LogWriter:
         """
         writer = cls(store, pipeline, clock)
         writer.token = token
-        writer.view = read(store)
-        view = writer.view
+        writer.view = view = read(store)
         if WriterToken(view.log, view.writer, view.start, view.tail) != token:
-            raise writer._fenced(f"the log's tail is entry {writer.view.tail}, this writer's last was {token.last}")
+            raise writer._fenced(f"the log's tail is entry {view.tail}, this writer's last was {token.last}")
         return writer
 
     def decide(
@@ -121,7 +140,8 @@ class LogWriter:
         """Make the decision durable.
 
         Raises:
-            FencedError: A newer writer has started; no decision was made and none can be.
+            FencedError: A newer writer has started. Either no decision was made and none can be, or that writer has
+                finished this one already.
             DecisionInDoubtError: The store did not answer; the decision may exist.
         """
         check_next(self.view, epoch, self.pipeline, follows)
@@ -138,7 +158,10 @@ class LogWriter:
         )
         self._append(decision)
         crash_point(Step.DECIDE_AFTER)
-        return _mint(decision)
+        permit = self.view.permit()
+        if permit is None or permit.decision.position != decision.position:
+            raise self._fenced(f"entry {self.view.start} is a later START, whose writer has finished this epoch")
+        return permit
 
     def complete(self, epoch: int) -> None:
         """Record that every transaction of the epoch's decision has ended; then prune.
@@ -179,12 +202,16 @@ class LogWriter:
         position = self.token.last + 1
         if self._barring is None or self._barring[0].start != position:
             token = WriterToken(self.token.log, self._clock.token(), position, position)
-            self._barring = token, encode(self._start_entry(token))
+            self._barring = token, encode(Start(**self._fields(token, position)))
         token, data = self._barring
         if not self._offer(key_of(position), data):
             raise self._fenced(f"entry {position} was there before")
         self.token, self._pending, self._barring = token, None, None  # the START took the slot of what was in doubt
         self._look_at_tail(position)
+
+    def look(self) -> LogView:
+        """What the log says, also without becoming a writer."""
+        return self._until_definite(lambda: read(self.store))
 
     def still_newest(self) -> bool:
         """Whether no other writer has started since (reads the tail)."""
@@ -193,7 +220,7 @@ class LogWriter:
         return (self.view.log, self.view.writer, self.view.start) == mine
 
     def _keep_records(self) -> None:
-        """Audit records outlive their entries."""
+        """Audit records outlive their entries. What is in a view counts; a void entry leaves none."""
         try:
             for _, entry in self.view.positions:
                 if isinstance(entry, Resolved | Void):
@@ -202,7 +229,7 @@ class LogWriter:
             raise DecisionInDoubtError(
                 f"the audit record of lost transactions could not be kept ({error}). The decision stands; a restart "
                 "goes on",
-                **self._who(),
+                pipeline=self.pipeline,
             ) from error
 
     def _check_owner(self) -> None:
@@ -211,14 +238,15 @@ class LogWriter:
             raise EpochConflictError(
                 f"the decision log in {self.store.describe()} belongs to pipeline {owner!r}: use that name, or a "
                 "checkpoint (or store) of its own for this pipeline",
-                **self._who(),
+                pipeline=self.pipeline,
             )
 
     def _append(self, entry: Entry) -> None:
         position, data = entry.position, encode(entry)
         if self._pending is not None and self._pending != (position, data):
             raise ProtocolError(
-                f"the put of entry {self._pending[0]} is in doubt: nothing else may be offered; restart", **self._who()
+                f"the put of entry {self._pending[0]} is in doubt: nothing else may be offered; restart",
+                pipeline=self.pipeline,
             )
         self._pending = (position, data)
         try:
@@ -230,21 +258,14 @@ class LogWriter:
             raise DecisionInDoubtError(
                 f"entry {position} of the decision log may or may not be written ({error}). Nothing was aborted; "
                 "a restart finds out and finishes or replays the epoch",
-                **self._who(),
+                pipeline=self.pipeline,
             ) from error
         self._pending = None
-        self.token = WriterToken(self.token.log, self.token.writer, self.token.start, position)
+        self.token = msgspec.structs.replace(self.token, last=position)
 
     def _offer(self, key: str, data: bytes) -> bool:
         """Offer the same bytes until the answer is definite: whether they are in the slot."""
-        attempt = 0
-        while True:
-            try:
-                return self._put(key, data)
-            except StoreError:
-                if not self._clock.pause(attempt):
-                    raise
-                attempt += 1
+        return self._until_definite(lambda: self._put(key, data))
 
     def _put(self, key: str, data: bytes) -> bool:
         crash_point(Step.LOG_PUT_BEFORE)
@@ -253,19 +274,15 @@ class LogWriter:
         return won or self.store.get(key) == data
 
     def _look_at_tail(self, position: int) -> None:
-        self.view = self._read_until_definite()
+        self.view = self.look()
         if self.view.at(position) is None or self.view.log != self.token.log:
             raise self._fenced(f"entry {position} was put below the floor {self.view.floor}: it is void")
 
-    def look(self) -> LogView:
-        """What the log says, without becoming a writer."""
-        return self._read_until_definite()
-
-    def _read_until_definite(self) -> LogView:
+    def _until_definite(self, ask: Callable[[], T]) -> T:
         attempt = 0
         while True:
             try:
-                return read(self.store)
+                return ask()
             except StoreError as error:
                 if not error.retryable or not self._clock.pause(attempt):
                     raise
@@ -273,22 +290,16 @@ class LogWriter:
 
     def _prune(self, floor: int) -> None:
         """Delete what is below a durable floor, in ascending order; a failure only leaves more for the next time."""
-        try:
-            below = [key for key in self.store.list_keys() if (position_of(key) or 0) < floor]
-            for key in below:
-                if position_of(key) is None:
-                    continue
-                crash_point(Step.LOG_DELETE_BEFORE)
-                self.store.delete(key)
-                crash_point(Step.LOG_DELETE_AFTER)
-        except StoreError:
-            return
-
-    def _start_entry(self, token: WriterToken) -> Start:
-        """The START of a token that is this writer's once the put has won."""
-        return Start(**self._fields(token, token.start))
+        with suppress(StoreError):
+            for key in self.store.list_keys():
+                position = position_of(key)
+                if position is not None and position < floor:
+                    crash_point(Step.LOG_DELETE_BEFORE)
+                    self.store.delete(key)
+                    crash_point(Step.LOG_DELETE_AFTER)
 
     def _fields(self, token: WriterToken | None = None, position: int | None = None) -> dict[str, Any]:
+        """Of the next entry; or of a START, whose token is this writer's once the put has won."""
         token = token or self.token
         return {
             "pipeline": self.pipeline,
@@ -299,12 +310,9 @@ class LogWriter:
             "at": self._clock.now(),
         }
 
-    def _who(self) -> dict[str, Any]:
-        return {"pipeline": self.pipeline}
-
     def _fenced(self, why: str) -> FencedError:
         return FencedError(
             f"a newer writer of this pipeline has started, so this one stops: {why}. Run each pipeline once; if this "
             "is the newer one, stop the other and start again",
-            **self._who(),
+            pipeline=self.pipeline,
         )

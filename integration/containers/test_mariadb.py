@@ -15,8 +15,8 @@ import pytest
 from sqlalchemy import make_url
 
 from onceward.connectors.database.engines import close_idle, reading
+from onceward.connectors.database.mariadb import Xid
 from onceward.connectors.database.sqlalchemy_sink import SqlAlchemySink
-from onceward.connectors.database.xids import Xid
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SqlError
 from onceward.core.names import parse_transaction_name
 from onceward.core.transaction import (

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from onceward.core import Pipeline, ProcessFunction, ValueState
-from onceward.core.log.memory import MemoryStore
+from onceward.core.log import MemoryStore
 from onceward.sources import SequenceSource
 
 from ..engine_kit import Target, TargetSink

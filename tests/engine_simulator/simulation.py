@@ -173,7 +173,7 @@ class Simulation:
 
     def forget_decided(self) -> None:
         """The target loses all that was just decided: a replay is sound only if none of it can be committed."""
-        decision = read(self.graph.pipeline.store).newest
+        decision = read(self.graph.pipeline.setup.store).newest
         names = {c.transaction for c in decision.committables} if decision is not None else set()
         self.note(f"the target forgets {len(names)} decided transactions")
         for name in names:
@@ -188,16 +188,7 @@ class Simulation:
         self.trace.append(f"{self.time:9.2f} {what}")
 
     def setup(self) -> Setup:
-        p = self.graph.pipeline
-        return Setup(
-            pipeline=p.name,
-            graph=p.graph,
-            store=p.store,
-            backend=p.backend,
-            config=self.config,
-            policy=self.policy,
-            world=self.world,
-        )
+        return self.graph.pipeline.setup._replace(config=self.config, policy=self.policy, world=self.world)
 
     def one_attempt(self) -> bool:
         """Start and drive a machine until it ends (True), fails or crashes."""
@@ -300,7 +291,7 @@ class Simulation:
 
     def look_around(self) -> None:
         """The operator sees what savepoints and checkpoints there are, decided or not."""
-        own = self.graph.pipeline.backend.storage
+        own = self.graph.pipeline.setup.backend.storage
         logs = own._files.names("") if own is not None else []
         storages = [CheckpointStorage(own.at(log)) for log in logs] if own is not None else []
         there = [storage.at(name) for storage in storages for name in storage.checkpoints()]

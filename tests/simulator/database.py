@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from onceward.core.errors import PostgresError
-from onceward.core.names import parse_transaction_name
-from onceward.core.transaction.ownership import NOTHING, Progress
+from onceward.core.names import NOTHING, Progress, parse_transaction_name
 
 from .audit import target_of
 

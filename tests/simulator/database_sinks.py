@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onceward.core.names import parse_transaction_name
+from onceward.core.names import other_log, outdated_log, parse_transaction_name
 from onceward.core.sink import Guarantee
 from onceward.core.transaction import (
     AbortOutcome,
@@ -15,7 +15,6 @@ from onceward.core.transaction import (
     Observation,
     WriteContext,
 )
-from onceward.core.transaction.ownership import other_log, outdated_log
 
 from .audit import Txn
 from .database import BUSY, DONE, Database, NoAnswerError, Session

@@ -11,12 +11,12 @@ from unittest.mock import patch
 
 from pyspark import TaskContext
 
-from onceward.connectors.spark import opened, options, store, writer
+from onceward.connectors.spark import cluster, options, writer
 from onceward.connectors.spark.exactly_once import EpochHandler
+from onceward.core import transaction
 from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost, coordinator
 from onceward.core.log import reader
 from onceward.core.steps import Step, hooked
-from onceward.core.transaction import context
 
 from .audit import PIPELINE, read_entry
 from .kafka_sink import kafka_in
@@ -52,7 +52,7 @@ def inside(world: World, audit: Audit, broker: Broker, parts: Parts) -> Iterator
     logger.setLevel(logging.CRITICAL + 1)
     try:
         with (
-            patch.object(context, "secrets", SimpleNamespace(token_hex=lambda _: world.token()[:8])),
+            patch.object(transaction, "secrets", SimpleNamespace(token_hex=lambda _: world.token()[:8])),
             patch.object(coordinator, "sweep", _audited(audit, coordinator.sweep)),
             patch.object(reader, "decode", read_entry),
             patch.object(reader, "fold", _memo(reader.fold)),
@@ -82,13 +82,13 @@ def _spark_in(world: World, parts: Parts) -> Iterator[None]:
         return read_file(world, url)
 
     with ExitStack() as stack:
-        for module in (sys.modules[EpochHandler.__module__], opened, writer):
+        for module in (sys.modules[EpochHandler.__module__], writer):
             stack.enter_context(patch.object(module, "Coordinator", made))
         for module in (options, writer):
             stack.enter_context(patch.object(module, "read_text", read_text))
         stack.enter_context(patch.object(options, "CommitPolicy", SimpleNamespace(of=policy_of_user)))
         stack.enter_context(patch.object(writer, "newest_batch", lambda root: max(world.folders[root].offsets)))
-        stack.enter_context(patch.object(store, "open_store", _folders_store(world)))
+        stack.enter_context(patch.object(cluster, "open_store", _folders_store(world)))
         stack.enter_context(patch.object(TaskContext, "get", lambda: world.current and world.current.context))
         yield
 

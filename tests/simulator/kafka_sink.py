@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from onceward.connectors.kafka import commits, pool
-from onceward.connectors.kafka.answers import Description, Listing
-from onceward.connectors.kafka.codes import Code
-from onceward.connectors.kafka.handle import Handle
+from onceward.connectors.kafka.errors import Code
 from onceward.connectors.kafka.sink import KafkaSink, KafkaTransaction
+from onceward.connectors.kafka.transaction import Description, Handle
 from onceward.core.errors import KafkaError
 from onceward.core.transaction import ANY_EPOCH, AbortOutcome, AbortStatus, Committable
 
@@ -27,7 +26,7 @@ from .world import Violation
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from onceward.connectors.kafka.handle import Partition
+    from onceward.connectors.kafka.transaction import Partition
     from onceward.core.names import PooledName, Scope
     from onceward.core.transaction import CommitOutcome, Observation
 
@@ -86,12 +85,12 @@ class SimulatedClient:
         timeout = self._broker.timeout or TIMEOUT
         return Description(NONE, known.state, handle, timeout, frozenset((f"{TOPIC}-{n}", n) for n in known.partitions))
 
-    def list_transactions(self, states: Collection[str] = (), *, prefix: str = "") -> list[Listing]:
+    def list_transactions(self, states: Collection[str] = (), *, prefix: str = "") -> list[str]:
         """All ids in these states."""
         if self._once("list transactions", lambda: NONE) != NONE:
             raise KafkaError("no answer")
         found = [self._broker.look(name) for name in self._broker.ids if name.startswith(prefix)]
-        return [Listing(k.name, k.pid, k.state) for k in found if k is not None and (not states or k.state in states)]
+        return [k.name for k in found if k is not None and (not states or k.state in states)]
 
     def describe_producers(
         self, partitions: Collection[Partition], *, retry_seconds: float | None = None

@@ -16,16 +16,16 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from onceward.connectors.kafka import commits, inspector, pool
-from onceward.connectors.kafka.handle import Handle, Prepared, listed_committable
+import msgspec
+
+from onceward.connectors.kafka import commits, pool
 from onceward.connectors.kafka.sink import KafkaTransaction
-from onceward.connectors.kafka.verdict import Fate, judge
+from onceward.connectors.kafka.transaction import Fate, Handle, Prepared, judge, listed_committable
 from onceward.connectors.spark import query
 from onceward.connectors.spark import writer as writer_module
 from onceward.connectors.spark.exactly_once import EpochHandler
-from onceward.connectors.spark.opened import Opened
 from onceward.connectors.spark.query import epoch_input
-from onceward.core.checkpoint import Admission, Coordinator, acknowledged, commit, coordinator, sweep
+from onceward.core.checkpoint import Admission, Coordinator, admission, commit, coordinator, sweep
 from onceward.core.errors import DecisionInDoubtError, EpochConflictError
 from onceward.core.log import LogView, LogWriter, WriterToken, reader, writer
 from onceward.core.log.entries import decode
@@ -121,8 +121,12 @@ def _decide_unfenced(self: LogWriter, *args: Any, **kwargs: Any) -> CommitPermit
     return _REAL_DECIDE(self, *args, **kwargs)
 
 
-def _look_without_floor(self: LogWriter, _position: int) -> None:
-    self.view = self._read_until_definite()
+def _believe_the_put(self: LogWriter, position: int) -> None:
+    if self._pending is None:
+        self.view = self.look()
+    else:
+        own = decode(self._pending[1], position)
+        self.view = _REAL_FOLD([*(entry for _, entry in self.view.positions), own], self.view.floor)
 
 
 def _complete_after_pruning(self: LogWriter, epoch: int) -> None:
@@ -209,30 +213,31 @@ class SweepsFirst(Coordinator):
 
 
 class AbandonsEverything(Coordinator):
-    """abort() aborts what it is given."""
+    """abort() aborts whatever there is."""
 
     def resume(self, token: WriterToken) -> None:
         """Goes on whatever the log says."""
         try:
             super().resume(token)
         except Exception:  # noqa: BLE001 - that is the error
-            self.careless = True
+            self.writer.token = token
 
-    def abandon(self, committables: Sequence[Committable]) -> bool:
+    def give_up(self) -> None:
         """Without a look at the log."""
-        for committable in committables:
-            self.sinks[committable.sink].abort(committable)
-        return True
+        for sink in self.sinks.values():
+            for committable in sink.lingering(self._scope(sink)):
+                sink.abort(committable)
 
 
 class AbandonsWithoutBar(Coordinator):
     """abort() looks whether the epoch is decided, and does not make sure that it never will be."""
 
-    def abandon(self, committables: Sequence[Committable]) -> bool:
-        """Looks, and then acts on what it saw."""
-        for committable in committables:
-            self.sinks[committable.sink].abort(committable)
-        return True
+    def give_up(self) -> None:
+        """Acts on what it saw when it resumed."""
+        for sink in self.sinks.values():
+            for committable in sink.lingering(self._scope(sink)):
+                if not self.view.named(committable):
+                    sink.abort(committable)
 
 
 class ClaimsNothing(Coordinator):
@@ -248,13 +253,6 @@ class CountsForItself(Coordinator):
     def admit(self, epoch: int, epoch_input: EpochInput, *, adopt: bool = False) -> Admission:
         """Whatever comes is new."""
         return Admission.NEW
-
-
-class AdmitsByNumber(Coordinator):
-    """Admits an epoch by its number alone."""
-
-    def _check_continues(self, view: Any, epoch: int, epoch_input: EpochInput) -> None:
-        return
 
 
 def _finish_too_early(permit: CommitPermit, log: LogWriter, sinks: Any, policy: CommitPolicy) -> bool:
@@ -311,13 +309,22 @@ class GivesUpWithoutBar(Coordinator):
         sweep(self.writer, self.sinks.values())
 
 
-class RewindsAgain(Coordinator):
-    """Goes back whenever it is asked to."""
+def _goes_back_again(view: LogView, _pipeline: str, wanted: Any, epoch_input: EpochInput | None) -> bool:
+    newest = view.newest
+    same = newest is not None and epoch_input is not None and newest.input.same_as(epoch_input)
+    return wanted is not None and not same
 
-    def _goes_back(self, view: LogView, wanted: Any, epoch_input: EpochInput | None) -> bool:
-        newest = view.newest
-        same = newest is not None and epoch_input is not None and newest.input.same_as(epoch_input)
-        return wanted is not None and not same
+
+def _goes_back_to_later(view: LogView, pipeline: str, wanted: Any, epoch_input: EpochInput | None) -> bool:
+    try:
+        return _REAL_GOES_BACK(view, pipeline, wanted, epoch_input)
+    except EpochConflictError:
+        if wanted.epoch == view.rewind.epoch:  # type: ignore[union-attr]
+            raise
+        return True
+
+
+_REAL_GOES_BACK = admission.goes_back
 
 
 class KeepsItsCoordinator(EpochHandler):
@@ -328,18 +335,6 @@ class KeepsItsCoordinator(EpochHandler):
         if self._run is not None:
             self._run = query.current_run(self.spark)
         super().__call__(frame, batch)
-
-
-class GoesBackToLaterEpochs(Coordinator):
-    """Takes a rewind for another one if it names another epoch."""
-
-    def _goes_back(self, view: LogView, wanted: Any, epoch_input: EpochInput | None) -> bool:
-        try:
-            return super()._goes_back(view, wanted, epoch_input)
-        except EpochConflictError:
-            if wanted.epoch == view.rewind.epoch:  # type: ignore[union-attr]
-                raise
-            return True
 
 
 class SweepsRenamedSinksAtFirst(Coordinator):
@@ -354,8 +349,8 @@ class SweepsRenamedSinksAtFirst(Coordinator):
 class TakesASweepForALoss(Coordinator):
     """Says that data were lost when a newer writer has swept them."""
 
-    def _check_age(self, of: Any, committables: Sequence[Committable], age: float) -> None:
-        acknowledged.check_age(of, self.sinks, committables, age=age)
+    def _check_age(self, epoch: int, committables: Sequence[Committable], age: float) -> None:
+        admission.check_age(self.pipeline, self.sinks, epoch, committables, age=age)
 
 
 class SkipsReplays(EpochHandler):
@@ -369,10 +364,15 @@ class SkipsReplays(EpochHandler):
         super().__call__(unwritten, batch)
 
 
-def _write_without_reading(self: Any, opened: Opened, epoch: int, batches: Any, session: str = "") -> Any:
-    if opened.is_replay(epoch):
-        return writer_module.WrittenPartition(opened, None)
-    return _REAL_WRITE(self, opened, epoch, batches, session)
+def _write_without_reading(self: Any, epoch: int, batches: Any, session: str = "") -> Any:
+    if self.opened.replay:
+        return writer_module.WrittenPartition(self.opened, None)
+    return _REAL_WRITE(self, epoch, batches, session)
+
+
+def _write_a_replay(self: Any, epoch: int, batches: Any, session: str = "") -> Any:
+    self.opened = msgspec.structs.replace(self.opened, replay=False)
+    return _REAL_WRITE(self, epoch, batches, session)
 
 
 _REAL_WRITE = writer_module._Writer._write
@@ -468,8 +468,7 @@ class KafkaByPrefix(KafkaLikeSink):
     def lingering(self, scope: Scope) -> list[Committable]:
         """What begins alike."""
         found = []
-        for listing in self.client.list_transactions(["Ongoing"]):
-            name = parse_pooled_name(listing.transactional_id)
+        for name in map(parse_pooled_name, self.client.list_transactions(["Ongoing"])):
             if name is not None and name.scope.pipeline.startswith(scope.pipeline):
                 opened = self.client.describe([str(name)])[str(name)].open
                 committable = listed_committable(opened) if opened is not None else None
@@ -561,7 +560,7 @@ MUTANTS: dict[str, Mutant] = {
     "no floor check after a put": Mutant(
         "A put that wins is believed, though the slot had been pruned and re-opened.",
         _laws("1"),
-        patches=((LogWriter, "_look_at_tail", _look_without_floor),),
+        patches=((LogWriter, "_look_at_tail", _believe_the_put),),
         narrow=with_kinds(K.TWIN, K.NAP, style="batch"),
     ),
     "prune before the floor is durable": Mutant(
@@ -609,7 +608,7 @@ MUTANTS: dict[str, Mutant] = {
         "After a put in doubt another decision is offered for its slot, and the answer is judged by the writer's id.",
         _laws("1", "2", "4"),
         Parts(handler=DecidesAgain),
-        patches=((LogWriter, "_put", _put_judged_by_writer),),
+        patches=((LogWriter, "_put", _put_judged_by_writer), (LogWriter, "_look_at_tail", _believe_the_put)),
         narrow=with_kinds(K.STORE_FAULT, style="batch", tries=0),
     ),
     "ids made ready before COMPLETED is durable": Mutant(
@@ -660,7 +659,7 @@ MUTANTS: dict[str, Mutant] = {
     "an epoch admitted by its number": Mutant(
         "An epoch of the right number is admitted, whatever query and offsets it comes from.",
         _laws("5"),
-        Parts(coordinator=AdmitsByNumber),
+        patches=((admission, "check_continues", lambda *_, **__: None),),
         narrow=with_kinds(K.FOREIGN, K.CRASH),
     ),
     "a fresh checkpoint under an old name": Mutant(
@@ -719,7 +718,7 @@ MUTANTS: dict[str, Mutant] = {
     "wait for a deleted topic": Mutant(
         "A partition of a deleted topic is waited for like one without a leader.",
         _laws("independent", "progress"),
-        patches=((inspector.Inspector, "_is_deleted", lambda *_: False),),
+        patches=((commits.Inspector, "_is_deleted", lambda *_: False),),
         narrow=with_kinds(K.DELETE_TOPIC, K.SWITCH, sinks=("kafka",)),
     ),
     "the age begins in the second process": Mutant(
@@ -731,25 +730,25 @@ MUTANTS: dict[str, Mutant] = {
     "a rewind that is taken again": Mutant(
         "A rewind that a supervisor repeats is done at each start.",
         _laws("rewind"),
-        Parts(coordinator=RewindsAgain),
+        patches=((coordinator, "goes_back", _goes_back_again),),
         narrow=with_kinds(K.REWIND, K.CRASH, K.CRASH_OTHER, unique=False),
     ),
     "a rewind to a later epoch": Mutant(
         "The words of a rewind that was done are permission to go back over what a copy of the checkpoint decided.",
         _laws("rewind"),
-        Parts(coordinator=GoesBackToLaterEpochs),
+        patches=((coordinator, "goes_back", _goes_back_to_later),),
         narrow=crowded(K.REWIND, K.COPY, K.SWITCH, within=500, unique=False, records=4, on_lost="fail"),
     ),
     "a rewind that an older command line repeats": Mutant(
         "The log remembers the newest rewind only.",
         _laws("rewind"),
-        patches=((coordinator, "_after", lambda rewind, _: rewind),),
+        patches=((coordinator, "with_earlier", lambda rewind, _: rewind),),
         narrow=crowded(K.REWIND, K.NAP, K.SWITCH, within=300, unique=False, records=4, on_lost="fail"),
     ),
     "after a rewind any query will do": Mutant(
         "Nobody asks which query the newest decision, or the rewind, was of.",
         _laws("5"),
-        patches=((Coordinator, "_check_query", lambda *_: None),),
+        patches=tuple((module, "check_query", lambda *_, **__: None) for module in (admission, coordinator)),
         narrow=crowded(K.REWIND, K.FOREIGN, K.SWITCH, within=250, unique=False),
     ),
     "give up without a bar": Mutant(
@@ -785,7 +784,7 @@ MUTANTS: dict[str, Mutant] = {
     "a format writes a decided epoch again": Mutant(
         "The tasks of a format do not look whether their epoch is decided.",
         _laws("3"),
-        patches=((Opened, "is_replay", lambda *_: False),),
+        patches=((writer_module._Writer, "_write", _write_a_replay),),
         narrow=with_kinds(K.CRASH, style="format"),
     ),
     "a constant digest of offsets": Mutant(

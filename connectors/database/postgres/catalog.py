@@ -1,20 +1,29 @@
-"""What the server's catalog says of a table: its columns and their real types, domains resolved."""
+"""What the server's catalog says of a table: its columns and their real types, keys, checks, and whether it is usable.
+
+SQLAlchemy's inspector asks a question for each of these: too many for a small epoch, which reads its table anew.
+"""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from ..plan import Column
+from onceward.core.errors import ConfigurationError, SchemaError
+
+from ..dialect import no_such_table, no_unique_key
+from ..plan import GENERATED, Column
+from ..target import CommitPath
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..target import TableName
+    from ..target import TableName, Target
     from .session import Session
 
-ORDINARY: Final = "r"
-PARTITIONED: Final = "p"
+_log = logging.getLogger("onceward.database")
+
+_ORDINARY, _PARTITIONED = "r", "p"
 _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "i": "an index"}
 
 
@@ -45,15 +54,6 @@ class Table:
     persistence: str
     """pg_class.relpersistence: p permanent, u unlogged, t temporary."""
     columns: tuple[Column, ...]
-
-    def column(self, name: str) -> Column | None:
-        """The column of exactly this name."""
-        return next((column for column in self.columns if column.name == name), None)
-
-    @property
-    def kind_text(self) -> str:
-        """What it is, in words."""
-        return _KINDS.get(self.kind, "a table")
 
 
 _FIRST_OF_USERS: Final = 16_384
@@ -110,6 +110,54 @@ def read_table(connection: Session, name: TableName) -> Table | None:
     return Table(oid, schema, relation, kind, persistence, found_columns)
 
 
+_PRIVILEGES: Final = """
+SELECT privilege FROM unnest(%(wanted)s::text[]) AS t(privilege)
+WHERE NOT has_table_privilege(%(oid)s::oid, privilege)
+  AND NOT coalesce(has_any_column_privilege(%(oid)s::oid, nullif(privilege, 'DELETE')), false)
+"""
+_DEFERRED: Final = """
+SELECT conname::text FROM pg_catalog.pg_constraint WHERE conrelid = %(oid)s AND condeferred ORDER BY conname
+"""
+
+
+def check_writable(connection: Session, target: Target, path: CommitPath) -> Table:
+    """Read the target's table, and see that it is one that can be written exactly once, by this role and this key.
+
+    Raises:
+        SchemaError: There is no such table, or no unique index over the key.
+        ConfigurationError: It is of another kind, or privileges are missing.
+    """
+    table = read_table(connection, target.table)
+    if table is None:
+        raise no_such_table(target.table)
+    if table.kind not in (_ORDINARY, _PARTITIONED):
+        kind = _KINDS.get(table.kind, "no table")
+        raise ConfigurationError(f"{target.table} is {kind}: only a table can be written exactly once")
+    if table.persistence == "t":
+        raise ConfigurationError(f"{target.table} is a temporary table, which no other session sees")
+    if table.persistence == "u":
+        _log.warning("table %s is unlogged: a crash of the server empties it", target.table)
+    wanted = ["INSERT", *(["SELECT", "UPDATE"] if target.key else []), *(["DELETE"] if target.change else [])]
+    refused = connection.execute(_PRIVILEGES, {"oid": table.oid, "wanted": wanted}).fetchall()
+    if refused:
+        missing = ", ".join(row[0] for row in refused)
+        raise ConfigurationError(f"the role may not {missing} on table {target.table}: GRANT {missing} ON it")
+    if target.key and read_unique_key(connection, target.table, target.key) is None:
+        why = f"{no_unique_key(target.key)}; a DEFERRABLE one is none, and spoils others"
+        raise SchemaError(f"table {target.table} cannot be upserted by {list(target.key)}: {why}")
+    deferred = [row[0] for row in connection.execute(_DEFERRED, {"oid": table.oid}).fetchall()]
+    if deferred and path is CommitPath.PREPARED:
+        _log.info("deferred constraints %s are checked when an epoch is prepared, and fail the epoch there", deferred)
+    elif deferred:
+        _log.warning(
+            "constraints %s of %s are checked only when an epoch's decided rows are merged: rows that break them stop "
+            "the pipeline then (commit='prepared' finds out before the decision)",
+            deferred,
+            target.table,
+        )
+    return table
+
+
 _UNIQUE: Final = """
 SELECT bool_and(i.indimmediate),
        array_agg(coalesce(quote_ident(n.nspname) || '.' || quote_ident(l.collname), '')
@@ -129,7 +177,7 @@ ORDER BY bool_and(coalesce(l.collisdeterministic, true))
 """Of several, first one that takes different texts for one."""
 
 
-def read_unique_key(connection: Session, table: str, key: Sequence[str]) -> tuple[str, ...] | None:
+def read_unique_key(connection: Session, table: TableName, key: Sequence[str]) -> tuple[str, ...] | None:
     """By which collations a unique index over exactly these columns compares them; None if there is no such index.
 
     A DEFERRABLE constraint is none, and spoils others over the same columns: PostgreSQL would go by all of them, and
@@ -138,15 +186,10 @@ def read_unique_key(connection: Session, table: str, key: Sequence[str]) -> tupl
     The collations may be others than the columns' own. Whoever picks one row for each key has to compare as the index
     does: with a nondeterministic collation equal texts may differ in their bytes.
 
-    Args:
-        connection: Any.
-        table: Its name, quoted where need be.
-        key: The columns.
-
     Returns:
         For each column a collation as SQL spells it, or "" for a type that has none.
     """
-    rows = connection.execute(_UNIQUE, {"table": table, "key": list(key)}).fetchall()
+    rows = connection.execute(_UNIQUE, {"table": table.quoted, "key": list(key)}).fetchall()
     return tuple(rows[0][1]) if rows and all(row[0] for row in rows) else None
 
 
@@ -185,8 +228,7 @@ def _types(connection: Session, parameters: dict[str, str], wanted: set[int]) ->
 def _column(row: Sequence[Any], types: dict[int, Any]) -> Column:
     name, oid, modifier, declared, not_null, has_default, generated, collation = row
     column_type, domain_not_null = _resolve(oid, modifier, types)
-    needed = not_null or domain_not_null
-    unwritable = "the column is generated; leave it out" if generated else ""
+    needed, unwritable = not_null or domain_not_null, GENERATED if generated else ""
     return Column(name, column_type, declared, needed, has_default, unwritable, collation or "")
 
 

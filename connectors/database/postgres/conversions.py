@@ -2,49 +2,50 @@
 
 The target's real type decides. Only conversions that keep every value are made; whatever would round, cut or
 re-interpret is refused before anything is written, with a hint how to say it in the query. pgpq (Arrow to
-PostgreSQL's binary COPY) does the encoding; where it has no encoder, a column of finished binary images is given
-to its bytea encoder, which sends them as they are.
+PostgreSQL's binary COPY) does the encoding. Where it has no encoder (uuid from text, arrays of any element type), a
+column of finished binary images is given to its bytea encoder, which sends them as they are; their formats are those
+of the server's receive functions (uuid_recv, array_recv; documented by the source only).
 """
 
 from __future__ import annotations
 
+import binascii
+import struct
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pgpq
 import pyarrow as pa
+import pyarrow.compute as pc
 from pgpq import encoders
 from pgpq import schema as pgpq_schema
 
-from ..plan import Unfit
-from .binary_encoding import encode_arrays, encode_nulls, encode_uuid_storage, encode_uuids
+from ..conversions import BITS, DIGITS, FLOAT_BITS, UnfitError, is_binary, is_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .catalog import PgType
 
-Convert = "Callable[[pa.Array], pa.Array]"
-
 _TEXT_TARGETS: Final = frozenset({"text", "varchar", "bpchar", "citext", "name", "xml", "json"})
-_MAGNITUDE_BITS: Final[dict[pa.DataType, int]] = {
-    pa.int8(): 7,
-    pa.uint8(): 8,
-    pa.int16(): 15,
-    pa.uint16(): 16,
-    pa.int32(): 31,
-    pa.uint32(): 32,
-    pa.int64(): 63,
-    pa.uint64(): 64,
+_INTEGERS: Final = {"int2": (15, pa.int16(), 21), "int4": (31, pa.int32(), 23), "int8": (63, pa.int64(), 20)}
+_FLOATS: Final = {"float4": (24, pa.float32(), 700), "float8": (53, pa.float64(), 701)}
+"""By type: bits that it keeps of a number, what pgpq is given, its oid."""
+_PLAIN: Final[dict[str, tuple[Callable[[pa.DataType], bool], pa.DataType, int, str]]] = {
+    "bool": (pa.types.is_boolean, pa.bool_(), 16, "boolean"),
+    "date": (pa.types.is_date, pa.date32(), 1082, "date"),
+    "time": (pa.types.is_time, pa.time64("us"), 1083, "a time of day"),
+    "interval": (pa.types.is_duration, pa.duration("us"), 1186, "a duration"),
 }
-_DIGITS: Final = {7: 3, 8: 3, 15: 5, 16: 5, 31: 10, 32: 10, 63: 19, 64: 20}
-_INTEGER_TARGETS: Final = {"int2": (15, pa.int16(), 21), "int4": (31, pa.int32(), 23), "int8": (63, pa.int64(), 20)}
-_FLOAT_TARGETS: Final = {
-    "float4": (24, pa.float32(), 700, (pa.float16(), pa.float32())),
-    "float8": (53, pa.float64(), 701, (pa.float16(), pa.float32(), pa.float64())),
-}
+"""By type: whether an Arrow type fits, what pgpq is given, its oid, and what to cast to."""
 _NUMERIC_DIGITS: Final = 38
+_TOO_MANY_BITS: Final = 99
+_UUID_BYTES: Final = 16
+_TRAILER: Final = b"\xff\xff"
+_INT: Final = struct.Struct(">i")
+_ARRAY_EMPTY: Final = struct.Struct(">iiI")
+_ARRAY_ONE_DIMENSION: Final = struct.Struct(">iiIii")
 
 
 @dataclass(frozen=True)
@@ -65,29 +66,42 @@ def conversion(arrow: pa.DataType, target: PgType) -> Conversion:
     """The conversion that keeps every value.
 
     Raises:
-        Unfit: There is none.
+        UnfitError: There is none.
     """
     if pa.types.is_dictionary(arrow):
         return _after(lambda array: array.dictionary_decode(), conversion(arrow.value_type, target))
     if pa.types.is_null(arrow):
-        return Conversion(pa.binary(), encode_nulls)
+        return Conversion(pa.binary(), lambda array: pa.nulls(len(array), pa.binary()))
     if target.element is not None:
         return _list(arrow, target.element)
     if isinstance(arrow, pa.BaseExtensionType):
-        return _extension(arrow, target)
+        if target.name == "uuid" and arrow.extension_name == "arrow.uuid":
+            return Conversion(pa.binary(_UUID_BYTES), lambda array: array.storage)
+        return _after(lambda array: array.storage, conversion(arrow.storage_type, target))
     return _scalar(arrow, target)
 
 
 def _scalar(arrow: pa.DataType, target: PgType) -> Conversion:
     if target.name in _TEXT_TARGETS or target.enum:
         return _text(arrow)
-    if target.name in _INTEGER_TARGETS:
-        return _integer(arrow, target.name)
-    if target.name in _FLOAT_TARGETS:
-        return _float(arrow, target.name)
+    if target.name in _INTEGERS:
+        bits, wire, oid = _INTEGERS[target.name]
+        if BITS.get(arrow, _TOO_MANY_BITS) <= bits:
+            return _to(wire, oid)
+        raise UnfitError("values may not fit; cast it, or make the column wider")
+    if target.name in _FLOATS:
+        bits, wire, oid = _FLOATS[target.name]
+        if (BITS | FLOAT_BITS).get(arrow, _TOO_MANY_BITS) <= bits:
+            return _to(wire, oid)
+        raise UnfitError("values may be rounded; cast it, or make the column wider")
+    if target.name in _PLAIN:
+        fits, wire, oid, name = _PLAIN[target.name]
+        if fits(arrow):
+            return _to(wire, oid)
+        raise UnfitError(f"cast it to {name}")
     rule = _RULES.get(target.name)
     if rule is None:
-        raise Unfit("no conversion to this type is known; write to a text column, or cast it in a view or trigger")
+        raise UnfitError("no conversion to this type is known; write to a text column, or cast it in a view or trigger")
     return rule(arrow, target)
 
 
@@ -95,127 +109,76 @@ def _after(first: Callable[[pa.Array], pa.Array], then: Conversion) -> Conversio
     return Conversion(then.wire, lambda array: then.convert(first(array)), then.builder, then.oid)
 
 
-def _cast(wire: pa.DataType, array: pa.Array) -> pa.Array:
-    return array if array.type == wire else array.cast(wire)
-
-
-def _to(wire: pa.DataType, oid: int, builder: Callable[[pa.Field], Any] | None = None) -> Conversion:
-    convert = partial(_cast, wire)
-    return Conversion(wire, convert, oid=oid) if builder is None else Conversion(wire, convert, builder, oid)
-
-
-def _is_text(arrow: pa.DataType) -> bool:
-    return bool(pa.types.is_string(arrow) or pa.types.is_large_string(arrow) or pa.types.is_string_view(arrow))
+def _to(wire: pa.DataType, oid: int, builder: Callable[[pa.Field], Any] = Conversion.builder) -> Conversion:
+    return Conversion(wire, lambda array: array if array.type == wire else array.cast(wire), builder, oid)
 
 
 def _text(arrow: pa.DataType) -> Conversion:
-    if _is_text(arrow):
+    if is_text(arrow):
         return _to(arrow, 25)
-    raise Unfit("cast it to string" if not pa.types.is_nested(arrow) else "turn it into text, for example with to_json")
+    nested = pa.types.is_nested(arrow)
+    raise UnfitError("turn it into text, for example with to_json" if nested else "cast it to string")
 
 
 def _jsonb(arrow: pa.DataType, _: PgType) -> Conversion:
-    if not _is_text(arrow):
-        raise Unfit("give JSON as text, for example with to_json")
+    if not is_text(arrow):
+        raise UnfitError("give JSON as text, for example with to_json")
     wire = pa.large_string() if pa.types.is_large_string(arrow) else pa.string()
     builder = encoders.LargeStringEncoderBuilder if wire == pa.large_string() else encoders.StringEncoderBuilder
     return _to(wire, 3802, lambda field: builder.new_with_output(field, pgpq_schema.Jsonb()))
 
 
-def _integer(arrow: pa.DataType, name: str) -> Conversion:
-    bits, wire, oid = _INTEGER_TARGETS[name]
-    if _MAGNITUDE_BITS.get(arrow, 99) <= bits:
-        return _to(wire, oid)
-    raise Unfit("values may not fit; cast it, or make the column wider")
-
-
-def _float(arrow: pa.DataType, name: str) -> Conversion:
-    bits, wire, oid, floats = _FLOAT_TARGETS[name]
-    if arrow in floats or _MAGNITUDE_BITS.get(arrow, 99) <= bits:
-        return _to(wire, oid)
-    raise Unfit("values may be rounded; cast it, or make the column wider")
-
-
 def _numeric(arrow: pa.DataType, target: PgType) -> Conversion:
-    if arrow in _MAGNITUDE_BITS:
-        return _to(pa.decimal128(_DIGITS[_MAGNITUDE_BITS[arrow]], 0), 1700)
+    if arrow in BITS:
+        return _to(pa.decimal128(DIGITS[arrow], 0), 1700)
     if not pa.types.is_decimal(arrow):
-        raise Unfit("values may be rounded; cast it to a decimal")
+        raise UnfitError("values may be rounded; cast it to a decimal")
     scale = max(arrow.scale, 0)
     digits = arrow.precision + scale - arrow.scale
     if digits > _NUMERIC_DIGITS:
-        raise Unfit(f"more than {_NUMERIC_DIGITS} digits cannot be sent; cast it")
-    if target.modifier >= 0 and scale > _numeric_scale(target.modifier):
-        raise Unfit("PostgreSQL would round; cast it to the column's scale")
+        raise UnfitError(f"more than {_NUMERIC_DIGITS} digits cannot be sent; cast it")
+    # The scale as packed in atttypmod (numeric.c: 11 bits, signed)
+    if target.modifier >= 0 and scale > (((target.modifier - 4) & 0x7FF) ^ 1024) - 1024:
+        raise UnfitError("PostgreSQL would round; cast it to the column's scale")
     return _to(pa.decimal128(digits, scale), 1700)
 
 
-def _numeric_scale(modifier: int) -> int:
-    """Scale as packed in atttypmod (numeric.c: 11 bits, signed)."""
-    return (((modifier - 4) & 0x7FF) ^ 1024) - 1024
-
-
 def _bytea(arrow: pa.DataType, _: PgType) -> Conversion:
-    if pa.types.is_binary_view(arrow):
-        return _to(pa.large_binary(), 17)
-    if pa.types.is_binary(arrow) or pa.types.is_large_binary(arrow) or pa.types.is_fixed_size_binary(arrow):
-        return _to(arrow, 17)
-    raise Unfit("cast it to binary")
+    if not is_binary(arrow):
+        raise UnfitError("cast it to binary")
+    return _to(pa.large_binary() if pa.types.is_binary_view(arrow) else arrow, 17)
 
 
-def _bool(arrow: pa.DataType, _: PgType) -> Conversion:
-    if pa.types.is_boolean(arrow):
-        return _to(arrow, 16)
-    raise Unfit("cast it to boolean")
-
-
-def _date(arrow: pa.DataType, _: PgType) -> Conversion:
-    if pa.types.is_date(arrow):
-        return _to(pa.date32(), 1082)
-    raise Unfit("cast it to date")
-
-
-def _time(arrow: pa.DataType, _: PgType) -> Conversion:
-    if pa.types.is_time(arrow):
-        return _to(pa.time64("us"), 1083)
-    raise Unfit("cast it to a time of day")
-
-
-def _timestamp(arrow: pa.DataType, _: PgType) -> Conversion:
-    if pa.types.is_timestamp(arrow) and arrow.tz is None:
-        return _to(pa.timestamp("us"), 1114)
-    if pa.types.is_timestamp(arrow):
-        raise Unfit("which zone's clock is meant? Make the column timestamptz, or cast it (in Spark: to timestamp_ntz)")
-    raise Unfit("cast it to a timestamp without time zone")
-
-
-def _timestamptz(arrow: pa.DataType, _: PgType) -> Conversion:
-    if pa.types.is_timestamp(arrow) and arrow.tz is not None:
-        # pgpq marks arrays of these as timestamp without time zone (1114), which timestamptz[] refuses
-        return _to(pa.timestamp("us", arrow.tz), 1114)
-    if pa.types.is_timestamp(arrow):
-        raise Unfit("in which zone? Make the column timestamp, or cast it to a timestamp with time zone")
-    raise Unfit("cast it to a timestamp with time zone")
-
-
-def _interval(arrow: pa.DataType, _: PgType) -> Conversion:
-    if pa.types.is_duration(arrow):
-        return _to(pa.duration("us"), 1186)
-    raise Unfit("cast it to a duration")
+def _timestamp(arrow: pa.DataType, target: PgType) -> Conversion:
+    zoned = target.name == "timestamptz"
+    if not pa.types.is_timestamp(arrow):
+        raise UnfitError(f"cast it to a timestamp {'with' if zoned else 'without'} time zone")
+    if zoned and arrow.tz is None:
+        raise UnfitError("in which zone? Make the column timestamp, or cast it to a timestamp with time zone")
+    if arrow.tz is not None and not zoned:
+        raise UnfitError(
+            "which zone's clock is meant? Make the column timestamptz, or cast it (in Spark: to timestamp_ntz)"
+        )
+    # pgpq marks arrays of both as timestamp without time zone (1114), which timestamptz[] refuses
+    return _to(pa.timestamp("us", arrow.tz), 1114)
 
 
 def _uuid(arrow: pa.DataType, _: PgType) -> Conversion:
-    if _is_text(arrow):
-        return Conversion(pa.binary(16), encode_uuids)
-    if pa.types.is_fixed_size_binary(arrow) and arrow.byte_width == 16:  # noqa: PLR2004 - a UUID's bytes
+    if is_text(arrow):
+        return Conversion(pa.binary(_UUID_BYTES), encode_uuids)
+    if pa.types.is_fixed_size_binary(arrow) and arrow.byte_width == _UUID_BYTES:
         return _to(arrow, 0)
-    raise Unfit("give it as text or as 16 bytes")
+    raise UnfitError("give it as text or as 16 bytes")
 
 
-def _extension(arrow: pa.BaseExtensionType, target: PgType) -> Conversion:
-    if target.name == "uuid" and arrow.extension_name == "arrow.uuid":
-        return Conversion(pa.binary(16), encode_uuid_storage)
-    return _after(lambda array: array.storage, conversion(arrow.storage_type, target))
+_RULES: Final[dict[str, Callable[[pa.DataType, PgType], Conversion]]] = {
+    "jsonb": _jsonb,
+    "numeric": _numeric,
+    "bytea": _bytea,
+    "timestamp": _timestamp,
+    "timestamptz": _timestamp,
+    "uuid": _uuid,
+}
 
 
 def _is_list(arrow: pa.DataType) -> bool:
@@ -230,25 +193,66 @@ def _is_list(arrow: pa.DataType) -> bool:
 
 def _list(arrow: pa.DataType, element: PgType) -> Conversion:
     if not _is_list(arrow):
-        raise Unfit("give it as a list")
+        raise UnfitError("give it as a list")
     if _is_list(arrow.value_type):
-        raise Unfit("lists of lists cannot be sent; flatten it, or store it as JSON")
+        raise UnfitError("lists of lists cannot be sent; flatten it, or store it as JSON")
     inner = conversion(arrow.value_type, element)
     plain = pa.types.is_list(arrow) or pa.types.is_large_list(arrow)
     if plain and inner.oid == element.oid and inner.wire == arrow.value_type and element.name != "jsonb":
         return _to(arrow, 0)
-    return Conversion(pa.large_binary(), partial(encode_arrays, inner.convert, inner.builder, element.oid))
+    return Conversion(pa.large_binary(), partial(encode_arrays, inner, element.oid))
 
 
-_RULES: Final[dict[str, Callable[[pa.DataType, PgType], Conversion]]] = {
-    "jsonb": _jsonb,
-    "numeric": _numeric,
-    "bytea": _bytea,
-    "bool": _bool,
-    "date": _date,
-    "time": _time,
-    "timestamp": _timestamp,
-    "timestamptz": _timestamptz,
-    "interval": _interval,
-    "uuid": _uuid,
-}
+def encode_uuids(array: pa.Array) -> pa.Array:
+    """Sixteen bytes each, from text such as `12345678-1234-5678-1234-567812345678` (hyphens and braces optional).
+
+    Raises:
+        ValueError: One is not a UUID; the message shows it.
+    """
+    texts = array.cast(pa.large_string())
+    digits = pc.replace_substring_regex(texts, pattern="[-{}]", replacement="")
+    bad = pc.filter(texts, pc.invert(pc.match_substring_regex(digits, "^[0-9a-fA-F]{32}$")))
+    if len(bad):
+        raise ValueError(f"{bad[0].as_py()!r} is not a UUID")
+    filled = pc.fill_null(digits, "0" * 2 * _UUID_BYTES)
+    data = binascii.unhexlify("".join(filled.to_pylist()))
+    images = pa.Array.from_buffers(pa.binary(_UUID_BYTES), len(array), [None, pa.py_buffer(data)])
+    return pc.if_else(array.is_valid(), images, pa.scalar(None, pa.binary(_UUID_BYTES)))
+
+
+def encode_arrays(inner: Conversion, oid: int, array: pa.Array) -> pa.Array:
+    """One-dimensional arrays, each element in the image that pgpq makes of it, marked with the element type's oid."""
+    elements = _encode_elements(inner.convert(array.flatten()), inner.builder)
+    images: list[bytes | None] = []
+    position = 0
+    for length in pc.list_value_length(array).to_pylist():
+        if length is None:
+            images.append(None)
+            continue
+        images.append(_array(elements[position : position + length], oid))
+        position += length
+    return pa.array(images, pa.large_binary())
+
+
+def _array(elements: list[bytes], oid: int) -> bytes:
+    if not elements:
+        return _ARRAY_EMPTY.pack(0, 0, oid)
+    has_null = any(len(element) == _INT.size and element == b"\xff\xff\xff\xff" for element in elements)
+    return _ARRAY_ONE_DIMENSION.pack(1, int(has_null), oid, len(elements), 1) + b"".join(elements)
+
+
+def _encode_elements(values: pa.Array, builder: Callable[[pa.Field], Any]) -> list[bytes]:
+    """Each value as its length (-1 for null) and bytes: in COPY's rows and in arrays these look the same."""
+    schema = pa.schema([pa.field("element", values.type)])
+    encoder = pgpq.ArrowToPostgresBinaryEncoder.new_with_encoders(schema, {"element": builder(schema.field(0))})
+    encoder.write_header()
+    batch = pa.RecordBatch.from_arrays([values], schema=schema)
+    rows = encoder.write_batch(batch) + encoder.finish()
+    images: list[bytes] = []
+    start = 0
+    while start < len(rows) - len(_TRAILER):
+        first = start + 2  # after the row's count of columns
+        (length,) = _INT.unpack_from(rows, first)
+        start = first + _INT.size + max(length, 0)
+        images.append(rows[first:start])
+    return images

@@ -1,4 +1,10 @@
-"""COPY … FROM STDIN in PostgreSQL's binary format, fed with Arrow batches, inside a transaction."""
+"""COPY … FROM STDIN in PostgreSQL's binary format, fed with Arrow batches, inside a transaction.
+
+And what a change column says: which rows of an upsert delete. Its values are those of the usual change feeds:
+Debezium's `op` (c, u, r, d), Delta Lake's `_change_type` (insert, update_preimage, update_postimage, delete) and
+Flink's RowKind (+I, -U, +U, -D). What was there before an update says nothing that the row after it does not say, so
+such rows are ignored.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +15,20 @@ from typing import TYPE_CHECKING, Any, Final
 import pgpq
 import psycopg
 import pyarrow as pa
-from psycopg import sql
+import pyarrow.compute as pc
 from sqlalchemy import exc
 
 from onceward.core.errors import SchemaError
 
+from ..conversions import is_text
+from ..dialect import RowWriter
 from ..plan import check_same, match
+from ..target import TableName, quoted
 from .conversions import Conversion, conversion
 from .session import session
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     import sqlalchemy as sa
@@ -27,6 +37,10 @@ if TYPE_CHECKING:
 
 _ROWS_AT_ONCE: Final = 65_536
 """Bounds the memory of one encoded piece."""
+_UPSERTS: Final = ("insert", "update", "upsert", "update_postimage", "c", "u", "r", "+i", "+u")
+_DELETES: Final = ("delete", "d", "-d")
+_IGNORED: Final = ("update_preimage", "-u")
+_CHANGES: Final = (*_UPSERTS, *_DELETES, *_IGNORED)
 
 
 @dataclass(frozen=True)
@@ -36,18 +50,11 @@ class CopyPlan:
     schema: pa.Schema
     conversions: tuple[Conversion, ...]
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names, in order."""
-        return tuple(self.schema.names)
-
     def wire_schema(self) -> pa.Schema:
-        """What pgpq is given."""
         pairs = zip(self.schema.names, self.conversions, strict=True)
         return pa.schema([pa.field(name, step.wire) for name, step in pairs])
 
     def encoder(self) -> Any:
-        """A fresh encoder: one for each COPY."""
         schema = self.wire_schema()
         builders = {field.name: step.builder(field) for field, step in zip(schema, self.conversions, strict=True)}
         return pgpq.ArrowToPostgresBinaryEncoder.new_with_encoders(schema, builders)
@@ -67,13 +74,13 @@ class CopyPlan:
         return pa.RecordBatch.from_arrays(columns, schema=self.wire_schema())
 
 
-def plan_copy(schema: pa.Schema, table: Table) -> CopyPlan:
+def plan_copy(schema: pa.Schema, table: Table, key: Sequence[str] = ()) -> CopyPlan:
     """Match every column of `schema` to one of `table`, see `match`."""
-    return CopyPlan(schema, match(schema, f"{table.schema}.{table.name}", table.columns, conversion))
+    return CopyPlan(schema, match(schema, f"{table.schema}.{table.name}", table.columns, conversion, key))
 
 
-class CopyWriter:
-    """A COPY that stays open over many batches, see RowWriter; closing the connection ends it, too.
+class CopyWriter(RowWriter):
+    """A COPY that stays open over many batches; closing the connection ends it, too.
 
     Args:
         connection: In a transaction; nothing else can be done on it until `finish`.
@@ -83,30 +90,23 @@ class CopyWriter:
 
     def __init__(self, connection: sa.Connection, table: Table, schema: pa.Schema) -> None:
         self._plan = plan_copy(schema, table)
-        columns = sql.SQL(", ").join(sql.Identifier(name) for name in self._plan.columns)
-        into = sql.Identifier(table.schema, table.name)
-        statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(into, columns)
+        columns = ", ".join(quoted(name) for name in schema.names)
+        statement = f"COPY {TableName(table.schema, table.name).quoted} ({columns}) FROM STDIN (FORMAT BINARY)"
         self._connection = connection
         self._encoder: Any = self._plan.encoder()
         with session(connection) as lent:
-            self._manager: AbstractContextManager[psycopg.Copy] = lent.cursor().copy(statement)
+            self._manager: AbstractContextManager[psycopg.Copy] = lent.cursor().copy(statement.encode())
             self._copy = self._manager.__enter__()
             self._open = True
             self._copy.write(self._encoder.write_header())
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Send one batch; the server may refuse it later.
-
-        Raises:
-            SchemaError: Its schema is not that of the first batch, or a value cannot be converted.
-        """
         check_same(batch.schema, self._plan.schema)
         with session(self._connection):
             for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
                 self._copy.write(self._encode(self._plan.convert(batch.slice(start, _ROWS_AT_ONCE))))
 
     def finish(self) -> None:
-        """End the COPY: when this returns, the server has all rows and has checked them."""
         with session(self._connection):
             self._copy.write(self._encoder.finish())
             self._open = False
@@ -124,5 +124,38 @@ class CopyWriter:
         try:
             encoded: bytes = self._encoder.write_batch(piece)
         except ValueError as error:
-            raise SchemaError(f"a value of columns {self._plan.columns} cannot be sent: {error}") from error
+            raise SchemaError(f"a value of columns {self._plan.schema.names} cannot be sent: {error}") from error
         return encoded
+
+
+def without_change(schema: pa.Schema, change: str | None) -> pa.Schema:
+    """The schema of what is written into the table.
+
+    Raises:
+        SchemaError: The change column is not there, or holds no text.
+    """
+    if not change:
+        return schema
+    if schema.names.count(change) != 1:
+        raise SchemaError(f"change column {change!r} is not in the data, which has {schema.names}")
+    kind = schema.field(change).type
+    if not is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
+        raise SchemaError(f"change column {change!r} holds {kind}: it must be text, one of {', '.join(_CHANGES)}")
+    return schema.remove(schema.get_field_index(change))
+
+
+def split_changes(batch: pa.RecordBatch, change: str) -> tuple[pa.RecordBatch, pa.Array]:
+    """The rows to write, without the change column, and for each whether it deletes (bool).
+
+    Raises:
+        SchemaError: A value of the change column is none that is known.
+    """
+    values = pc.utf8_lower(batch.column(change).cast(pa.string()))
+    known = pc.is_in(values, value_set=pa.array(_CHANGES))
+    if not pc.all(known, min_count=0).as_py():
+        strange = values.filter(pc.invert(known))[0].as_py()
+        raise SchemaError(f"change column {change!r} holds {strange!r}: give one of {', '.join(_CHANGES)}")
+    rows = batch.remove_column(batch.schema.get_field_index(change))
+    kept = pc.invert(pc.is_in(values, value_set=pa.array(_IGNORED)))
+    deletes = pc.is_in(values, value_set=pa.array(_DELETES))
+    return rows.filter(kept), deletes.filter(kept)

@@ -1,4 +1,4 @@
-"""PostgreSQL: PREPARE TRANSACTION and COMMIT PREPARED by gid, COPY, staging tables; through psycopg."""
+"""PostgreSQL, through psycopg: connections, what the server allows, PREPARE TRANSACTION and COMMIT PREPARED by gid."""
 
 from __future__ import annotations
 
@@ -15,30 +15,21 @@ from sqlalchemy import event, exc
 from onceward.core.errors import PostgresError
 from onceward.core.names import parse_transaction_name
 
-from ..dialect import HOW_TO_STAGE, Answer, BulkWrite, ServerFacts, Trial, TwoPhase
+from ..dialect import HOW_TO_STAGE, Answer, ServerFacts, Trial, TwoPhase
 from ..failures import code, words
 from ..target import TableName, own_name
-from ..watch import guard, limited
-from .catalog import read_table
-from .checks import check_table
-from .copy import CopyWriter
-from .merge import move_rows, remove_rows
-from .session import DURABLE, compiled, session
-from .stage import LOCK_CREATION
+from .session import DURABLE, compiled, guard, limited, session
+from .stage import LOCK_CREATION, Copying
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    import pyarrow as pa
     from sqlalchemy.sql.dml import Insert
 
     from onceward.core.names import Scope, TransactionName
 
-    from ..dialect import Movement, Part, RowWriter
-    from ..settings import CommitPath
-    from ..target import Access, Target
-    from .catalog import Table
+    from ..target import Access
 
 _NO_SUCH_TABLE: Final = ("42P01", "3F000")
 """Or no such schema."""
@@ -87,7 +78,7 @@ class GidTransactions:
         question: sa.Select[Any],
         of: Scope,
     ) -> Sequence[Any] | None:
-        """BEGIN and the question, in one round trip."""
+        # All in one round trip.
         try:
             with session(connection) as lent:
                 with lent.pipeline():
@@ -102,26 +93,29 @@ class GidTransactions:
             return None
 
     def prepare(self, connection: sa.Connection, name: TransactionName, insert: Insert, row: dict[str, Any]) -> None:
-        """The last row and PREPARE TRANSACTION, in one round trip."""
+        # In one round trip.
         with session(connection) as lent:
             with lent.pipeline():
                 lent.execute(compiled(insert, tuple(row)), row)
-                answer = lent.execute(f"PREPARE TRANSACTION {_literal(name)}".encode())
+                answer = lent.execute(f"PREPARE TRANSACTION '{name}'".encode())
             if answer.statusmessage != "PREPARE TRANSACTION":
                 said = answer.statusmessage
                 raise PostgresError(f"PREPARE TRANSACTION answered {said!r}: the transaction had failed")
 
     def hand_over(self, connection: sa.Connection) -> None:
-        """The session has nothing more to do with what it prepared."""
-        connection.close()
+        connection.close()  # the session has nothing more to do with what it prepared
 
-    def commit(self, connection: sa.Connection, name: TransactionName) -> tuple[Answer, str]:
-        """COMMIT PREPARED."""
-        return _end(connection, f"COMMIT PREPARED {_literal(name)}")
-
-    def rollback(self, connection: sa.Connection, name: TransactionName) -> tuple[Answer, str]:
-        """ROLLBACK PREPARED."""
-        return _end(connection, f"ROLLBACK PREPARED {_literal(name)}")
+    def end(self, connection: sa.Connection, command: str, name: TransactionName) -> tuple[Answer, str]:
+        try:
+            connection.exec_driver_sql(f"{command} PREPARED '{name}'")
+        except exc.DBAPIError as error:
+            state = code(error)
+            if state == _OTHER_DATABASE:
+                raise PostgresError(f"{words(error)}: the connection must name the database that prepared it") from None
+            if state not in (_NO_SUCH_GID, _BUSY):
+                raise
+            return (Answer.BUSY if state == _BUSY else Answer.GONE), words(error)
+        return Answer.DONE, ""
 
     def waiting(self, connection: sa.Connection, pipeline: str, sink: str) -> list[TransactionName]:
         names = [own_name(gid, pipeline, sink) for gid in self._gids(connection)]
@@ -132,47 +126,17 @@ class GidTransactions:
         return {name.scope for name in names if name is not None}
 
     def _gids(self, connection: sa.Connection) -> list[str]:
-        """The view shows all databases of the server."""
         gid = _PREPARED.c.gid
         query = sa.select(gid).where(_PREPARED.c.database == sa.func.current_database())
         return list(connection.scalars(query.order_by(_PREPARED.c.prepared, gid)))
 
 
-class Copying:
-    """COPY in the binary format, which pgpq makes of Arrow."""
-
-    def lock_and_read(self, connection: sa.Connection, name: TableName) -> Table:
-        """The lock is the one that inserting takes anyway, the only one that INSERT rights allow on every version."""
-        with session(connection) as lent:
-            with lent.pipeline():
-                lent.execute(f"LOCK TABLE {name.quoted} IN ROW EXCLUSIVE MODE".encode())
-                table = read_table(lent, name)
-            if table is None:
-                raise psycopg.errors.UndefinedTable(f"table {name} does not exist")
-            return table
-
-    def writer(self, connection: sa.Connection, table: Table, schema: pa.Schema) -> RowWriter:
-        return CopyWriter(connection, table, schema)
-
-    def move(self, connection: sa.Connection, ledger_schema: str, movement: Movement, parts: Sequence[Part]) -> None:
-        move_rows(connection, ledger_schema, movement, parts)
-
-    def remove(self, connection: sa.Connection, ledger_schema: str, stage: str, ids: Sequence[int]) -> None:
-        remove_rows(connection, ledger_schema, stage, ids)
-
-    def check_table(
-        self, connection: sa.Connection, target: Target, sink: str, schema: pa.Schema, path: CommitPath
-    ) -> None:
-        check_table(connection, target, sink, schema, path)
-
-
-class PostgreSql:
+class PostgreSql(Copying):
     """PostgreSQL, through psycopg."""
 
     title = "PostgreSQL"
     two_phase: TwoPhase | None = GidTransactions()
-    bulk: BulkWrite | None = Copying()
-    asks_with_lock = False
+    trial_needs = "TEMPORARY on the database and SELECT on the table"
 
     def engine_arguments(self, access: Access) -> dict[str, Any]:
         """The user's settings win; server-side prepared statements break when a table changes and behind poolers.
@@ -202,18 +166,15 @@ class PostgreSql:
             lent.execute(DURABLE)
 
     def lock_creation(self, connection: sa.Connection) -> None:
-        """CREATE … IF NOT EXISTS alone races with itself."""
         connection.exec_driver_sql(LOCK_CREATION)
 
     def limited(self, seconds: float, connection: sa.Connection | None = None) -> AbstractContextManager[object]:
-        """Libpq waits for ever: its socket is shut down from outside."""
         if connection is None:
             return limited(seconds)
         lent: Any = connection.connection.driver_connection
         return limited(seconds, lent.fileno)
 
     def read_server(self, connection: sa.Connection) -> ServerFacts:
-        """Standby, read-only, max_prepared_transactions, fsync."""
         standby, read_only, most, synced = connection.execute(_SERVER).one()
         unusable = ""
         if standby:
@@ -225,12 +186,8 @@ class PostgreSql:
         return ServerFacts(unusable, most, why, () if synced else unsafe)
 
     def behind(self, connection: sa.Connection) -> str:
-        """Whether it is a standby."""
         standby = connection.scalar(sa.select(sa.func.pg_is_in_recovery()))
         return "the server is a standby, whose ledger may lag" if standby else ""
-
-    def upsert(self, table: sa.TableClause, values: dict[str, Any], key: Sequence[str]) -> Insert:
-        raise NotImplementedError("rows are merged from staging tables")
 
     @contextmanager
     def trial(self, connection: sa.Connection, table: sa.TableClause) -> Iterator[Trial]:
@@ -245,11 +202,6 @@ class PostgreSql:
         with session(connection) as lent:
             lent.execute(f"CREATE TEMPORARY TABLE {_TRIAL.table} {bare if changed else like}".encode())
         yield Trial(_TRIAL, has_keys=not changed)
-
-    trial_needs = "TEMPORARY on the database and SELECT on the table"
-
-    def check_key(self, uniques: Sequence[frozenset[str]], key: Sequence[str]) -> str:
-        raise NotImplementedError("the catalog is asked, see check_table")
 
 
 def _guard_new(lent: Any, record: Any) -> None:
@@ -273,23 +225,5 @@ def _silent(fileno: int) -> bool:
     return not poll.poll(0)
 
 
-def _literal(name: TransactionName) -> str:
-    text = str(name)
-    return f"'{text}'"
-
-
 def _milliseconds(access: Access) -> str:
     return str(max(1, round(access.lock_timeout * 1000)))
-
-
-def _end(connection: sa.Connection, statement: str) -> tuple[Answer, str]:
-    try:
-        connection.exec_driver_sql(statement)
-    except exc.DBAPIError as error:
-        state = code(error)
-        if state == _OTHER_DATABASE:
-            raise PostgresError(f"{words(error)}: the connection must name the database that prepared it") from None
-        if state not in (_NO_SUCH_GID, _BUSY):
-            raise
-        return (Answer.BUSY if state == _BUSY else Answer.GONE), words(error)
-    return Answer.DONE, ""

@@ -1,4 +1,5 @@
-"""Staging tables of PostgreSQL: one for each layout of a target, and a few of those in turn."""
+# ruff: noqa: S608 - names are quoted, and nothing else comes from outside
+"""Staging tables of PostgreSQL: one for each layout of a target, and a few of those in turn; see ../merging.py."""
 
 from __future__ import annotations
 
@@ -6,29 +7,153 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Final
 
-from psycopg import sql
+import psycopg
 
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, PostgresError
 
-from ..target import TableName
-from .catalog import read_table
-from .changes import DELETE
-from .merge import ID, ROW
+from ..dialect import BulkDialect, Movement, Part
+from ..target import CommitPath, TableName, quoted
+from .catalog import Table, check_writable, read_checks, read_table, read_unique_key
+from .copy import CopyWriter, plan_copy, without_change
 from .session import session
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import pyarrow as pa
     import sqlalchemy as sa
 
+    from ..dialect import RowWriter
     from ..target import Target
-    from .catalog import Table
+    from .session import Session
 
-TURNS: Final = 4
-CREATION_LOCK: Final = 0x0CEBA2D
-"""Advisory lock under which tables are created: CREATE … IF NOT EXISTS alone races with itself."""
-LOCK_CREATION: Final = f"SELECT pg_advisory_xact_lock({CREATION_LOCK})"
+ID: Final = "onceward_id"
+ROW: Final = "onceward_row"
+"""Columns of a staging table: which attempt wrote a row, and its position there."""
+DELETE: Final = "onceward_delete"
+"""Whether a row of an upsert deletes; only where the sink has a change column."""
+LOCK_CREATION: Final = f"SELECT pg_advisory_xact_lock({0x0CEBA2D})"
+"""For creating tables: CREATE … IF NOT EXISTS alone races with itself."""
+_TURNS: Final = 4
+_WORTH_A_TRUNCATE: Final = 4 * 2**20
+"""Bytes from which a staging table is emptied whole: below, deleting rows is cheaper, and the next scan is short."""
 
 Checks = tuple[tuple[str, str], ...]
 """Names and expressions of check constraints."""
+
+
+class Copying(BulkDialect):
+    """Rows go through COPY into their table, or into a staging table, and from there by one statement."""
+
+    def lock_and_read(self, connection: sa.Connection, name: TableName) -> Table:
+        # The lock is the one that inserting takes anyway, the only one that INSERT rights allow on every version.
+        with session(connection) as lent:
+            with lent.pipeline():
+                lent.execute(f"LOCK TABLE {name.quoted} IN ROW EXCLUSIVE MODE".encode())
+                table = read_table(lent, name)
+            if table is None:
+                raise psycopg.errors.UndefinedTable(f"table {name} does not exist")
+            return table
+
+    def writer(self, connection: sa.Connection, table: Table, schema: pa.Schema) -> RowWriter:
+        return CopyWriter(connection, table, schema)
+
+    def check_table(
+        self, connection: sa.Connection, target: Target, sink: str, schema: pa.Schema, path: CommitPath
+    ) -> None:
+        with session(connection) as lent:
+            table = check_writable(lent, target, path)
+            plan_copy(without_change(schema, target.change), table, target.key)
+            checks = read_checks(lent, table)
+        if path is CommitPath.STAGING:
+            for turn in range(_TURNS):
+                create_stage(connection, target, stage_name(target, sink, table, checks, turn), table, checks)
+
+    def move(self, connection: sa.Connection, ledger_schema: str, movement: Movement, parts: Sequence[Part]) -> None:
+        stage = TableName(ledger_schema, movement.stage).quoted
+        count = f"SELECT count(*) FROM {stage} WHERE {ID} = ANY ({_array(part.id for part in parts)})"
+        expected = sum(part.rows for part in parts)
+        with session(connection) as lent:
+            (found,) = lent.execute(count.encode()).fetchone() or (0,)
+            if found != expected:
+                raise PostgresError(f"staging table {stage} holds {found} rows of {expected}: somebody changed it")
+            for statement in merge_statements(lent, movement, parts, stage):
+                lent.execute(statement.encode())
+
+    def remove(self, connection: sa.Connection, ledger_schema: str, stage: str, ids: Sequence[int]) -> None:
+        # The table has no index: with few dead rows in it, reading all of it is the quickest way, and writing is twice
+        # as fast.
+        table = TableName(ledger_schema, stage).quoted
+        with session(connection) as lent:
+            (size,) = lent.execute("SELECT pg_relation_size(%s::regclass)", [table]).fetchone() or (0,)
+            if size <= _WORTH_A_TRUNCATE or not _truncated(lent, ledger_schema, stage):
+                lent.execute(f"DELETE FROM {table} WHERE {ID} = ANY ({_array(ids)})".encode())
+
+
+def _truncated(lent: Session, ledger_schema: str, stage: str) -> bool:
+    """Empty the table if nobody writes to it and nobody's rows are left in it.
+
+    With the lock held nobody can be writing, and whoever wrote before has committed his row in `staged`. The
+    caller's own rows there are gone already.
+    """
+    table, staged = TableName(ledger_schema, stage).quoted, TableName(ledger_schema, "staged").quoted
+    try:
+        with lent.transaction():
+            lent.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE NOWAIT".encode())
+            others = lent.execute(f"SELECT FROM {staged} WHERE stage = %s LIMIT 1".encode(), [stage])
+            if others.rowcount:
+                return False
+            lent.execute(f"TRUNCATE {table}".encode())
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege):
+        return False
+    return True
+
+
+def merge_statements(lent: Session, movement: Movement, parts: Sequence[Part], stage: str) -> list[str]:
+    """What moves the rows, in this order. Without parameters: a % in a column's name would be taken for one.
+
+    A key's last row counts: DISTINCT ON keeps it, and its order by key makes concurrent merges lock in the same order.
+    What it deletes goes before the upsert, which may need what that frees; in two statements, because PostgreSQL runs
+    parts of one that change data in any order, so a row that takes a unique value from a deleted one would meet it
+    still there.
+
+    Args:
+        lent: Of the transaction that merges.
+        movement: Where to, and by which key.
+        parts: Whose rows.
+        stage: Name of the staging table, as SQL.
+    """
+    into, ids = movement.target.quoted, _array(part.id for part in parts)
+    values = [column for column in movement.columns if column != DELETE]
+    insert = f"INSERT INTO {into} ({_names(values)}) OVERRIDING SYSTEM VALUE SELECT {_names(values)}"
+    if not movement.key:
+        return [f"{insert} FROM {stage} WHERE {ID} = ANY ({ids})"]
+    lent.execute("SELECT set_config('work_mem', '64MB', true)")
+    collations = read_unique_key(lent, movement.target, movement.key) or [""] * len(movement.key)
+    compared = [f" COLLATE {collation}" if collation else "" for collation in collations]
+    key = list(zip(map(quoted, movement.key), compared, strict=True))
+    by_key = ", ".join(f"s.{name}{by}" for name, by in key)
+    last = (
+        f"SELECT DISTINCT ON ({by_key}) {_names(movement.columns, 's.')} FROM {stage} s"
+        f" JOIN unnest({ids}, {_array(part.order for part in parts)}) AS part(id, place) ON part.id = s.{ID}"
+        f" ORDER BY {by_key}, part.place DESC, s.{ROW} DESC"
+    )
+    updates = ", ".join(f"{quoted(c)} = EXCLUDED.{quoted(c)}" for c in values if c not in movement.key)
+    conflict = f"ON CONFLICT ({_names(movement.key)}) DO {'UPDATE SET ' + updates if updates else 'NOTHING'}"
+    kept = f"WHERE NOT {DELETE} " if DELETE in movement.columns else ""
+    upsert = f"{insert} FROM ({last}) AS last {kept}ORDER BY {_names(movement.key)} {conflict}"
+    if not kept:
+        return [upsert]
+    same = " AND ".join(f"t.{name} = last.{name}{by}" for name, by in key)
+    return [f"DELETE FROM {into} t USING ({last}) AS last WHERE last.{DELETE} AND {same}", upsert]
+
+
+def _names(columns: Iterable[str], prefix: str = "") -> str:
+    return ", ".join(prefix + quoted(column) for column in columns)
+
+
+def _array(numbers: Iterable[int]) -> str:
+    return f"'{{{','.join(map(str, numbers))}}}'::bigint[]"
 
 
 def stage_name(target: Target, sink: str, table: Table, checks: Checks, epoch: int) -> TableName:
@@ -39,7 +164,7 @@ def stage_name(target: Target, sink: str, table: Table, checks: Checks, epoch: i
     layout = [[c.name, c.declared, c.collation, c.not_null and not c.has_default] for c in table.columns]
     more = [*([checks] if checks else []), *([DELETE] if target.change else [])]
     text = json.dumps([sink, table.schema, table.name, layout, *more])
-    return TableName(target.ledger_schema, f"stage_{hashlib.sha256(text.encode()).hexdigest()[:24]}_{epoch % TURNS}")
+    return TableName(target.ledger_schema, f"stage_{hashlib.sha256(text.encode()).hexdigest()[:24]}_{epoch % _TURNS}")
 
 
 def create_stage(connection: sa.Connection, target: Target, stage: TableName, table: Table, checks: Checks) -> None:
@@ -58,33 +183,28 @@ def create_stage(connection: sa.Connection, target: Target, stage: TableName, ta
     taken = {ID, ROW, DELETE} & {column.name for column in table.columns}
     if taken:
         raise ConfigurationError(f"table {target.table} has columns {sorted(taken)}, which staging needs: rename them")
-    comment = f"onceward: rows on their way to {table.schema}.{table.name}"
-    into = sql.Identifier(stage.schema or "", stage.table)
-    definition = _definition(into, table, checks, deletes=bool(target.change))
+    comment = psycopg.sql.Literal(f"onceward: rows on their way to {table.schema}.{table.name}").as_string()
     with session(connection) as lent, lent.transaction():
         lent.execute(LOCK_CREATION.encode())
         if read_table(lent, stage) is not None:
             return  # it may be another role's, who alone may comment on it
-        lent.execute(definition)
-        lent.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(into, sql.Literal(comment)))
+        lent.execute(_definition(stage, table, checks, deletes=bool(target.change)).encode())
+        lent.execute(f"COMMENT ON TABLE {stage.quoted} IS {comment}".encode())
 
 
-def _definition(into: sql.Identifier, table: Table, checks: Checks, *, deletes: bool) -> sql.Composed:
-    parts: list[sql.Composable] = [sql.SQL("onceward_id bigint NOT NULL, onceward_row bigint NOT NULL")]
-    spared = sql.SQL("")
+def _definition(stage: TableName, table: Table, checks: Checks, *, deletes: bool) -> str:
+    parts = [f"{ID} bigint NOT NULL, {ROW} bigint NOT NULL"]
+    spared = ""
     if deletes:
-        parts.append(sql.SQL("onceward_delete boolean NOT NULL"))
-        spared = sql.SQL("onceward_delete OR ")
+        parts.append(f"{DELETE} boolean NOT NULL")
+        spared = f"{DELETE} OR "
     for column in table.columns:
         if column.unwritable:
             continue
-        name = sql.Identifier(column.name)
-        declared = sql.SQL(column.declared + (f" COLLATE {column.collation}" if column.collation else ""))
+        name, collation = quoted(column.name), f" COLLATE {column.collation}" if column.collation else ""
         needed = column.not_null and not column.has_default
-        parts.append(sql.SQL("{} {}{}").format(name, declared, sql.SQL(" NOT NULL" if needed and not deletes else "")))
+        parts.append(f"{name} {column.declared}{collation}{' NOT NULL' if needed and not deletes else ''}")
         if needed and deletes:
-            parts.append(sql.SQL("CHECK ({}{} IS NOT NULL)").format(spared, name))
-    for title, check in checks:
-        checked = sql.SQL("CONSTRAINT {} CHECK ({}({}))")
-        parts.append(checked.format(sql.Identifier(title), spared, sql.SQL(check)))
-    return sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(into, sql.SQL(", ").join(parts))
+            parts.append(f"CHECK ({spared}{name} IS NOT NULL)")
+    parts += [f"CONSTRAINT {quoted(title)} CHECK ({spared}({check}))" for title, check in checks]
+    return f"CREATE TABLE IF NOT EXISTS {stage.quoted} ({', '.join(parts)})"

@@ -1,4 +1,4 @@
-"""Staging by COPY: each attempt streams its rows into a staging table of the target's kind; see merging.py.
+"""Staging by COPY: each attempt streams its rows into a staging table of the target's kind; see ../merging.py.
 
 Epochs take turns with a few staging tables for each target. They are ordinary, logged tables: an unlogged one would
 be emptied by a crash of the server after the subtask had acknowledged.
@@ -13,26 +13,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import sqlalchemy as sa
-from psycopg import sql
 
 from onceward.core.errors import ConfigurationError, SchemaError
+from onceward.core.transaction import Committable
 
 from ..dialect import Movement, Part
-from ..engines import dialect_for, reading
+from ..engines import reading
 from ..own_tables import identity_row, insert_into, tables_of
-from ..target import STAGED, TableName, make_committable
+from ..target import STAGED, TableName
 from ..writing import HeldWriting
 from .catalog import read_checks, read_table
-from .changes import DELETE, split_changes, without_change
-from .checks import check_key
-from .copy import CopyWriter, plan_copy
-from .merge import ID, ROW, merge_statements
+from .copy import CopyWriter, plan_copy, split_changes, without_change
+from .dialect import PostgreSql
 from .session import DURABLE, compiled, session
-from .stage import create_stage, stage_name
+from .stage import DELETE, ID, ROW, create_stage, merge_statements, stage_name
 
 if TYPE_CHECKING:
-    from onceward.core.transaction import Committable
-
     from ..dialect import RowWriter
     from .catalog import Table
 
@@ -49,10 +45,9 @@ class TableWriting(HeldWriting):
 
     def open_writer(self, schema: pa.Schema) -> RowWriter:
         """COPY into the staging table, with the attempt's id and each row's position beside the data."""
-        self.table = self.lock_and_read(schema)
+        self.table = self.lock_and_read(PostgreSql(), schema)
         schema = without_change(schema, self.target.change)
-        plan_copy(schema, self.table)
-        check_key(schema, self.target.key)
+        plan_copy(schema, self.table, self.target.key)
         self.id = secrets.randbits(62)
         self.columns = (*schema.names, *([DELETE] if self.target.change else []))
         with self.limited():
@@ -75,7 +70,6 @@ class TableWriting(HeldWriting):
         return found
 
     def send(self, batch: pa.RecordBatch) -> int:
-        """Add id, position and whether it deletes, and write."""
         if self.writer is None:
             self.writer = self.open_writer(batch.schema)
         own: list[pa.Array] = []
@@ -98,7 +92,6 @@ class TableWriting(HeldWriting):
         return [*([pa.field(DELETE, pa.bool_())] if self.target.change else []), *_OWN_FIELDS]
 
     def make_durable(self) -> Committable:
-        """Note that the rows are whole, and commit."""
         row = {**identity_row(self.name, self.rows), "whole": 1, **self._movement()}
         insert = compiled(insert_into(tables_of(self.target).staged), tuple(row))
         with self.limited(self.rows):
@@ -109,12 +102,11 @@ class TableWriting(HeldWriting):
                 lent.execute(DURABLE)
                 lent.execute(insert, row)
                 lent.execute("COMMIT")
-            connection, self._held = self.connection, None
+            connection, self.held = self.connection, None
             connection.close()
-        return make_committable(STAGED, self.name, self.rows)
+        return Committable.named(STAGED, self.name, rows=self.rows)
 
     def _movement(self) -> dict[str, Any]:
-        """What the merge is to move, and where; nothing if no rows came."""
         if self.writer is None:
             return {"stage": "", "movement": "{}"}
         into = [self.table.schema, self.table.name]
@@ -122,14 +114,11 @@ class TableWriting(HeldWriting):
         return {"stage": self.stage.table, "movement": json.dumps(how)}
 
     def _try_rows(self) -> None:
-        """Merge them into a temporary table of the target's kind, see trial.py."""
-        stage = sql.Identifier(*(part for part in self.stage if part is not None))
+        """Merge them into a temporary table of the target's kind, see ../staging.py."""
         table = sa.table(self.table.name, schema=self.table.schema)
-        part = Part(self.id, self.context.subtask, self.rows)
-        with dialect_for(self.target).trial(self.connection, table) as (place, has_keys):
-            key = self.target.key if has_keys else ()
-            movement = Movement(self.stage.table, place, self.columns, key)
-            into = sql.Identifier(place.schema or "", place.table)
+        with PostgreSql().trial(self.connection, table) as (place, has_keys):
+            movement = Movement(self.stage.table, place, self.columns, self.target.key if has_keys else ())
+            part = Part(self.id, 0, self.rows)
             with session(self.connection) as lent:
-                for statement in merge_statements(lent, movement, [part], stage, into):
-                    lent.execute(statement)
+                for statement in merge_statements(lent, movement, [part], self.stage.quoted):
+                    lent.execute(statement.encode())

@@ -9,43 +9,29 @@ import msgspec
 
 from ...errors import StateDamagedError
 
-FORMAT: Final = 1
-
 
 class FileRef(msgspec.Struct, frozen=True):
-    """A file of written state.
-
-    Attributes:
-        name: What it is called in the state that it belongs to (RocksDB's own name of it, for example).
-        path: Where it is, below the checkpoint folder; absolute in a savepoint that was moved by nobody.
-        size: Bytes.
-        sha256: Of its bytes, in hex.
-        shared: Whether other checkpoints may refer to it too.
-    """
+    """A file of written state; other checkpoints may refer to a shared one too."""
 
     name: str
+    """What it is called in the state that it belongs to (RocksDB's own name of it, for example)."""
     path: str
+    """Where it is, below the checkpoint folder."""
     size: int
     sha256: str
     shared: bool = False
 
 
 class KeyedHandle(msgspec.Struct, frozen=True, kw_only=True):
-    """The keyed state of one subtask.
-
-    Attributes:
-        first: Its first key group.
-        end: One past its last.
-        form: "rows" (any backend reads it) or "rocksdb".
-        files: Where it is.
-        inline: Rows that are kept in the metadata itself (memory backend).
-    """
+    """The keyed state of one subtask, which owns the key groups from `first` to before `end`."""
 
     first: int
     end: int
     form: str = "rows"
+    """Or "rocksdb"; any backend reads rows."""
     files: tuple[FileRef, ...] = ()
     inline: bytes = b""
+    """Rows that are kept in the metadata itself (memory backend)."""
 
     @property
     def size(self) -> int:
@@ -53,20 +39,14 @@ class KeyedHandle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListHandle(msgspec.Struct, frozen=True):
-    """An operator state's items in one subtask, in MessagePack, and how a restore deals them out."""
+    """An operator state's items in one subtask, in MessagePack, and how a restore distributes them."""
 
     redistribute: str
     items: list[bytes]
 
 
 class SubtaskState(msgspec.Struct, frozen=True, kw_only=True):
-    """What one subtask stored at its barrier.
-
-    Attributes:
-        position: How far a source was read.
-        keyed: Keyed state.
-        lists: Operator states by name.
-    """
+    """What one subtask stored at its barrier: a source's position, keyed state, operator states by name."""
 
     position: Any = None
     keyed: KeyedHandle | None = None
@@ -83,56 +63,43 @@ class SubtaskState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing in it that anybody would miss."""
+        """Whether dropping it loses nothing."""
         return self.position is None and self.keyed is None and not self.lists
 
 
 class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator's subtasks stored, in their order."""
+    """What an operator's subtasks stored, in their order, and the names of the states that its function declares."""
 
     kind: str
     subtasks: list[SubtaskState]
     states: list[str] = []
-    """Names of the states that its function declares."""
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a restore needs.
+    """All that a restore needs: of operators by uid, as the pipeline with this decision log stored them."""
 
-    Attributes:
-        format: Layout of this record.
-        pipeline: Name of the pipeline.
-        log: Identity of its decision log.
-        checkpoint: Its id.
-        savepoint: Whether it belongs to the user.
-        commits: Whether what was written before it is committed with it.
-        terminal: Whether the run ended with it.
-        dropped: Why there is no state in it, only positions; empty if there is.
-        max_parallelism: Number of key groups.
-        operators: By uid.
-    """
-
-    format: int = FORMAT
+    format: int = 1
     pipeline: str
     log: str = ""
     checkpoint: int
     savepoint: bool = False
+    """Whether it belongs to the user."""
     commits: bool = True
+    """Whether what was written before it is committed with it."""
     terminal: bool = False
+    """Whether the run ended with it."""
     dropped: str = ""
+    """Why there is no state in it, only positions; empty if there is."""
     max_parallelism: int
     operators: dict[str, OperatorRecord]
 
     def files(self) -> dict[tuple[str, int], tuple[FileRef, ...]]:
+        """By operator and subtask."""
         return {
             (uid, number): state.files
             for uid, operator in self.operators.items()
             for number, state in enumerate(operator.subtasks)
         }
-
-    def shared(self) -> set[str]:
-        """Paths of the files that other checkpoints may refer to."""
-        return {file.path for files in self.files().values() for file in files if file.shared}
 
 
 _MAGIC: Final = b"onceward-checkpoint/1 "

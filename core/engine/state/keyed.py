@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from .store import KeyedTable
 
 _IMMUTABLE = (type(None), bool, int, float, str, bytes)
-_pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder().decode
+pack = msgspec.msgpack.Encoder().encode
+unpack = msgspec.msgpack.Decoder().decode
 NO_KEY: Final = "a timer belongs to a key: key_by first, and set it while a record is handled"
 _TIMERS: Final = "!timers"
 """The state that timers are in: so they are checkpointed and distributed as any other."""
@@ -27,13 +27,7 @@ _TIME: Final = struct.Struct(">d")
 
 
 class KeyScope:
-    """One subtask's keyed state: the table that holds it, the key at hand, and its timers.
-
-    Args:
-        table: Holds the state.
-        groups: The key groups of this subtask.
-        max_parallelism: Number of key groups.
-    """
+    """One subtask's keyed state: the table that holds it, the key at hand, and its timers."""
 
     def __init__(self, table: KeyedTable, groups: range, max_parallelism: int) -> None:
         self.table = table
@@ -48,58 +42,46 @@ class KeyScope:
         heapq.heapify(self._heap)
 
     def enter(self, key: Any, encoded: bytes) -> None:
-        """Rows are now those of this key."""
+        """States are now those of this key."""
         self.key, self._encoded = key, encoded
 
     def leave(self) -> None:
-        """No key is at hand."""
         self.key = self._encoded = None
 
     def row(self, state: str) -> bytes:
-        """The current key's row of a state.
-
-        Raises:
-            ConfigurationError: No record or timer is being handled.
-        """
-        if self._encoded is None:
+        """The current key's row of a state."""
+        key = self._encoded
+        if key is None:
+            if state == _TIMERS:
+                raise ConfigurationError(NO_KEY)
             raise ConfigurationError(f"state {state!r} is keyed: it is there only while a record or timer is handled")
-        return self._row(state, self._encoded)
-
-    def _row(self, state: str, encoded: bytes) -> bytes:
-        return keys.row(keys.group_of(encoded, self._max), state, encoded)
+        return keys.row(keys.group_of(key, self._max), state, key)
 
     def set_timer(self, at: float) -> None:
         """Set a timer of the current key; setting it again changes nothing."""
-        key = self._of_timer()
-        row, column = self._row(_TIMERS, key), _TIME.pack(at)
+        row, column = self.row(_TIMERS), _TIME.pack(at)
         if self.table.get(row, column) is None:
             self.table.put(row, b"", column)
-            heapq.heappush(self._heap, (at, key))
+            heapq.heappush(self._heap, (at, keys.key_in(row)))
 
     def drop_timer(self, at: float) -> None:
-        """Take it back."""
-        self.table.delete(self._row(_TIMERS, self._of_timer()), _TIME.pack(at))
+        self.table.delete(self.row(_TIMERS), _TIME.pack(at))
 
     def next_timer(self) -> float | None:
-        """When the next one is due."""
         return self._heap[0][0] if self._heap else None
 
     def enter_due(self, now: float) -> float | None:
         """Take the next timer that is due, enter its key, and return its time."""
         while self._heap and self._heap[0][0] <= now:
             at, encoded = heapq.heappop(self._heap)
-            row, column = self._row(_TIMERS, encoded), _TIME.pack(at)
+            key = unpack(encoded)
+            self.enter(tuple(key) if isinstance(key, list) else key, encoded)
+            row, column = self.row(_TIMERS), _TIME.pack(at)
             if self.table.get(row, column) is not None:
                 self.table.delete(row, column)
-                key = _unpack(encoded)
-                self.enter(tuple(key) if isinstance(key, list) else key, encoded)
                 return at
+        self.leave()
         return None
-
-    def _of_timer(self) -> bytes:
-        if self._encoded is None:
-            raise ConfigurationError(NO_KEY)
-        return self._encoded
 
 
 class KeyedState:
@@ -114,10 +96,9 @@ class KeyedState:
 
     def bound(self, scope: KeyScope) -> Self:
         """This state in one subtask's table."""
-        copy = type(self).__new__(type(self))
-        copy.__dict__.update(self.__dict__)
-        copy._scope = scope  # noqa: SLF001 - its own copy
-        return copy
+        mine = copy.copy(self)
+        mine._scope = scope  # noqa: SLF001 - of the same class
+        return mine
 
     def _place(self) -> tuple[KeyedTable, bytes]:
         if self._scope is None:
@@ -148,12 +129,12 @@ class ValueState(KeyedState):
         data = table.get(row)
         if data is None:
             return self.default if isinstance(self.default, _IMMUTABLE) else copy.deepcopy(self.default)
-        return _unpack(data)
+        return unpack(data)
 
     def set(self, value: Any) -> None:
         """Set it."""
         table, row = self._place()
-        table.put(row, _pack(value))
+        table.put(row, pack(value))
 
     def clear(self) -> None:
         """Forget it."""
@@ -191,7 +172,7 @@ class ReducingState(ValueState):
         """Fold a value in."""
         table, row = self._place()
         data = table.get(row)
-        table.put(row, _pack(value if data is None else self._reduce(_unpack(data), value)))
+        table.put(row, pack(value if data is None else self._reduce(unpack(data), value)))
 
 
 class MapState(KeyedState):
@@ -200,31 +181,31 @@ class MapState(KeyedState):
     def get(self, key: Any, default: Any = None) -> Any:
         """An entry's value."""
         table, row = self._place()
-        data = table.get(row, _pack(key))
-        return default if data is None else _unpack(data)
+        data = table.get(row, pack(key))
+        return default if data is None else unpack(data)
 
     def put(self, key: Any, value: Any) -> None:
         """Set an entry."""
         table, row = self._place()
-        table.put(row, _pack(value), _pack(key))
+        table.put(row, pack(value), pack(key))
 
     def remove(self, key: Any) -> None:
         """Remove an entry, if it is there."""
         table, row = self._place()
-        table.delete(row, _pack(key))
+        table.delete(row, pack(key))
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """The current key's entries, in the order of their keys' bytes."""
         table, row = self._place()
         for column, value in list(table.columns(row)):
-            yield _unpack(column), _unpack(value)
+            yield unpack(column), unpack(value)
 
 
 class OperatorState:
     """A list that belongs to a subtask, not to a key.
 
     Args:
-        redistribute: At a restore: "split" deals the items of all subtasks out, "union" gives all of them to each.
+        redistribute: At a restore: "split" distributes the items of all subtasks, "union" gives all of them to each.
     """
 
     def __init__(self, redistribute: str = "split") -> None:
@@ -239,9 +220,9 @@ class OperatorState:
 
     def bound(self, items: list[Any]) -> OperatorState:
         """This state in one subtask."""
-        copy = OperatorState(self.redistribute)
-        copy.name, copy.items = self.name, items
-        return copy
+        mine = copy.copy(self)
+        mine.items = items
+        return mine
 
     def get(self) -> list[Any]:
         """The items."""

@@ -24,17 +24,11 @@ MAX_PARALLELISM: Final = 128
 MOST_GROUPS: Final = 1 << 15
 _MEMO: Final = 100_000
 _UNHASHABLE: Final = (list, dict)
-_encode = msgspec.msgpack.Encoder().encode
+_HEAD: Final = struct.Struct(">HB")
+_LENGTH: Final = struct.Struct(">I")
 
-
-def encode_key(key: Any) -> bytes:
-    """A key's bytes: equal keys of one type give equal bytes, in every process."""
-    return _encode(key)
-
-
-def _normal(key: Any) -> Any:
-    """Of -0.0 and 0.0, which are equal, one."""
-    return 0.0 if key.__class__ is float and key == 0 else key
+encode_key = msgspec.msgpack.Encoder().encode
+"""A key's bytes: equal keys of one type give equal bytes, in every process."""
 
 
 def group_of(key: bytes, max_parallelism: int) -> int:
@@ -56,17 +50,23 @@ def groups_of(subtask: int, parallelism: int, max_parallelism: int) -> range:
 def row_prefix(group: int, state: str) -> bytes:
     """What the rows of one state in one group begin with."""
     name = state.encode()
-    return struct.pack(">HB", group, len(name)) + name
+    return _HEAD.pack(group, len(name)) + name
 
 
 def row(group: int, state: str, key: bytes) -> bytes:
     """Where one state of one key is: no row begins with another one."""
-    return row_prefix(group, state) + struct.pack(">I", len(key)) + key
+    return row_prefix(group, state) + _LENGTH.pack(len(key)) + key
+
+
+def row_end(data: bytes) -> int:
+    """Where the row ends with which these bytes begin."""
+    at = _HEAD.size + data[2]
+    return at + _LENGTH.size + int(_LENGTH.unpack_from(data, at)[0])
 
 
 def key_in(row_: bytes) -> bytes:
     """The encoded key of a row."""
-    return row_[3 + row_[2] + 4 :]
+    return row_[_HEAD.size + row_[2] + _LENGTH.size :]
 
 
 def group_in(row_: bytes) -> int:
@@ -75,11 +75,7 @@ def group_in(row_: bytes) -> int:
 
 
 class KeyEncoder:
-    """Makes rows' keys out of columns.
-
-    Args:
-        columns: Names; one gives the value itself as key, several a tuple.
-    """
+    """Makes rows' keys out of columns: of one column the value itself, of several a tuple."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         if not columns:
@@ -115,12 +111,13 @@ class KeyEncoder:
         return [group_of(key, max_parallelism) for key in self.encoded(self.keys(batch))]
 
 
-def check_parallelism(what: str, parallelism: int, max_parallelism: int) -> None:
-    """Refuse a number of subtasks that the key groups cannot be distributed to.
+def _normal(key: Any) -> Any:
+    """Of -0.0 and 0.0, which are equal, one."""
+    return 0.0 if key.__class__ is float and key == 0 else key
 
-    Raises:
-        ConfigurationError: It is.
-    """
+
+def check_parallelism(what: str, parallelism: int, max_parallelism: int) -> None:
+    """Refuse a number of subtasks that the key groups cannot be distributed to."""
     if not 1 <= max_parallelism <= MOST_GROUPS:
         raise ConfigurationError(f"max_parallelism must be 1 to {MOST_GROUPS}, not {max_parallelism}")
     if not 1 <= parallelism <= max_parallelism:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ...errors import ConfigurationError
-from .files import locate
 from .handles import KeyedHandle
 from .storage import CheckpointStorage, folder_in, inside
 from .store import Freezing, KeyedTable, StateBackend, encode_cells, restored_cells
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from ..channels import TaskId
     from .store import Cell
-
-MOST_BYTES: Final = 5_000_000
 
 
 class MemoryTable(KeyedTable):
@@ -54,10 +51,6 @@ class MemoryTable(KeyedTable):
             for column, value in sorted(self._rows[row].items()):
                 yield row, column, value
 
-    def load(self, cells: Iterable[Cell]) -> None:
-        for row, column, value in cells:
-            self.put(row, value, column)
-
     def freeze(self, checkpoint: int, *, full: bool = False) -> Freezing:  # noqa: ARG002 - it is always full
         frozen = [(row, list(columns.items())) for row, columns in self._rows.items()]
 
@@ -76,7 +69,7 @@ class MemoryTable(KeyedTable):
         self._rows.clear()
 
 
-class _InMemory:
+class _InMemory(StateBackend):
     def open(
         self,
         task: TaskId,
@@ -87,7 +80,8 @@ class _InMemory:
     ) -> KeyedTable:
         table = MemoryTable(groups, str(task))
         for handle in restored:
-            table.load(cells_of(handle, storage, groups))
+            for row, column, value in cells_of(handle, storage, groups):
+                table.put(row, value, column)
         return table
 
 
@@ -98,12 +92,10 @@ class MemoryBackend(_InMemory):
         most: Bytes of one subtask's snapshot at most, keyed and operator state together.
     """
 
-    storage: CheckpointStorage | None = None
-
-    def __init__(self, most: int = MOST_BYTES) -> None:
+    def __init__(self, most: int = 5_000_000) -> None:
         if most < 1:
             raise ConfigurationError(f"MemoryBackend(most={most}): give 1 byte or more")
-        self.most: int | None = most
+        self.most = most
 
     def bind(self, name: str) -> StateBackend:  # noqa: ARG002 - nothing to keep apart
         return self
@@ -117,21 +109,17 @@ class FileBackend(_InMemory):
             this machine as far as the job must.
     """
 
-    most: int | None = None
-
     def __init__(self, path: str | Path) -> None:
-        self.path = locate(path)
-        self.storage: CheckpointStorage | None = CheckpointStorage(path)
+        self.storage: CheckpointStorage = CheckpointStorage(path)
 
     def bind(self, name: str) -> StateBackend:
-        return FileBackend(folder_in(self.path, name))
+        return FileBackend(folder_in(self.storage.root, name))
 
 
 def cells_of(handle: KeyedHandle, storage: CheckpointStorage | None, groups: range) -> Iterator[Cell]:
     """The cells of a handle of any form that belong to these groups."""
     if handle.form == "rows":
-        yield from restored_cells(handle, storage, groups)
-        return
+        return restored_cells(handle, storage, groups)
     from .rocksdb import cells_of_rocksdb  # noqa: PLC0415 - an extra
 
-    yield from cells_of_rocksdb(handle, storage, groups)
+    return cells_of_rocksdb(handle, storage, groups)

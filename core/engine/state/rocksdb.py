@@ -19,9 +19,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import ConfigurationError, StateDamagedError, StateError
-from .files import locate
 from .handles import FileRef, KeyedHandle
-from .keys import group_in, row_prefix
+from .keys import group_in, row_end, row_prefix
 from .storage import SHARED, CheckpointStorage, folder_in, inside
 from .store import Freezing, KeyedTable, StateBackend, encode_cells, restored_cells
 
@@ -37,23 +36,24 @@ if TYPE_CHECKING:
     from .store import Cell
 
 _SUFFIX: Final = ".sst"
-_ROW_END: Final = 4
-FORM: Final = "rocksdb"
+_FORM: Final = "rocksdb"
 
 
 class RocksTable(KeyedTable):
     """One subtask's RocksDB."""
 
-    def __init__(self, folder: Path, groups: range, task: str, *, incremental: bool) -> None:
+    def __init__(
+        self, folder: Path, groups: range, task: str, writer: int, base: Iterable[FileRef], *, incremental: bool
+    ) -> None:
         self._folder = folder
         self._groups = groups
         self._task = task
+        self._writer = writer
         self._incremental = incremental
         self._lock = Lock()
-        self.writer = 0
-        """Position of the run's START."""
         self._db = _open(folder / "db")
-        self._base: dict[str, FileRef] = {}
+        self._base = {ref.name: ref for ref in base if ref.shared}
+        """Files of the working copy that a completed checkpoint holds."""
         self._written: dict[int, dict[str, FileRef]] = {}
 
     def get(self, row: bytes, column: bytes = b"") -> bytes | None:
@@ -74,10 +74,6 @@ class RocksTable(KeyedTable):
 
     def scan(self, prefix: bytes) -> Iterator[Cell]:
         return _cells(self._db, prefix)
-
-    def load(self, cells: Iterable[Cell]) -> None:
-        for row, column, value in cells:
-            self._db[row + column] = value
 
     def freeze(self, checkpoint: int, *, full: bool = False) -> Freezing:
         frozen = self._folder / f"frozen-{checkpoint}-{secrets.token_hex(4)}"
@@ -106,10 +102,6 @@ class RocksTable(KeyedTable):
         self._db.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def built_on(self, files: Iterable[FileRef]) -> None:
-        """These are in the working copy under their names, and in a completed checkpoint."""
-        self._base = {ref.name: ref for ref in files if ref.shared}
-
     def _write_rows(self, frozen: Path, storage: CheckpointStorage, path: str) -> tuple[KeyedHandle, int]:
         with _reading(frozen) as db:
             ref = storage.write(path, encode_cells(_cells(db, b"")))
@@ -127,18 +119,18 @@ class RocksTable(KeyedTable):
                 elif known is not None:
                     files.append(known)
                 else:
-                    where = f"{SHARED}/{self.writer}-{self._task}-{secrets.token_hex(8)}{_SUFFIX}"
+                    where = f"{SHARED}/{self._writer}-{self._task}-{secrets.token_hex(8)}{_SUFFIX}"
                     files.append(storage.copy_in(path, where, shared=True))
         except StateError:
             storage.delete(ref.path for ref in files if ref.shared and ref.name not in base)
             raise
         with self._lock:
             self._written[checkpoint] = {ref.name: ref for ref in files if ref.shared}
-        handle = KeyedHandle(first=self._groups.start, end=self._groups.stop, form=FORM, files=tuple(files))
+        handle = KeyedHandle(first=self._groups.start, end=self._groups.stop, form=_FORM, files=tuple(files))
         return handle, sum(ref.size for ref in files if base.get(ref.name) != ref)
 
 
-class RocksDBBackend:
+class RocksDBBackend(StateBackend):
     """State larger than memory, in RocksDB; snapshots are files in a folder, by default only what is new.
 
     Args:
@@ -148,16 +140,13 @@ class RocksDBBackend:
         incremental: Upload only files that the newest completed checkpoint does not hold.
     """
 
-    most: int | None = None
-
     def __init__(self, path: str | Path, *, local: str | Path | None = None, incremental: bool = True) -> None:
-        self.path = locate(path)
+        self.storage: CheckpointStorage = CheckpointStorage(path)
         self.local = Path(local) if local is not None else None
         self.incremental = incremental
-        self.storage: CheckpointStorage | None = CheckpointStorage(path)
 
     def bind(self, name: str) -> StateBackend:
-        return RocksDBBackend(folder_in(self.path, name), local=self.local, incremental=self.incremental)
+        return RocksDBBackend(folder_in(self.storage.root, name), local=self.local, incremental=self.incremental)
 
     def open(
         self,
@@ -170,34 +159,20 @@ class RocksDBBackend:
         if self.local is not None:
             self.local.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="onceward-state-", dir=self.local))
+        same = len(restored) == 1 and restored[0].form == _FORM and _groups(restored[0]) == groups
+        base: tuple[FileRef, ...] = ()
         try:
-            table = self._opened(folder, task, groups, restored, storage)
+            if same and storage is not None:
+                _copy_out(restored[0], storage, folder / "db")
+                base = restored[0].files if storage.root == self.storage.root else ()
+            table = RocksTable(folder, groups, str(task), writer, base, incremental=self.incremental)
+            for handle in () if same else restored:
+                cells = restored_cells if handle.form == "rows" else cells_of_rocksdb
+                for row, column, value in cells(handle, storage, groups):
+                    table.put(row, value, column)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        table.writer = writer
-        return table
-
-    def _opened(
-        self,
-        folder: Path,
-        task: TaskId,
-        groups: range,
-        restored: Sequence[KeyedHandle],
-        storage: CheckpointStorage | None,
-    ) -> RocksTable:
-        whole = restored[0] if len(restored) == 1 else None
-        same = whole is not None and whole.form == FORM and range(whole.first, whole.end) == groups
-        if whole is not None and same and storage is not None:
-            _copy_out(whole, storage, folder / "db")
-        table = RocksTable(folder, groups, str(task), incremental=self.incremental)
-        if whole is not None and same:
-            if storage is not None and self.storage is not None and storage.root == self.storage.root:
-                table.built_on(whole.files)
-            return table
-        for handle in restored:
-            cells = restored_cells if handle.form == "rows" else cells_of_rocksdb
-            table.load(cells(handle, storage, groups))
         return table
 
 
@@ -209,10 +184,14 @@ def cells_of_rocksdb(handle: KeyedHandle, storage: CheckpointStorage | None, gro
     try:
         _copy_out(handle, storage, folder / "db")
         with _reading(folder / "db") as db:
-            for group in range(handle.first, handle.end):
+            for group in _groups(handle):
                 yield from (cell for cell in _cells(db, row_prefix(group, "")[:2]) if group_in(cell[0]) in groups)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _groups(handle: KeyedHandle) -> range:
+    return range(handle.first, handle.end)
 
 
 def _copy_out(handle: KeyedHandle, storage: CheckpointStorage, folder: Path) -> None:
@@ -255,6 +234,5 @@ def _cells(db: Any, prefix: bytes) -> Iterator[Cell]:
     for key, value in db.items(from_key=prefix) if prefix else db.items():
         if not key.startswith(prefix):
             return
-        at = 3 + key[2]
-        at += _ROW_END + int.from_bytes(key[at : at + _ROW_END], "big")
+        at = row_end(key)
         yield key[:at], key[at:], value

@@ -1,4 +1,4 @@
-"""A folder of checkpoints: files that are there whole and proven, or not at all.
+"""A folder of checkpoints, on a disk or in an object store: files that are there whole and proven, or not at all.
 
     <root>/chk-<id>-<start>/metadata    written last, right before the decision that names it
     <root>/chk-<id>-<start>/decided     written after that decision
@@ -14,12 +14,18 @@ Each file is read back against its size and SHA-256, so that a damaged file is a
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import secrets
+import shutil
+import tempfile
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit
 
 from ...errors import ConfigurationError, StateDamagedError, StateError
-from .files import below, locate, open_files
+from ...folders import make_folder, sync_folder
 from .handles import FileRef, Metadata, decode_metadata, encode_metadata
 
 if TYPE_CHECKING:
@@ -35,28 +41,18 @@ _FOLDER: Final = re.compile(r"chk-[0-9]+-[0-9]+")
 
 
 class CheckpointStorage:
-    """A folder of checkpoints.
-
-    Args:
-        root: A path, file:///…, or a URL that fsspec knows (s3://bucket/folder).
-
-    Attributes:
-        root: Its location: an absolute path or a URL.
-    """
+    """A folder of checkpoints; its root is a path, file:///…, or a URL that fsspec knows (s3://bucket/folder)."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = locate(root)
-        self._files = open_files(self.root)
+        self._files = _open_files(self.root)
 
     def at(self, path: str) -> str:
-        return below(self.root, path)
+        """The location of something in it; "" is the folder itself."""
+        return inside(self.root, path)
 
     def write(self, path: str, chunks: Iterable[bytes], *, name: str = "", shared: bool = False) -> FileRef:
-        """Write a file that must not be there yet.
-
-        Raises:
-            StateError: It could not be written.
-        """
+        """Write a file that must not be there yet; a StateError if that fails."""
         digest, size = hashlib.sha256(), 0
 
         def counted() -> Iterator[bytes]:
@@ -77,7 +73,7 @@ class CheckpointStorage:
     def copy_in(self, source: Path, path: str, *, shared: bool) -> FileRef:
         try:
             with source.open("rb") as file:
-                return self.write(path, iter(lambda: file.read(_CHUNK), b""), name=source.name, shared=shared)
+                return self.write(path, _chunks(file), name=source.name, shared=shared)
         except OSError as error:
             raise StateError(f"cannot read {source}: {error}") from error
 
@@ -91,38 +87,36 @@ class CheckpointStorage:
     def _proven(self, ref: FileRef) -> Iterator[bytes]:
         """A file's bytes; an error behind them if they are not what was written."""
         digest, size = hashlib.sha256(), 0
-        try:
-            for chunk in self._files.chunks(ref.path):
-                digest.update(chunk)
-                size += len(chunk)
-                yield chunk
-        except OSError as error:
-            raise _unreadable(f"the checkpoint's file {self.at(ref.path)}", error) from error
+        for chunk in self._read(ref.path, "the checkpoint's file"):
+            digest.update(chunk)
+            size += len(chunk)
+            yield chunk
         if size != ref.size or digest.hexdigest() != ref.sha256:
             raise StateDamagedError(
                 f"the checkpoint's file {self.at(ref.path)} is damaged: it has {size} bytes where {ref.size} were "
                 "written, or other ones"
             )
 
+    def _read(self, path: str, what: str) -> Iterator[bytes]:
+        try:
+            with self._files.open(path) as file:
+                yield from _chunks(file)
+        except OSError as error:  # what is not there will not come by itself; a store that does not answer will
+            kind = StateDamagedError if isinstance(error, _GONE) else StateError
+            raise kind(f"{what} {self.at(path)} cannot be read: {error}") from error
+
     def write_metadata(self, metadata: Metadata, folder: str) -> FileRef:
         return self.write(inside(folder, METADATA), [encode_metadata(metadata)])
 
     def read_metadata(self, folder: str) -> Metadata:
         path = inside(folder, METADATA)
-        try:
-            data = b"".join(self._files.chunks(path))
-        except OSError as error:
-            raise _unreadable(f"the checkpoint's metadata {self.at(path)}", error) from error
-        return decode_metadata(data, self.at(path))
+        return decode_metadata(b"".join(self._read(path, "the checkpoint's metadata")), self.at(path))
 
     def read_if_there(self, path: str) -> bytes:
-        """A small file's bytes; none if it is missing.
-
-        Raises:
-            StateError: It cannot be read.
-        """
+        """A small file's bytes; none if it is missing."""
         try:
-            return b"".join(self._files.chunks(path))
+            with self._files.open(path) as file:
+                return b"".join(_chunks(file))
         except FileNotFoundError:
             return b""
         except OSError as error:
@@ -137,8 +131,8 @@ class CheckpointStorage:
         names = [name for name in self._files.names("") if _FOLDER.fullmatch(name)]
         return sorted(names, key=lambda name: [int(number) for number in name.split("-")[1:]])
 
-    def shared_files(self) -> Iterator[str]:
-        yield from (f"{SHARED}/{name}" for name in self._files.names(SHARED))
+    def shared_files(self) -> list[str]:
+        return [inside(SHARED, name) for name in self._files.names(SHARED)]
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete files; what is not there is not missed."""
@@ -151,33 +145,150 @@ class CheckpointStorage:
         self._files.delete_folder(name)
 
 
-def _unreadable(what: str, error: OSError) -> StateError:
-    """What is not there will not come by itself; a store that does not answer will."""
-    kind = StateDamagedError if isinstance(error, _GONE) else StateError
-    return kind(f"{what} cannot be read: {error}")
-
-
 def folder_in(root: str, name: str) -> str:
-    """The location of a folder right below another one.
-
-    Raises:
-        ConfigurationError: The name leads elsewhere.
-    """
+    """The location of a folder right below another one; refuses a name that leads elsewhere."""
     if Path(name).name != name or name in {"", ".."}:
         raise ConfigurationError(f"{name!r} cannot be the name of a folder: give a name without '/' that is not '..'")
-    return below(root, name)
+    return inside(root, name)
 
 
 def folder_of(checkpoint: int, writer: int) -> str:
-    """The folder of a checkpoint's own files: a fenced run cannot touch those of its successor.
-
-    Args:
-        checkpoint: Its id.
-        writer: Position of the writer's START in the decision log.
-    """
+    """The folder of a checkpoint's own files, which was written under the START at this position of the log."""
     return f"chk-{checkpoint}-{writer}"
 
 
+def locate(place: str | Path) -> str:
+    """The location of a folder that a user names: a path, file:///…, or a URL such as s3://bucket/folder."""
+    parts = urlsplit(str(place))
+    if "://" not in str(place):
+        return str(Path(place).absolute())
+    return str(Path(unquote(parts.path)).absolute()) if parts.scheme == "file" else str(place).rstrip("/")
+
+
+def above(location: str) -> str:
+    """The location of the folder that something is in."""
+    return location.rpartition("/")[0] or "/"
+
+
 def inside(folder: str, name: str) -> str:
-    """Path of a file in a folder of the storage; "" is its root."""
-    return f"{folder}/{name}" if folder else name
+    """Where something in a folder is. The storage's root is "", and so is the name of the folder itself."""
+    return f"{folder.rstrip('/')}/{name}" if folder and name else folder or name
+
+
+def _chunks(file: IO[bytes]) -> Iterator[bytes]:
+    return iter(lambda: file.read(_CHUNK), b"")
+
+
+# Both kinds of files raise OSError for whatever goes wrong. Paths are relative to the root, with "/".
+
+
+class _LocalFiles:
+    """A folder on a local or mounted file system; it is made when something is written."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def put(self, path: str, chunks: Iterable[bytes]) -> None:
+        """Write a file, durably, under another name first: whoever reads it finds all of it, or nothing."""
+        target = self._root / path
+        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        make_folder(target.parent)
+        try:
+            with partial.open("xb") as file:
+                file.writelines(chunks)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.rename(target)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        sync_folder(target.parent)
+
+    def open(self, path: str) -> IO[bytes]:
+        return (self._root / path).open("rb")
+
+    def exists(self, path: str) -> bool:
+        return (self._root / path).exists()
+
+    def names(self, folder: str) -> list[str]:
+        """What is right below a folder; nothing if there is no folder."""
+        try:
+            return [path.name for path in (self._root / folder).iterdir()]
+        except FileNotFoundError:
+            return []
+
+    def delete(self, path: str) -> None:
+        (self._root / path).unlink(missing_ok=True)
+
+    def delete_folder(self, folder: str) -> None:
+        """Delete a folder with all that is in it, as far as that works."""
+        shutil.rmtree(self._root / folder, ignore_errors=True)
+
+
+class _ObjectFiles:
+    """A prefix of an object store. An upload is there when it is complete."""
+
+    def __init__(self, filesystem: Any, root: str) -> None:
+        self._fs = filesystem
+        self._root = root.rstrip("/")
+
+    def put(self, path: str, chunks: Iterable[bytes]) -> None:
+        with tempfile.NamedTemporaryFile(prefix="onceward-upload-") as file:
+            file.writelines(chunks)
+            file.flush()
+            with _as_os_error():
+                self._fs.put_file(file.name, inside(self._root, path))
+
+    @contextmanager
+    def open(self, path: str) -> Iterator[IO[bytes]]:
+        with _as_os_error(), self._fs.open(inside(self._root, path), "rb") as file:
+            yield file
+
+    def exists(self, path: str) -> bool:
+        with _as_os_error():
+            self._fs.invalidate_cache(above(inside(self._root, path)))
+            return bool(self._fs.exists(inside(self._root, path)))
+
+    def names(self, folder: str) -> list[str]:
+        where = inside(self._root, folder)
+        with _as_os_error():
+            self._fs.invalidate_cache(where)
+            try:
+                found = self._fs.ls(where, detail=False)
+            except FileNotFoundError:
+                return []
+        paths = (str(path).rstrip("/") for path in found)
+        return [path.rpartition("/")[2] for path in paths if path != where]  # some servers list the folder itself
+
+    def delete(self, path: str) -> None:
+        with suppress(FileNotFoundError), _as_os_error():
+            self._fs.rm_file(inside(self._root, path))
+
+    def delete_folder(self, folder: str) -> None:
+        with suppress(OSError), _as_os_error():
+            self._fs.rm(inside(self._root, folder), recursive=True)
+
+
+def _open_files(location: str) -> _LocalFiles | _ObjectFiles:
+    if "://" not in location:
+        return _LocalFiles(Path(location))
+    try:
+        import fsspec  # noqa: PLC0415 - an extra
+
+        filesystem, root = fsspec.core.url_to_fs(location)
+    except ImportError as error:
+        raise ConfigurationError(f"{location} needs a package: pip install 'onceward[objects]' and {error}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{location} is no folder: {error}") from error
+    return _ObjectFiles(filesystem, root)
+
+
+@contextmanager
+def _as_os_error() -> Iterator[None]:
+    """Every backend of fsspec has errors of its own."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error

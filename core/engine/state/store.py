@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from abc import ABC, abstractmethod
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ...errors import StateDamagedError
 from .keys import group_in
@@ -30,12 +30,10 @@ class KeyedTable(ABC):
     """The keyed state of one running subtask. One thread uses it; only what `freeze` returns runs elsewhere."""
 
     @abstractmethod
-    def get(self, row: bytes, column: bytes = b"") -> bytes | None:
-        """One value."""
+    def get(self, row: bytes, column: bytes = b"") -> bytes | None: ...
 
     @abstractmethod
-    def put(self, row: bytes, value: bytes, column: bytes = b"") -> None:
-        """Set one value."""
+    def put(self, row: bytes, value: bytes, column: bytes = b"") -> None: ...
 
     @abstractmethod
     def delete(self, row: bytes, column: bytes = b"") -> None:
@@ -50,17 +48,8 @@ class KeyedTable(ABC):
         """All cells whose row begins so, in order."""
 
     @abstractmethod
-    def load(self, cells: Iterable[Cell]) -> None:
-        """Put restored cells."""
-
-    @abstractmethod
     def freeze(self, checkpoint: int, *, full: bool = False) -> Freezing:
-        """The synchronous part of a snapshot.
-
-        Args:
-            checkpoint: Its id.
-            full: Write everything, as rows that any backend reads (savepoints).
-        """
+        """The synchronous part of a snapshot; a full one is written as rows that any backend reads (savepoints)."""
 
     def confirm(self, checkpoint: int) -> None:  # noqa: B027 - only incremental backends care
         """This checkpoint is completed: later ones may build on its files."""
@@ -79,24 +68,19 @@ class Freezing(NamedTuple):
     """Free what the freezing holds; called once, after `write` or instead of it."""
 
 
-class StateBackend(Protocol):
-    """Where keyed state lives while it is worked on, and how it is written out.
+class StateBackend(ABC):
+    """Where keyed state lives while it is worked on, and how it is written out."""
 
-    Attributes:
-        most: Bytes of one subtask's snapshot at most; None: any number.
-    """
+    most: int | None = None
+    """Bytes of one subtask's snapshot at most; None: any number."""
+    storage: CheckpointStorage | None = None
+    """Where checkpoints are; None if they are kept inside the decision log."""
 
-    most: int | None
-
-    @property
-    def storage(self) -> CheckpointStorage | None:
-        """Where checkpoints are; None if they are kept inside the decision log."""
-        ...
-
+    @abstractmethod
     def bind(self, name: str) -> StateBackend:
         """This backend in a folder of its own: bound to a pipeline's name, then to its decision log's identity."""
-        ...
 
+    @abstractmethod
     def open(
         self,
         task: TaskId,
@@ -117,7 +101,6 @@ class StateBackend(Protocol):
         Raises:
             StateDamagedError: A file is not what was written.
         """
-        ...
 
 
 _MAGIC: Final = b"onceward-rows/1\n"
@@ -138,34 +121,27 @@ def encode_cells(cells: Iterable[Cell]) -> Iterator[bytes]:
 
 
 def decode_cells(data: bytes, where: str) -> Iterator[Cell]:
-    """Read them back.
-
-    Raises:
-        StateDamagedError: The bytes do not hold what their lengths say.
-    """
+    """Read them back; a StateDamagedError if the bytes do not hold what their lengths say."""
     if not data.startswith(_MAGIC):
         raise StateDamagedError(f"{where} does not hold rows of state")
     at = len(_MAGIC)
     while at < len(data):
         if at + _LENGTHS.size > len(data):
             raise StateDamagedError(f"{where} is cut off")
-        lengths = _LENGTHS.unpack_from(data, at)
+        row, column, value = _LENGTHS.unpack_from(data, at)
         at += _LENGTHS.size
-        if at + sum(lengths) > len(data):
+        end = at + row + column + value
+        if end > len(data):
             raise StateDamagedError(f"{where} is cut off")
-        row = data[at : at + lengths[0]]
-        column = data[at + lengths[0] : at + lengths[0] + lengths[1]]
-        at += sum(lengths)
-        yield row, column, data[at - lengths[2] : at]
+        yield data[at : at + row], data[at + row : end - value], data[end - value : end]
+        at = end
 
 
 def restored_cells(handle: KeyedHandle, storage: CheckpointStorage | None, groups: range) -> Iterator[Cell]:
     """The cells of a handle in form "rows" that belong to these groups."""
     if handle.inline:
         texts = [(handle.inline, "the state inside the decision")]
-    elif storage is not None:
-        texts = [(storage.read(ref), ref.path) for ref in handle.files]
     else:
-        texts = []
+        texts = [(storage.read(ref), ref.path) for ref in handle.files] if storage is not None else []
     for data, where in texts:
         yield from (cell for cell in decode_cells(data, where) if group_in(cell[0]) in groups)

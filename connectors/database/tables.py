@@ -1,0 +1,235 @@
+"""Target tables: what the database says of them (kept for a while by each process), and their creation."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import sqlalchemy as sa
+from sqlalchemy import exc
+from sqlalchemy.dialects import mysql, postgresql
+from sqlalchemy.schema import CreateIndex, CreateSchema, CreateTable, ExecutableDDLElement
+
+from onceward.core.errors import SchemaError
+
+from .conversions import is_binary, is_text
+from .dialect import no_such_table
+from .engines import dialect_for, reading, transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .target import TableName, Target, Url
+
+INNODB: Final[dict[str, Any]] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
+_KEPT_SECONDS: Final = 60.0
+"""A table that changes meanwhile costs one attempt: the database refuses what does not fit, and it is read again."""
+_UNSIGNED: Final = {pa.uint8(): sa.SmallInteger, pa.uint16(): sa.Integer, pa.uint32(): sa.BigInteger}
+_INTEGERS: Final = {8: sa.SmallInteger, 16: sa.SmallInteger, 32: sa.Integer, 64: sa.BigInteger}
+_EXTENSIONS: Final[dict[str, sa.types.TypeEngine[Any]]] = {"arrow.uuid": sa.Uuid(), "arrow.json": postgresql.JSONB()}
+_SINGLE: Final = 32
+_KEY_CHARACTERS: Final = 255
+"""MariaDB's keys need a length."""
+
+
+@dataclass(frozen=True)
+class Described:
+    """One table."""
+
+    table: sa.Table
+    uniques: tuple[frozenset[str], ...]
+    """Column sets of the primary key and of unique keys without condition that are checked at each statement."""
+    kind: str
+    """`table`, or what else it is."""
+    engine: str
+    """MariaDB's storage engine; empty elsewhere."""
+
+
+_known: dict[tuple[Url, TableName], tuple[float, Described]] = {}
+
+
+def describe(target: Target, name: TableName, connection: sa.Connection | None = None) -> Described | None:
+    """Read a table; None if there is none.
+
+    Args:
+        target: Where.
+        name: Which.
+        connection: Whose transaction to ask in; needed inside of one that writes, because SQLite has room for no
+            second one. Default: one of its own.
+    """
+    read_at, described = _known.get((target.url, name), (0.0, None))
+    if described is not None and time.monotonic() - read_at < _KEPT_SECONDS:
+        return described
+    if connection is None:
+        with reading(target, f"cannot read the columns of table {name}") as own:
+            described = _read(own, name)
+    else:
+        described = _read(connection, name)
+    if described is not None:
+        _known[target.url, name] = (time.monotonic(), described)
+    return described
+
+
+def forget(target: Target) -> None:
+    """Read the target's table anew the next time."""
+    _known.pop((target.url, target.table), None)
+
+
+def _read(connection: sa.Connection, name: TableName) -> Described | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", exc.SAWarning)  # of types unknown to SQLAlchemy, which the plan refuses
+        inspector = sa.inspect(connection)
+        try:
+            table = sa.Table(name.table, sa.MetaData(), schema=name.schema, autoload_with=connection, resolve_fks=False)
+        except exc.NoSuchTableError:
+            return None
+        if name.table in inspector.get_view_names(schema=name.schema):
+            return Described(table, (), "a view", "")
+        options: Any = inspector.get_table_options(name.table, schema=name.schema)
+        engine = options.get("mariadb_engine") or options.get("mysql_engine") or ""
+        return Described(table, tuple(_uniques(inspector, name)), "table", str(engine))
+
+
+def _uniques(inspector: sa.Inspector, name: TableName) -> list[frozenset[str]]:
+    found: list[list[Any]] = [inspector.get_pk_constraint(name.table, schema=name.schema)["constrained_columns"]]
+    found += [unique["column_names"] for unique in inspector.get_unique_constraints(name.table, schema=name.schema)]
+    for index in inspector.get_indexes(name.table, schema=name.schema):
+        conditional = any(key.endswith("_where") for key in index.get("dialect_options", {}))
+        if index["unique"] and not conditional:
+            found.append(index["column_names"])
+    sets = {frozenset(columns) for columns in found if columns and None not in columns}
+    return sorted(sets, key=sorted)
+
+
+def existing(target: Target, schema: pa.Schema) -> Described:
+    """The target's table; it is created first if that was asked for.
+
+    Raises:
+        SchemaError: There is none.
+    """
+    described = describe(target, target.table)
+    if described is None and target.create_table:
+        create_table(target, schema)
+        described = describe(target, target.table)
+    if described is None:
+        raise no_such_table(target.table)
+    return described
+
+
+def create_table(target: Target, schema: pa.Schema) -> None:
+    """Create the table, on PostgreSQL its schema, too, unless it is there; several processes may do so at once."""
+    create(target, [definition(target, schema)], f"cannot create table {target.table}")
+
+
+def create(target: Target, tables: Sequence[sa.Table], what: str) -> None:
+    """Create tables of one schema, on PostgreSQL the schema, too, as far as they are missing.
+
+    PostgreSQL refuses CREATE … IF NOT EXISTS to a role that may not create, even if there is nothing to do.
+    """
+    with transaction(target, what) as connection:
+        dialect_for(target).lock_creation(connection)
+        inspector = sa.inspect(connection)
+        if all(inspector.has_table(table.name, schema=table.schema) for table in tables):
+            return
+        statements = creation(target, tables)
+        if isinstance(statements[0], CreateSchema) and inspector.has_schema(statements[0].element):
+            del statements[0]
+        for statement in statements:
+            connection.execute(statement)
+
+
+def creation(target: Target, tables: Sequence[sa.Table]) -> list[ExecutableDDLElement]:
+    """What creates tables of one schema; each statement passes where somebody else was quicker."""
+    made: list[ExecutableDDLElement] = []
+    if target.url.backend == "postgresql" and tables[0].schema is not None:
+        made.append(CreateSchema(tables[0].schema, if_not_exists=True))
+    for table in tables:
+        made.append(CreateTable(table, if_not_exists=True))
+        made += [CreateIndex(index, if_not_exists=True) for index in table.indexes]
+    return made
+
+
+def definition(target: Target, schema: pa.Schema) -> sa.Table:
+    """The table for a schema, with `key` as its primary key if there is one.
+
+    Raises:
+        SchemaError: A column's type has no counterpart; the message names the column.
+    """
+    backend = target.url.backend
+    if target.change:
+        schema = schema.remove(schema.get_field_index(target.change))
+    types = {field.name: column_type(field.type, backend, key=field.name in target.key) for field in schema}
+    unfit = [f"column {field.name!r} ({field.type})" for field in schema if types[field.name] is None]
+    if unfit:
+        raise SchemaError(
+            f"no {dialect_for(target).title} type for {', '.join(unfit)}; "
+            f"create table {target.table} yourself, or cast them"
+        )
+    missing = [column for column in target.key if column not in types]
+    if missing:
+        raise SchemaError(f"key columns {missing} are not in the data for table {target.table}")
+    columns = [
+        sa.Column(name, kind, primary_key=name in target.key, autoincrement=False, nullable=name not in target.key)
+        for name, kind in types.items()
+    ]
+    return sa.Table(target.table.table, sa.MetaData(), *columns, schema=target.table.schema, **INNODB)
+
+
+def column_type(arrow: pa.DataType, backend: str, *, key: bool = False) -> sa.types.TypeEngine[Any] | None:
+    """The type that holds every value of an Arrow type; None if there is none."""
+    if isinstance(arrow, pa.BaseExtensionType):
+        own = _EXTENSIONS.get(arrow.extension_name) if backend == "postgresql" else None
+        return own or column_type(arrow.storage_type, backend, key=key)
+    if pa.types.is_dictionary(arrow):
+        return column_type(arrow.value_type, backend, key=key)
+    if pa.types.is_list(arrow) or pa.types.is_large_list(arrow) or pa.types.is_fixed_size_list(arrow):
+        element = column_type(arrow.value_type, backend)
+        if backend != "postgresql" or element is None or isinstance(element, sa.ARRAY):
+            return None
+        return postgresql.ARRAY(element)
+    return _number(arrow, backend) or _text_or_bytes(arrow, backend, key) or _time(arrow, backend)
+
+
+def _number(arrow: pa.DataType, backend: str) -> sa.types.TypeEngine[Any] | None:
+    if pa.types.is_floating(arrow):
+        return sa.REAL() if backend == "postgresql" and arrow.bit_width <= _SINGLE else sa.Double()
+    if pa.types.is_boolean(arrow):
+        return sa.Boolean()
+    if pa.types.is_decimal(arrow) and backend != "sqlite":
+        return sa.Numeric(arrow.precision + max(-arrow.scale, 0), max(arrow.scale, 0))
+    if arrow == pa.uint64():
+        return None if backend == "sqlite" else sa.Numeric(20, 0)
+    if pa.types.is_integer(arrow):
+        return _UNSIGNED.get(arrow, _INTEGERS[arrow.bit_width])()
+    return None
+
+
+def _text_or_bytes(arrow: pa.DataType, backend: str, key: bool) -> sa.types.TypeEngine[Any] | None:
+    server = backend in ("mysql", "mariadb")
+    if is_text(arrow):
+        if server:
+            return mysql.VARCHAR(_KEY_CHARACTERS, collation="utf8mb4_bin") if key else mysql.LONGTEXT()
+        return sa.Text()
+    if pa.types.is_fixed_size_binary(arrow) and server:
+        return sa.BINARY(arrow.byte_width)
+    if is_binary(arrow):
+        return mysql.LONGBLOB() if server else sa.LargeBinary()
+    return None
+
+
+def _time(arrow: pa.DataType, backend: str) -> sa.types.TypeEngine[Any] | None:
+    server = backend in ("mysql", "mariadb")
+    if pa.types.is_date(arrow):
+        return sa.Date()
+    if pa.types.is_timestamp(arrow):
+        if server:
+            return mysql.TIMESTAMP(fsp=6) if arrow.tz is not None else mysql.DATETIME(fsp=6)
+        return sa.DateTime(timezone=arrow.tz is not None)
+    if pa.types.is_time(arrow):
+        return mysql.TIME(fsp=6) if server else sa.Time()
+    if pa.types.is_duration(arrow):
+        return postgresql.INTERVAL() if backend == "postgresql" else None
+    return None

@@ -1,0 +1,237 @@
+"""One Kafka transaction: what names it and no other, what brokers say of it, and what that proves. Pure.
+
+A handle names a transaction by id, producer epoch and start time. The coordinator remembers the last transaction of an
+id until the id is initialised again: so long its end is proven, both ways. The broker ends a transaction whose
+timeout is over, and a fenced one, by raising the epoch by one; the start time stays (measured on Kafka 4.3). Once
+the id is initialised again, nothing can be proven: the answer is "unknown" (invariant 8: then it is loud).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from onceward.core.errors import LogDamagedError
+from onceward.core.names import parse_pooled_name
+from onceward.core.transaction import ANY_EPOCH, Committable, Observation
+
+from .errors import Code
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+Partition = tuple[str, int]
+"""Topic and number."""
+OpenProducers = dict[tuple[int, int], int]
+"""The producers with an open transaction in a partition: id and epoch, and the epoch of their coordinator."""
+
+KIND: Final = "kafka"
+VERSION: Final = 1
+"""Layout of the handle. A producer that takes part in two-phase commit without timeout (KIP-939) would be 2."""
+
+
+class Handle(NamedTuple):
+    """One transaction of one producer epoch.
+
+    Id, producer id and epoch are what EndTxn wants. The start time tells two transactions of one producer epoch
+    apart, and shows after a broker's timeout that the transaction it aborted was this one.
+    """
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    started_ms: int
+    """Broker's clock when the transaction's first partition was added, in milliseconds; only ever compared."""
+
+
+class Prepared(NamedTuple):
+    """A transaction and where its data are."""
+
+    handle: Handle
+    partitions: frozenset[Partition]
+    topic_ids: frozenset[tuple[str, str]] = frozenset()
+    """Topics with their ids, as far as known: a topic that is deleted and created again gets another one."""
+
+    @classmethod
+    def of(cls, committable: Committable) -> Prepared | None:
+        """The transaction of a committable; None if nothing was written, so that there is no transaction.
+
+        Raises:
+            LogDamagedError: Not a Kafka committable of a known version.
+        """
+        if committable.kind != KIND or committable.version != VERSION:
+            raise LogDamagedError(
+                f"committable of kind {committable.kind!r}, version {committable.version} is not one of Kafka's that "
+                "this version of the library can read",
+                sink=committable.sink,
+                transaction=committable.transaction,
+            )
+        if not committable.handle:
+            return None
+        fields = committable.handle
+        handle = Handle(committable.transaction, fields["producer_id"], fields["producer_epoch"], fields["started_ms"])
+        partitions = ((topic, number) for topic, numbers in fields["partitions"].items() for number in numbers)
+        return cls(handle, frozenset(partitions), frozenset(fields.get("topic_ids", {}).items()))
+
+    @property
+    def producer(self) -> tuple[int, int]:
+        """Producer id and epoch."""
+        return self.handle.producer_id, self.handle.producer_epoch
+
+    @property
+    def topics(self) -> set[str]:
+        """Names of the topics."""
+        return {topic for topic, _ in self.partitions}
+
+    def to_json(self) -> dict[str, Any]:
+        """The handle field of a committable."""
+        return {
+            "producer_id": self.handle.producer_id,
+            "producer_epoch": self.handle.producer_epoch,
+            "started_ms": self.handle.started_ms,
+            "partitions": by_topic(self.partitions),
+            "topic_ids": dict(sorted(self.topic_ids)),
+        }
+
+    def with_ids(self, ids: Mapping[str, str | None]) -> Prepared:
+        """The same transaction with what is known of its topics' ids."""
+        known = {(topic, found) for topic in self.topics if (found := ids.get(topic)) is not None}
+        return self._replace(topic_ids=frozenset(known))
+
+
+def by_topic(partitions: Iterable[Partition]) -> dict[str, list[int]]:
+    """Partition numbers of each topic, in order."""
+    topics: dict[str, list[int]] = {}
+    for topic, number in sorted(partitions):
+        topics.setdefault(topic, []).append(number)
+    return topics
+
+
+def listed_committable(prepared: Prepared) -> Committable | None:
+    """The committable of a transaction found at the broker; None if its name is none of this library's."""
+    name = parse_pooled_name(prepared.handle.transactional_id)
+    if name is None:
+        return None
+    return Committable(
+        kind=KIND,
+        version=VERSION,
+        pipeline=name.scope.pipeline,
+        sink=name.scope.sink,
+        log=name.scope.log,
+        writer=ANY_EPOCH if name.start is None else name.start,
+        epoch=ANY_EPOCH,
+        transaction=prepared.handle.transactional_id,
+        handle=prepared.to_json(),
+    )
+
+
+class Description(NamedTuple):
+    """What a coordinator says of a transactional id."""
+
+    code: int
+    state: str = ""
+    """Empty, Ongoing, PrepareCommit, PrepareAbort, CompleteCommit, CompleteAbort, Dead or PrepareEpochFence."""
+    handle: Handle | None = None
+    timeout_ms: int = 0
+    partitions: frozenset[Partition] = frozenset()
+    """Where an open transaction has data; empty after its end."""
+
+    @classmethod
+    def of(cls, row: Any) -> Description:
+        """Out of a row of DescribeTransactionsResponse."""
+        handle = Handle(row.transactional_id, row.producer_id, row.producer_epoch, row.transaction_start_time_ms)
+        partitions = frozenset((topic.topic, number) for topic in row.topics for number in topic.partitions)
+        return cls(row.error_code, row.transaction_state, handle, row.transaction_timeout_ms, partitions)
+
+    @property
+    def open(self) -> Prepared | None:
+        """The transaction, if it is open."""
+        return Prepared(self.handle, self.partitions) if self.state == "Ongoing" and self.handle is not None else None
+
+
+def open_producers(response: Any) -> dict[Partition, OpenProducers | None]:
+    """Out of a DescribeProducersResponse; partitions that answered with a fault are missing."""
+    return {
+        (topic.name, partition.partition_index): {
+            (producer.producer_id, producer.producer_epoch): producer.coordinator_epoch
+            for producer in partition.active_producers
+            if producer.current_txn_start_offset >= 0
+        }
+        for topic in response.topics
+        for partition in topic.partitions
+        if partition.error_code == Code.NONE
+    }
+
+
+class Fate(StrEnum):
+    """What became of the transaction."""
+
+    OPEN = "open"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    OVERTHROWN = "aborted with its producer: its timeout was over, or it was fenced"
+    BEHIND = "aborted in its partitions, behind the coordinator's back (kafka-transactions abort)"
+    REPLACED = "ended, and its transactional id initialised again since: nobody can tell how it ended"
+    ABSENT = "not known to the coordinator: never written, or forgotten after transactional.id.expiration.ms"
+    NO_WORD = "not to be asked about now"
+
+
+OBSERVED: Final[dict[Fate, Observation]] = {
+    Fate.OPEN: Observation.PREPARED,
+    Fate.COMMITTED: Observation.COMMITTED,
+    Fate.ABORTED: Observation.ABORTED,
+    Fate.OVERTHROWN: Observation.EXPIRED,
+    Fate.BEHIND: Observation.ABORTED,
+    Fate.REPLACED: Observation.UNKNOWN,
+    Fate.ABSENT: Observation.ABSENT,
+    Fate.NO_WORD: Observation.NO_ANSWER,
+}
+
+_ABORTS: Final = frozenset({"PrepareAbort", "CompleteAbort", "PrepareEpochFence"})
+_SAME: Final = {
+    "Ongoing": Fate.OPEN,
+    "PrepareCommit": Fate.COMMITTED,
+    "CompleteCommit": Fate.COMMITTED,
+    **dict.fromkeys(_ABORTS, Fate.ABORTED),
+}
+"""What the coordinator's states mean for the transaction that the handle names."""
+
+
+def judge(handle: Handle, description: Description) -> Fate:
+    """Compare a handle with what its coordinator says of the id."""
+    now = description.handle
+    if description.code == Code.TRANSACTIONAL_ID_NOT_FOUND:
+        return Fate.ABSENT
+    if description.code != Code.NONE or now is None:
+        return Fate.NO_WORD
+    if now == handle:
+        return _SAME.get(description.state, Fate.REPLACED)
+    if now == handle._replace(producer_epoch=handle.producer_epoch + 1) and description.state in _ABORTS:
+        return Fate.OVERTHROWN
+    return Fate.REPLACED
+
+
+class Inside(StrEnum):
+    """What the partitions of a transaction say; those of deleted topics do not count."""
+
+    OPEN = "open in every partition"
+    ENDED = "open in no partition"
+    MIXED = "open in some partitions only"
+    SILENT = "open, as far as its partitions answer"
+    NO_WORD = "not every partition answers, and some that do have it open no more"
+    GONE = "deleted with its topics"
+
+
+def judge_partitions(
+    prepared: Prepared, producers: Mapping[Partition, OpenProducers | None], deleted: Collection[str] = ()
+) -> Inside:
+    """Whether the partitions of a transaction have it open."""
+    told = [producers.get(partition) for partition in prepared.partitions if partition[0] not in deleted]
+    if not told:
+        return Inside.GONE
+    mine = [prepared.producer in open_ for open_ in told if open_ is not None]
+    if None in told:
+        return Inside.SILENT if all(mine) else Inside.NO_WORD
+    if all(mine):
+        return Inside.OPEN
+    return Inside.MIXED if any(mine) else Inside.ENDED

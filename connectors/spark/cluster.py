@@ -1,0 +1,110 @@
+"""Where a query's processes run: executors must import what the driver has, and a driver must find its log again."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from onceward.core.errors import ConfigurationError
+from onceward.core.log import LogStore, open_store
+from onceward.core.log.objects import CONDITIONAL_PUT
+from onceward.core.log.store import IN_CHECKPOINT
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_log = logging.getLogger("onceward.spark")
+
+_PROBE: Final = "import sys, onceward.core, pyarrow; print('.'.join(map(str, sys.version_info[:2])))"
+
+
+@cache
+def obstacle(python: str) -> str:
+    """What keeps this interpreter, on this machine, from running onceward's code; empty if nothing does.
+
+    Asked once in a process: it may cost a second.
+
+    Args:
+        python: A name on PATH or a path, as in PYSPARK_PYTHON.
+    """
+    found = shutil.which(python)
+    if found is None:
+        return f"there is no {python}"
+    one, other = Path(found), Path(sys.executable)
+    if one.parent == other.parent and one.resolve() == other.resolve():  # `python3` and `python` are links to one file
+        return ""
+    answer = subprocess.run([found, "-c", _PROBE], capture_output=True, text=True, check=False)  # noqa: S603 - the user's own Python
+    if answer.returncode != 0:
+        reason = (answer.stderr.strip().splitlines() or ["no answer"])[-1]
+        return f"{found} cannot run onceward ({reason})"
+    theirs, mine = answer.stdout.strip(), ".".join(map(str, sys.version_info[:2]))
+    return "" if theirs == mine else f"{found} is Python {theirs}, and the driver is Python {mine}"
+
+
+def warn_of_python(spark: SparkSession) -> None:
+    """Log a warning if executors on this machine lack the packages: Spark itself says only that something failed."""
+    context = spark.sparkContext
+    if context.master is None or not context.master.startswith("local"):
+        return  # they are elsewhere
+    found = obstacle(context.pythonExec)
+    if found:
+        _log.warning(
+            "executors run %s, but %s: set PYSPARK_PYTHON=%s before the session starts",
+            context.pythonExec,
+            found,
+            sys.executable,
+        )
+
+
+def open_log(store: str | LogStore | None, checkpoint: str, pipeline: str) -> LogStore:
+    """The store of a pipeline's decision log: the one that is given, or named, or the one inside the checkpoint.
+
+    Raises:
+        ConfigurationError: It cannot hold a decision log.
+    """
+    if store is not None:
+        return open_store(store, pipeline=pipeline) if isinstance(store, str) else store
+    scheme, folder = urlsplit(checkpoint).scheme, local_path(checkpoint)
+    if folder is None and scheme not in CONDITIONAL_PUT:
+        raise ConfigurationError(
+            f"the checkpoint is on {scheme}://, which cannot hold a decision log. Say where the log shall live, for "
+            "example store='postgresql+psycopg://user@host/db'"
+        )
+    return open_store(f"{checkpoint if folder is None else folder}/{IN_CHECKPOINT}", pipeline=pipeline)
+
+
+def local_path(url: str) -> str | None:
+    """The path of a URL without host; None for one of another system. Hadoop writes file:/x, file:///x or /x."""
+    if url.startswith("file:"):
+        return "/" + url.removeprefix("file:").lstrip("/")
+    return None if urlsplit(url).scheme else url
+
+
+def local_store(store: LogStore) -> str:
+    """A store that one machine alone sees, for messages; "" for any other."""
+    return "" if store.shared else store.describe()
+
+
+def check_store(local: str, master: str | None) -> None:
+    """Refuse a store on a local disk where the driver may run elsewhere the next time.
+
+    Args:
+        local: What `local_store` says of it.
+        master: Spark's, if known.
+
+    Raises:
+        ConfigurationError: It is one.
+    """
+    if not local or master is None or master.startswith("local"):
+        return
+    raise ConfigurationError(
+        f"the decision log in {local} is on a local disk, but the master is {master}: after a failure the "
+        "driver may run on another machine and would not find it. Use a database (store='postgresql+psycopg://…'), an "
+        "object store, or, if the folder is one that all machines see, store='file:///folder?shared=true'"
+    )

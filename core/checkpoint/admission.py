@@ -1,0 +1,222 @@
+"""May this epoch be written, and may it be decided? Judged by what the log says, and by what the subtasks answered.
+
+An epoch is admitted if it is the next one (addition 5 of the decision log) and its input begins where the newest
+decided one's ended (invariant 5). It is decided if every acknowledgement and committable is of this epoch and writer
+(invariant 2), and what is old is still there.
+"""
+
+from __future__ import annotations
+
+import logging
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..errors import DataLossError, EpochConflictError, ProtocolError
+from ..log.view import NONE, check_next, may_follow
+from ..transaction import Acknowledgement, Committable, Observation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..log import EpochInput, LogView, Rewound, WriterToken
+    from ..sink import TwoPhaseCommit
+
+_log = logging.getLogger("onceward.coordinator")
+
+
+class Admission(StrEnum):
+    """What to do with an offered epoch."""
+
+    NEW = "new"
+    """Write it."""
+    REPLAY = "replay"
+    """It is decided and completed: write nothing, succeed."""
+
+
+def admission(
+    view: LogView, pipeline: str, epoch: int, epoch_input: EpochInput, *, adopt: bool = False, gaps: bool = False
+) -> Admission:
+    """Whether the epoch is new or the replay of the newest decided one (invariants 3 and 5).
+
+    Args:
+        view: What the log says.
+        pipeline: Whose log it is.
+        epoch: What is offered.
+        epoch_input: What it will be computed from.
+        adopt: Accept any first epoch of an empty log.
+        gaps: Numbers may be left out.
+
+    Raises:
+        EpochConflictError: Neither.
+    """
+    if view.undone is not None:
+        check_next(view, epoch, pipeline)
+    if _is_replay(view, epoch, epoch_input):
+        return Admission.REPLAY
+    if view.newest is not None and epoch == view.newest.epoch:
+        raise EpochConflictError(
+            "this epoch was decided with other input. The checkpoint's offsets differ from those of the decision: "
+            "another checkpoint, another query, or a changed offsets file",
+            pipeline=pipeline,
+            epoch=epoch,
+        )
+    if view.decided == NONE and epoch != 0 and not (adopt or gaps or view.rewound):
+        raise EpochConflictError(
+            "the decision log is empty but the query is not at its first epoch, so nobody can tell whether the "
+            "epochs before were written. If the query ran with another sink until now, say adopt=True (a format: "
+            "option('adopt', 'true')); if the log was deleted, restore it",
+            pipeline=pipeline,
+            epoch=epoch,
+        )
+    check_next(view, epoch, pipeline, view.decided if gaps else None)
+    check_continues(view, pipeline, epoch, epoch_input, gaps=gaps)
+    return Admission.NEW
+
+
+def check_continues(view: LogView, pipeline: str, epoch: int, epoch_input: EpochInput, *, gaps: bool) -> None:
+    """The right number is not enough (invariant 5): the input must go on where the newest decided one ended."""
+    check_query(view, pipeline, epoch_input.query, gaps=gaps)
+    before = view.before
+    if before is not None and not epoch_input.follows(before):
+        raise EpochConflictError(
+            f"its input does not begin where the epoch before ended ({epoch_input.start}, not {before.end}): rows "
+            "would be skipped or written twice. Use the checkpoint that belongs to this pipeline, or go back on "
+            "purpose with an explicit rewind",
+            pipeline=pipeline,
+            epoch=epoch,
+        )
+
+
+def check_query(view: LogView, pipeline: str, query: str | None, *, gaps: bool) -> None:
+    """Refuse a query that neither decided the newest epoch nor went back."""
+    owner = view.before.query if view.before is not None else None
+    if view.rewound and view.rewind is not None and not gaps:
+        owner = view.rewind.query or None
+    if None not in (query, owner) and query != owner:
+        raise EpochConflictError(
+            f"the newest epoch was decided, or gone back to, by another query ({owner}, not {query}). Use the "
+            "checkpoint that belongs to this pipeline, give the pipeline another name, or go back on purpose with "
+            "an explicit rewind",
+            pipeline=pipeline,
+        )
+
+
+def goes_back(view: LogView, pipeline: str, wanted: Rewound | None, epoch_input: EpochInput | None) -> bool:
+    """Whether the rewind that is asked for is still to be done.
+
+    Raises:
+        EpochConflictError: It was done, and the epoch that is offered does not follow.
+    """
+    if wanted is None:
+        return False
+    if epoch_input is not None and _is_replay(view, wanted.epoch, epoch_input):
+        return False  # the newest decision's own epoch: the driver died before it logged it
+    done = view.rewind
+    if done is None or done.query != wanted.query or wanted.why not in (done.why, *done.earlier):
+        return True
+    if wanted.epoch == NONE or may_follow(view, wanted.epoch):
+        return False
+    if wanted.why != done.why or wanted.epoch >= done.epoch:  # what a restart with the same command line offers
+        raise EpochConflictError(
+            f"a rewind with this reason ({wanted.why!r}) was done before, and epochs up to {view.decided} were "
+            "decided since. To go back once more, give another reason",
+            pipeline=pipeline,
+            epoch=wanted.epoch,
+        )
+    return True
+
+
+def with_earlier(rewind: Rewound, before: Rewound | None) -> Rewound:
+    """The rewind, with the reasons of those that the query did before it."""
+    if before is None or before.query != rewind.query:
+        return rewind
+    earlier = tuple(why for why in (*before.earlier, before.why) if why != rewind.why)
+    return msgspec.structs.replace(rewind, earlier=earlier)
+
+
+def _is_replay(view: LogView, epoch: int, epoch_input: EpochInput) -> bool:
+    newest = view.newest
+    return newest is not None and epoch == newest.epoch and newest.input.same_as(epoch_input)
+
+
+def gather(
+    token: WriterToken,
+    pipeline: str,
+    sinks: Mapping[str, TwoPhaseCommit[Any]],
+    epochs: range,
+    acknowledgements: Sequence[Acknowledgement],
+) -> list[Committable]:
+    """The committables in the order of epochs and subtasks.
+
+    Args:
+        token: The writer under which they were written.
+        pipeline: Its name.
+        sinks: All sinks by name.
+        epochs: The last one is acknowledged; from the others there may be transactions that are not decided yet.
+        acknowledgements: One of every subtask.
+
+    Raises:
+        ProtocolError: An acknowledgement or committable is not of this epoch and writer, or counts twice.
+    """
+
+    def refuse(why: str) -> ProtocolError:
+        return ProtocolError(f"{why}; nothing was decided", pipeline=pipeline, epoch=epochs[-1])
+
+    subtasks: set[int] = set()
+    for ack in acknowledgements:
+        if ack.epoch != epochs[-1] or set(ack.sinks) != sinks.keys() or ack.subtask in subtasks:
+            raise refuse(f"acknowledgement of subtask {ack.subtask} is not of this epoch: {ack}")
+        subtasks.add(ack.subtask)
+    found = [c for ack in sorted(acknowledgements, key=lambda ack: ack.subtask) for c in ack.committables]
+    found.sort(key=lambda c: c.epoch)
+    mine = (pipeline, token.log, token.start)
+    for c in found:
+        if (c.pipeline, c.log, c.writer) != mine or c.epoch not in epochs or c.sink not in sinks:
+            raise refuse(f"committable {c.transaction} was not written for this epoch by this writer")
+    if len({c.identity() for c in found}) != len(found):
+        raise refuse("two subtasks acknowledged the same transaction")
+    return found
+
+
+def check_age(
+    pipeline: str,
+    sinks: Mapping[str, TwoPhaseCommit[Any]],
+    epoch: int,
+    committables: Sequence[Committable],
+    *,
+    age: float,
+) -> None:
+    """Ask the targets whether old transactions are still there, before a decision names them.
+
+    Args:
+        pipeline: Whose they are.
+        sinks: All sinks by name.
+        epoch: What is to be decided.
+        committables: What was acknowledged.
+        age: Seconds since the epoch began.
+
+    Raises:
+        DataLossError: One has ended.
+    """
+    for sink in sinks.values():
+        mine = [c for c in committables if c.sink == sink.name]
+        timeout = sink.transaction_timeout
+        if not mine or timeout is None or age <= timeout / 4:
+            continue
+        _log.warning("epoch %s is %.0f s old; sink %s's timeout is %.0f s", epoch, age, sink.name, timeout)
+        states = zip(mine, sink.inspect_many(mine), strict=True)
+        gone = [c for c, state in states if state in (Observation.ABORTED, Observation.EXPIRED)]
+        if gone:
+            error = DataLossError(
+                f"{len(gone)} transactions ended before they were decided, after {age:.0f} s (timeout {timeout:.0f} "
+                "s). Nothing was committed; a restart writes the epoch again. Make epochs shorter or the timeout "
+                "longer",
+                pipeline=pipeline,
+                sink=sink.name,
+                epoch=epoch,
+                transaction=gone[0].transaction,
+            )
+            error.retryable = True  # nothing was decided
+            raise error

@@ -1,0 +1,207 @@
+"""The ends of a graph: what reads a source, and what writes to a sink.
+
+A source is read from its position on, in pieces, between which barriers can be injected. A sink's transaction is opened
+at the first row after a barrier and prepared at the next. Its epoch is the number after the last barrier that this
+subtask has seen, so it is greater than any decided epoch and at most that of the checkpoint which names it. What was
+prepared for a checkpoint that was given up stays prepared and is acknowledged again with the next one: rows are
+committed by the first checkpoint that completes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Final
+
+from ..checkpoint.subtask import SubtaskEpoch
+from ..errors import OncewardError
+from .logic import Frozen, Logic, nothing_to_write
+from .state.handles import SubtaskState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from threading import Lock
+
+    import pyarrow as pa
+
+    from ..source import LiveSource, Position, ResettableSource, Source
+    from ..transaction import Committable, WriteContext
+    from .channels import Barrier
+
+_log = logging.getLogger("onceward.engine")
+EXHAUSTED: Final = object()
+"""What `poll` gives at the end of a bounded source."""
+
+
+class SourceLogic(Logic):
+    """Base of what feeds a source's subtask."""
+
+    def __init__(self, source: Source, subtask: int) -> None:
+        self._told = source
+        self._subtask = subtask
+
+    def before_barrier(self, barrier: Barrier) -> Sequence[pa.RecordBatch]:
+        self._told.snapshot(barrier.checkpoint, self._subtask)
+        return []
+
+    def confirm(self, checkpoint: int) -> None:
+        self._told.on_checkpoint_complete(checkpoint, self._subtask)
+
+    def poll(self) -> Any:
+        """The next batch; None if there is none now; EXHAUSTED."""
+        raise NotImplementedError
+
+
+class ResettableLogic(SourceLogic):
+    """One subtask of a resettable source."""
+
+    def __init__(self, source: ResettableSource, subtask: int, position: Position) -> None:
+        super().__init__(source, subtask)
+        self._source = source
+        self._position = position
+        self._until: Position | None = None
+        self._reading: Generator[pa.RecordBatch] | None = None
+        self._stored: dict[int, Position] = {}
+
+    def open(self) -> None:
+        if self._source.bounded:
+            self._until = self._source.end()
+
+    def poll(self) -> Any:
+        while True:
+            if self._reading is None:
+                end = self._source.latest(self._position, until=self._until)
+                if end == self._position:
+                    return EXHAUSTED if self._source.bounded else None
+                self._reading = self._ranges(end)
+            batch = next(self._reading, None)
+            if batch is not None:
+                return batch
+            self._reading = None
+
+    def _ranges(self, end: Position) -> Generator[pa.RecordBatch]:
+        """What lies between here and there; the position is ahead of each batch that was given."""
+        for split in self._source.splits(self._position, end):
+            for piece in self._source.read(split):
+                self._position = self._source.advance(self._position, split, piece.next)
+                yield piece.batch
+            self._position = self._source.advance(self._position, split, split.end)
+        self._position = end
+
+    def freeze(self, barrier: Barrier) -> Frozen:
+        position = self._position
+        if barrier.kind.commits:
+            self._stored[barrier.checkpoint] = position
+        return Frozen(lambda _storage, _folder: (SubtaskState(position=position), 0))
+
+    def confirm(self, checkpoint: int) -> None:
+        super().confirm(checkpoint)
+        position = self._stored.get(checkpoint)
+        self._stored = {later: kept for later, kept in self._stored.items() if later > checkpoint}
+        if position is not None:
+            try:
+                self._source.publish(position)
+            except OncewardError as error:
+                _log.warning("a source could not publish its position: %s", error)
+
+    def close(self) -> None:
+        if self._reading is not None:
+            self._reading.close()
+
+
+class LiveLogic(SourceLogic):
+    """One subtask of a source that cannot be read again."""
+
+    def __init__(self, source: LiveSource, subtask: int, parallelism: int) -> None:
+        super().__init__(source, subtask)
+        self._source = source
+        self._parallelism = parallelism
+        self._arriving: Iterator[pa.RecordBatch | None] | None = None
+
+    def poll(self) -> Any:
+        if self._arriving is None:
+            self._arriving = iter(self._source.listen(self._subtask, self._parallelism))
+        return next(self._arriving, EXHAUSTED)
+
+    def close(self) -> None:
+        if isinstance(self._arriving, Generator):
+            self._arriving.close()
+
+
+class _SinkLogic(Logic):
+    def __init__(self, sink: Any, context: Callable[[int], WriteContext], epoch: int, lock: Lock) -> None:
+        self._sink = sink
+        self._context = context
+        self._epoch = epoch
+        self._lock = lock
+        self._valid: pa.Schema | None = None
+        self._project: Callable[[pa.RecordBatch], pa.RecordBatch] | None = sink.projection()
+
+    def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        if self._project is not None:
+            batch = self._project(batch)
+        if self._valid is None or not self._valid.equals(batch.schema):
+            with self._lock:  # it may create what is missing in the target: one subtask at a time
+                self._sink.validate(batch.schema)
+            self._valid = batch.schema
+        if batch.num_rows:
+            self._write(batch)
+        return []
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        raise NotImplementedError
+
+
+class TwoPhaseLogic(_SinkLogic):
+    """One subtask of a TwoPhaseCommitSink."""
+
+    def __init__(self, sink: Any, context: Callable[[int], WriteContext], epoch: int, lock: Lock) -> None:
+        super().__init__(sink, context, epoch, lock)
+        self._writing: SubtaskEpoch | None = None
+        self._prepared: dict[int, Committable] = {}
+        """By the checkpoint at whose barrier it was prepared; not known to be decided."""
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        if self._writing is None:
+            self._writing = SubtaskEpoch(self._sink, self._context(self._epoch))
+        self._writing.write(batch)
+
+    def freeze(self, barrier: Barrier) -> Frozen:
+        """Prepare; nothing for a savepoint that commits nothing."""
+        if not barrier.kind.commits:
+            return Frozen(nothing_to_write)
+        if self._writing is not None:
+            committable = self._writing.pre_commit()
+            if committable is not None:
+                self._prepared[barrier.checkpoint] = committable
+        self._writing = None
+        self._epoch = barrier.checkpoint + 1
+        return Frozen(nothing_to_write, tuple(self._prepared.values()))
+
+    def confirm(self, checkpoint: int) -> None:
+        self._prepared = {later: c for later, c in self._prepared.items() if later > checkpoint}
+
+    def close(self) -> None:
+        if self._writing is not None:
+            self._writing.discard()
+
+
+class DirectLogic(_SinkLogic):
+    """One subtask of a sink whose rows become visible as they are written."""
+
+    _writer: Any = None
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        if self._writer is None:
+            self._writer = self._sink.open(self._context(self._epoch))
+        self._sink.write(self._writer, batch)
+
+    def freeze(self, barrier: Barrier) -> Frozen:  # noqa: ARG002 - any barrier
+        """What came before the barrier must be in the target before the source's position is stored."""
+        if self._writer is not None:
+            self._sink.flush(self._writer)
+        return Frozen(nothing_to_write)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._sink.close(self._writer)

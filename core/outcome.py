@@ -1,0 +1,122 @@
+"""What a target showed of a transaction, and what an attempt to commit or to abort it proved: outcomes are values.
+
+Invariant 7: nothing is recorded as committed before the external system's answer. A lost answer is UNKNOWN or
+RETRY_LATER, never COMMITTED.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+
+class CommitStatus(StrEnum):
+    """The possible results of one commit attempt."""
+
+    COMMITTED = "committed"
+    """This call committed the transaction, and the target said so."""
+    ALREADY_COMMITTED = "already committed"
+    """The target proves that it had been committed before."""
+    RETRY_LATER = "retry later"
+    """No answer, or a passing fault: ask again."""
+    FENCED = "fenced"
+    """Proven: a newer owner of the name ended this transaction by aborting it."""
+    LOST = "lost"
+    """Proven: it was never committed and never can be (expired, or aborted by somebody)."""
+    UNKNOWN = "unknown"
+    """The target cannot tell whether it was committed; asking again will not help."""
+
+
+class CommitOutcome(msgspec.Struct, frozen=True):
+    """Result of one commit attempt, with the target's own words."""
+
+    status: CommitStatus
+    detail: str = ""
+
+    @property
+    def settled(self) -> bool:
+        """Whether the transaction's data is now visible, exactly once."""
+        return self.status in (CommitStatus.COMMITTED, CommitStatus.ALREADY_COMMITTED)
+
+
+class AbortStatus(StrEnum):
+    """The possible results of one abort attempt."""
+
+    ABORTED = "aborted"
+    """Gone, by this call or before; or never there."""
+    COMMITTED = "committed"
+    """Refused: the transaction had been committed. The commit won."""
+    RETRY_LATER = "retry later"
+    """No answer, or a passing fault: ask again."""
+    UNKNOWN = "unknown"
+    """The target cannot tell who won."""
+
+
+class AbortOutcome(msgspec.Struct, frozen=True):
+    """Result of one abort attempt, with the target's own words."""
+
+    status: AbortStatus
+    detail: str = ""
+
+    @property
+    def done(self) -> bool:
+        """Whether the transaction is gone."""
+        return self.status is AbortStatus.ABORTED
+
+
+class Observation(StrEnum):
+    """What a target showed of a transaction when it was asked."""
+
+    OPEN = "open"
+    """Not prepared yet; it may still be written to."""
+    PREPARED = "prepared"
+    """It waits to be committed or aborted."""
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    """Proven: it ended without its commit."""
+    EXPIRED = "expired"
+    """Proven: its timeout ended it, or a newer owner of its name did."""
+    ABSENT = "absent"
+    """There is no trace of it, and it may have been committed; but nothing is left that could be aborted."""
+    UNKNOWN = "unknown"
+    """There is no trace of it, and nobody can tell how it ended."""
+    NO_ANSWER = "no answer"
+    """The target could not be asked now."""
+
+
+OUTCOMES: Final[dict[Observation, tuple[CommitStatus, AbortStatus]]] = {
+    Observation.OPEN: (CommitStatus.RETRY_LATER, AbortStatus.RETRY_LATER),
+    Observation.PREPARED: (CommitStatus.RETRY_LATER, AbortStatus.RETRY_LATER),
+    Observation.COMMITTED: (CommitStatus.ALREADY_COMMITTED, AbortStatus.COMMITTED),
+    Observation.ABORTED: (CommitStatus.LOST, AbortStatus.ABORTED),
+    Observation.EXPIRED: (CommitStatus.LOST, AbortStatus.ABORTED),
+    Observation.ABSENT: (CommitStatus.UNKNOWN, AbortStatus.ABORTED),
+    Observation.UNKNOWN: (CommitStatus.UNKNOWN, AbortStatus.UNKNOWN),
+    Observation.NO_ANSWER: (CommitStatus.RETRY_LATER, AbortStatus.RETRY_LATER),
+}
+"""What a commit and an abort that changed nothing proved, by what the target showed. Sinks only say what they saw."""
+
+PROVEN_NOT_COMMITTED: Final = frozenset({CommitStatus.LOST, CommitStatus.FENCED})
+"""Outcomes that allow a decision to be voided: UNKNOWN is not among them."""
+
+
+def commit_outcome(seen: Observation, detail: str = "") -> CommitOutcome:
+    """The outcome of a commit that did not, or not provably, commit anything itself.
+
+    Args:
+        seen: What the target shows now.
+        detail: Its own words.
+    """
+    return CommitOutcome(OUTCOMES[seen][0], detail)
+
+
+def abort_outcome(seen: Observation, detail: str = "") -> AbortOutcome:
+    """The outcome of an abort that did not, or not provably, abort anything itself.
+
+    Args:
+        seen: What the target shows now.
+        detail: Its own words.
+    """
+    return AbortOutcome(OUTCOMES[seen][1], detail)

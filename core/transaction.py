@@ -1,0 +1,186 @@
+"""What travels between the processes that write, decide and commit: contexts, committables, acknowledgements."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Self
+
+import msgspec
+
+from .errors import LogDamagedError
+from .names import Progress, Scope, TransactionName
+from .outcome import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation, abort_outcome, commit_outcome
+
+__all__ = [
+    "ANY_EPOCH",
+    "AbortOutcome",
+    "AbortStatus",
+    "Acknowledgement",
+    "CommitOutcome",
+    "CommitStatus",
+    "Committable",
+    "Observation",
+    "Progress",
+    "WriteContext",
+    "abort_outcome",
+    "commit_outcome",
+]
+
+ANY_EPOCH = -1
+"""Epoch or writer of a committable that was listed from a target whose names do not carry it."""
+
+
+class Committable(msgspec.Struct, frozen=True, kw_only=True):
+    """Small, picklable, versioned, JSON-serialisable handle of one prepared transaction.
+
+    It never holds a password: connection settings live in the sink. Two committables are the same transaction if
+    they are equal field by field.
+    """
+
+    kind: str
+    """Which sort of transaction, for example `kafka` or `sql-prepared`."""
+    version: int = 1
+    """Layout of `handle` for this kind."""
+    pipeline: str
+    sink: str
+    log: str
+    """Identity of the decision log of the writer."""
+    writer: int
+    """Position of the writer's START entry; ANY_EPOCH if the listing cannot tell."""
+    epoch: int
+    """Epoch of the data; ANY_EPOCH if the listing cannot tell."""
+    subtask: int = 0
+    attempt: int = 0
+    transaction: str
+    """Name in the external system: transactional id, gid, staging key."""
+    handle: dict[str, Any] = {}
+    """What the external system needs beyond the name (JSON values only), for example producer id and epoch."""
+    rows: int = 0
+
+    @classmethod
+    def named(cls, kind: str, name: TransactionName, *, rows: int = 0) -> Self:
+        """The handle of a listed transaction, whose name says whose it is, and which."""
+        return cls(
+            kind=kind,
+            pipeline=name.scope.pipeline,
+            sink=name.scope.sink,
+            log=name.scope.log,
+            writer=name.start,
+            epoch=name.epoch,
+            subtask=name.subtask,
+            attempt=name.attempt,
+            transaction=str(name),
+            rows=rows,
+        )
+
+    def identity(self) -> tuple[str, str, str]:
+        """What makes it this transaction and no other: sink, name and handle."""
+        return (self.sink, self.transaction, msgspec.json.encode(self.handle, order="deterministic").decode())
+
+    def to_json(self) -> str:
+        """Serialise; the same committable always gives the same text."""
+        return msgspec.json.encode(self, order="deterministic").decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Committable:
+        """Read what to_json wrote.
+
+        Raises:
+            LogDamagedError: Not a committable.
+        """
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.MsgspecError as error:
+            raise LogDamagedError(f"not a committable: {error}") from error
+
+
+class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
+    """What one subtask answers at its barrier: for each sink its committable, or nothing written.
+
+    `sinks` names every sink the subtask served, so that "nothing written" is said and not assumed.
+    """
+
+    epoch: int
+    subtask: int
+    attempt: int
+    sinks: tuple[str, ...]
+    committables: tuple[Committable, ...] = ()
+    retried: bool = False
+    """Whether an earlier or parallel attempt of this subtask may have left a transaction behind."""
+
+    def to_json(self) -> str:
+        """Serialise for the way from executor to driver."""
+        return msgspec.json.encode(self, order="deterministic").decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Acknowledgement:
+        """Read what to_json wrote."""
+        return msgspec.json.decode(text, type=cls)
+
+
+class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt of one subtask at one epoch of one sink."""
+
+    pipeline: str
+    sink: str
+    log: str
+    """Identity of the decision log (8 hex digits)."""
+    writer: int
+    """Position of the writer's START entry in the decision log."""
+    epoch: int
+    subtask: int
+    attempt: int = 0
+    completed: int = -1
+    """Newest epoch with a durable COMPLETED entry when the epoch began; -1 for none.
+
+    A name that this process used in that epoch or an older one, or under an older writer, may be used again.
+    """
+    session: str = ""
+    """Which run of the driver, where each of its epochs has a START of its own; empty where a run has one START.
+
+    Between the STARTs of one session no subtask is at work, so names may go on from one to the next.
+    """
+
+    @property
+    def scope(self) -> Scope:
+        """Whose transactions these are."""
+        return Scope(self.pipeline, self.sink, self.log)
+
+    def transaction_name(self) -> TransactionName:
+        """A name that was never used before and will never be used again."""
+        return TransactionName(self.scope, self.writer, self.epoch, self.subtask, self.attempt, secrets.token_hex(4))
+
+    def committable(
+        self, *, kind: str, transaction: str, handle: dict[str, Any] | None = None, rows: int = 0, version: int = 1
+    ) -> Committable:
+        """The handle of a transaction that was prepared in this context.
+
+        Args:
+            kind: Which sort of transaction.
+            transaction: Its name in the external system.
+            handle: What the external system needs beyond the name (JSON values only).
+            rows: How many it holds.
+            version: Layout of `handle` for this kind.
+        """
+        return Committable(
+            kind=kind,
+            version=version,
+            pipeline=self.pipeline,
+            sink=self.sink,
+            log=self.log,
+            writer=self.writer,
+            epoch=self.epoch,
+            subtask=self.subtask,
+            attempt=self.attempt,
+            transaction=transaction,
+            handle=handle or {},
+            rows=rows,
+        )
+
+    def may_reuse(self, writer: int, epoch: int) -> bool:
+        """Whether a durable entry proves that this process's transaction of (writer, epoch) has ended.
+
+        Either its epoch is COMPLETED, or a later writer started and finished its recovery before this context
+        was made. See PROTOCOL, Kafka facts, on the pool of ids.
+        """
+        return writer < self.writer or (writer == self.writer and epoch <= self.completed)

@@ -1,0 +1,125 @@
+"""The tables of settings in docs/, from signatures and docstrings of the classes and functions that take them.
+
+    python -m tests.settings_tables    # writes them into their pages
+
+A page has the table of a public NAME between `<!-- settings: NAME -->` and `<!-- end of settings -->`. The meaning of
+an argument is its entry under `Args:` (or `Attributes:`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+
+import onceward
+from onceward.core.kit.options import spelled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+NO_OPTION: dict[str, str] = dict.fromkeys(("select", "where"), "")
+OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "FileSink": NO_OPTION | {"directory": "path", "format": "fileFormat"},
+    "HttpSink": NO_OPTION | {"headers": "header.NAME"},
+    "KafkaSink": NO_OPTION | {"bootstrap_servers": "kafka.bootstrap.servers", "config": "kafka.*"},
+    "KafkaSource": {
+        "bootstrap_servers": "kafka.bootstrap.servers",
+        "topics": "subscribe",
+        "pattern": "subscribePattern",
+        "starting": "startingOffsets",
+        "ending": "endingOffsets",
+        "config": "kafka.*",
+        "isolation": "kafka.isolation.level",
+        "group": "kafka.group.id",
+        "timeout": "kafkaConsumer.pollTimeoutMs",
+    },
+    "PostgresSink": NO_OPTION | {"table": "dbtable"},
+    "RedisSink": NO_OPTION,
+    "SqlAlchemySink": NO_OPTION | {"table": "dbtable"},
+    "exactly_once": {"df": "", "sinks": "", "checkpoint": "checkpointLocation", "on_complete": ""},
+}
+"""For what Spark formats make: options that are not the argument in camel case; "" for an argument without option."""
+INTERNAL = {"world"}
+"""Arguments for tests."""
+
+_MARKED = re.compile(r"(<!-- settings: (\w+) -->\n).*?(<!-- end of settings -->)", re.DOTALL)
+_ENTRY = re.compile(r"^    (\w+): (.*(?:\n     .*)*)", re.MULTILINE)
+_SECTION = re.compile(r"^(?:Args|Attributes):\n((?:    .*\n?)+)", re.MULTILINE)
+_PAGE = re.compile(r"docs/([\w-]+\.md)")
+
+
+def filled(text: str) -> str:
+    """A page with its tables as they should be."""
+    return _MARKED.sub(lambda found: f"{found[1]}\n{table(found[2])}\n{found[3]}", text)
+
+
+def table(name: str) -> str:
+    """The table of one class or function."""
+    head = ["argument", *(["option"] if name in OPTIONS else []), "type", "default", "meaning"]
+    rows = [head, ["---"] * len(head), *_rows(name)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def options(name: str) -> dict[str, str]:
+    """The option for each argument, by what the table says."""
+    given = {p.name: OPTIONS[name].get(p.name, spelled(p.name)) for p in _parameters(name)}
+    return {argument: option for argument, option in given.items() if option}
+
+
+def _rows(name: str) -> Iterator[list[str]]:
+    meanings = _meanings(inspect.getdoc(getattr(onceward, name)) or "")
+    for parameter in _parameters(name):
+        stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else ""
+        row = [
+            f"`{stars}{parameter.name}`",
+            _type(parameter.annotation),
+            _default(parameter),
+            meanings[parameter.name],
+        ]
+        if name in OPTIONS:
+            option = options(name).get(parameter.name)
+            row.insert(1, f"`{option}`" if option else "")
+        yield [cell.replace("|", "\\|") for cell in row]
+
+
+def _parameters(name: str) -> list[inspect.Parameter]:
+    return [p for p in inspect.signature(getattr(onceward, name)).parameters.values() if p.name not in INTERNAL]
+
+
+def _meanings(doc: str) -> dict[str, str]:
+    section = _SECTION.search(doc)
+    entries = _ENTRY.findall(section[1]) if section else []
+    return {name: _PAGE.sub(r"[\1](\1)", " ".join(text.split())) for name, text in entries}
+
+
+def _type(annotation: Any) -> str:
+    """How a type is shown; that of a msgspec.Struct's field is no text, and may carry its limits."""
+    if not isinstance(annotation, str):
+        kinds = get_args(annotation) if get_origin(annotation) is Union else (annotation,)
+        annotation = " | ".join(getattr(kind, "__origin__", kind).__name__ for kind in kinds if kind is not type(None))
+    return "`" + annotation.removesuffix(" | None").replace(" | ", "` or `") + "`"
+
+
+def _default(parameter: inspect.Parameter) -> str:
+    value: Any = parameter.default
+    if value is parameter.empty:
+        return "" if parameter.kind is parameter.VAR_POSITIONAL else "required"
+    if value in (None, ()):
+        return ""
+    shown = value.value if isinstance(value, Enum) else value
+    return f'`"{shown}"`' if isinstance(shown, str) else f"`{shown}`"
+
+
+def main() -> None:
+    """Write the tables into their pages."""
+    for page in PAGES:
+        page.write_text(filled(page.read_text()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""A write-ahead sink for tests, and what tests of sinks do again and again: write an epoch, crash, commit elsewhere."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from onceward.core.errors import RetryableSinkError, SinkError
+from onceward.core.steps import Step, hooked
+from onceward.core.transaction import Committable, WriteContext
+from onceward.sinks import WriteAheadLogSink
+
+if TYPE_CHECKING:
+    from onceward.sinks import TwoPhaseCommitSink
+    from onceward.sinks.write_ahead import Delivery
+
+LOG = "0123abcd"
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+class Mailbox(WriteAheadLogSink):
+    """A target that takes deliveries, and may refuse them."""
+
+    def __init__(self, directory: Path, *, remembers: bool = False, rows_per_send: int = 2, name: str = "mail") -> None:
+        super().__init__(name, directory, rows_per_send=rows_per_send)
+        self.remembers = remembers
+        self.taken: list[tuple[str, list[int]]] = []
+        self.refuse_after: int | None = None
+
+    def send(self, rows: pa.RecordBatch, delivery: Delivery) -> None:
+        if self.refuse_after is not None and len(self.taken) >= self.refuse_after:
+            raise RetryableSinkError("the target is full")
+        if not (self.remembers and str(delivery) in dict(self.taken)):
+            self.taken.append((str(delivery), rows["n"].to_pylist()))
+
+    @property
+    def rows(self) -> list[int]:
+        return [n for _, rows in self.taken for n in rows]
+
+    def __deepcopy__(self, memo: Any) -> Mailbox:
+        return self
+
+
+def context(sink: str, epoch: int = 1, writer: int = 1) -> WriteContext:
+    return WriteContext(pipeline="p", sink=sink, log=LOG, writer=writer, epoch=epoch, subtask=0)
+
+
+def prepared(
+    sink: TwoPhaseCommitSink[Any],
+    *batches: range | list[dict[str, Any]] | pa.RecordBatch,
+    epoch: int = 1,
+    writer: int = 1,
+) -> Committable:
+    """Write batches as one subtask's part of an epoch; a range stands for rows of one column n."""
+    transaction = sink.begin(context(sink.name, epoch, writer))
+    try:
+        for rows in batches:
+            given = [{"n": n} for n in rows] if isinstance(rows, range) else rows
+            batch = pa.RecordBatch.from_pylist(given) if isinstance(given, list) else given
+            sink.write(transaction, batch)
+    except SinkError:
+        sink.discard(transaction)
+        raise
+    return sink.pre_commit(transaction)
+
+
+def crash_at(step: Step, count: int, sink: TwoPhaseCommitSink[Any], committable: Committable) -> None:
+    """Commit, and die when a step is reached for the n-th time."""
+    left = [count]
+
+    def hook(reached: Step) -> None:
+        left[0] -= reached is step
+        if left[0] == 0:
+            raise Crash
+
+    with hooked(hook), pytest.raises(Crash):
+        sink.commit(committable)
+
+
+def commit_in_child(sink: TwoPhaseCommitSink[Any], committable: Committable, crash: str = "") -> int:
+    """Commit in a process of its own, which kills itself at a step; its exit status."""
+    code = "import pickle, sys; s, c = pickle.load(sys.stdin.buffer); print(s.commit(c).status)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=pickle.dumps((sink, committable)),
+        env={**environment, **({"ONCEWARD_CRASH_AT": crash} if crash else {})},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert crash or done.stdout.strip() == b"committed", done.stderr.decode()
+    return done.returncode
