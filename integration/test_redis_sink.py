@@ -696,7 +696,7 @@ def test_a_user_without_the_rights_writes_nothing_at_all(tmp_path: Path, valkey:
 def test_the_rights_that_the_documentation_names_are_enough(
     tmp_path: Path, own_valkey: Valkey, form: str, more: list[str]
 ):
-    rights = ["+eval", "+info", "+waitaof", "+hget", "+hset", "+hdel", "+hkeys", "+del", "+type"]
+    rights = ["+eval", "+info", "+waitaof", "+hget", "+hgetall", "+hset", "+hdel", "+hkeys", "+del", "+type"]
     keys = ["~onceward:1:*", "~rows:*"]
     own_valkey.client().execute_command("ACL SETUSER", "least", "reset", "on", ">open-sesame", *keys, *rights, *more)
     given = {"form": form, "key": "rows:{n}", "username": "least", "password": "open-sesame"}

@@ -152,7 +152,7 @@ def test_what_is_no_source_is_refused(spark: SparkSession, tmp_path: Path) -> No
     source.lock = threading.Lock()  # type: ignore[attr-defined]
     with pytest.raises(ConfigurationError, match="SequenceSource cannot be pickled"):
         read_stream(spark, source)
-    with pytest.raises(ConfigurationError, match="is no folder"):
+    with pytest.raises(ConfigurationError, match="is not a folder"):
         read_stream(spark, FileSource(tmp_path / "nowhere", schema=SCHEMA))
 
 

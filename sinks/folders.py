@@ -96,7 +96,9 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
     ) -> None:
         super().__init__(name, select=select, where=where)
         if "://" in str(directory):
-            raise ConfigurationError(f"sink {name}: {directory} is no folder of a local or mounted file system")
+            raise ConfigurationError(
+                f"sink {name}: directory {directory} is a URL: give a folder of a local or mounted file system"
+            )
         self.directory = str(Path(directory).absolute())
 
     @property
@@ -217,9 +219,8 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
         if prepared_in is None or (path.exists() and path.read_text().strip() == prepared_in):
             return ""
         return (
-            f"{self._place} is not the folder that this was prepared in: is it the right one, and mounted? If that "
-            f"folder is gone for good, say so: write {prepared_in} into {path}, and what was prepared there counts as "
-            "lost"
+            f"{self._place} is not the folder in which the transaction was prepared: is it the right one, and mounted? "
+            f"If that one is gone for good, write {prepared_in} into {path}, and what was prepared there is lost"
         )
 
 
@@ -243,8 +244,8 @@ def sole(path: Path) -> Iterator[bool]:
         Whether it is there; False also if somebody has ended it meanwhile.
 
     Raises:
-        RetryableSinkError: Another process is at it, or it cannot be opened.
-        SinkError: Its file system knows no locks.
+        RetryableSinkError: Another process holds it, or it cannot be opened.
+        SinkError: Its file system has no locks.
     """
     try:
         handle = os.open(path, os.O_RDWR)
@@ -266,7 +267,7 @@ def _lock(handle: int, path: Path) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise RetryableSinkError(f"another process is at {path}") from error
+        raise RetryableSinkError(f"another process is committing or aborting {path}") from error
     except OSError as error:
         raise SinkError(
             f"cannot lock {path}: {error}. Its file system must have locks (flock), and over NFS a lock service that "

@@ -129,7 +129,7 @@ class Marks:
             sent = _mark(line)
             if sent is None:
                 if good + len(line) < len(data):
-                    raise DataLossError(f"{path} is damaged at byte {good}: nobody can say how much was delivered")
+                    raise DataLossError(f"{path} is damaged at byte {good}: how much was delivered is unknown")
                 break  # torn by a crash
             self.sent, good = sent, good + len(line)
         if good < len(data):

@@ -166,7 +166,9 @@ class WriteAheadLogSink(FolderSink[Segment]):
         outcomes: list[CommitOutcome] = []
         for committable in committables:
             if outcomes and outcomes[-1].status is CommitStatus.RETRY_LATER:
-                outcomes.append(CommitOutcome(CommitStatus.RETRY_LATER, "waits for what comes before it"))
+                outcomes.append(
+                    CommitOutcome(CommitStatus.RETRY_LATER, "waits for an earlier epoch, which could not be sent")
+                )
             else:
                 outcomes.append(self.commit(committable))
         return outcomes
@@ -209,7 +211,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
                     return AbortOutcome(AbortStatus.ABORTED)
         if self._is_sent(committable):
             return AbortOutcome(AbortStatus.COMMITTED)
-        return AbortOutcome(AbortStatus.UNKNOWN, "there is no trace of it")
+        return AbortOutcome(AbortStatus.UNKNOWN, f"{self.directory} holds no trace of {committable.transaction}")
 
     def _is_sent(self, committable: Committable) -> bool:
         """Whether its sending has begun."""

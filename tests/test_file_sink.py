@@ -298,7 +298,7 @@ def test_rows_that_a_format_cannot_hold_are_an_error_of_ours(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("options", "match"),
-    [({"format": "xml"}, "format 'xml'"), ({"roll_bytes": 0}, "roll_bytes"), ({"directory": "s3://b"}, "no folder")],
+    [({"format": "xml"}, "format 'xml'"), ({"roll_bytes": 0}, "roll_bytes"), ({"directory": "s3://b"}, "is a URL")],
 )
 def test_a_setting_without_sense_is_refused(tmp_path: Path, options: dict[str, Any], match: str):
     with pytest.raises(ConfigurationError, match=match):

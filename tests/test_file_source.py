@@ -160,7 +160,7 @@ def test_each_file_belongs_to_one_subtask_whatever_their_number(tmp_path: Path, 
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigurationError, match="no folder"):
+    with pytest.raises(ConfigurationError, match="is not a folder"):
         FileSource(tmp_path / "no").validate()
     with pytest.raises(ConfigurationError, match="format 'xml'"):
         FileSource(tmp_path, format="xml")

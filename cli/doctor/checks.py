@@ -105,16 +105,16 @@ def check_python() -> Finding:
     """The executors' Python, if they run on this machine, has the driver's version and packages."""
     check = "python of the executors"
     try:
-        from onceward.connectors.spark import executors  # noqa: PLC0415 - doctor also looks at what is not installed
+        from onceward.connectors.spark import cluster  # noqa: PLC0415 - doctor also looks at what is not installed
     except ImportError:
         return skipped(check, "pyspark is not installed")
     chosen = os.environ.get("PYSPARK_PYTHON")
-    found = executors.obstacle(chosen or executors.DEFAULT)
+    found = cluster.obstacle(chosen or cluster.DEFAULT)
     if not found:
-        return ok(check, chosen or executors.DEFAULT)
+        return ok(check, chosen or cluster.DEFAULT)
     if not chosen:
-        return warning(check, f"{found}, and PYSPARK_PYTHON is not set", f"unless the program does: {executors.ADVICE}")
-    return failed(check, found, executors.ADVICE)
+        return warning(check, f"{found}, and PYSPARK_PYTHON is not set", f"unless the program does: {cluster.ADVICE}")
+    return failed(check, found, cluster.ADVICE)
 
 
 def check_store(url: str | None, pipeline: str | None) -> Finding:

@@ -45,12 +45,7 @@ class _JsonLinesWriter:
 
 
 class Format(NamedTuple):
-    """A format of files.
-
-    Attributes:
-        dataset: What pyarrow.dataset calls it.
-        writer: Makes what writes batches of one schema into an open file.
-    """
+    """A format of files: what pyarrow.dataset calls it, and what writes batches of one schema into an open file."""
 
     dataset: str
     writer: Callable[[BinaryIO, pa.Schema], Any]
@@ -77,14 +72,8 @@ def check_format(sink: str, format_: str, schema: pa.Schema) -> None:
             raise SchemaError(f"sink {sink}: CSV cannot hold column {field.name!r} of type {field.type}")
 
 
-class OpenFile:
-    """A file that is being written.
-
-    Args:
-        path: Where.
-        format_: One of FORMATS.
-        schema: Of its batches.
-    """
+class _OpenFile:
+    """A file that is being written."""
 
     def __init__(self, path: Path, format_: str, schema: pa.Schema) -> None:
         self.path = path
@@ -93,19 +82,16 @@ class OpenFile:
         self._writer = FORMATS[format_].writer(self._file, schema)
 
     def fits(self, schema: pa.Schema) -> bool:
-        """Whether batches of this schema can follow."""
         return self._schema is None or bool(self._schema.equals(schema))
 
     @property
     def size(self) -> int:
-        """Bytes so far, about."""
         return self._file.tell()
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._writer.write_batch(batch)
 
     def finish(self) -> None:
-        """Complete the file and sync it."""
         try:
             self._writer.close()
             self._file.flush()
@@ -114,7 +100,6 @@ class OpenFile:
             self._file.close()
 
     def abandon(self) -> None:
-        """Close the file as it is; it will be deleted."""
         with suppress(OSError, pa.ArrowException):  # else Arrow closes it later, into a closed file
             self._writer.close()
         self._file.close()
@@ -145,7 +130,7 @@ class Files:
         self.rows = 0
         self._format = format_
         self._roll = roll_bytes
-        self._open: dict[str, tuple[str, OpenFile]] = {}
+        self._open: dict[str, tuple[str, _OpenFile]] = {}
         self.finished: list[str] = []
         self.folder = area / file_name(self.name)
         make_folder(self.folder)
@@ -172,12 +157,12 @@ class Files:
             file.abandon()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _begin(self, partition: str, schema: pa.Schema) -> tuple[str, OpenFile]:
+    def _begin(self, partition: str, schema: pa.Schema) -> tuple[str, _OpenFile]:
         number = len(self.finished) + len(self._open)
         name = str(Path(partition) / f"{number}.{self._format}")
         path = self.folder / hidden(name)
         make_folder(path.parent)
-        return name, OpenFile(path, self._format, schema)
+        return name, _OpenFile(path, self._format, schema)
 
     def _finish(self, partition: str) -> None:
         name, file = self._open.pop(partition)

@@ -198,7 +198,7 @@ class FileSink(FolderSink[Files]):
             return AbortOutcome(AbortStatus.ABORTED)
         if self._folder(committable.transaction, COMMIT).is_dir():
             return AbortOutcome(AbortStatus.COMMITTED)
-        return AbortOutcome(AbortStatus.UNKNOWN, "there is no trace of it")
+        return AbortOutcome(AbortStatus.UNKNOWN, f"{self.directory} holds no trace of {committable.transaction}")
 
     def _look(self, committable: Committable) -> tuple[Observation, str]:
         transaction, files = committable.transaction, committable.handle.get("files", ())

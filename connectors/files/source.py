@@ -72,7 +72,7 @@ class FileSource(ResettableSource):
 
     def validate(self) -> None:
         if not self.directory.is_dir():
-            raise ConfigurationError(f"{self.directory} is no folder")
+            raise ConfigurationError(f"{self.directory} is not a folder: create it, or correct the path")
         _ = self.schema  # all subtasks read by one
 
     def start(self) -> Position:

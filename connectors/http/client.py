@@ -64,11 +64,11 @@ class HttpSettings:
         _check_url(self.url)
         for name, value in self.headers:
             if not _TOKEN.fullmatch(name):
-                raise ConfigurationError(f"{name!r} is no name of a header")
+                raise ConfigurationError(f"headers: {name!r} is not a valid header name")
             if not isinstance(value, str) or not _VALUE.fullmatch(value):
-                raise ConfigurationError(f"header {name} has a value that is empty or holds characters beyond ASCII's")
+                raise ConfigurationError(f"header {name} has a value that is empty or not printable ASCII")
             if name.lower() in _OURS:
-                raise ConfigurationError(f"header {name} is not yours to give")
+                raise ConfigurationError(f"header {name} is set by the sink: remove it from headers")
         check_seconds("timeout", self.timeout)
         check_seconds("connect_timeout", self.connect_timeout)
         if self.client_key is not None and self.client_cert is None:
@@ -117,15 +117,17 @@ def with_authentication(
     """
     ways = [token is not None, username is not None, any(name.lower() == "authorization" for name in headers)]
     if sum(ways) > 1:
-        raise ConfigurationError("give one of token, username and password, and a header Authorization")
+        raise ConfigurationError(
+            "authentication is given twice: give one of token, username with password, and a header Authorization"
+        )
     if (username is None) is not (password is None):
-        raise ConfigurationError("username and password go together")
+        raise ConfigurationError("only one of username and password is given: give both or neither")
     given = tuple(headers.items())
     if token is not None:
         return (*given, ("Authorization", f"Bearer {token}"))
     if username is not None:
         if ":" in username:
-            raise ConfigurationError("a username of Basic authentication has no colon")
+            raise ConfigurationError("username contains a colon, which Basic authentication does not allow")
         return (*given, ("Authorization", "Basic " + base64.b64encode(f"{username}:{password}".encode()).decode()))
     return given
 
@@ -166,8 +168,8 @@ def _check_url(url: str) -> None:
         sent.raw_host.decode("ascii").encode("idna")
     except (httpx.InvalidURL, UnicodeError):
         raise ConfigurationError(
-            "url is not one that can be asked for: its host has an empty label, one of more than 63 characters, or "
-            "characters that no name has; or an address is none; or it is too long"
+            "url cannot be requested: its host has an empty label, a label of more than 63 characters or characters "
+            "that are not allowed in host names, or is not a valid address; or the URL is too long"
         ) from None
 
 

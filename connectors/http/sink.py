@@ -129,7 +129,9 @@ class HttpSink(WriteAheadLogSink):
         self.retry_statuses = frozenset(retry_statuses)
         names = {header.lower() for header, _ in self.settings.headers}
         if not _NAME.fullmatch(key_header) or key_header.lower() in names:
-            raise ConfigurationError(f"key_header {key_header!r} is no name of a header, or given in headers too")
+            raise ConfigurationError(
+                f"key_header {key_header!r} is not a valid header name, or is also given in headers"
+            )
         if longest_wait < 0:
             raise ConfigurationError(f"longest_wait must be 0 seconds or more, not {longest_wait}")
         wrong = sorted(status for status in self.retry_statuses if status not in range(300, 500))

@@ -244,7 +244,7 @@ def check_facts(facts: Facts, where: str, *, durable: bool, replicas: int) -> li
             "slot only. Give a server without cluster mode"
         )
     if facts.role != "master":
-        raise ConfigurationError(f"{where} is a replica: give the primary")
+        raise ConfigurationError(f"{where} is a replica: give the address of the primary")
     forgets = []
     if not facts.append_only:
         forgets.append("it has no append-only file (set appendonly to yes)")
@@ -258,8 +258,8 @@ def check_facts(facts: Facts, where: str, *, durable: bool, replicas: int) -> li
     if not lacks and facts.version < _WAITAOF_SINCE:
         lacks = "is older than 7.2 and cannot say when rows are on disk (WAITAOF)"
     if lacks:
-        raise ConfigurationError(f"{where} {lacks}. Or say durable=False: then it is at most once")
+        raise ConfigurationError(f"{where} {lacks}. Or set durable=False, which makes the sink at-most-once")
     if facts.replicas < replicas:
-        raise ConfigurationError(f"{where} has {facts.replicas} replicas, and replicas={replicas} is asked for")
+        raise ConfigurationError(f"{where} has {facts.replicas} replicas, fewer than replicas={replicas}")
     slow = facts.fsync == "everysec"
     return [f"{where} has appendfsync everysec: each delivery waits for up to a second"] if slow else []

@@ -156,7 +156,7 @@ def written(sink: str, form: str, key: KeyTemplate, rows: pa.RecordBatch, maxlen
         return [_row(form, key, row, maxlen) for row in rows.to_pylist()]
     except KeyError as error:
         raise SinkError(
-            f"rows that were written before have no column {error} of the key. Start once with the key of then",
+            f"rows written before the key was changed have no column {error}: run once with the former key",
             sink=sink,
         ) from None
     except (ValueError, TypeError, OverflowError) as error:

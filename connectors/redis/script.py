@@ -156,7 +156,7 @@ def marker_key(scope: Scope) -> bytes:
     return scope.head.encode()
 
 
-def change_marker(settings: RedisSettings, script: str, scope: Scope, *arguments: object) -> bytes | None:
+def change_marker(settings: RedisSettings, script: str, scope: Scope, *arguments: object) -> Any:
     """Run CLAIM, RELEASE or PRUNE.
 
     Raises:
@@ -164,8 +164,7 @@ def change_marker(settings: RedisSettings, script: str, scope: Scope, *arguments
         SinkError: It refuses.
     """
     with asking(settings, f"cannot change the marker of sink {scope.sink}") as client:
-        found: bytes | None = client.execute_command("EVAL", script, 1, marker_key(scope), scope.log, *arguments)
-    return found
+        return client.execute_command("EVAL", script, 1, marker_key(scope), scope.log, *arguments)
 
 
 def deliver(  # noqa: PLR0917 - of the delivery

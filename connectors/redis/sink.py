@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from onceward.core.errors import ConfigurationError, DataLossError, SinkError
 from onceward.core.kit.options import arguments
-from onceward.core.names import NOTHING, TransactionName, other_log, outdated_log, parse_transaction_name
+from onceward.core.names import other_log, outdated_log, parse_transaction_name
 from onceward.core.sink import Guarantee
 from onceward.core.transaction import Progress
 from onceward.sinks.folders import FolderClaims, newest_of
@@ -25,12 +25,11 @@ from .script import CLAIM, GO_ON, PRUNE, RELEASE, Loss, change_marker, deliver, 
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     import pyarrow as pa
 
-    from onceward.core.names import Scope
+    from onceward.core.names import Scope, TransactionName
     from onceward.core.transaction import Committable
     from onceward.sinks.segments import Segment
     from onceward.sinks.write_ahead import Delivery
@@ -95,10 +94,12 @@ class RedisSink(WriteAheadLogSink):
         if form not in FORMS:
             raise ConfigurationError(f"form {form!r} is unknown: give one of {', '.join(FORMS)}")
         if maxlen is not None and (form != "stream" or maxlen < 1):
-            raise ConfigurationError(f"maxlen={maxlen} with form {form!r}: it is for streams, and 1 or more")
+            raise ConfigurationError(
+                f"maxlen={maxlen} with form {form!r}: maxlen is for streams, and must be 1 or more"
+            )
         if replicas < 0 or (replicas and not durable):
             raise ConfigurationError(
-                f"replicas={replicas} with durable={durable}: it is 0 or more, and for durable=True"
+                f"replicas={replicas} with durable={durable}: replicas must be 0 or more, and needs durable=True"
             )
         self.form = form
         self.key = KeyTemplate(key)
@@ -156,7 +157,7 @@ class RedisSink(WriteAheadLogSink):
         """Write rows and marker. A server that has lost its marker is an error, or with durable=False a warning."""
         name = parse_transaction_name(delivery.transaction)
         if name is None:
-            raise SinkError(f"{delivery.transaction!r} is no name of a transaction", sink=self.name)
+            raise SinkError(f"{delivery.transaction!r} is not a transaction name", sink=self.name)
         loss: Loss = "loud"
         if not self.durable:  # only a server that evicts keys loses a marker and keeps the rows
             loss = "again" if delivery.again and read_facts(self.settings).evicts else "first"
@@ -170,15 +171,15 @@ class RedisSink(WriteAheadLogSink):
             DataLossError: The server has lost it, before anything more is decided for it.
         """
         with suppress(SinkError):  # what it cannot answer now, it answers at the next delivery
-            self._check_marker(scope, self._known(scope))
+            self._check_marker(scope, self._marker(scope).get("log"))
         return super().lingering(scope)
 
     def check_claim(self, scope: Scope, newest: Progress) -> None:
         """Look whose the names are, and how far their log had come, in the folder and in the server."""
         super().check_claim(scope, newest)
-        known = self._known(scope)
-        self._check_owner(scope, known)
-        reached = self._reached(scope) if known is not None else NOTHING
+        marker = self._marker(scope)
+        self._check_owner(scope, marker.get("log"))
+        reached = self._reached(scope, marker)
         if reached > newest:
             raise outdated_log(scope, reached, newest, self.settings.shown)
 
@@ -191,14 +192,14 @@ class RedisSink(WriteAheadLogSink):
                 durable=False the next delivery makes the marker again.
         """
         new = FolderClaims(self._place).known(scope) != scope.log
-        known = change_marker(self.settings, CLAIM, scope) if new else self._known(scope)
+        known = str(change_marker(self.settings, CLAIM, scope), "utf-8") if new else self._marker(scope).get("log")
         self._check_marker(scope, known)
         self._check_owner(scope, known)
         super().claim(scope)
 
     def release(self, scope: Scope) -> None:
         """Forget, in the server and in the folder, other decision logs and how far this one had come."""
-        if self._known(scope) is None:
+        if not self._marker(scope):
             FolderClaims(self._place).release(scope, own=True)
         change_marker(self.settings, RELEASE, scope)
         super().release(scope)
@@ -206,17 +207,17 @@ class RedisSink(WriteAheadLogSink):
     def completed(self, scope: Scope, epoch: int) -> None:
         """Delete what says that transactions of older epochs are written."""
         super().completed(scope, epoch)
-        written, released = self._written(scope)
-        ended = [name for name in (*written, *released) if name.epoch < epoch]
+        marker = self._marker(scope)
+        ended = {name for name in _written(scope, marker) if name.epoch < epoch}
         if ended:
-            floor = newest_of(name for name in written if name.epoch < epoch)
+            floor = newest_of(ended - _released(marker))
             change_marker(self.settings, PRUNE, scope, *floor, *map(str, ended))
 
-    def _check_owner(self, scope: Scope, known: bytes | None) -> None:
-        if known not in (None, scope.log.encode()):
-            raise other_log(scope, str(known, "utf-8"), self.settings.shown)
+    def _check_owner(self, scope: Scope, known: str | None) -> None:
+        if known not in (None, scope.log):
+            raise other_log(scope, str(known), self.settings.shown)
 
-    def _check_marker(self, scope: Scope, known: bytes | None) -> None:
+    def _check_marker(self, scope: Scope, known: str | None) -> None:
         if known is None and self.durable and FolderClaims(self._place).known(scope) == scope.log:
             raise DataLossError(
                 f"{self.settings.shown} knows nothing of this pipeline and sink, though {self.directory} does. {GO_ON}",
@@ -224,29 +225,23 @@ class RedisSink(WriteAheadLogSink):
                 sink=scope.sink,
             )
 
-    def _known(self, scope: Scope) -> bytes | None:
-        """The decision log that the marker names, if there is a marker."""
-        return self._marker_fields(scope, "log")[0]
-
-    def _reached(self, scope: Scope) -> Progress:
+    def _reached(self, scope: Scope, marker: Mapping[str, str]) -> Progress:
         """How far the log had come by what the server knows: the floor stands for what is deleted."""
-        start, epoch = self._marker_fields(scope, "floor:start", "floor:epoch")
-        floor = Progress(int(start), int(epoch)) if start is not None and epoch is not None else NOTHING
-        return max(floor, newest_of(self._written(scope)[0]))
+        floor = Progress(int(marker.get("floor:start", -1)), int(marker.get("floor:epoch", -1)))
+        return max(floor, newest_of(_written(scope, marker) - _released(marker)))
 
-    def _written(self, scope: Scope) -> tuple[list[TransactionName], list[TransactionName]]:
-        """Transactions whose rows the marker counts: since the newest rewind, and from before."""
-        with self._reading() as client:
-            fields: list[bytes] = client.execute_command("HKEYS", marker_key(scope))
-        [before] = self._marker_fields(scope, "released")
-        released = set((before or b"").decode().split())
-        names = [parse_transaction_name(field.decode()) for field in fields]
-        mine = [name for name in names if name is not None and name.scope == scope]
-        return [n for n in mine if str(n) not in released], [n for n in mine if str(n) in released]
+    def _marker(self, scope: Scope) -> dict[str, str]:
+        """The marker; {} if there is none."""
+        with asking(self.settings, "cannot read the marker") as client:
+            found: dict[bytes, bytes] = client.execute_command("HGETALL", marker_key(scope))
+        return {name.decode(): value.decode() for name, value in found.items()}
 
-    def _marker_fields(self, scope: Scope, *fields: str) -> list[bytes | None]:
-        with self._reading() as client:
-            return [client.execute_command("HGET", marker_key(scope), field) for field in fields]
 
-    def _reading(self) -> AbstractContextManager[Any]:
-        return asking(self.settings, "cannot read the marker")
+def _written(scope: Scope, marker: Iterable[str]) -> set[TransactionName]:
+    """Transactions whose rows the marker counts."""
+    return {name for name in map(parse_transaction_name, marker) if name is not None and name.scope == scope}
+
+
+def _released(marker: Mapping[str, str]) -> set[TransactionName]:
+    """Those of them from before the newest rewind."""
+    return {name for name in map(parse_transaction_name, marker.get("released", "").split()) if name is not None}

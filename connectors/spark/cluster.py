@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("onceward.spark")
 
+DEFAULT: Final = "python3"
+"""What Spark runs without PYSPARK_PYTHON."""
+ADVICE: Final = f"set PYSPARK_PYTHON={sys.executable} before the session starts"
 _PROBE: Final = "import sys, onceward.core, pyarrow; print('.'.join(map(str, sys.version_info[:2])))"
 
 
@@ -54,12 +57,7 @@ def warn_of_python(spark: SparkSession) -> None:
         return  # they are elsewhere
     found = obstacle(context.pythonExec)
     if found:
-        _log.warning(
-            "executors run %s, but %s: set PYSPARK_PYTHON=%s before the session starts",
-            context.pythonExec,
-            found,
-            sys.executable,
-        )
+        _log.warning("executors run %s, but %s: %s", context.pythonExec, found, ADVICE)
 
 
 def open_log(store: str | LogStore | None, checkpoint: str, pipeline: str) -> LogStore:
