@@ -82,7 +82,7 @@ def test_a_savepoint_is_restored_by_its_url_once_and_deleted_when_claimed(rig: R
     _, job, _ = rig.begun(5)
     where = job.stop_with_savepoint(f"{rig.url}/save/", timeout=60)
     assert where == f"{rig.url}/save"
-    with pytest.raises(ConfigurationError, match="there is something already"):
+    with pytest.raises(ConfigurationError, match="the folder is not empty"):
         rig.begun(1)[1].savepoint(where)
     again = rig.pipeline(parallelism=3)
     again.run(restore=where, claim=True)

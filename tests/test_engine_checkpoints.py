@@ -398,19 +398,6 @@ def test_the_history_holds_the_last_ten_with_what_each_task_did():
     assert (first.sync, first.asynchronous, first.uploaded) == (0.1, 0.2, 3)
 
 
-def test_retained_of_0_or_less_is_taken_for_1_with_a_warning(caplog: pytest.LogCaptureFixture):
-    assert CheckpointConfig(retained=0).checked().retained == 1
-    assert "retained=0" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "values", [{"interval": 0}, {"timeout": 0}, {"min_pause": -1}, {"max_concurrent": 0}, {"mode": "twice"}]
-)
-def test_a_setting_without_sense_is_refused(values: dict[str, Any]):
-    with pytest.raises(ValueError, match=next(iter(values))):
-        CheckpointConfig(**values).checked()
-
-
 def test_a_savepoint_is_never_subsumed_by_a_newer_checkpoint():
     """It is its user's; that a newer checkpoint was faster is no reason to end it."""
     rig = Rig(max_concurrent=3)

@@ -218,9 +218,9 @@ def test_a_savepoint_is_not_written_over_another(tmp_path: Path):
     job = p.start()
     reach(source, job, 1)
     job.savepoint(tmp_path / "save", timeout=10)
-    with pytest.raises(ConfigurationError, match="there is something already"):
+    with pytest.raises(ConfigurationError, match="the folder is not empty"):
         job.savepoint(tmp_path / "save", timeout=10)
-    with pytest.raises(ConfigurationError, match="is no folder"):
+    with pytest.raises(ConfigurationError, match="cannot hold checkpoints"):
         p.savepoint("nowhere://bucket/save")
     p.stop()
 

@@ -149,7 +149,7 @@ class Attempt(ABC):
             else:
                 CheckpointStorage(ack.target).delete(ref.path for ref in ack.state.files)
         except OSError as error:
-            _log.warning("files of a checkpoint that was given up are left: %s", error)
+            _log.warning("cannot delete the files of a checkpoint that was given up: %s", error)
 
     def _place(self, barrier: Barrier) -> tuple[CheckpointStorage | None, str]:
         """Where a checkpoint's files go: storage and folder in it."""

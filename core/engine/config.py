@@ -106,17 +106,29 @@ class CheckpointConfig(msgspec.Struct, frozen=True):
         Raises:
             ConfigurationError: A value makes no sense.
         """
-        return _checked(msgspec.to_builtins(self), strict=True)
+        return _checked(msgspec.structs.asdict(self), strict=True)
+
+
+_WANTED: Final = {
+    "interval": "a number of seconds, more than 0",
+    "timeout": "a number of seconds, more than 0",
+    "min_pause": "a number of seconds, 0 or more",
+    "max_concurrent": "a whole number, 1 or more",
+    "tolerable_failures": "a whole number, 0 or more",
+    "retained": "a whole number",
+    "mode": f"one of {', '.join(Mode)}",
+    "on_cancel": f"one of {', '.join(Retention)}",
+    "on_failure": f"one of {', '.join(Retention)}",
+    "history": "a whole number, 0 or more",
+}
 
 
 def _checked(values: dict[str, Any], *, strict: bool) -> CheckpointConfig:
     try:
         config = msgspec.convert(values, CheckpointConfig, strict=strict)
     except msgspec.ValidationError as error:
-        reason, _, name = str(error).rstrip("`").partition(" - at `$.")
-        choices = {"mode": Mode, "on_cancel": Retention, "on_failure": Retention}.get(name)
-        reason = f"give one of {', '.join(choices)}" if choices else reason
-        raise ConfigurationError(f"CheckpointConfig({name}={values[name]!r}): {reason}") from error
+        name = str(error).rstrip("`").rpartition("$.")[2]
+        raise ConfigurationError(f"CheckpointConfig({name}={values[name]!r}): give {_WANTED[name]}") from error
     if config.retained > 0:
         return config
     _log.warning("CheckpointConfig(retained=%s): a restore needs one, so 1 is kept", config.retained)

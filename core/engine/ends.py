@@ -102,7 +102,7 @@ class ResettableLogic(SourceLogic):
             try:
                 self._source.publish(position)
             except OncewardError as error:
-                _log.warning("a source could not publish its position: %s", error)
+                _log.warning("a source cannot publish its position: %s", error)
 
     def close(self) -> None:
         if self._reading is not None:

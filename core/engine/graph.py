@@ -73,9 +73,9 @@ class Graph:
         parallelism = self._parallelism if parallelism is None else parallelism
         uid = uid or f"{kind}-{len(self.operators)}"
         if any(operator.uid == uid for operator in self.operators):
-            raise ConfigurationError(f"two operators have the uid {uid!r}: give each one of its own")
+            raise ConfigurationError(f"two operators have the uid {uid!r}: give each its own")
         if "/" in uid or uid.startswith("."):
-            raise ConfigurationError(f"uid {uid!r}: it names files, so no '/' in it and no '.' in front")
+            raise ConfigurationError(f"uid {uid!r} cannot be used: it names files. Leave out '/' and a leading '.'")
         check_parallelism(f"operator {uid}", parallelism, self.max_parallelism)
         operator = Operator(uid, kind, what, parallelism, inputs, schema)
         self.operators.append(operator)
@@ -94,7 +94,7 @@ class Graph:
             raise ConfigurationError(f"nobody reads what {', '.join(loose)} gives: end each stream with sink(…)")
         names = [o.what.name for o in self.of_kind("sink")]
         if len(set(names)) != len(names):
-            raise ConfigurationError(f"sinks need names of their own; there are {', '.join(sorted(names))}")
+            raise ConfigurationError(f"two sinks have the same name: {', '.join(sorted(names))}. Give each its own")
 
 
 _ORDER: Final = (

@@ -222,7 +222,7 @@ class Job:
                 started.completer.drop_state(f"{setting}='delete'")
                 started.completer.retained.delete_all()
         except OncewardError as error:
-            _log.warning("checkpoints are not deleted: %s", error)
+            _log.warning("cannot delete the checkpoints: %s", error)
 
 
 def _target(path: str | Path) -> str:
@@ -236,8 +236,8 @@ def _target(path: str | Path) -> str:
         if storage.is_empty:
             return storage.root
     except OSError as error:
-        raise ConfigurationError(f"savepoint {storage.root} is no folder that can be used: {error}") from error
-    raise ConfigurationError(f"savepoint {storage.root}: there is something already; give a new or an empty folder")
+        raise ConfigurationError(f"savepoint {storage.root}: the folder cannot be used: {error}") from error
+    raise ConfigurationError(f"savepoint {storage.root}: the folder is not empty; give a new or an empty one")
 
 
 def is_hopeless(error: OncewardError) -> bool:

@@ -174,7 +174,7 @@ def _check_made_here(metadata: Metadata, path: str, view: LogView, restore: Rest
             raise ConfigurationError(
                 f"restore={path!r}: checkpoint {metadata.checkpoint} was made by pipeline {metadata.pipeline!r} "
                 f"under another decision log, which alone knows whether the rows before it are committed. Say "
-                f"import_from={metadata.pipeline!r} if it is meant; nothing was started"
+                f"import_from={metadata.pipeline!r} if you mean it; nothing was started"
             )
         if not is_proven(path, metadata):
             _log.warning("pipeline %s imports %s, and nothing shows that it was decided", pipeline, path)

@@ -111,7 +111,7 @@ class Stream:
             ConfigurationError: It is no sink, or DuckDB is needed and not there, or `select` or `where` is wrong.
         """
         if not isinstance(sink, (TwoPhaseCommit, Direct)):
-            raise ConfigurationError(f"{type(sink).__name__} is no sink of the embedded engine")
+            raise ConfigurationError(f"{type(sink).__name__} is not a sink of the embedded engine")
         sink.projection()  # or a ConfigurationError
         self._then("sink", sink, sink.name, parallelism)
         return self._pipeline
@@ -181,7 +181,7 @@ class Pipeline:
         """Where rows come from."""
         if not isinstance(source, (ResettableSource, LiveSource)):
             raise ConfigurationError(
-                f"{type(source).__name__} is no source: it must be a ResettableSource or a LiveSource"
+                f"{type(source).__name__} is not a source: it must be a ResettableSource or a LiveSource"
             )
         return Stream(self, self.graph.add("source", source, [], uid=uid, parallelism=parallelism))
 

@@ -137,7 +137,7 @@ def prove(reference: Reference, log: str, epoch: int) -> None:
             storage.delete([PROOF])  # a damaged one
             storage.write(PROOF, [msgspec.json.encode(Proof(log=log, epoch=epoch, sha256=reference.sha256))])
     except (OSError, OncewardError) as error:
-        _log.warning("checkpoint %s is decided, and cannot be marked so: %s", reference.folder, error)
+        _log.warning("checkpoint %s is decided, but cannot be marked as decided: %s", reference.folder, error)
 
 
 def prove_newest(view: LogView) -> None:

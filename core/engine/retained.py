@@ -119,7 +119,7 @@ class Retained:
             try:
                 metadata = self._storage.read_metadata(folder)
             except StateDamagedError as error:
-                _log.warning("checkpoint %s is not kept: %s", folder, error)
+                _log.warning("checkpoint %s cannot be kept: %s", folder, error)
                 continue
             path = self._storage.at(folder)
             if metadata.checkpoint <= up_to and (path == reference.folder or is_proven(path, metadata)):
@@ -142,7 +142,7 @@ class Retained:
             if claimed is not None:
                 _delete_claimed(claimed)
         except (OSError, OncewardError) as error:
-            _log.warning("files of older checkpoints are left: %s", error)
+            _log.warning("cannot delete the files of older checkpoints: %s", error)
 
     def _drop(self, folders: Iterable[str], under_way: Collection[int] = ()) -> None:
         for folder in list(folders):

@@ -105,7 +105,7 @@ class ThreadedAttempt(Attempt):
             thread.join(max(0.0, until - time.monotonic()))
         late = [thread.name for thread in threads if thread.is_alive()]
         if late:
-            _log.warning("still at work, and left behind: %s", ", ".join(late))
+            _log.warning("threads that did not end in %s s are left behind: %s", JOIN_SECONDS, ", ".join(late))
         self._pool.shutdown(wait=True)
         self._handle_the_rest()
         self._closed.set()

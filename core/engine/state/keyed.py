@@ -102,7 +102,7 @@ class KeyedState:
 
     def _place(self) -> tuple[KeyedTable, bytes]:
         if self._scope is None:
-            raise ConfigurationError(f"state {self.name!r} belongs to a function that runs in a pipeline")
+            raise ConfigurationError(f"state {self.name!r} can be used only by a function that runs in a pipeline")
         return self._scope.table, self._scope.row(self.name)
 
     def clear(self) -> None:

@@ -64,7 +64,7 @@ class CheckpointStorage:
 
         try:
             if self._files.exists(path):
-                raise StateError(f"{self.at(path)} is there already: nothing of a checkpoint is ever written over")
+                raise StateError(f"{self.at(path)} already exists: no file of a checkpoint is ever overwritten")
             self._files.put(path, counted())
         except OSError as error:
             raise StateError(f"cannot write {self.at(path)}: {error}") from error
@@ -279,7 +279,7 @@ def _open_files(location: str) -> _LocalFiles | _ObjectFiles:
     except ImportError as error:
         raise ConfigurationError(f"{location} needs a package: pip install 'onceward[objects]' and {error}") from error
     except ValueError as error:
-        raise ConfigurationError(f"{location} is no folder: {error}") from error
+        raise ConfigurationError(f"{location} cannot hold checkpoints: {error}") from error
     return _ObjectFiles(filesystem, root)
 
 
