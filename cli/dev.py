@@ -94,25 +94,19 @@ def _fetch_kafka(say: Console) -> None:
             ensure_jars(KAFKA_LOCK)
 
 
-def _facts(services: DevServices) -> dict[str, Any]:
+def _show(services: DevServices, *, as_json: bool) -> None:
     facts: dict[str, Any] = {"home": str(services.home)}
     for service in services.each:
+        pid, address = service.pid, service.address if service.folder.exists() else None
         facts[service.title.lower()] = {
-            "running": service.running,
-            "pid": service.pid,
-            service.address_name: service.address if service.folder.exists() else None,
+            "running": pid is not None,
+            "pid": pid,
+            service.address_name: address,
             "log": str(service.log),
         }
-    return facts
-
-
-def _show(services: DevServices, *, as_json: bool) -> None:
+        if not as_json:  # and no table: an address that is cut or wrapped cannot be copied
+            typer.echo(f"{service.title}: {f'running, pid {pid}' if pid is not None else 'down'}")
+            if address is not None:
+                typer.echo(f"  {service.address_name} {address}\n  log {service.log}")
     if as_json:
-        typer.echo(json.dumps(_facts(services), indent=2))
-        return
-    # No table: an address that is cut or wrapped cannot be copied.
-    for service in services.each:
-        state = f"running, pid {service.pid}" if service.running else "down"
-        typer.echo(f"{service.title}: {state}")
-        if service.folder.exists():
-            typer.echo(f"  {service.address_name} {service.address}\n  log {service.log}")
+        typer.echo(json.dumps(facts, indent=2))

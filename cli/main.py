@@ -101,14 +101,13 @@ def doctor(
     from .doctor import exit_code, show  # noqa: PLC0415 - looks at extras
     from .doctor.checks import run_checks  # noqa: PLC0415
 
-    settings = pairs("--kafka", kafka)
     if bootstrap_servers is None and (kafka or topic):
         raise ConfigurationError("--kafka and --topic need --bootstrap-servers")
     if not all(topic or []):
         raise ConfigurationError("--topic needs a name")
     findings = run_checks(
         bootstrap_servers=bootstrap_servers,
-        kafka_config=settings,
+        kafka_config=pairs("--kafka", kafka),
         topics=topic or [],
         pipeline=pipeline,
         dsn=dsn,
@@ -133,14 +132,7 @@ _SKELETON: Final = Path(__file__).with_name("skeleton")
 
 
 def write_skeleton(name: str, folder: Path) -> list[Path]:
-    """Write NAME.py and test_NAME.py.
-
-    Args:
-        name: Name of the module, for example `billing_sink`; its class is named `BillingSink`.
-        folder: Folder to write them to.
-
-    Returns:
-        The two files.
+    """Write NAME.py and test_NAME.py into the folder, with a class called after NAME, and return the two files.
 
     Raises:
         ConfigurationError: The name is not a valid module name, or a file already exists.
@@ -152,20 +144,11 @@ def write_skeleton(name: str, folder: Path) -> list[Path]:
     if there:
         raise ConfigurationError(f"{', '.join(there)} is there already; nothing was written")
     folder.mkdir(parents=True, exist_ok=True)
+    class_name = "".join(part.capitalize() for part in name.split("_"))
     for path, skeleton in texts.items():
-        path.write_text(_renamed((_SKELETON / skeleton).read_text(), name))
+        text = (_SKELETON / skeleton).read_text().replace("JsonLinesSink", class_name)
+        path.write_text(text.replace("json-lines", name.replace("_", "-")).replace("custom_sink", name))
     return list(texts)
-
-
-def _renamed(text: str, name: str) -> str:
-    named = {
-        "JsonLinesSink": "".join(part.capitalize() for part in name.split("_")),
-        "json-lines": name.replace("_", "-"),
-        "custom_sink": name,
-    }
-    for old, new in named.items():
-        text = text.replace(old, new)
-    return text
 
 
 class RepeatsFiltered(logging.Filter):

@@ -1,4 +1,1 @@
-"""For tests of pipelines and of sinks: real services in containers (`onceward.testing.containers`).
-
-This folder is imported as `onceward.testing`, and only so; its modules therefore import absolutely.
-"""
+"""For tests of pipelines, sinks and sources: a conformance suite, fault injection, real services (docs/testing.md)."""

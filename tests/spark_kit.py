@@ -90,6 +90,10 @@ class Frame:
         self.drained = 0
         self.before: Callable[[], object] = lambda: None
 
+    def coalesce(self, tasks: int) -> Frame:
+        assert len(self.partitions) <= tasks
+        return self
+
     def mapInArrow(self, task: Any, _schema: str) -> Frame:
         self.task = task
         return self
@@ -177,6 +181,7 @@ class Session:
         properties = {"sql.streaming.queryId": QUERY, "spark.jobGroup.id": self.run}
         return SimpleNamespace(
             master=self.master,
+            defaultParallelism=64,
             getConf=lambda: self.conf,
             getLocalProperty=properties.get,
             statusTracker=lambda: SimpleNamespace(getStageInfo=self.stages.get),

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pytest
 
 from onceward import FileSink
-from onceward.core.errors import EpochConflictError, SchemaError, SinkError
+from onceward.core.errors import ConfigurationError, EpochConflictError, SchemaError, SinkError
 from onceward.core.names import other_log, outdated_log, parse_transaction_name
 from onceward.core.steps import Step
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, Progress
 from onceward.sinks import WriteAheadLogSink
 from onceward.testing.conformance import SinkCase, SinkConformance, SinkUnderTest
+from onceward.testing.killing import kill_everywhere
 from onceward.testing.sink_case import numbered
 
 from .engine_kit import Target, TargetSink
@@ -331,6 +334,23 @@ def test_rows_that_are_in_memory_only_do_not_survive_sigkill(
         SinkConformance().test_09_to_15_and_88_a_process_killed_at_each_step_and_call(
             SinkCase(sink_under_test), tmp_path_factory
         )
+
+
+@pytest.mark.parametrize(
+    ("module", "complaint"), [("", "cannot be pickled"), ("no_such_file", "cannot be run in another process")]
+)
+def test_a_sink_that_no_other_process_can_run_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, complaint: str
+) -> None:
+    class Local(FileSink): ...
+
+    if module:
+        Local.__module__, Local.__qualname__ = module, "Local"
+        made = ModuleType(module)
+        vars(made)["Local"] = Local
+        monkeypatch.setitem(sys.modules, module, made)
+    with pytest.raises(ConfigurationError, match=complaint):
+        kill_everywhere(Local("files", tmp_path, format="jsonl"), "p", [], tmp_path)
 
 
 def test_the_crash_test_reaches_every_step_but_those_of_a_write_ahead_log() -> None:

@@ -35,7 +35,15 @@ class Query:
 
     def driver(self, **changes: Any) -> EpochHandler:
         """A driver process that calls exactly_once; the query's run is a new one."""
-        values: dict[str, Any] = {"pipeline": "p", "store": self.store, "adopt": False, "rewind": None, **changes}
+        values: dict[str, Any] = {
+            "pipeline": "p",
+            "store": self.store,
+            "adopt": False,
+            "rewind": None,
+            "writers": "auto",
+            "cheap": False,
+            **changes,
+        }
         sinks = values.pop("sinks", None) or [SparkSink(self.key)]
         return EpochHandler(self.spark, sinks, policy=policy(), on_complete=self.tell, **values)  # type: ignore[arg-type]
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import fsspec
 import pytest
 
 from onceward.connectors.spark.options import FormatOptions
+from onceward.connectors.spark.query import newest_batch, read_text
 from onceward.connectors.spark.task import write_partition
 from onceward.connectors.spark.writer import StreamWriter
-from onceward.core.errors import CommitPendingError, DataLossError, EpochConflictError, FencedError, ProtocolError
+from onceward.core.errors import (
+    CommitPendingError,
+    ConfigurationError,
+    DataLossError,
+    EpochConflictError,
+    FencedError,
+    ProtocolError,
+)
 from onceward.core.log import DirectoryStore, read
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Observation, WriteContext
@@ -159,6 +169,42 @@ def test_a_batch_of_which_one_partition_does_not_tell_is_not_decided(query: Quer
     with pytest.raises(ProtocolError, match="1 of 2 partitions answered"):
         query.commit([message, None], 0)
     assert query.view().decided == -1
+
+
+class CachingFiles(fsspec.get_filesystem_class("memory")):  # type: ignore[misc] - fsspec has no types
+    """Keeps listings, as s3fs does: what a kept one does not name is not there."""
+
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    kept: ClassVar[dict[str, list[str]]] = {}
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        return self.kept.setdefault(path, super().ls(path, detail=detail))
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.kept.pop(path or "", None)
+
+    def cat_file(self, path: str, *args: Any, **how: Any) -> Any:
+        if path not in self.kept.get(path.rpartition("/")[0], [path]):
+            raise FileNotFoundError(path)
+        return super().cat_file(path, *args, **how)
+
+
+def test_a_checkpoint_on_an_object_store_is_read_by_whichever_process(monkeypatch: pytest.MonkeyPatch):
+    """Spark's Python processes live on, and each may be the first for one batch and the second for another."""
+    files = CachingFiles(skip_instance_cache=True)
+    monkeypatch.setattr(fsspec.core, "url_to_fs", lambda url, **_: (files, url.removeprefix("objects:/")))
+    monkeypatch.setattr(
+        fsspec, "open", lambda url, *_, **__: io.StringIO(files.cat(url.removeprefix("objects:/")).decode())
+    )
+    for batch in range(12):
+        files.pipe(f"/c/offsets/{batch}", b"text")
+        assert newest_batch("objects://c") == batch
+        files.pipe(f"/c/offsets/{batch + 1}", b"text")
+        assert read_text(f"objects://c/offsets/{batch + 1}") == "text"
+        files.rm(f"/c/offsets/{batch + 1}")
+    with pytest.raises(ConfigurationError, match="holds no offsets"):
+        newest_batch("objects://d")
 
 
 class Clock:

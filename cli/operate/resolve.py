@@ -80,7 +80,6 @@ def commit_decided(
         CommitPendingError: A target did not answer in time; the decision stands.
         DataLossError: A transaction can no longer be committed; the others are.
         FencedError: Another writer has started at the same time.
-        StoreError: The store did not answer.
     """
     _check_current(found)
     decided = [one for one in found if one.status is TransactionStatus.DECIDED]
@@ -160,11 +159,7 @@ def _check_known(decided: Sequence[Found], sinks: Mapping[str, TwoPhaseCommit[An
 def abort_undecided(log: Log, found: Sequence[Found], *, policy: CommitPolicy | None = None) -> Swept:
     """Become the newest writer, so that none of these can be decided any more, and abort exactly these.
 
-    What was decided, or ended, since they were found is left alone.
-
-    Raises:
-        FencedError: Another writer has started at the same time; nothing was aborted.
-        StoreError: The store did not answer; nothing was aborted.
+    What was decided, or ended, since they were found is left alone. FencedError and StoreError: nothing was aborted.
     """
     targets = dict.fromkeys((one.committable.sink, one.target) for one in found if one.target is not None)
     writer = LogWriter(log.store, log.pipeline, (policy or CommitPolicy()).writer_clock())
@@ -182,15 +177,9 @@ def abort_orphaned(found: Sequence[Found]) -> list[AbortOutcome]:
 
 
 def chosen(found: Sequence[Found], names: Sequence[str], *, orphaned: bool) -> list[Found]:
-    """Which of what was found is to be aborted.
+    """Those that are to be aborted: all that no decision can name, or these names; refuse what must not be aborted.
 
-    Args:
-        found: Everything.
-        names: Transactions that are meant; empty for all that no decision can name.
-        orphaned: Those whose log is another one, or not given, are meant.
-
-    Raises:
-        ConfigurationError: A name is not there, or must not be aborted.
+    With `orphaned`, those whose log is another one, or not given, are meant, and only by their names.
     """
     _check_current(found)
     may = _ORPHANS if orphaned else _UNDECIDED

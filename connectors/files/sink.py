@@ -35,7 +35,7 @@ import pyarrow as pa
 
 from onceward.core.errors import ConfigurationError, SinkError
 from onceward.core.folders import make_folder, sync_folder
-from onceward.core.kit.options import arguments
+from onceward.core.kit.options import arguments, check_choice
 from onceward.core.names import file_name
 from onceward.core.transaction import (
     AbortOutcome,
@@ -95,11 +95,9 @@ class FileSink(FolderSink[Files]):
         where: str | None = None,
     ) -> None:
         super().__init__(name, directory, select=select, where=where)
-        if format not in FORMATS:
-            raise ConfigurationError(f"sink {name}: format {format!r} is unknown: give one of {', '.join(FORMATS)}")
         if roll_bytes < 1:
             raise ConfigurationError(f"sink {name}: roll_bytes must be 1 or more, not {roll_bytes}")
-        self.format = format
+        self.format = check_choice(f"sink {name}: format", format, FORMATS)
         self.partition_by = tuple(partition_by)
         self.roll_bytes = roll_bytes
 

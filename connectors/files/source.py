@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.dataset
 
 from onceward.core.errors import ConfigurationError, SourceError
+from onceward.core.kit.options import check_choice
 from onceward.core.source import Piece, Position, ResettableSource, Split
 
 from .formats import FORMATS
@@ -49,10 +50,8 @@ class FileSource(ResettableSource):
         schema: pa.Schema | None = None,
         bounded: bool = False,
     ) -> None:
-        if format not in FORMATS:
-            raise ConfigurationError(f"format {format!r} is unknown: give one of {', '.join(FORMATS)}")
         self.directory = Path(directory).absolute()
-        self.format = format
+        self.format = check_choice("format", format, FORMATS)
         self._schema = schema
         self._bounded = bounded
         self._share = (0, 1)

@@ -13,7 +13,7 @@ import uuid
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from onceward.core.errors import ConfigurationError, RetryableSinkError
-from onceward.core.kit.options import arguments
+from onceward.core.kit.options import arguments, check_choice
 from onceward.core.kit.rows import check_columns, json_rows
 from onceward.sinks.write_ahead import ROWS_PER_SEND, WriteAheadLogSink
 
@@ -121,10 +121,10 @@ class HttpSink(WriteAheadLogSink):
             client_key,
         )
         self.remembers = server_honours_keys
-        self.body = _one_of("body", body, _BODIES)
-        self.key_format = _one_of("key_format", key_format, _KEYS)
+        self.body = check_choice("body", body, _BODIES)
+        self.key_format = check_choice("key_format", key_format, _KEYS)
         self.key_header = key_header
-        self.probe = _one_of("probe", probe, _PROBES)
+        self.probe = check_choice("probe", probe, _PROBES)
         self.longest_wait = longest_wait
         self.retry_statuses = frozenset(retry_statuses)
         names = {header.lower() for header, _ in self.settings.headers}
@@ -197,9 +197,3 @@ class HttpSink(WriteAheadLogSink):
         if error is not RetryableSinkError:
             said += ". Nothing behind it was sent; it is sent again at the next start, under the same key"
         raise error(said, sink=self.name, transaction=str(delivery))
-
-
-def _one_of(argument: str, value: str, choices: Collection[Any]) -> str:
-    if value not in choices:
-        raise ConfigurationError(f"{argument} {value!r} is unknown: give one of {', '.join(choices)}")
-    return value

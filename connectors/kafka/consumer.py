@@ -12,8 +12,8 @@ by hand and never join a group.
 from __future__ import annotations
 
 import time
+from collections import deque
 from contextlib import contextmanager
-from queue import Empty, Full, LifoQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from onceward.core.errors import SourceError
@@ -129,12 +129,12 @@ class RangeConsumer:
             "kafkaConsumer.pollTimeoutMs (timeout) says how long to wait"
         )
 
-    def put_back(self, idle: LifoQueue[RangeConsumer]) -> None:
+    def put_back(self, idle: deque[RangeConsumer]) -> None:
         """Stop fetching, and wait among the idle ones; close if there are enough."""
         self._consumer.unassign()
-        try:
-            idle.put_nowait(self)
-        except Full:
+        if len(idle) < KEPT:
+            idle.append(self)
+        else:
             self.close()
 
     def close(self) -> None:
@@ -196,7 +196,8 @@ class _Range:
             raise SourceError(f"cannot read {self.partition} from Kafka: {self.fault}")
 
 
-_idle_of: Final[PerProcess[KafkaSettings, LifoQueue[RangeConsumer]]] = PerProcess(lambda _: LifoQueue(KEPT))
+# A reader that is given up may put its consumer back while garbage is collected, anywhere: a deque needs no lock.
+_idle_of: Final[PerProcess[KafkaSettings, deque[RangeConsumer]]] = PerProcess(lambda _: deque())
 
 
 @contextmanager
@@ -204,8 +205,8 @@ def borrowed(settings: KafkaSettings) -> Iterator[RangeConsumer]:
     """A consumer for one range: an idle one of this process, or a new one. After a fault it is not used again."""
     idle = _idle_of.get(settings)
     try:
-        consumer = idle.get_nowait()
-    except Empty:
+        consumer = idle.pop()
+    except IndexError:
         consumer = RangeConsumer(settings)
     try:
         yield consumer

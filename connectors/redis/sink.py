@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 from onceward.core.errors import ConfigurationError, DataLossError, SinkError
-from onceward.core.kit.options import arguments
+from onceward.core.kit.options import arguments, check_choice
 from onceward.core.names import other_log, outdated_log, parse_transaction_name
 from onceward.core.sink import Guarantee
 from onceward.core.transaction import Progress
@@ -91,8 +91,7 @@ class RedisSink(WriteAheadLogSink):
     ) -> None:
         super().__init__(name, directory, rows_per_send=rows_per_send, select=select, where=where)
         self.settings = RedisSettings(url, username, password, timeout, connect_timeout)
-        if form not in FORMS:
-            raise ConfigurationError(f"form {form!r} is unknown: give one of {', '.join(FORMS)}")
+        self.form = check_choice("form", form, FORMS)
         if maxlen is not None and (form != "stream" or maxlen < 1):
             raise ConfigurationError(
                 f"maxlen={maxlen} with form {form!r}: maxlen is for streams, and must be 1 or more"
@@ -101,7 +100,6 @@ class RedisSink(WriteAheadLogSink):
             raise ConfigurationError(
                 f"replicas={replicas} with durable={durable}: replicas must be 0 or more, and needs durable=True"
             )
-        self.form = form
         self.key = KeyTemplate(key)
         self.maxlen = maxlen
         self.durable = durable

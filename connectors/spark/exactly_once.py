@@ -24,6 +24,7 @@ from .cluster import check_store, local_store, open_log, warn_of_python
 from .publication import with_publication
 from .query import QueryRun, any_stage_failed, current_run, epoch_input, hadoop_reader
 from .task import ACK_COLUMN, ACK_SCHEMA, STAGE_COLUMN, EpochTask, projected, schema_for
+from .writers import Writers, checked_writers, only_writes, writers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,6 +44,7 @@ def exactly_once(
     checkpoint: str | None = None,
     pipeline: str | None = None,
     store: str | LogStore | None = None,
+    writers: Writers = "auto",
     commit_timeout: float = COMMIT_TIMEOUT,
     commit_backoff: float = COMMIT_BACKOFF,
     on_lost: OnLost | str = OnLost.FAIL,
@@ -62,6 +64,9 @@ def exactly_once(
         pipeline: Name of the pipeline, up to 64 letters, digits, `.`, `_` and `-`. It is part of every transaction's
             name, so it must not change between runs, and no two pipelines may share it. Default: the query's id.
         store: Where the decision log lives: a URL for `open_store`. Default: the folder `onceward` in the checkpoint.
+        writers: The most tasks that write an epoch. "auto": as many as can run at the same time, and fewer if few rows
+            come in and the query's tasks do little but write them. None: one for each partition. Each task is a
+            transaction in each sink. It also does the work of its stage before the sinks, back to the last shuffle.
         commit_timeout: Seconds for which a commit is tried again while a target does not answer. Then the query fails
             with CommitPendingError; the decision stands, and the query's next start commits it.
         commit_backoff: Longest pause between two attempts to commit, in seconds; the first pauses are shorter.
@@ -95,6 +100,8 @@ def exactly_once(
         policy=CommitPolicy.of(on_lost, commit_timeout, commit_backoff),
         adopt=adopt,
         rewind=rewind,
+        writers=checked_writers(writers),
+        cheap=only_writes(df),
         on_complete=with_publication(df, on_complete),
     )
     writer = df.writeStream.foreachBatch(handler)
@@ -132,6 +139,8 @@ class EpochHandler:
     policy: CommitPolicy
     adopt: bool
     rewind: str | None
+    writers: Writers
+    cheap: bool
     on_complete: Callable[[int, EpochInput], None] | None
 
     def __post_init__(self) -> None:
@@ -152,7 +161,8 @@ class EpochHandler:
             # A stateful query must run the batch all the same, or its state store misses a version for ever.
             frame.write.format("noop").mode("overwrite").save()
         else:
-            rows = self._write(frame, coordinator, batch)
+            tasks = writers_of(self.writers, self.spark, about, cheap=self.cheap)
+            rows = self._write(frame if tasks is None else frame.coalesce(tasks), coordinator, batch)
             acks = [Acknowledgement.from_json(row[ACK_COLUMN]) for row in rows]
             lost = self._speculates or any_stage_failed(self.spark, {row[STAGE_COLUMN] for row in rows})
             coordinator.commit(batch, acks, about, sweep_after=lost)

@@ -12,6 +12,7 @@ from pyspark.sql.datasource import DataSource
 
 from onceward.core.errors import ConfigurationError
 
+from .any_source import SourceBatchReader
 from .cluster import warn_of_python
 from .options import COMMON, FormatOptions
 from .publication import is_ours, publisher_from_options
@@ -62,16 +63,14 @@ class SinkFormat(DataSource):
         return sink
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
-        """A stream writer; `overwrite` is output mode complete."""
         sink = self._sink(schema)
-        if overwrite:
+        if overwrite:  # output mode complete
             sink.validate_complete_mode()
         options, publisher = FormatOptions.parse(self.options), publisher_from_options(self.options)
         made: StreamWriter = _writers().StreamWriter(sink, options, publisher)
         return made
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        """A batch writer."""
         if overwrite:
             raise ConfigurationError(f"{self.name()} appends: use mode('append'), it cannot replace what is there")
         if publisher_from_options(self.options) is not None:
@@ -108,22 +107,20 @@ class KafkaFormat(SinkFormat):
     sink_class = "KafkaSink"
 
     def schema(self) -> StructType:
-        """Columns of Spark's own Kafka source; headers with includeHeaders."""
         from .kafka_source import checked_source, spark_schema  # noqa: PLC0415 - an extra
 
         return spark_schema(include_headers=checked_source(self.options).include_headers)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's name
-        """A stream reader out of `subscribe`, `startingOffsets` and what else docs/kafka-source.md lists."""
         from .kafka_source import stream_reader  # noqa: PLC0415 - an extra
 
         return stream_reader(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's signature
-        """A batch reader: the same options, and `endingOffsets`."""
-        from .kafka_source import batch_reader  # noqa: PLC0415 - an extra
+        from .kafka_source import batch_source  # noqa: PLC0415 - an extra
 
-        return batch_reader(self.options)
+        source = batch_source(self.options)
+        return SourceBatchReader(source, *source.range())
 
 
 class PostgresFormat(SinkFormat):

@@ -22,7 +22,7 @@ from onceward.connectors.kafka.source import KafkaSource
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import arguments
 
-from .any_source import LIMITS, BeforeLimits, SourceBatchReader, SourceStreamReader
+from .any_source import LIMITS, BeforeLimits, SourceStreamReader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,20 +49,13 @@ class KafkaStreamReader(SourceStreamReader):
     _source: KafkaSource
 
     def reportLatestOffset(self) -> Offsets | None:  # noqa: N802 - Spark's name
-        """What the newest look at the brokers said."""
         return self._source.newest
 
 
 def stream_reader(options: Mapping[str, str]) -> SourceStreamReader:
-    """The reader of a streaming query."""
+    """The reader of a streaming query; see stream_source."""
     source = stream_source(options)
     return (KafkaStreamReader if LIMITS else BeforeLimits)(source, source.max_offsets_per_trigger)
-
-
-def batch_reader(options: Mapping[str, str]) -> SourceBatchReader:
-    """The reader of a batch query: from `startingOffsets` to `endingOffsets`."""
-    source = batch_source(options)
-    return SourceBatchReader(source, *source.range())
 
 
 def stream_source(options: Mapping[str, str]) -> KafkaSource:

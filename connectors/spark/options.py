@@ -23,7 +23,7 @@ from onceward.core.checkpoint import CommitPolicy, OnLost
 from onceward.core.checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import arguments, option_names
-from onceward.core.log import DirectoryStore, EpochInput, LogStore, open_store, read
+from onceward.core.log import DirectoryStore, LogStore, open_store, read
 from onceward.core.names import PIPELINE_LENGTH, check_pipeline_name
 
 from .cluster import open_log
@@ -125,11 +125,6 @@ def batch_pipeline(options: FormatOptions, run: str) -> str:
     return f"{(options.pipeline or 'batch')[: PIPELINE_LENGTH - _DIGEST - 1]}.{digest}"
 
 
-def batch_epoch(run: str) -> EpochInput:
-    """What the run's only epoch is computed from: the caller says by the run key that it is the same."""
-    return EpochInput(query=run)
-
-
 def batch_store(options: FormatOptions, pipeline: str, temporary: str) -> LogStore:
     """The store of one run's decision log.
 
@@ -143,20 +138,20 @@ def batch_store(options: FormatOptions, pipeline: str, temporary: str) -> LogSto
     """
     if (options.pipeline is None) != (options.run_key is None):
         raise ConfigurationError("options pipeline and runKey go together: give both for an idempotent run, or neither")
-    if options.store is not None:
-        store = options.store
-        if store.startswith("file:"):  # a folder of the run's own; other stores keep pipelines apart by themselves
-            folder, mark, query = store.partition("?")
-            store = f"{folder.rstrip('/')}/{pipeline}{mark}{query}"
-        elif "://" not in store:
-            store = f"{store.rstrip('/')}/{pipeline}"
-        return open_store(store, pipeline=pipeline)
-    if options.run_key is not None:
+    store = options.store
+    if store is None and options.run_key is None:
+        return DirectoryStore(temporary, shared=True)  # no other driver will look for it
+    if store is None:
         raise ConfigurationError(
             "an idempotent batch write needs option('store', …): a folder or database where its decision is kept, for "
             "example '/var/lib/onceward' or 'postgresql+psycopg://user@host/db'"
         )
-    return DirectoryStore(temporary, shared=True)  # no other driver will look for it
+    if store.startswith("file:"):  # a folder of the run's own; other stores keep pipelines apart by themselves
+        folder, mark, query = store.partition("?")
+        store = f"{folder.rstrip('/')}/{pipeline}{mark}{query}"
+    elif "://" not in store:
+        store = f"{store.rstrip('/')}/{pipeline}"
+    return open_store(store, pipeline=pipeline)
 
 
 def temporary_log(options: FormatOptions) -> str:

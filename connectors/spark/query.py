@@ -156,6 +156,7 @@ def newest_batch(checkpoint: str) -> int:
             filesystem, path = fsspec.core.url_to_fs(folder)
             filesystem.invalidate_cache(path)
             names = [str(name).rpartition("/")[2] for name in filesystem.ls(path, detail=False)]
+            filesystem.invalidate_cache(path)  # a listing that is kept would hide later batches' files from read_text
     except FileNotFoundError:
         names = []
     except (ImportError, ValueError, OSError) as error:

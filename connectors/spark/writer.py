@@ -19,11 +19,11 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from onceward.core.checkpoint import Admission, Coordinator
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, OncewardError, ProtocolError
-from onceward.core.log import WriterToken
+from onceward.core.log import EpochInput, WriterToken
 from onceward.core.transaction import Acknowledgement, WriteContext
 
 from .cluster import check_store, local_store
-from .options import FormatOptions, batch_epoch, batch_pipeline, batch_store, delete_temporary_log, temporary_log
+from .options import FormatOptions, batch_pipeline, batch_store, delete_temporary_log, temporary_log
 from .query import epoch_input, newest_batch, read_text
 from .task import place, write_partition
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from onceward.core.log import EpochInput
     from onceward.sinks.base import TwoPhaseCommitSink
 
     from .publication import OnComplete
@@ -152,7 +151,7 @@ class _Writer:
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """Writes each micro-batch of a streaming query as one epoch.
+    """Writes each micro-batch of a streaming query as one epoch: `write` on executors, the rest on the driver.
 
     Args:
         sink: Where it goes.
@@ -167,7 +166,6 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         self.on_complete = on_complete
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write one partition of one epoch (executor)."""
         from pyspark import TaskContext  # noqa: PLC0415 - only there on an executor
 
         context = TaskContext.get()
@@ -177,7 +175,6 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         return self._write(int(batch), iterator, context.getLocalProperty(_RUN) or "")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Decide and commit the epoch (driver)."""
         about = self._input(batchId)
         self._commit(messages, batchId, about)
         if self.on_complete is not None:
@@ -206,11 +203,9 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         """Folder of the decision log if only this run uses it: known to whoever has this writer."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write one partition (executor)."""
         return self._write(0, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Decide and commit (driver)."""
         try:
             self._commit(messages, *self._offered())
         except OncewardError as error:
@@ -220,7 +215,6 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         delete_temporary_log(self.temporary)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803 - Spark's name
-        """Abort what is not decided (driver)."""
         super().abort(messages, batchId)
         delete_temporary_log(self.temporary)
 
@@ -233,7 +227,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             raise
 
     def _offered(self) -> tuple[int, EpochInput]:
-        return 0, batch_epoch(self.run)
+        return 0, EpochInput(query=self.run)  # the caller says by the run key that it is the same
 
     def _coordinator(self) -> Coordinator:
         store = batch_store(self.options, self.name, self.temporary)

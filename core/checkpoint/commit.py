@@ -10,7 +10,7 @@ fault of that sink.
 from __future__ import annotations
 
 import logging
-from itertools import groupby
+from itertools import count, groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import CommitPendingError, DataLossError, EpochConflictError, ExternalError, FencedError
@@ -49,22 +49,19 @@ def finish(
     """
     _check_sinks(permit, sinks)
     shares = [_Share(permit, sink, writer) for sink in by_urgency(sinks.values())]
-    deadline, attempt = policy.monotonic() + policy.commit_timeout, 0
+    deadline = policy.monotonic() + policy.commit_timeout
     waiting = [share for share in shares if share.waits]
-    while waiting := _ask(waiting):
+    for attempt in count():
+        for share in waiting:
+            share.ask()
+        waiting = [share for share in waiting if share.waits]
+        if not waiting:
+            break
         if attempt == TOLD_AFTER:
             _log.warning("%s. It is asked again for up to %g s", _waiting_for(permit, waiting), policy.commit_timeout)
         if not policy.commits.pause(attempt, deadline - policy.monotonic()):
             break
-        attempt += 1
     return _conclude(permit, shares, writer, policy)
-
-
-def _ask(shares: Sequence[_Share]) -> list[_Share]:
-    """Ask each; those that have to be asked again."""
-    for share in shares:
-        share.ask()
-    return [share for share in shares if share.waits]
 
 
 def _check_sinks(permit: CommitPermit, sinks: Mapping[str, TwoPhaseCommit[Any]]) -> None:
@@ -99,12 +96,10 @@ class _Share:
 
     @property
     def waits(self) -> bool:
-        """Whether it makes sense to ask the sink (again)."""
         return self.error is None and bool(self._epochs or self._to_claim)
 
     @property
     def pending(self) -> list[Committable]:
-        """What is not known to have ended."""
         return [c for epoch in self._epochs for c in epoch]
 
     def ask(self) -> None:
@@ -123,7 +118,6 @@ class _Share:
                 self.error = error
 
     def _commit(self, epoch: list[Committable]) -> bool:
-        """Whether all of it has ended."""
         crash_point(Step.COMMIT_BEFORE)
         outcomes = self.sink.commit_many(epoch)
         crash_point(Step.COMMIT_AFTER)

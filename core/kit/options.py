@@ -82,6 +82,17 @@ def check_seconds(name: str, seconds: float) -> None:
         raise ConfigurationError(f"{name} must be above 0 seconds and at most a day, not {seconds}")
 
 
+def check_choice(name: str, value: str, choices: Collection[str]) -> str:
+    """Return a value, if it is one of the choices.
+
+    Raises:
+        ConfigurationError: It is none of them.
+    """
+    if value not in choices:
+        raise ConfigurationError(f"{name} {value!r} is unknown: give one of {', '.join(choices)}")
+    return value
+
+
 def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
     """Values by name. No value is repeated in an error: it may be a password.
 

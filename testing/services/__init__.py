@@ -17,15 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = [
-    "DevServiceError",
-    "DevServices",
-    "KafkaServer",
-    "PostgresServer",
-    "Service",
-    "dev_services",
-    "services_at",
-]
+__all__ = ["DevServiceError", "DevServices", "KafkaServer", "PostgresServer", "Service", "dev_services", "services_at"]
 
 
 @dataclass(frozen=True)
@@ -40,14 +32,14 @@ class DevServices:
     def bootstrap_servers(self) -> str:
         """Kafka's address for clients."""
         if self.kafka is None:
-            raise ConfigurationError("these services were made without Kafka")
+            raise ConfigurationError("there is no Kafka among these services: leave out kafka=False")
         return self.kafka.bootstrap_servers
 
     @property
     def dsn(self) -> str:
         """PostgreSQL's connection URI, password included."""
         if self.postgres is None:
-            raise ConfigurationError("these services were made without PostgreSQL")
+            raise ConfigurationError("there is no PostgreSQL among these services: leave out postgres=False")
         return self.postgres.dsn
 
     @property

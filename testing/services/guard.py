@@ -1,4 +1,4 @@
-"""Kills a service when the process that owns it is gone, however it went.
+"""Kill a service when the process that owns it is gone, however it went.
 
 Run as a program of its own: `python guard.py PID CREATED`. Its standard input is a pipe whose other end only the
 owner holds, so that end of file means that the owner stopped the service, or died, be it by SIGKILL.
@@ -7,6 +7,7 @@ owner holds, so that end of file means that the owner stopped the service, or di
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 import psutil
 
@@ -26,7 +27,7 @@ def find_process(pid: int, created: float) -> psutil.Process | None:
 
 
 def kill_tree(process: psutil.Process) -> None:
-    """SIGKILL to a process and all its descendants, and waits until all are gone.
+    """SIGKILL to a process and all its descendants; return when all are gone.
 
     PostgreSQL's children lead process groups of their own, so that a signal to the group would not reach them.
     """
@@ -35,15 +36,13 @@ def kill_tree(process: psutil.Process) -> None:
     except psutil.NoSuchProcess:
         return
     for member in family:
-        try:
+        with suppress(psutil.NoSuchProcess):
             member.kill()
-        except psutil.NoSuchProcess:
-            continue
     psutil.wait_procs(family, timeout=10)
 
 
 def main(pid: int, created: float) -> None:
-    """Waits for the end of standard input, then kills the process if it still runs."""
+    """Wait for the end of standard input, then kill the process if it still runs."""
     sys.stdin.read()
     process = find_process(pid, created)
     if process is not None:

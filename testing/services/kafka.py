@@ -109,33 +109,26 @@ class KafkaServer(Service):
 
     def _prepare(self) -> list[str | Path]:
         java = find_java()
-        classpath = f"{ensure_jars(KAFKA_LOCK)}/*"
         properties = self.folder / "server.properties"
         logging = self.folder / "log4j2.properties"
         logging.write_text(LOGGING)
         properties.write_text("".join(f"{key}={value}\n" for key, value in self._broker_config().items()))
         options = [f"-Dlog4j2.configurationFile={logging}", *os.environ.get(JVM_OPTIONS, QUICK_START).split()]
-        base: list[str | Path] = [java, *options, "-cp", classpath]
-        if not (self._data / "meta.properties").exists():
-            self._format(base, properties)
-        return [java, f"-Xmx{self.heap}", *options, "-cp", classpath, "kafka.Kafka", properties]
-
-    def _format(self, java: list[str | Path], properties: Path) -> None:
-        tool = [*java, "kafka.tools.StorageTool", "format", "--ignore-formatted"]
-        done = run_program([*tool, "-t", self.settings["cluster_id"], "-c", properties])
-        if done.returncode != 0:
-            raise DevServiceError(f"Kafka's storage tool failed: {done.stdout}")
-
-    @property
-    def _data(self) -> Path:
-        return self.folder / "data"
+        kafka: list[str | Path] = [java, *options, "-cp", f"{ensure_jars(KAFKA_LOCK)}/*"]
+        if not (self.folder / "data" / "meta.properties").exists():
+            tool = [*kafka, "kafka.tools.StorageTool", "format", "--ignore-formatted"]
+            done = run_program([*tool, "-t", self.settings["cluster_id"], "-c", properties])
+            if done.returncode != 0:
+                raise DevServiceError(f"Kafka's storage tool failed: {done.stdout}")
+        return [*kafka, f"-Xmx{self.heap}", "kafka.Kafka", properties]
 
     def _broker_config(self) -> dict[str, str]:
         port, controller = self.settings["port"], self.settings["controller_port"]
-        addresses = {
+        return {
+            **FAST_ONE_NODE,
             "listeners": f"PLAINTEXT://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{controller}",
             "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{port}",
             "controller.quorum.voters": f"1@{LOOPBACK}:{controller}",
-            "log.dirs": str(self._data),
+            "log.dirs": str(self.folder / "data"),
+            **self.config,
         }
-        return {**FAST_ONE_NODE, **addresses, **self.config}

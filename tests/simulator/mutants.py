@@ -360,7 +360,7 @@ class SkipsReplays(EpochHandler):
         """The frame is not computed by a write."""
         nothing = SimpleNamespace(save=lambda: None)
         write = SimpleNamespace(format=lambda _: SimpleNamespace(mode=lambda _: nothing))
-        unwritten: Any = SimpleNamespace(mapInArrow=frame.mapInArrow, write=write)
+        unwritten: Any = SimpleNamespace(coalesce=frame.coalesce, write=write)
         super().__call__(unwritten, batch)
 
 

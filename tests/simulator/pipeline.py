@@ -166,6 +166,8 @@ class Driver:
                 policy=policy_of(self.world)(on_lost=OnLost(self.config.on_lost)),
                 adopt=self.config.adopt,
                 rewind=self.rewind,
+                writers="auto",
+                cheap=False,
                 on_complete=self._on_complete,
             )
         frame: Any = Frame(self, batch)
@@ -184,7 +186,7 @@ class Driver:
 
     def _format(self, batch: int) -> None:
         pickled: bytes = self._in_python("first", lambda: (dumps(writer := self._writer()), dumps(writer))[1])
-        stage = Stage(self, batch, partial(self._write, pickled))
+        stage = Stage(self, batch, partial(self._write, pickled), self.config.subtasks)
         try:
             messages = stage.run()
         except (OncewardError, QueryStoppedError):

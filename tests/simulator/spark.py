@@ -218,10 +218,12 @@ class Stage:
         driver: Whose.
         batch: Which.
         work: What an executor does with the rows of a partition.
+        tasks: How many partitions there are.
     """
 
-    def __init__(self, driver: Driver, batch: int, work: Callable[[Iterator[Batch]], object]) -> None:
+    def __init__(self, driver: Driver, batch: int, work: Callable[[Iterator[Batch]], object], tasks: int) -> None:
         self._driver = driver
+        self._subtasks = range(tasks)
         self._world = driver.world
         self._batch = batch
         self._work = work
@@ -236,10 +238,6 @@ class Stage:
         """What there is of answers, None for a partition that has none."""
         found = [[a.task.result for a in self._attempts if a.subtask == s and a.answered] for s in self._subtasks]
         return [mine[0] if mine else None for mine in found]
-
-    @property
-    def _subtasks(self) -> range:
-        return range(self._driver.config.subtasks)
 
     def run(self) -> list[Any]:
         """The answers.
@@ -285,7 +283,7 @@ class Stage:
     def _try(self, subtask: int, number: int) -> None:
         driver = self._driver
         start, end = driver.folder.range_of(self._batch)
-        rows = [row for row in range(start, end) if (row + driver.number) % driver.config.subtasks == subtask]
+        rows = [row for row in range(start, end) if (row + driver.number) % len(self._subtasks) == subtask]
         properties = {"streaming.sql.batchId": str(self._batch), "spark.master": driver.session.master}
         properties |= driver.session.properties
         work, batches = self._work, iter([Batch([row]) for row in rows])
@@ -352,6 +350,11 @@ class Session:
         """See pyspark."""
         return {"spark.speculation": "true"} if self._driver.config.speculate else {}
 
+    @property
+    def defaultParallelism(self) -> int:  # noqa: N802
+        """See pyspark; every other driver finds a task slot less."""
+        return max(1, self._driver.config.subtasks - self._driver.number % 2)
+
     def statusTracker(self) -> Session:  # noqa: N802
         """See pyspark."""
         return self
@@ -388,8 +391,14 @@ class Frame:
         self._driver = driver
         self._batch = batch
         self._work: Callable[[Iterator[Batch]], object] | None = None
+        self._tasks = driver.config.subtasks
         self.ran = False
         """Whether its rows were computed: a stateful query misses a version of its state if they are not."""
+
+    def coalesce(self, tasks: int) -> Frame:
+        """See pyspark."""
+        self._tasks = min(tasks, self._tasks)
+        return self
 
     def mapInArrow(self, task: Any, _schema: str) -> Frame:  # noqa: N802 - Spark's name
         """See pyspark."""
@@ -401,7 +410,7 @@ class Frame:
         """See pyspark."""
         assert self._work is not None
         self.ran = True
-        return [row for rows in Stage(self._driver, self._batch, self._work).run() for row in rows]
+        return [row for rows in Stage(self._driver, self._batch, self._work, self._tasks).run() for row in rows]
 
     @property
     def write(self) -> Frame:

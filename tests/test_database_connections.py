@@ -1,7 +1,8 @@
-"""SqlAlchemySink and a PostgreSQL server that falls silent: an error after a while, never a hang."""
+"""Connections, without a server: never a parent's, never one that is not silent, never a hang."""
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import threading
@@ -11,10 +12,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.database.engines import close_idle
+from onceward.connectors.database.engines import close_idle, engine_of
+from onceward.connectors.database.postgres.dialect import _silent
 from onceward.connectors.database.postgres.session import guard, limited
+from onceward.connectors.database.postgres_sink import PostgresSink
 from onceward.connectors.database.sqlalchemy_sink import SqlAlchemySink
 from onceward.core.errors import RetryableSinkError
+from onceward.core.kit import processwide
 from onceward.core.transaction import WriteContext
 
 if TYPE_CHECKING:
@@ -108,3 +112,30 @@ def test_the_innermost_limit_of_the_thread_takes_a_connection() -> None:
             assert guard(lambda: -1) is inner
         assert guard(lambda: -1) is outer
     assert guard(lambda: -1) is None
+
+
+def test_a_forked_child_starts_with_no_connections_and_keeps_its_parents_alive() -> None:
+    target = PostgresSink("words", dsn="postgresql://writer@127.0.0.1:1/shop", table="words").target
+    parents = engine_of(target)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        kept = any(parents in inherited.values() for inherited in processwide._inherited)
+        os.write(writer, b"1" if engine_of(target) is not parents and kept else b"0")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 1) == b"1"
+    os.close(reader)
+    os.close(writer)
+    assert engine_of(target) is parents
+
+
+def test_a_connection_on_which_something_came_unasked_is_not_lent_again() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        assert _silent(near.fileno())
+        far.sendall(b"x")
+        assert not _silent(near.fileno())
+        near.recv(1)
+        far.close()
+        assert not _silent(near.fileno())

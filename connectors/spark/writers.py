@@ -1,0 +1,111 @@
+"""How many tasks write an epoch.
+
+A task costs tens of milliseconds however few rows it gets, and is one more transaction in each target. So by default no
+more tasks write than can run at once, and fewer where few rows come in.
+
+Spark's `coalesce` appends whole partitions to one another. Each is still read front to back by one task, a batch at a
+time: the order within a partition and the bound on memory are those of many tasks.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from onceward.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from onceward.core.log import EpochInput
+
+Writers = int | Literal["auto"] | None
+
+ROWS_PER_TASK: Final = 1000
+"""Rows of the input for which another task pays, where a task does nothing but write them."""
+_CHEAP: Final = frozenset(
+    {
+        "Project",
+        "Filter",
+        "SubqueryAlias",
+        "View",
+        "Union",
+        "EventTimeWatermark",
+        "StreamingRelation",
+        "StreamingRelationV2",
+    }
+)
+"""Nodes of a logical plan that cost little per row, keep no state and move nothing between tasks."""
+
+
+def checked_writers(writers: Any) -> Writers:
+    """The argument `writers`, if it is one.
+
+    Raises:
+        ConfigurationError: It is neither "auto" nor None nor a number from 1 on.
+    """
+    if writers in ("auto", None) or (isinstance(writers, int) and not isinstance(writers, bool) and writers > 0):
+        return writers  # type: ignore[no-any-return]
+    raise ConfigurationError(
+        f'writers must be "auto", a number of tasks from 1 on, or None for one task a partition; got {writers!r}'
+    )
+
+
+def writers_of(writers: Writers, spark: SparkSession, about: EpochInput, *, cheap: bool) -> int | None:
+    """The most tasks that may write an epoch; None: as many as it has partitions.
+
+    Args:
+        writers: What the user asked for.
+        spark: The session.
+        about: The epoch's input.
+        cheap: Whether the query's tasks do little but write, see `only_writes`.
+    """
+    if writers != "auto":
+        return writers
+    rows = rows_of(about) if cheap else None
+    needed = None if rows is None else max(1, -(-rows // ROWS_PER_TASK))
+    slots = task_slots(spark)
+    return min(needed, slots) if needed and slots else needed or slots
+
+
+def task_slots(spark: SparkSession) -> int | None:
+    """How many tasks can run at once; None where executors come and go as they are needed."""
+    context = spark.sparkContext
+    if context.getConf().get("spark.dynamicAllocation.enabled", "false").lower() == "true":
+        return None
+    return context.defaultParallelism
+
+
+def rows_of(about: EpochInput) -> int | None:
+    """How many rows came in, if all sources are Kafka's (offsets may count a few rows that are not there)."""
+    if about.start is None or about.end is None or len(about.start) != len(about.end):
+        return None
+    try:
+        return sum(_offsets(end) - _offsets(start) for start, end in zip(about.start, about.end, strict=True))
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
+def _offsets(text: str) -> int:
+    """Sum of `{"topic": {"0": 123}}`; a partition that is not in it begins at 0."""
+    return sum(offset for partitions in json.loads(text).values() for offset in partitions.values())
+
+
+def only_writes(df: DataFrame) -> bool:
+    """Whether the tasks that write do nothing else that is worth dividing: no Python function, no state, no shuffle."""
+    jdf: Any = getattr(df, "_jdf", None)
+    if jdf is None:
+        return False
+    jvm: Any = df.sparkSession._jvm  # noqa: SLF001 - no public way to ask
+    plan = jdf.queryExecution().analyzed()
+    patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+    if plan.containsPattern(patterns.PYTHON_UDF()):
+        return False
+    waiting = [plan]
+    while waiting:
+        node = waiting.pop()
+        if node.nodeName() not in _CHEAP:
+            return False
+        children = node.children()
+        waiting += [children.apply(number) for number in range(children.size())]
+    return True

@@ -1,0 +1,114 @@
+"""How many tasks write an epoch, on a session with two task slots."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import confluent_kafka
+import psycopg
+import pytest
+
+from onceward import KafkaSink, PostgresSink, exactly_once, register
+
+from .spark_kit import Feed, ids_in_table, make_table, once
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from onceward.testing.services import KafkaServer
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres]
+
+
+def run(frame: DataFrame, *sinks: Any, mode: str = "append", **options: Any) -> None:
+    query = exactly_once(frame, *sinks, **options).outputMode(mode).trigger(availableNow=True).start()
+    try:
+        query.awaitTermination()
+    finally:
+        query.stop()
+
+
+def transactions(dsn: str) -> list[int]:
+    """How many rows each transaction wrote: a task is a transaction."""
+    with psycopg.connect(dsn) as connection:
+        return [rows for (rows,) in connection.execute("SELECT count(*) FROM words GROUP BY xmin::text").fetchall()]
+
+
+def fill(kafka: KafkaServer, topic: str, partitions: int, numbers: range) -> None:
+    producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for number in numbers:
+        for partition in range(partitions):
+            producer.produce(topic, json.dumps({"id": number * partitions + partition}), partition=partition)
+    producer.flush()
+
+
+@pytest.mark.parametrize(("writers", "tasks"), [("auto", 2), (3, 3), (None, 8)])
+def test_so_many_tasks_write_an_epoch(spark: SparkSession, tmp_path: Path, dsn: str, writers: Any, tasks: int) -> None:
+    make_table(dsn)
+    feed = Feed(tmp_path)
+    feed.add(80)
+    sink = PostgresSink("table", dsn=dsn, table="words")
+    run(feed.stream(spark, partitions=8), sink, checkpoint=str(tmp_path / "checkpoint"), writers=writers)
+    assert ids_in_table(dsn) == once(80)
+    assert len(transactions(dsn)) == tasks
+
+
+def test_few_rows_of_many_partitions_are_one_transaction_and_keep_their_order(
+    spark: SparkSession, tmp_path: Path, kafka: KafkaServer, topic: Callable[..., str], dsn: str
+) -> None:
+    register(spark)
+    make_table(dsn)
+    source, target, partitions = topic(8), topic(1), 8
+    stream = spark.readStream.format("onceward-kafka").option("kafka.bootstrap.servers", kafka.bootstrap_servers)
+    stream = stream.option("subscribe", source).option("startingOffsets", "earliest").load()
+    words = stream.selectExpr("get_json_object(string(value), '$.id')::bigint AS id", "string(value) AS word")
+    sinks = [
+        PostgresSink("table", dsn=dsn, table="words"),
+        KafkaSink("topic", bootstrap_servers=kafka.bootstrap_servers, topic=target, select=["word AS value"]),
+    ]
+    for numbers in (range(10), range(10, 20)):
+        fill(kafka, source, partitions, numbers)
+        run(words, *sinks, checkpoint=str(tmp_path / "checkpoint"))
+    assert ids_in_table(dsn) == once(160)
+    assert sorted(transactions(dsn)) == [40, 40, 80]  # how many came at first, nobody knows
+    found = in_order(kafka, target)
+    for partition in range(partitions):
+        mine = [number for number in found if number % partitions == partition]
+        assert mine == sorted(mine)
+
+
+def in_order(kafka: KafkaServer, topic: str) -> list[int]:
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": kafka.bootstrap_servers,
+            "group.id": "reader",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
+    consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
+    found: list[int] = []
+    try:
+        while (message := consumer.poll(30)) is not None and message.error() is None:
+            found.append(json.loads(message.value())["id"])
+    finally:
+        consumer.close()
+    return found
+
+
+def test_a_stateful_query_that_fewer_tasks_write_keeps_its_state(spark: SparkSession, tmp_path: Path, dsn: str) -> None:
+    make_table(dsn, key=True)
+    feed = Feed(tmp_path)
+    sink = PostgresSink("table", dsn=dsn, table="words", key=["id"])
+    for _ in range(2):
+        feed.add(20)
+        counts = feed.stream(spark).groupBy("word").count()
+        totals = counts.selectExpr("bigint(substring(word, 2)) AS id", "string(count) AS word")
+        run(totals, sink, mode="update", checkpoint=str(tmp_path / "checkpoint"), writers=1)
+    with psycopg.connect(dsn) as connection:
+        found = dict(connection.execute("SELECT id, word::int FROM words").fetchall())
+    assert found == {n: sum(number % 7 == n for number in range(40)) for n in range(7)}
