@@ -118,6 +118,8 @@ class _Killer:
                 break
             if fresh:
                 self._part += 1
+            if point in ONLY_LATER:  # so that there is something to abort
+                fresh = bool(self._fork(Step.PRE_COMMIT_AFTER))
             done = self._fork(point)
             if done and not fresh:  # it came to its end first: once more from the beginning
                 self._part += 1
