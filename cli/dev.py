@@ -90,7 +90,7 @@ def _fetch_kafka(say: Console) -> None:
     from onceward.testing.services.kafka import KAFKA_LOCK  # noqa: PLC0415
 
     if not jars_present(KAFKA_LOCK):
-        with say.status("fetching Kafka's jars, once …"):
+        with say.status("downloading Kafka's jars, only the first time …"):
             ensure_jars(KAFKA_LOCK)
 
 

@@ -64,7 +64,7 @@ def demo(
     ),
     picture: Annotated[Path, typer.Option(help="File for the picture (PNG or SVG).")] = Path(".run/demo.png"),
 ) -> None:
-    """Run Kafka → Spark → Kafka and PostgreSQL, kill everything at random, and check that each row is there once."""
+    """Run Kafka → Spark → Kafka and PostgreSQL with random kills, and check that each row is written exactly once."""
     try:
         from .demo.command import demo as run_demo  # noqa: PLC0415 - needs the extra `demo`
     except ImportError as error:
@@ -138,11 +138,11 @@ def write_skeleton(name: str, folder: Path) -> list[Path]:
         ConfigurationError: The name is not a valid module name, or a file already exists.
     """
     if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower() or not name[0].isalpha():
-        raise ConfigurationError(f"{name!r} cannot be a module's name: give something like billing_sink")
+        raise ConfigurationError(f"{name!r} is not a valid module name. Use one such as billing_sink")
     texts = {folder / f"{name}.py": "sink.txt", folder / f"test_{name}.py": "test.txt"}
     there = [str(path) for path in texts if path.exists()]
     if there:
-        raise ConfigurationError(f"{', '.join(there)} is there already; nothing was written")
+        raise ConfigurationError(f"{', '.join(there)} already exists. Nothing was written")
     folder.mkdir(parents=True, exist_ok=True)
     class_name = "".join(part.capitalize() for part in name.split("_"))
     for path, skeleton in texts.items():

@@ -493,7 +493,7 @@ class TestCommands:
     @pytest.mark.parametrize(
         ("arguments", "answer"),
         [
-            (["list"], "say where to look"),
+            (["list"], "no target was given"),
             (["list", "--kafka", "a=b", "--sinks", "jobs:SINKS"], "--kafka needs --bootstrap-servers"),
             (["list", "--bootstrap-servers", "x:1", "--kafka", "a=s3cret", "--kafka", "s3cret"], "number 2 of those"),
             (["list", "--sinks", "ends:SINKS"], "cannot import ends:SINKS: SystemExit"),

@@ -183,7 +183,7 @@ def _produce(settings: DemoSettings) -> None:
 def _run_pipeline(settings: DemoSettings, services: DevServices, story: Story, kills: list[Kill]) -> None:
     log = Path(settings.home) / "driver.log"
     for life in range(1, _LIVES + 1):
-        story.enter(f"running, life {life} of the driver")
+        story.enter(f"running, start {life} of the driver")
         driver = Driver(settings, log)
         try:
             _live(driver, services, story, kills)
@@ -191,7 +191,7 @@ def _run_pipeline(settings: DemoSettings, services: DevServices, story: Story, k
             driver.kill()
         if driver.exit_code == 0:
             return
-    raise ExternalError(f"the pipeline did not get through in {_LIVES} lives; see {log}")
+    raise ExternalError(f"the pipeline did not finish in {_LIVES} starts of its driver; see {log}")
 
 
 def _live(driver: Driver, services: DevServices, story: Story, kills: list[Kill]) -> None:
@@ -202,7 +202,7 @@ def _live(driver: Driver, services: DevServices, story: Story, kills: list[Kill]
         if _listen(driver, story):
             heard = time.monotonic()
         if time.monotonic() - heard > _QUIET_SECONDS:
-            story.note(f"the driver said nothing for {_QUIET_SECONDS:.0f} s: killing it")
+            story.note(f"the driver made no progress for {_QUIET_SECONDS:.0f} s: killing it")
             return
         if kills and due is None and story.through >= kills[0].share * story.orders:
             due = time.monotonic() + kills[0].delay

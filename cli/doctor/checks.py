@@ -113,7 +113,9 @@ def check_python() -> Finding:
     if not found:
         return ok(check, chosen or cluster.DEFAULT)
     if not chosen:
-        return warning(check, f"{found}, and PYSPARK_PYTHON is not set", f"unless the program does: {cluster.ADVICE}")
+        return warning(
+            check, f"{found}, and PYSPARK_PYTHON is not set", f"unless the program sets it: {cluster.ADVICE}"
+        )
     return failed(check, found, cluster.ADVICE)
 
 
@@ -138,13 +140,13 @@ def check_store(url: str | None, pipeline: str | None) -> Finding:
         obstacle = _obstacle(folder) if folder is not None else ""
         if obstacle:
             return failed(_LOG, obstacle, "make it writable for the driver, or choose another store")
-        found = f"no decision log yet ({error}): the first start makes it"
+        found = f"no decision log exists yet ({error}). The first start creates it"
     except OncewardError as error:
         return failed(_LOG, str(error), "make it reachable for the driver, or choose another store")
     if not local:
         return ok(_LOG, found)
-    advice = "fine while the driver always runs on this machine only; else use a database, an object store or a shared "
-    return warning(_LOG, found, f"{advice}folder")
+    advice = "suitable only if the driver always runs on this machine. Otherwise use a database, an object store or a "
+    return warning(_LOG, found, f"{advice}shared folder")
 
 
 def _progress(view: LogView) -> str:

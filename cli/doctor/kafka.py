@@ -72,8 +72,8 @@ def _timeout(facts: Mapping[str, str | None]) -> Finding:
         return warning(
             name,
             f"{most} ms",
-            "a prepared transaction that outlives it is lost: raise it on the brokers above the longest outage of the "
-            "driver that you want to survive (15 minutes is Kafka's default, a day is not unusual)",
+            "prepared transactions older than this are aborted, and their rows are lost. Raise it on the brokers above "
+            "the longest outage of the driver that you must survive (Kafka's default is 15 minutes; a day is common)",
         )
     return ok(name, f"{most / 60000:.0f} min: the longest outage of the driver that prepared data survives")
 
@@ -100,7 +100,7 @@ def _at_least(safe: int, value: int, name: str, brokers: int) -> Finding:
         return ok(name, str(value))
     why = f" (brokers of this cluster: {brokers})" if brokers < safe else ""
     advice = (
-        f"in production have {safe}: with less, losing a broker can lose decided transactions{why}. The setting is for "
+        f"in production, use {safe}. With less, losing a broker can lose decided transactions{why}. The setting is for "
         f"a new cluster; on one that has {_TRANSACTION_LOG}, reassign its partitions and set its min.insync.replicas"
     )
     return warning(name, str(value), advice)
@@ -126,7 +126,7 @@ def _open(settings: KafkaSettings, facts: Mapping[str, str | None]) -> Finding:
     oldest = max((time.time() - handle.started_ms / 1000 for handle in found), default=0.0)
     told = f"{len(found)}, the oldest {oldest:.0f} s old" if found else "0"
     if oldest > int(facts.get("transaction.max.timeout.ms") or 0) / 2000:
-        advice = "they hold readers back until they expire: start their pipelines once, or see `onceward txn list`"
+        advice = "they block readers until they expire. Restart their pipelines, or see `onceward txn list`"
         return warning(name, told, advice)
     return ok(name, told)
 
@@ -166,7 +166,7 @@ def _cluster(admin: AdminClient) -> Finding:
         return warning(
             check,
             "no permission to Alter",
-            "grant it: markers that a coordinator left out (KAFKA-20734) are then written without a person's help",
+            "grant it, so that markers that a coordinator left out (KAFKA-20734) are written automatically",
         )
     return ok(check, "may Alter")
 
@@ -181,5 +181,7 @@ def _ids(settings: KafkaSettings, pipeline: str) -> Finding:
             "transactional ids", f"no permission to Describe {prefix}…", f"grant Describe and Write on prefix {prefix}"
         )
     if code not in (Code.NONE, Code.TRANSACTIONAL_ID_NOT_FOUND):
-        return failed("transactional ids", f"not known: {code_name(code)}", "look at the broker, and ask again")
+        return failed(
+            "transactional ids", f"not known: {code_name(code)}", "check the broker, and run the command again"
+        )
     return ok("transactional ids", f"may Describe {prefix}…")

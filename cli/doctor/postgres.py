@@ -35,7 +35,7 @@ def check_postgres(dsn: str | None) -> list[Finding]:
             version = connection.dialect.server_version_info or ("?",)
             found = [ok("postgresql server", f"version {version[0]}")]
             if facts.unusable:
-                found.append(failed("primary", facts.unusable, "connect to a primary that can be written"))
+                found.append(failed("primary", facts.unusable, "connect to a writable primary"))
             found += [warning("durability", text, "turn it on") for text in facts.warnings]
             return [*found, _prepared_slots(facts), _schema(connection), _old(connection)]
     except SinkError as error:
@@ -64,6 +64,6 @@ def _old(connection: sa.Connection) -> Finding:
     name = "prepared transactions"
     count, oldest = connection.exec_driver_sql(_PREPARED).one()
     if oldest > _OLD_SECONDS:
-        advice = "they hold locks and VACUUM back: start their pipelines once, or look at pg_prepared_xacts"
+        advice = "they hold locks and block VACUUM. Restart their pipelines, or see pg_prepared_xacts"
         return warning(name, f"{count}, the oldest {oldest / 3600:.1f} h old", advice)
     return ok(name, f"{count}")

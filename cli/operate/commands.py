@@ -83,7 +83,7 @@ class Search:
             raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[{extra}]'") from error
         if not targets:
             raise ConfigurationError(
-                "say where to look: --bootstrap-servers, --dsn, or the pipeline's own --sinks module:name"
+                "no target was given. Pass --bootstrap-servers, --dsn, or the pipeline's own --sinks module:name"
             )
         return targets
 
@@ -122,7 +122,7 @@ def inspect(
     """Show all that is known about one transaction."""
     found = [one for one in search.found() if one.name == transaction]
     if not found:
-        raise ConfigurationError(f"{transaction} is neither held by any of the targets given nor waiting for a commit")
+        raise ConfigurationError(f"{transaction} is not in the given targets, and no decision that waits names it")
     show.details(found, as_json=as_json)
 
 
@@ -132,7 +132,8 @@ def commit(
     search: Search,
     *,
     skip_lost: Annotated[
-        str | None, typer.Option(metavar="WHY", help="Reason to skip what can no longer be committed; goes on record.")
+        str | None,
+        typer.Option(metavar="WHY", help="Skip transactions that can no longer be committed, and record this reason."),
     ] = None,
     yes: Yes = False,
 ) -> None:
@@ -141,24 +142,24 @@ def commit(
     A run of the pipeline that is still alive is fenced and stops.
     """
     if skip_lost is not None and not skip_lost.strip():
-        raise ConfigurationError("--skip-lost needs a reason: it goes on record")
+        raise ConfigurationError("--skip-lost needs a reason, which is recorded in the decision log")
     log = search.log(writing=yes)
     decision = log.view.undone
     if decision is None:
-        typer.echo(f"nothing to commit: no decision of pipeline {log.pipeline} waits")
+        typer.echo(f"nothing to commit: pipeline {log.pipeline} has no uncommitted decision")
         return
     found = search.found([log])
     show.age(log)
     if not yes:
         show.table([one for one in found if one.status is TransactionStatus.DECIDED])
-        typer.echo(f"would commit epoch {decision.epoch} of {log.pipeline}; {show.FENCES}. Say --yes to do it")
+        typer.echo(f"would commit epoch {decision.epoch} of {log.pipeline}; {show.FENCES}. Pass --yes to do it")
         return
     typer.echo(f"committing epoch {decision.epoch} of {log.pipeline}, as its newest writer …", err=True)
     done = commit_decided(log, decision, found, skip_lost=skip_lost)
     if done is None:
-        typer.echo(f"nothing was left to commit: somebody else has ended epoch {decision.epoch} (`checkpoints`)")
+        typer.echo(f"nothing to commit: another process has finished epoch {decision.epoch} (see `checkpoints`)")
         return
-    given_up = f", {done.given_up} are given up, on record" if done.given_up else ""
+    given_up = f", {done.given_up} were skipped and recorded" if done.given_up else ""
     typer.echo(
         f"epoch {done.epoch} of {log.pipeline} is completed: {done.committed} transactions are committed{given_up}"
     )
@@ -177,10 +178,10 @@ def abort(
     ] = False,
     yes: Yes = False,
 ) -> None:
-    """Abort what no decision names; decided transactions are refused.
+    """Abort transactions that no decision names. Decided transactions are never aborted.
 
-    A new writer is put into the decision log first, so that none of these can be decided any more: a run of the
-    pipeline that is still alive is fenced and stops.
+    The command first appends a START to the decision log, so that none of these can be decided any more. It fences a
+    pipeline that is running, which stops with an error.
     """
     log = None if orphaned and not search.store else search.log(writing=yes)
     found = search.found([log] if log is not None else [])
@@ -192,7 +193,7 @@ def abort(
         show.age(log)
     if not yes:
         show.table(meant)
-        typer.echo(f"would abort {len(meant)}; {show.ORPHANS if orphaned else show.FENCES}. Say --yes to do it")
+        typer.echo(f"would abort {len(meant)}; {show.ORPHANS if orphaned else show.FENCES}. Pass --yes to do it")
         return
     left = _abort_orphaned(meant) if orphaned or log is None else _abort_undecided(log, meant)
     typer.echo(f"aborted {len(meant) - len(left)} of {len(meant)}")
@@ -212,7 +213,7 @@ def _abort_undecided(log: Log, meant: list[Found]) -> list[str]:
 
 
 def checkpoints(*, store: Store = None, pipeline: Pipeline = None, as_json: AsJson = False) -> None:
-    """List the epochs that a decision log still holds, the engine's checkpoints, and all data ever given up."""
+    """List the epochs in a decision log, the engine's checkpoints, and every transaction that was ever skipped."""
     show.history(history(one_log(store, pipeline)), as_json=as_json)
 
 

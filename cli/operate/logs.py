@@ -52,7 +52,7 @@ def open_log(url: str, pipeline: str | None = None, *, writing: bool = False) ->
     try:
         scheme = urlsplit(url).scheme
     except ValueError:
-        raise ConfigurationError("--store is not a usable URL: is a part of it not encoded?") from None
+        raise ConfigurationError("--store is not a valid URL: are its special characters percent-encoded?") from None
     if pipeline is None and scheme not in _FOLDERS:
         raise ConfigurationError(f"{scheme}:// holds the logs of several pipelines: name one with --pipeline")
     where = ""

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 _WHY_NOT = {
     TransactionStatus.DECIDED: "a decision names it: it is committed, never aborted (`txn commit`)",
     TransactionStatus.COMPLETED: "a completed decision names it: it is committed, never aborted",
-    TransactionStatus.FOREIGN: "another decision log made it. If that log is gone for good, say --orphaned",
-    TransactionStatus.UNKNOWN: "its decision log is not known: give it as --store. If it is gone for good, say "
+    TransactionStatus.FOREIGN: "it belongs to another decision log. If that log is lost for good, pass --orphaned",
+    TransactionStatus.UNKNOWN: "its decision log is not known: pass it as --store. If it is lost for good, pass "
     "--orphaned",
 }
 _ORPHANS: Final = (TransactionStatus.FOREIGN, TransactionStatus.UNKNOWN)
@@ -138,7 +138,7 @@ def _check_same(log: Log, decision: Decide, waiting: Decide | None) -> None:
     """What the operator has not seen is not decided upon."""
     if waiting is not None and waiting.position != decision.position:
         raise EpochConflictError(
-            f"epoch {decision.epoch} was ended by somebody else, and epoch {waiting.epoch} waits now: look again",
+            f"another process has finished epoch {decision.epoch}, and epoch {waiting.epoch} waits now: look again",
             pipeline=log.pipeline,
             epoch=waiting.epoch,
         )
@@ -151,8 +151,8 @@ def _check_known(decided: Sequence[Found], sinks: Mapping[str, TwoPhaseCommit[An
         can_tell = type(sink).inspect_many is not TwoPhaseCommitSink.inspect_many
         if can_tell and all(not one.listed and one.state in UNPROVEN for one in mine):
             raise ConfigurationError(
-                f"the target given for sink {name} does not know {mine[0].name}, which is decided, or cannot tell now: "
-                "is it the right one? If it is, start the pipeline, which asks again. Nothing was done"
+                f"the target given for sink {name} does not have the decided transaction {mine[0].name}, or did not "
+                "answer. Check that it is the right target; if it is, start the pipeline. Nothing was done"
             )
 
 
@@ -185,7 +185,9 @@ def chosen(found: Sequence[Found], names: Sequence[str], *, orphaned: bool) -> l
     may = _ORPHANS if orphaned else _UNDECIDED
     if not names:
         if orphaned:
-            raise ConfigurationError("--orphaned needs the names of the transactions: nobody else can vouch for them")
+            raise ConfigurationError(
+                "--orphaned needs the names of the transactions: without their log, none is proven"
+            )
         return [one for one in found if one.held and one.status in may]
     by_name = {one.name: one for one in found if one.held}
     for name in names:
@@ -193,7 +195,7 @@ def chosen(found: Sequence[Found], names: Sequence[str], *, orphaned: bool) -> l
             raise ConfigurationError(f"{name} is not open or prepared in any of the targets given: see `txn list`")
         status = by_name[name].status
         if status not in may:
-            why = "its decision log is here and can settle it: leave out --orphaned" if orphaned else ""
+            why = "its decision log was given: omit --orphaned" if orphaned else ""
             raise ConfigurationError(f"{name} is not aborted: {_WHY_NOT.get(status, why)}")
     return [by_name[name] for name in dict.fromkeys(names)]
 

@@ -49,7 +49,7 @@ def table(found: Sequence[Found], *, as_json: bool = False) -> None:
         console.print(f"  {one.status}", style=_STYLE[one.status], end="")
         console.print(f"; {where}; {', '.join(known)}")
         console.print(f"  → {one.next}")
-    console.print(f"{len(found)} transactions" if found else "nothing is open, prepared or waiting")
+    console.print(f"{len(found)} transactions" if found else "no open, prepared or waiting transactions")
 
 
 def details(found: Sequence[Found], *, as_json: bool) -> None:

@@ -54,9 +54,7 @@ def advice(status: TransactionStatus, state: Observation) -> str:
 UNPROVEN: Final = frozenset({Observation.UNKNOWN, Observation.ABSENT, Observation.NO_ANSWER})
 """What tells nothing of a transaction."""
 _ENDED = frozenset({Observation.ABORTED, Observation.EXPIRED})
-GIVEN_UP = (
-    "given up on somebody's word (`onceward checkpoints` says whose): the next start completes its epoch without it"
-)
+GIVEN_UP = "an operator skipped it (`onceward checkpoints` shows who): the next start completes its epoch without it"
 
 
 @dataclass(frozen=True)

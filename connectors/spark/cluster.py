@@ -71,7 +71,7 @@ def open_log(store: str | LogStore | None, checkpoint: str, pipeline: str) -> Lo
     scheme, folder = urlsplit(checkpoint).scheme, local_path(checkpoint)
     if folder is None and scheme not in CONDITIONAL_PUT:
         raise ConfigurationError(
-            f"the checkpoint is on {scheme}://, which cannot hold a decision log. Say where the log shall live, for "
+            f"the checkpoint is on {scheme}://, which cannot hold a decision log. Set store=, for "
             "example store='postgresql+psycopg://user@host/db'"
         )
     return open_store(f"{checkpoint if folder is None else folder}/{IN_CHECKPOINT}", pipeline=pipeline)

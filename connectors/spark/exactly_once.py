@@ -90,7 +90,7 @@ def exactly_once(
     driven = [DirectlyWritten(sink) if isinstance(sink, DirectSink) else sink for sink in sinks]
     for sink in driven:
         if sink.guarantee is not Guarantee.EXACTLY_ONCE:
-            _log.warning("sink %s promises %s, whatever drives it", sink.name, sink.guarantee)
+            _log.warning("sink %s guarantees %s only, also with exactly_once", sink.name, sink.guarantee)
         sink.validate(schema_for(df, sink))
     handler = EpochHandler(
         df.sparkSession,

@@ -123,7 +123,9 @@ class _Writer:
     def _commit(self, messages: Sequence[WriterCommitMessage | None], epoch: int, about: EpochInput) -> None:
         written = [message for message in messages if isinstance(message, WrittenPartition)]
         if not written:  # Spark runs one empty task even for a batch without partitions
-            raise ProtocolError("no partition answered, so nobody can tell under which START; nothing was decided")
+            raise ProtocolError(
+                "no partition returned a commit message, so the START of its writer is unknown. Nothing was decided"
+            )
         if len(written) < len(messages):  # Spark calls abort() then; invariant 2 does not rely on it
             raise ProtocolError(f"{len(written)} of {len(messages)} partitions answered; nothing was decided")
         opened, coordinator = self._resumed(written)

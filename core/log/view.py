@@ -239,8 +239,8 @@ def check_next(view: LogView, epoch: int, pipeline: str, follows: int | None = N
         expected = _next_epoch(view) if follows is None else f"a later one that follows {view.decided}"
         raise EpochConflictError(
             f"the newest decided epoch is {view.decided}, so only epoch {expected} can be decided next. "
-            "Probably an older or a new checkpoint is used with this pipeline's name: give the pipeline another name, "
-            "use the checkpoint that belongs to it, or go back on purpose with an explicit rewind",
+            "The checkpoint probably does not belong to this pipeline name. Use the checkpoint that does, give the "
+            "pipeline another name, or go back on purpose with rewind='…'",
             pipeline=pipeline,
             epoch=epoch,
         )
