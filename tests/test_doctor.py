@@ -81,7 +81,7 @@ def test_a_store_that_is_not_there_is_not_made(tmp_path: Path, url: str) -> None
     finding = check_store(url.format(tmp_path), "orders")
     assert contents(tmp_path) == before
     assert finding.health == "warning"
-    assert "no decision log yet" in finding.found
+    assert "no decision log exists yet" in finding.found
 
 
 def test_a_store_is_not_changed(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_store_is_not_changed(tmp_path: Path) -> None:
         finding = check_store(str(url), None)
         assert finding.health == "warning"
         assert "pipeline orders, newest decided epoch 0" in finding.found
-        assert "this machine only" in finding.advice
+        assert "runs on this machine" in finding.advice
     assert contents(tmp_path) == before
 
 
@@ -102,7 +102,7 @@ def test_a_store_in_a_database_is_not_changed(tmp_path: Path) -> None:
         before = list(database.iterdump())
         finding = check_store(url, "orders")
         assert list(database.iterdump()) == before
-    assert "no decision log yet" in finding.found
+    assert "no decision log exists yet" in finding.found
 
 
 @pytest.mark.parametrize("url", ["{}/file", "{}/file/log"])

@@ -77,6 +77,6 @@ def test_a_name_that_is_no_modules_is_refused(tmp_path: Path, name: str) -> None
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     write_skeleton("mine", tmp_path)
     before = (tmp_path / "mine.py").read_text()
-    with pytest.raises(ConfigurationError, match="there already; nothing was written"):
+    with pytest.raises(ConfigurationError, match=r"already exists\. Nothing was written"):
         write_skeleton("mine", tmp_path)
     assert (tmp_path / "mine.py").read_text() == before

@@ -145,7 +145,7 @@ def test_only_what_is_named_is_aborted_and_what_is_decided_is_refused(case: Case
     found = case.survey()
     with pytest.raises(ConfigurationError, match="committed, never aborted"):
         chosen(found, [decided.transaction], orphaned=False)
-    with pytest.raises(ConfigurationError, match="leave out --orphaned"):
+    with pytest.raises(ConfigurationError, match="omit --orphaned"):
         chosen(found, [one.transaction], orphaned=True)
     with pytest.raises(ConfigurationError, match="is not open or prepared"):
         chosen(found, ["nothing"], orphaned=False)
@@ -163,7 +163,7 @@ def test_another_logs_transactions_are_ended_only_by_name_and_word(case: Case) -
     [found] = case.survey()
     assert found.status is TransactionStatus.FOREIGN
     assert chosen([found], [], orphaned=False) == []
-    with pytest.raises(ConfigurationError, match="gone for good"):
+    with pytest.raises(ConfigurationError, match="lost for good"):
         chosen([found], [other.transaction], orphaned=False)
     with pytest.raises(ConfigurationError, match="needs the names"):
         chosen([found], [], orphaned=True)
@@ -209,7 +209,7 @@ def test_the_wrong_folder_is_told_before_anybody_is_fenced_and_gives_nothing_up(
     tail = case.log.view.tail
     wrong = sinks_target([FileSink("files", older, format="jsonl")], "wrong")
     for how in ({}, {"skip_lost": "so be it"}):
-        with pytest.raises(ConfigurationError, match="is it the right one"):
+        with pytest.raises(ConfigurationError, match="it is the right target"):
             case.commit(survey([case.log], [wrong]), **how)
     assert case.log.view.tail == tail
     case.target_of_sinks = sinks_target([case.make()], "right")
@@ -346,7 +346,7 @@ def test_what_was_given_up_before_a_crash_says_so(case: Case) -> None:
     with hooked(die), pytest.raises(DiedError):
         case.commit(skip_lost="gone")
     [found] = case.survey()
-    assert "given up" in found.next
+    assert "skipped it" in found.next
     assert [given.transaction for given in history(case.log).given_up] == [lost.transaction]
     assert case.commit() == Committed(epoch=0, committed=0, given_up=1)
     assert [r.transaction for r in audit_records(case.log.store) if isinstance(r, Resolved)] == [lost.transaction]
@@ -436,7 +436,7 @@ class TestLogs:
         "url", ["postgresql+psycopg://u:s3cret@host:port/db", "postgresql+psycopg://u:s3[cret@h/db"]
     )
     def test_a_url_that_cannot_be_read_is_one_message_without_its_password(self, url: str) -> None:
-        with pytest.raises(ConfigurationError, match="not a usable") as told:
+        with pytest.raises(ConfigurationError, match=r"not a (usable|valid)") as told:
             open_log(url, "orders")
         assert "s3" not in str(told.value)
 

@@ -157,7 +157,7 @@ def test_messages_of_two_starts_are_refused(query: Query):
 def test_a_batch_of_which_nobody_tells_is_not_decided(query: Query):
     query.checkpoint.plan(0)
     query.begin()
-    with pytest.raises(ProtocolError, match="no partition answered"):
+    with pytest.raises(ProtocolError, match="no partition returned"):
         query.commit([], 0)
 
 
