@@ -48,7 +48,7 @@ def run_of(source: Any, sink: PostgresSink, folder: Path) -> Any:
         checkpoint=CheckpointConfig(interval=0.2),
         restart=RestartStrategy.none(),
     )
-    p._policy = CommitPolicy(sweep_every=1.0)
+    p.setup = p.setup._replace(policy=CommitPolicy(sweep_every=1.0))
     p.source(source, uid="source").sink(sink)
     return p
 

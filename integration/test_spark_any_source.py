@@ -194,7 +194,7 @@ def test_an_idempotent_sink_is_driven_too_and_says_what_it_promises(
     with crash_at(Step.ACKNOWLEDGED, 2), pytest.raises((Crash, StreamingQueryException)):
         run()
     run()
-    assert "sink latest promises effectively-once" in caplog.text
+    assert "sink latest guarantees effectively-once only" in caplog.text
     assert job.seen() == once(40)
     with sqlite3.connect(tmp_path / "words.db") as database:
         assert list(database.execute("SELECT * FROM words ORDER BY id")) == [(n, f"w{n}") for n in range(40)]

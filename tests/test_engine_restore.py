@@ -241,7 +241,7 @@ def test_a_start_that_is_tried_again_does_not_raise(rig: Rig):
             return super().list_keys()
 
     p = rig.pipeline(store=Away(), restart=RestartStrategy.fixed_delay(delay=0.01, attempts=100))
-    p._policy = CommitPolicy(puts=Backoff(attempts=0))  # the log itself waits for nobody
+    p.setup = p.setup._replace(policy=CommitPolicy(puts=Backoff(attempts=0)))  # the log itself waits for nobody
     with hooked(lambda step: away.clear() if step is Step.LOG_PUT_BEFORE else None):
         job = p.start()
         assert job.state in {JobState.RESTARTING, JobState.STARTING}
@@ -479,7 +479,7 @@ def test_while_it_is_tried_again_other_calls_name_the_cause_in_time(rig: Rig):
             raise StoreError("the store is away")
 
     p = rig.pipeline(store=Away(), restart=RestartStrategy.fixed_delay(delay=60))
-    p._policy = CommitPolicy(puts=Backoff(attempts=0))
+    p.setup = p.setup._replace(policy=CommitPolicy(puts=Backoff(attempts=0)))
     p.start()
     with pytest.raises(CheckpointFailedError, match=r"pipeline is restarting .*the store is away"):
         p.savepoint(rig.save, timeout=0.05)
