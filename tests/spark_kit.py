@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from .engine_kit import Target, TargetSink, Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from onceward.core.transaction import WriteContext
 
@@ -69,11 +69,6 @@ class Checkpoint:
         """As if it were another query's folder."""
         for file in (self.root / "offsets").iterdir():
             file.unlink()
-
-
-def read_text(url: str) -> str | None:
-    """In place of Hadoop's file systems."""
-    return Path(url).read_text() if Path(url).exists() else None
 
 
 class Frame:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from onceward.connectors.spark.exactly_once import EpochHandler
-from onceward.connectors.spark.query import any_stage_failed, epoch_input
+from onceward.connectors.spark.query import any_stage_failed, epoch_input, read_text
 from onceward.core.errors import ConfigurationError, EpochConflictError
 from onceward.core.log import DirectoryStore, MemoryStore, Rewind, read
 
 from .core_fakes import policy
 from .engine_kit import TargetSink
-from .spark_kit import QUERY, Checkpoint, Frame, Session, SparkSink, read_text, stage, target_called
+from .spark_kit import QUERY, Checkpoint, Frame, Session, SparkSink, stage, target_called
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,9 +61,7 @@ class Query:
 
 
 @pytest.fixture
-def query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Query:
-    module = sys.modules[EpochHandler.__module__]  # the package has a function of its name
-    monkeypatch.setattr(module, "hadoop_reader", lambda _: read_text)
+def query(tmp_path: Path) -> Query:
     return Query(tmp_path)
 
 
@@ -113,7 +110,7 @@ def test_a_batch_begins_where_the_one_before_ended(query: Query):
     query.run(0)
     query.checkpoint.plan(0, end=11)
     with pytest.raises(EpochConflictError, match="does not begin where"):
-        query.run(1)
+        query.run(1, handler=query.driver())
 
 
 def test_the_input_is_what_the_offsets_files_say(tmp_path: Path):

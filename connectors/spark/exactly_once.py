@@ -22,7 +22,7 @@ from onceward.sinks.base import DirectlyWritten, DirectSink, TwoPhaseCommitSink
 
 from .cluster import check_store, local_store, open_log, warn_of_python
 from .publication import with_publication
-from .query import QueryRun, any_stage_failed, current_run, epoch_input, hadoop_reader
+from .query import QueryRun, any_stage_failed, checkpoint_reader, current_run, epoch_input
 from .task import ACK_COLUMN, ACK_SCHEMA, STAGE_COLUMN, EpochTask, projected, schema_for
 from .writers import Writers, checked_writers, only_writes, writers_of
 
@@ -144,16 +144,16 @@ class EpochHandler:
     on_complete: Callable[[int, EpochInput], None] | None
 
     def __post_init__(self) -> None:
-        self._read_text = hadoop_reader(self.spark)
+        self._read_text = checkpoint_reader(self.spark)
         self._speculates = self.spark.sparkContext.getConf().get("spark.speculation", "false").lower() == "true"
         self._run: QueryRun | None = None
         self._coordinator: Coordinator | None = None
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         """Run one micro-batch as one epoch."""
-        run = current_run(self.spark)
+        run = current_run(self.spark, self._run)
         if self._run != run:
-            self._coordinator, self._read_text = None, hadoop_reader(self.spark)
+            self._coordinator, self._read_text = None, checkpoint_reader(self.spark)
         about = epoch_input(self._read_text, run.checkpoint, run.query, batch)
         coordinator = self._coordinator or self._open(run, batch, about)
         if coordinator.admit(batch, about, adopt=self.adopt) is Admission.REPLAY:

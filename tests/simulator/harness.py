@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from pyspark import TaskContext
 
-from onceward.connectors.spark import cluster, options, writer
+from onceward.connectors.spark import cluster, options, query, writer
 from onceward.connectors.spark.exactly_once import EpochHandler
 from onceward.core import transaction
 from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost, coordinator
@@ -84,7 +84,7 @@ def _spark_in(world: World, parts: Parts) -> Iterator[None]:
     with ExitStack() as stack:
         for module in (sys.modules[EpochHandler.__module__], writer):
             stack.enter_context(patch.object(module, "Coordinator", made))
-        for module in (options, writer):
+        for module in (options, query, writer):
             stack.enter_context(patch.object(module, "read_text", read_text))
         stack.enter_context(patch.object(options, "CommitPolicy", SimpleNamespace(of=policy_of_user)))
         stack.enter_context(patch.object(writer, "newest_batch", lambda root: max(world.folders[root].offsets)))

@@ -324,14 +324,6 @@ class Session:
         stream = SimpleNamespace(_jsq=SimpleNamespace(streamingQuery=lambda: query))
         self.streams = SimpleNamespace(get=lambda _: stream)
         self.sparkContext = self
-        files = SimpleNamespace(exists=lambda url: self._read(url) is not None, open=self._open)
-        path = SimpleNamespace(Path=lambda url: _Path(url, files))
-        to_bytes = SimpleNamespace(toByteArray=lambda stream: stream.read())
-        apache = SimpleNamespace(
-            hadoop=SimpleNamespace(fs=path), commons=SimpleNamespace(io=SimpleNamespace(IOUtils=to_bytes))
-        )
-        self._jvm = SimpleNamespace(org=SimpleNamespace(apache=apache))
-        self._jsc = SimpleNamespace(hadoopConfiguration=lambda: None)
 
     def run_by(self, driver: Driver) -> None:
         """Another run of the query has begun."""
@@ -367,21 +359,6 @@ class Session:
         """Number of a stage."""
         self._stages.append(stage)
         return len(self._stages) - 1
-
-    def _read(self, path: _Path) -> str | None:
-        return read_file(self._driver.world, path.url)
-
-    def _open(self, path: _Path) -> io.BytesIO:
-        return io.BytesIO((self._read(path) or "").encode())
-
-
-@dataclass(frozen=True)
-class _Path:
-    url: str
-    files: Any
-
-    def getFileSystem(self, _conf: object) -> Any:  # noqa: N802
-        return self.files
 
 
 class Frame:
