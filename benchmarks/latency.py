@@ -47,7 +47,7 @@ def variants(lab: Bench, topic: str, partitions: int, rows: int) -> dict[str, Ca
         return timed(writer.option("checkpointLocation", lab.checkpoint()))
 
     def floor(batch: DataFrame, _: int) -> None:
-        tasks = max(1, min(lab.spark.sparkContext.defaultParallelism, rows // ROWS_PER_TASK))
+        tasks = max(1, min(lab.spark.sparkContext.defaultParallelism, -(-rows // ROWS_PER_TASK)))
         batch.coalesce(tasks).mapInArrow(drain, "n long").collect()
 
     def kafka() -> KafkaSink:

@@ -82,7 +82,7 @@ class Frame:
 
     def __init__(self, *partitions: Sequence[int], stage: int = 1, fails: int | None = None) -> None:
         self.partitions, self.stage, self.fails = partitions, stage, fails
-        self.drained = 0
+        self.drained = self.gathered = 0
         self.before: Callable[[], object] = lambda: None
 
     def coalesce(self, tasks: int) -> Frame:
@@ -102,6 +102,10 @@ class Frame:
                     raise OSError("the executor is lost")
                 rows += [row for batch in self.task(batches(values)) for row in batch.to_pylist()]
         return rows
+
+    def toArrow(self) -> pa.Table:
+        self.gathered += 1
+        return pa.Table.from_batches([batch for values in self.partitions for batch in batches(values)])
 
     @property
     def write(self) -> Any:

@@ -86,6 +86,32 @@ def test_each_batch_is_written_once_and_told_when_it_is_completed(query: Query):
     assert query.told == [(0, 0), (1, 1), (2, 2)]
 
 
+def test_few_rows_are_written_by_the_driver_from_the_second_batch_of_a_run_on(query: Query):
+    one = query.driver(cheap=True)
+    assert [query.run(batch, [2 * batch, 2 * batch + 1], handler=one).gathered for batch in range(3)] == [0, 1, 1]
+    other = query.driver(cheap=True)
+    assert [query.run(batch, [2 * batch, 2 * batch + 1], handler=other).gathered for batch in (3, 4)] == [0, 1]
+    assert query.shown() == list(range(10))
+    assert query.told == [(batch, batch) for batch in range(5)]
+
+
+def test_when_the_driver_cannot_write_it_gives_up_the_epoch(query: Query, monkeypatch: pytest.MonkeyPatch):
+    handler = query.driver(cheap=True)
+    query.run(0, handler=handler)
+    sink: Any = handler.sinks[0]
+    monkeypatch.setattr(sink, "write", lambda *_: fail(OSError("the target is full")))
+    with pytest.raises(OSError, match="the target is full"):
+        query.run(1, handler=handler)
+    monkeypatch.undo()
+    query.run(1, handler=handler)
+    assert query.shown() == [0, 1]
+    assert read(query.store).completed == 1
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
 @pytest.mark.parametrize("batch", [0, 2])
 def test_a_batch_that_is_replayed_is_run_and_not_written(query: Query, batch: int):
     """The driver died before Spark logged the batch; a stateful query needs the batch all the same."""

@@ -47,7 +47,9 @@ class QueryStoppedError(Exception):
 
 
 class Batch(list[int]):
-    """Rows, with what SubtaskEpoch asks of an Arrow batch."""
+    """Rows, with what is asked of an Arrow batch."""
+
+    nbytes = 0
 
     @property
     def num_rows(self) -> int:
@@ -388,6 +390,15 @@ class Frame:
         assert self._work is not None
         self.ran = True
         return [row for rows in Stage(self._driver, self._batch, self._work, self._tasks).run() for row in rows]
+
+    def toArrow(self) -> SimpleNamespace:  # noqa: N802
+        """See pyspark."""
+        self._driver.world.point("to arrow")
+        self.ran = True
+        assert self._driver.world.current is not None
+        self._driver.world.current.input = self._driver.folder.offsets[self._batch]
+        rows = range(*self._driver.folder.range_of(self._batch))
+        return SimpleNamespace(num_rows=0, to_batches=lambda: [Batch([row]) for row in rows])
 
     @property
     def write(self) -> Frame:
