@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
 
 import pytest
 
 from onceward import AbortStatus, JsonFormatter
+from onceward.core.errors import ConfigurationError
+from onceward.core.kit.logs import show_if_asked
 
 from .core_fakes import FakeSink
 from .test_core_coordinator import Bench, about
@@ -80,3 +85,31 @@ def test_a_record_is_one_line_of_json_with_the_traceback_in_it() -> None:
     line = json.loads(text)
     assert (line["level"], line["logger"], line["message"]) == ("ERROR", "onceward.x", "it failed")
     assert line["traceback"].endswith("ValueError: two\nlines")
+
+
+SHOWN = """
+import logging
+from onceward.core.kit.logs import show_if_asked
+show_if_asked()
+logging.getLogger("onceward.x").info("hello", extra={"epoch": 3})
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    [("", ""), ("warning", ""), ("info", " INFO hello\n"), ("INFO,json", '"message": "hello", "epoch": 3}\n')],
+)
+def test_a_process_that_nobody_configures_shows_what_the_environment_asks_for(asked: str, shown: str) -> None:
+    command = [sys.executable, "-c", SHOWN]
+    done = subprocess.run(
+        command, env={**os.environ, "ONCEWARD_LOG": asked}, capture_output=True, text=True, check=True
+    )
+    assert done.stderr.endswith(shown)
+    assert bool(done.stderr) is bool(shown)
+
+
+def test_what_the_environment_asks_for_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setenv("ONCEWARD_LOG", "loud")
+    with pytest.raises(ConfigurationError, match="ONCEWARD_LOG=loud is not a level such as INFO"):
+        show_if_asked()
