@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import re
 import tomllib
 from pathlib import Path
@@ -23,6 +25,31 @@ LINK = re.compile(r"\]\(([^)#]+)(?:#([\w-]+))?\)")
 def test_a_program_is_the_file_that_is_linked_before_it(block: re.Match[str]) -> None:
     file = re.findall(r"\]\((?:\.\./)?(examples/\w+\.py)\)", block.string[: block.start()])[-1]
     assert block[1] == (ROOT / file).read_text()
+
+
+YOURS = {
+    *("df", "dsn", "path", "schema", "servers", "sink", "spark", "token"),
+    *("MySink", "MySource", "numbers_in", "put", "run_job"),
+}
+"""What an example leaves to the reader."""
+
+
+@pytest.mark.parametrize(
+    "block", [block for path in DOCS for block in BLOCK.finditer(path.read_text())], ids=lambda block: block[1][:40]
+)
+def test_an_example_imports_what_it_uses(block: re.Match[str]) -> None:
+    known, used = {*dir(builtins), *YOURS}, set[str]()
+    for node in ast.walk(ast.parse(block[1])):
+        match node:
+            case ast.Name(name, ast.Load()):
+                used.add(name)
+            case ast.Name(name) | ast.arg(name) | ast.FunctionDef(name) | ast.ClassDef(name):
+                known.add(name)
+            case ast.Import(names) | ast.ImportFrom(names=names):
+                known |= {(alias.asname or alias.name).partition(".")[0] for alias in names}
+            case ast.ExceptHandler(name=str(name)):
+                known.add(name)
+    assert used <= known
 
 
 def test_the_custom_sink_has_as_many_lines_as_is_said() -> None:
