@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from onceward.core import (
@@ -346,6 +347,42 @@ def test_map_filter_flat_map_map_batches_and_union():
     even.union(odd, duplicated).sink(TargetSink(target))
     p.run()
     assert target.counts("what") == {"even": 3000, "odd": 3000, "again": 3000, "batch": 6000}
+
+
+def test_filter_by_batches_drops_rows_for_which_the_mask_is_null():
+    target = Target()
+    p = pipeline(parallelism=2)
+    rows = [{"n": n, "v": None if n % 5 == 0 else n} for n in range(100)]
+    source = p.source(SequenceSource(rows, units=2, batch_rows=7))
+    by_expression = source.filter(pc.field("v") > 50)
+    by_mask = source.filter(lambda batch: pc.call_function("greater", [batch["v"], 50]), batches=True)
+    by_expression.union(by_mask).sink(TargetSink(target))
+    p.run()
+    assert target.counts("n") == Counter({n: 2 for n in range(51, 100) if n % 5})
+
+
+@pytest.mark.parametrize("mask", [lambda _: [True], lambda batch: batch["n"], lambda _: pa.array([True])])
+def test_a_mask_that_is_none_is_named(mask: Any):
+    p = pipeline(restart=RestartStrategy.none())
+    p.source(SequenceSource(ROWS)).filter(mask, batches=True, uid="mine").sink(TargetSink(Target()))
+    with pytest.raises(OperatorError, match=r"operator mine, subtask 0: .*; at \['n', 'k', 'v'\]"):
+        p.run()
+
+
+def test_map_batches_casts_to_the_schema_or_fails():
+    for value, fits in ((127, True), (128, False)):
+        target = Target()
+        p = pipeline(restart=RestartStrategy.none())
+        stream = p.source(SequenceSource([{"n": value}])).map_batches(lambda b: b, schema=pa.schema({"n": pa.int8()}))
+        stream.map_batches(lambda b: pa.RecordBatch.from_pydict({"type": [str(b.schema.types[0])]})).sink(
+            TargetSink(target)
+        )
+        if fits:
+            p.run()
+            assert target.rows == [{"type": "int8"}]
+        else:
+            with pytest.raises(OperatorError, match="Integer value 128 not in range"):
+                p.run()
 
 
 class Everything(ProcessFunction):

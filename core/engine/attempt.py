@@ -36,7 +36,7 @@ from .events import (
     Trigger,
 )
 from .functions import ProcessLogic
-from .logic import BatchLogic, Guarded, Logic, RecordLogic
+from .logic import BatchLogic, Guarded, Logic, RecordLogic, Selection
 from .state.keyed import KeyScope
 from .state.keys import groups_of
 from .state.storage import CheckpointStorage, folder_of
@@ -206,8 +206,8 @@ class Attempt(ABC):
         match operator.kind:
             case "source":
                 return self._source(operator, task)
-            case "map_batches":
-                return BatchLogic(guarded, what)
+            case _ if operator.kind == "map_batches" or isinstance(what, Selection):
+                return BatchLogic(guarded, what, operator.schema)
             case "process":
                 return self._process(operator, task, guarded)
             case "union":

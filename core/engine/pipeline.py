@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.compute as pc
+
 from ..checkpoint import CommitPolicy, OnLost
 from ..checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from ..errors import ConfigurationError
@@ -17,6 +19,7 @@ from .events import CheckpointFailedError
 from .functions import ProcessFunction
 from .graph import EndToEnd, Graph, Operator, end_to_end
 from .job import Job
+from .logic import Selection
 from .origin import Restore
 from .start import EngineWorld, Setup
 from .state.keys import MAX_PARALLELISM, KeyEncoder
@@ -56,10 +59,25 @@ class Stream:
         return self._then("map", function, uid, parallelism, schema)
 
     def filter(
-        self, function: Callable[[Record], Any], *, uid: str | None = None, parallelism: int | None = None
+        self,
+        predicate: pc.Expression | Callable[[Record], Any] | Callable[[pa.RecordBatch], pa.BooleanArray],
+        *,
+        batches: bool = False,
+        uid: str | None = None,
+        parallelism: int | None = None,
     ) -> Stream:
-        """Keep records for which the function is true."""
-        return self._then("filter", function, uid, parallelism)
+        """Keep the rows for which the predicate is true.
+
+        Args:
+            predicate: A `pyarrow.compute.Expression`, which is evaluated on whole record batches; or a function of a
+                record. A row for which an expression is null is dropped, as in SQL.
+            batches: The function takes a `pyarrow.RecordBatch` and returns a `pyarrow.BooleanArray` with one value per
+                row; null drops the row.
+            uid: Stable name of the operator.
+            parallelism: Number of subtasks.
+        """
+        by_batch = batches or isinstance(predicate, pc.Expression)
+        return self._then("filter", Selection(predicate) if by_batch else predicate, uid, parallelism)
 
     def flat_map(
         self,
@@ -78,9 +96,18 @@ class Stream:
         *,
         uid: str | None = None,
         parallelism: int | None = None,
+        schema: pa.Schema | None = None,
     ) -> Stream:
-        """One record batch in, one out."""
-        return self._then("map_batches", function, uid, parallelism)
+        """One record batch in, one out.
+
+        Args:
+            function: Returns a `pyarrow.RecordBatch` with any number of rows.
+            uid: Stable name of the operator.
+            parallelism: Number of subtasks.
+            schema: Schema of what the function returns: the same column names in the same order. Columns of other types
+                are cast, and a value that does not fit fails the run.
+        """
+        return self._then("map_batches", function, uid, parallelism, schema)
 
     def key_by(self, *columns: str) -> Stream:
         """Rows with the same values in these columns go to one subtask of the next operator."""

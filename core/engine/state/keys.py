@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    import pyarrow as pa
-
+K = TypeVar("K")
+V = TypeVar("V")
 MAX_PARALLELISM: Final = 128
 MOST_GROUPS: Final = 1 << 15
 _MEMO: Final = 100_000
-_UNHASHABLE: Final = (list, dict)
 _HEAD: Final = struct.Struct(">HB")
 _LENGTH: Final = struct.Struct(">I")
 
@@ -74,6 +75,29 @@ def group_in(row_: bytes) -> int:
     return int.from_bytes(row_[:2], "big")
 
 
+class Memo(dict[K, V]):
+    """What a function gave for the newest keys."""
+
+    def __init__(self, function: Callable[[K], V]) -> None:
+        super().__init__()
+        self._function = function
+
+    def __missing__(self, key: K) -> V:
+        if len(self) >= _MEMO:
+            self.clear()
+        value = self[key] = self._function(key)
+        return value
+
+
+class Distinct(NamedTuple):
+    """The keys of a batch, each once."""
+
+    values: list[Any]
+    encoded: list[bytes]
+    codes: pa.Array
+    """For each row, where its key is in those lists."""
+
+
 class KeyEncoder:
     """Makes rows' keys out of columns: of one column the value itself, of several a tuple."""
 
@@ -81,34 +105,59 @@ class KeyEncoder:
         if not columns:
             raise ConfigurationError("key_by needs the name of at least one column")
         self.columns = tuple(columns)
-        self._memo: dict[Any, bytes] = {}
+        self._memos: Memo[tuple[pa.DataType, ...], Memo[Any, bytes]] = Memo(lambda _: Memo(_encoded))
 
-    def keys(self, batch: pa.RecordBatch) -> list[Any]:
+    def distinct(self, batch: pa.RecordBatch) -> Distinct:
         missing = [name for name in self.columns if name not in batch.schema.names]
         if missing:
             raise ConfigurationError(f"key_by names columns {missing}; the rows have {batch.schema.names}")
-        columns = [batch.column(name).to_pylist() for name in self.columns]
-        return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        columns = [batch.column(name) for name in self.columns]
+        try:
+            values, codes = _dictionary(columns)
+        except pa.ArrowNotImplementedError:  # lists and structs
+            values, codes = list(zip(*(column.to_pylist() for column in columns), strict=True)), None
+        if len(columns) == 1:
+            values = [value for (value,) in values]
+        types = tuple(column.type for column in columns)
+        if codes is None or any(pa.types.is_timestamp(type_) for type_ in types):
+            encoded = [_encoded(value) for value in values]  # equal datetimes may differ, by fold
+        else:
+            encoded = [*map(self._memos[types].__getitem__, values)]
+        if codes is not None and len(set(encoded)) == len(encoded):
+            return Distinct(values, encoded, codes)
+        return _merged(values, encoded, codes)
 
-    def encoded(self, keys: Sequence[Any]) -> list[bytes]:
-        if len(self.columns) > 1:
-            return [encode_key(tuple(map(_normal, key))) for key in keys]
-        memo = self._memo
-        if len(memo) > _MEMO:
-            memo.clear()
-        found = []
-        for key in keys:
-            if key.__class__ in _UNHASHABLE:
-                found.append(encode_key(key))
-                continue
-            data = memo.get((key.__class__, key))
-            if data is None:
-                data = memo[key.__class__, key] = encode_key(_normal(key))
-            found.append(data)
-        return found
 
-    def groups(self, batch: pa.RecordBatch, max_parallelism: int) -> list[int]:
-        return [group_of(key, max_parallelism) for key in self.encoded(self.keys(batch))]
+def _dictionary(columns: Sequence[pa.Array]) -> tuple[list[tuple[Any, ...]], pa.Array]:
+    """The combinations of values in these columns, and which one each row has."""
+    found: list[tuple[Any, ...]] = [()]
+    codes = None
+    for column in columns:
+        plain = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+        dictionary = plain.dictionary_encode(null_encoding="encode")
+        values = dictionary.dictionary.to_pylist()
+        if codes is None:
+            found, codes = [(value,) for value in values], dictionary.indices
+            continue
+        pairs = pc.add(pc.multiply(codes.cast(pa.int64()), len(values)), dictionary.indices.cast(pa.int64()))
+        dictionary = pairs.dictionary_encode()
+        found = [
+            (*found[pair // len(values)], values[pair % len(values)]) for pair in dictionary.dictionary.to_pylist()
+        ]
+        codes = dictionary.indices
+    return found, codes
+
+
+def _merged(values: list[Any], encoded: list[bytes], codes: pa.Array | None) -> Distinct:
+    """Make one key of those that are encoded alike, such as 0.0 and -0.0."""
+    numbers: dict[bytes, int] = {}
+    of_each = pa.array([numbers.setdefault(data, len(numbers)) for data in encoded], pa.int32())
+    first = dict(zip(reversed(encoded), reversed(values), strict=True))
+    return Distinct([first[data] for data in numbers], list(numbers), of_each if codes is None else of_each.take(codes))
+
+
+def _encoded(key: Any) -> bytes:
+    return encode_key(tuple(map(_normal, key)) if key.__class__ is tuple else _normal(key))
 
 
 def _normal(key: Any) -> Any:
