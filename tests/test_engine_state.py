@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -22,7 +23,7 @@ from onceward.core.engine.graph import Graph
 from onceward.core.engine.reference import Reference
 from onceward.core.engine.retained import Retained, SharedFiles
 from onceward.core.engine.start import assign, check_fits
-from onceward.core.engine.state import keys
+from onceward.core.engine.state import keys, rocksdb
 from onceward.core.engine.state.handles import (
     KeyedHandle,
     ListHandle,
@@ -38,6 +39,7 @@ from onceward.core.errors import ConfigurationError, StateDamagedError, StateErr
 
 if TYPE_CHECKING:
     from onceward.core.engine.state.rocksdb import RocksTable
+    from onceward.core.engine.state.store import KeyedTable
 
 TASK = TaskId("sum", 0)
 ALL = range(128)
@@ -84,6 +86,39 @@ def test_a_table_holds_rows_of_columns(tmp_path: Path, kind: str):
     prefix = keys.row_prefix(keys.group_of(keys.encode_key("a"), 128), "map")
     assert [cell[2] for cell in table.scan(prefix)][:1] == [b"y"]
     table.close()
+
+
+def test_rocksdb_with_what_it_keeps_near_holds_what_memory_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whatever is done in whatever order, and however little is kept near."""
+    for seed in range(10):
+        monkeypatch.setattr(rocksdb, "_NEAR_BYTES", 300 * seed**2)
+        chance = random.Random(seed)
+        tables = [backends(tmp_path)[kind].open(TASK, ALL, [], None) for kind in ("memory", "rocksdb")]
+        for _ in range(200):
+            step = chance.random()
+            memory, rocks = (random_step(table, random.Random(step)) for table in tables)
+            assert memory == rocks
+        for table in tables:
+            table.close()
+
+
+def random_step(table: KeyedTable, chance: random.Random) -> Any:
+    """Do something with a table; what it answers."""
+    one, column = row(f"k{chance.randrange(9)}"), chance.choice([b"", b"", b"c1", b"c2"])
+    many = [row(f"k{chance.randrange(9)}") for _ in range(4)]
+    values = [b"" if chance.random() < 0.2 else chance.randbytes(20) for _ in many]
+    calls: dict[str, tuple[Any, ...]] = {
+        "get": (one, column),
+        "put": (one, values[0], column),
+        "delete": (one, column),
+        "columns": (one,),
+        "get_many": (many,),
+        "put_many": (many, values),
+        "scan": (b"",),
+    }
+    name = chance.choice(list(calls))
+    answer = getattr(table, name)(*calls[name])
+    return list(answer) if name in {"columns", "scan"} else answer
 
 
 @pytest.mark.parametrize("kind", KINDS)
