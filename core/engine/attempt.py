@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..sink import TwoPhaseCommit
 from ..source import ResettableSource
+from .aggregate import AggregateLogic, Aggregation
 from .channels import Channel, Gate, Output, by_key, forward, rebalance
 from .checkpoints import State, advance, initial
 from .config import Mode
@@ -236,7 +237,8 @@ class Attempt(ABC):
             writer = started.coordinator.writer.token.start
             table = started.backend.open(task, groups, assigned.keyed, started.restored_storage, writer)
             scope = KeyScope(table, groups, most)
-        return ProcessLogic(
+        kind = AggregateLogic if isinstance(operator.what, Aggregation) else ProcessLogic
+        return kind(
             operator.what,
             guarded,
             keys=operator.keys,

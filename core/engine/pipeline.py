@@ -14,6 +14,7 @@ from ..log import LogStore, MemoryStore, open_store
 from ..names import check_pipeline_name
 from ..sink import Direct, TwoPhaseCommit
 from ..source import LiveSource, ResettableSource
+from .aggregate import aggregation
 from .config import CheckpointConfig, RestartStrategy
 from .events import CheckpointFailedError
 from .functions import ProcessFunction
@@ -27,7 +28,7 @@ from .state.memory import MemoryBackend
 from .state.storage import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     import pyarrow as pa
@@ -125,6 +126,33 @@ class Stream:
         if not isinstance(function, ProcessFunction):
             raise ConfigurationError(f"process takes a ProcessFunction, not {type(function).__name__}")
         return self._then("process", function, uid, parallelism, schema)
+
+    def aggregate(
+        self,
+        totals: Mapping[str, tuple[str, str]],
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """Totals of each key over all rows so far, computed on whole record batches.
+
+        For every batch that comes in, one goes out: the columns of the key and the totals, with one row for each key of
+        the batch. So the newest row of a key has its totals, and how many older ones there are depends on how rows came
+        in batches.
+
+        Args:
+            totals: By name: a column and its function, as in `{"total": ("amount", "sum"), "rows": ("*", "count")}`.
+                `count` counts values that are not null (int64), or rows (`"*"`). `sum` takes integers (int64), floats
+                (float64) and decimal128 (38 digits); `mean` the same (float64); `min` and `max` also text, bytes,
+                booleans, dates, times and timestamps (the column's type). Nulls are ignored, as in SQL; a total
+                without values is null. A total that does not fit its type fails the run.
+            uid: Stable name of the state. It belongs to these functions and columns: other ones need another uid.
+            parallelism: Number of subtasks.
+
+        Raises:
+            ConfigurationError: The stream has no keys, or a function is unknown, or a name is taken.
+        """
+        return self._then("process", aggregation(self._keys, totals), uid, parallelism)
 
     def union(self, *others: Stream, uid: str | None = None, parallelism: int | None = None) -> Stream:
         """Rows of several streams."""

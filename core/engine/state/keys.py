@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -48,6 +49,7 @@ def groups_of(subtask: int, parallelism: int, max_parallelism: int) -> range:
     return range(first, -(-(subtask + 1) * max_parallelism // parallelism))
 
 
+@lru_cache(_MEMO)
 def row_prefix(group: int, state: str) -> bytes:
     """What the rows of one state in one group begin with."""
     name = state.encode()
@@ -115,37 +117,37 @@ class KeyEncoder:
         try:
             values, codes = _dictionary(columns)
         except pa.ArrowNotImplementedError:  # lists and structs
-            values, codes = list(zip(*(column.to_pylist() for column in columns), strict=True)), None
-        if len(columns) == 1:
-            values = [value for (value,) in values]
+            rows = [column.to_pylist() for column in columns]
+            values, codes = rows[0] if len(rows) == 1 else list(zip(*rows, strict=True)), None
         types = tuple(column.type for column in columns)
-        if codes is None or any(pa.types.is_timestamp(type_) for type_ in types):
-            encoded = [_encoded(value) for value in values]  # equal datetimes may differ, by fold
-        else:
-            encoded = [*map(self._memos[types].__getitem__, values)]
-        if codes is not None and len(set(encoded)) == len(encoded):
-            return Distinct(values, encoded, codes)
-        return _merged(values, encoded, codes)
+        if codes is not None and all(map(_is_plain, types)):
+            return Distinct(values, [*map(self._memos[types].__getitem__, values)], codes)
+        return _merged(values, [*map(_encoded, values)], codes)
 
 
-def _dictionary(columns: Sequence[pa.Array]) -> tuple[list[tuple[Any, ...]], pa.Array]:
+def _dictionary(columns: Sequence[pa.Array]) -> tuple[list[Any], pa.Array]:
     """The combinations of values in these columns, and which one each row has."""
-    found: list[tuple[Any, ...]] = [()]
-    codes = None
-    for column in columns:
-        plain = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
-        dictionary = plain.dictionary_encode(null_encoding="encode")
-        values = dictionary.dictionary.to_pylist()
-        if codes is None:
-            found, codes = [(value,) for value in values], dictionary.indices
-            continue
-        pairs = pc.add(pc.multiply(codes.cast(pa.int64()), len(values)), dictionary.indices.cast(pa.int64()))
-        dictionary = pairs.dictionary_encode()
-        found = [
-            (*found[pair // len(values)], values[pair % len(values)]) for pair in dictionary.dictionary.to_pylist()
-        ]
-        codes = dictionary.indices
+    found, codes = _one_dictionary(columns[0])
+    if len(columns) > 1:
+        found = [(value,) for value in found]
+    for column in columns[1:]:
+        values, each = _one_dictionary(column)
+        pairs = pc.add(pc.multiply(codes.cast(pa.int64()), len(values)), each.cast(pa.int64())).dictionary_encode()
+        numbers = [divmod(pair, len(values)) for pair in pairs.dictionary.to_pylist()]
+        found, codes = [(*found[left], values[right]) for left, right in numbers], pairs.indices
     return found, codes
+
+
+def _one_dictionary(column: pa.Array) -> tuple[list[Any], pa.Array]:
+    plain = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+    encoded = plain.dictionary_encode(null_encoding="encode")
+    return encoded.dictionary.to_pylist(), encoded.indices
+
+
+def _is_plain(type_: pa.DataType) -> bool:
+    """Whether different values are encoded differently, and equal ones alike: not so floats, nor datetimes by fold."""
+    is_ = pa.types
+    return any(kind(type_) for kind in (is_.is_integer, is_.is_string, is_.is_large_string, is_.is_binary))
 
 
 def _merged(values: list[Any], encoded: list[bytes], codes: pa.Array | None) -> Distinct:
