@@ -568,7 +568,7 @@ def test_86_a_savepoint_is_deleted_only_if_it_was_claimed(tmp_path: Path, claim:
 def test_the_page_on_operators_says_what_is_true(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Its code makes a pipeline (that would run if there were a broker)."""
     text = (EXAMPLES.parent / "docs" / "operators.md").read_text()
-    pipeline_code, function_code, hooks_code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    pipeline_code, batches_code, function_code, hooks_code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, Any] = {}
     exec(function_code, names)
     exec("from onceward.core import OperatorState\n" + hooks_code, names)
@@ -580,6 +580,12 @@ def test_the_page_on_operators_says_what_is_true(tmp_path: Path, capsys: pytest.
     p.source(SequenceSource(rows)).key_by("user").process(names["RunningSum"]()).sink(TargetSink(target))
     p.run()
     assert [row["total"] for row in target.rows] == [2, 5]
+    target = Target()
+    p = pipeline()
+    exec(batches_code, names)
+    names["running_totals"](p.source(SequenceSource([*rows, {"user": "b", "amount": -1}]))).sink(TargetSink(target))
+    p.run()
+    assert target.rows == [{"user": "a", "total": 595, "orders": 2, "largest": 357}]
     target = Target()
     p = pipeline()
     p.source(SequenceSource(rows)).process(names["Batches"]()).sink(TargetSink(target))
