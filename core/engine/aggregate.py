@@ -111,8 +111,6 @@ class AggregateLogic(ProcessLogic):
             self._set_types(batch.schema)
         found = keys.distinct(batch)
         grouped = self._grouped(batch, found.codes)
-        if grouped.column("key").to_pylist() != list(range(grouped.num_rows)):
-            grouped = grouped.sort_by("key")
         rows = [*map(scope.rows[self._state].__getitem__, found.encoded)]
         before = _unpack(scope.table.get_many(rows), len(self._parts))
         made: dict[Part, list[Any]] = {}
@@ -134,9 +132,9 @@ class AggregateLogic(ProcessLogic):
         return pa.RecordBatch.from_pydict(columns)
 
     def _grouped(self, batch: pa.RecordBatch, codes: pa.Array) -> pa.Table:
-        """The parts of a batch by the number of its key, and the first row of each key."""
-        numbers = pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows))
-        columns = {"key": codes, "row": pc.subtract(numbers, 1)}
+        """The parts of each key in a batch, in the order of its codes, and the key's first row."""
+        rows = pc.subtract(pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)), 1)
+        columns = {"key": codes.cast(pa.int64()), "row": rows}
         wanted: list[Any] = [("row", "min")]
         for part in self._parts:
             if part.column == "*":
@@ -144,7 +142,9 @@ class AggregateLogic(ProcessLogic):
             else:
                 columns[str(part)] = _prepared(part, batch.column(part.column))
                 wanted.append((str(part), part.function))
-        return pa.table(columns).group_by("key", use_threads=False).aggregate(wanted)
+        grouped = pa.table(columns).group_by("key", use_threads=False).aggregate(wanted)
+        in_order = grouped.column("key").combine_chunks().equals(rows.slice(0, grouped.num_rows))
+        return grouped if in_order else grouped.sort_by("key")
 
     def _array(self, part: Part, values: Sequence[Any], keys: Sequence[Any]) -> pa.Array:
         type_ = self._types[part]
