@@ -136,7 +136,7 @@ def test_a_new_process_goes_on_where_the_old_one_was_stopped(backend: Callable[[
     check_exact(target, ROWS)
 
 
-def test_a_keyed_running_sum_goes_back_to_the_barrier_and_shows_each_result_once():
+def test_a_keyed_running_sum_goes_back_to_the_barrier_and_writes_each_result_once():
     """ENGINE.md's first worked example: b2 b3 c1 | barrier | a2 a2 c2, and a failure after the end."""
     rows = [
         {"n": n, "k": k, "v": v}
@@ -490,7 +490,7 @@ def run_example(name: str, *arguments: object) -> str:
     return done.stdout
 
 
-def test_the_example_of_a_running_sum_shows_each_result_once(tmp_path: Path):
+def test_the_example_of_a_running_sum_writes_each_result_once(tmp_path: Path):
     said = run_example("engine_running_sum.py", tmp_path)
     before, after = said.split("restarted 1 time with checkpoint 1; in the end:\n")
     results = [{"user": "b", "total": 2}, {"user": "b", "total": 5}, {"user": "c", "total": 1}]

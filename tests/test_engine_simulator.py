@@ -26,7 +26,7 @@ MUTANT_RUNS = 250
 
 
 @pytest.mark.parametrize("first", range(0, RUNS, 50))
-def test_every_records_effect_shows_exactly_once(first: int):
+def test_every_record_takes_effect_exactly_once(first: int):
     for seed in range(first, first + 50):
         Simulation(seed).run()
 

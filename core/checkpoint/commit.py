@@ -2,9 +2,8 @@
 
 Invariant 1: `finish` takes a permit. Invariant 7: COMPLETED is put only after every target's own answer.
 
-Targets are independent: each round asks every sink, those first whose transactions expire soonest, and what one of
-them raises or has lost is told at the end. So a target that is away delays no other, and a loss in one sink takes a
-fault of that sink.
+Targets are independent: each round asks every sink at the same time, and what one of them raises or has lost is told
+at the end. So a target that is away delays no other, and a loss in one sink takes a fault of that sink.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ def finish(
     deadline = policy.monotonic() + policy.commit_timeout
     waiting = [share for share in shares if share.waits]
     for attempt in count():
-        for share in waiting:
-            share.ask()
+        policy.make_all([share.ask for share in waiting])
         waiting = [share for share in waiting if share.waits]
         if not waiting:
             break
