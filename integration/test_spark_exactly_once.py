@@ -73,7 +73,7 @@ def job(spark: SparkSession, tmp_path: Path, kafka: KafkaServer, topic: Callable
     return Job(spark, tmp_path, kafka, topic(partitions=2), dsn)
 
 
-def test_each_record_shows_once_in_both_targets_across_a_clean_restart(job: Job) -> None:
+def test_each_record_takes_effect_once_in_both_targets_across_a_clean_restart(job: Job) -> None:
     job.feed.add()
     job.feed.add()
     job.run()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..errors import OncewardError, OperatorError
 from .state.handles import SubtaskState
@@ -168,15 +169,36 @@ class RecordLogic(Logic):
 
 
 class BatchLogic(Logic):
-    """map_batches: a function of record batches."""
+    """map_batches, and filter by record batches: a function of record batches."""
 
-    def __init__(self, guarded: Guarded, function: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
+    def __init__(
+        self, guarded: Guarded, function: Callable[[pa.RecordBatch], pa.RecordBatch], schema: pa.Schema | None = None
+    ) -> None:
         self._guarded = guarded
         self._function = function
+        self._schema = schema
 
     def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        made = self._guarded.call(batch.schema.names, self._function, batch)
+        return [self._guarded.call(batch.schema.names, self._made, batch)]
+
+    def _made(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        made = self._function(batch)
         if not isinstance(made, pa.RecordBatch):
-            error = TypeError(f"map_batches must return a pyarrow.RecordBatch, not {type(made).__name__}")
-            raise self._guarded.failed(batch.schema.names, error)
-        return [made]
+            raise TypeError(f"map_batches must return a pyarrow.RecordBatch, not {type(made).__name__}")
+        return made if self._schema is None else made.cast(self._schema)
+
+
+class Selection:
+    """Those rows of a batch for which an Arrow expression, or a function's mask, is true: neither false nor null."""
+
+    def __init__(self, predicate: pc.Expression | Callable[[pa.RecordBatch], Any]) -> None:
+        self._predicate = predicate
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if isinstance(self._predicate, pc.Expression):
+            return batch.filter(self._predicate)
+        mask = self._predicate(batch)
+        if not isinstance(mask, pa.Array | pa.ChunkedArray) or not pa.types.is_boolean(mask.type):
+            what = mask.type if isinstance(mask, pa.Array | pa.ChunkedArray) else type(mask).__name__
+            raise TypeError(f"filter(batches=True) needs a pyarrow.BooleanArray with one value per row, not {what}")
+        return batch.filter(mask)

@@ -109,7 +109,7 @@ def wait_for_rows(driver: Driver, dsn: str, rows: int) -> None:
             time.sleep(0.05)
 
 
-def test_88_driver_broker_and_database_are_killed_and_each_record_shows_once_in_both_targets(
+def test_88_driver_broker_and_database_are_killed_and_each_record_takes_effect_once_in_both_targets(
     driver: Driver, kafka_container: KafkaContainer, postgres_container: PostgresContainer
 ) -> None:
     servers, dsn, _, target, _ = driver.command[2:]
