@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -565,13 +566,16 @@ def test_86_a_savepoint_is_deleted_only_if_it_was_claimed(tmp_path: Path, claim:
     assert where.exists() is not claim
 
 
-def test_the_page_on_operators_says_what_is_true(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_page_on_operators_says_what_is_true(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     """Its code makes a pipeline (that would run if there were a broker)."""
     text = (EXAMPLES.parent / "docs" / "operators.md").read_text()
     pipeline_code, batches_code, function_code, hooks_code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, Any] = {}
     exec(function_code, names)
-    exec("from onceward.core import OperatorState\n" + hooks_code, names)
+    exec(hooks_code, names)
+    monkeypatch.setitem(sys.modules, "running_sum", SimpleNamespace(RunningSum=names["RunningSum"]))
     exec(pipeline_code.replace("/var/lib/onceward", str(tmp_path)).replace("pipeline.run()", ""), names)
     assert names["pipeline"].guarantee() == ("exactly-once", ())
     target = Target()
