@@ -3,7 +3,7 @@
     python benchmarks/commit.py [--epochs 30]
 
 One pipeline at a time; an epoch has some transactions, each of which writes rows into some partitions. Milliseconds are
-medians over the epochs, the first ones left out: of one transaction's prepare (flush, and asking for its handle), and of
+One pipeline at a time; an epoch has some transactions, each of which writes rows to some partitions. Milliseconds are
 the driver's commit of all of them (look, EndTxn or COMMIT PREPARED, look again). The decision's bytes are those in the
 decision log.
 """
