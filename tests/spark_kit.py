@@ -169,6 +169,8 @@ class Session:
         self.checkpoint, self.conf, self.run, self.master = checkpoint, conf, "run-1", master
         self.stages: dict[int, Any] = {1: stage()}
         running_query = SimpleNamespace(
+            getClass=lambda: SimpleNamespace(getSimpleName=lambda: "MicroBatchExecution"),
+            trigger=lambda: SimpleNamespace(getClass=lambda: SimpleNamespace(getSimpleName=lambda: "OneTimeTrigger")),
             outputMode=lambda: SimpleNamespace(toString=lambda: "Append"),
             resolvedCheckpointRoot=lambda: str(checkpoint.root),
         )

@@ -171,7 +171,8 @@ class EpochHandler:
         about = epoch_input(self._read_text, run.checkpoint, run.query, batch)
         coordinator = self._coordinator or self._open(run, batch, about)
         if coordinator.admit(batch, about, adopt=self.adopt) is Admission.REPLAY:
-            _log.warning("epoch %s is decided and completed: it is replayed without writing", batch)
+            fields = {"pipeline": coordinator.pipeline, "epoch": batch}
+            _log.info("epoch %s is completed already: Spark runs it again, nothing is written", batch, extra=fields)
             # A stateful query must run the batch all the same, or its state store misses a version for ever.
             frame.write.format("noop").mode("overwrite").save()
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from onceward.core.errors import ConfigurationError
 from onceward.core.log import EpochInput
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+ASYNC: Final = "asynchronous progress tracking (option asyncProgressTrackingEnabled)"
+_REFUSED: Final = {
+    "AsyncProgressTrackingMicroBatchExecution": ASYNC,
+    "RealTimeTrigger": "real-time mode (trigger realTime)",
+}
 _QUERY, _RUN = "sql.streaming.queryId", "spark.jobGroup.id"
 
 
@@ -44,7 +49,7 @@ def current_run(spark: SparkSession, last: QueryRun | None = None) -> QueryRun:
         last: What this said before; the same run is not looked up again.
 
     Raises:
-        ConfigurationError: It is not called by a streaming query.
+        ConfigurationError: It is not called by a streaming query, or by one in a mode that is refused.
     """
     context = spark.sparkContext
     query, run = context.getLocalProperty(_QUERY), context.getLocalProperty(_RUN)
@@ -54,8 +59,24 @@ def current_run(spark: SparkSession, last: QueryRun | None = None) -> QueryRun:
         return last
     stream: Any = spark.streams.get(query)
     running = stream._jsq.streamingQuery()  # noqa: SLF001 - no public way to ask
+    for part in (running, running.trigger()):
+        refuse(_REFUSED.get(part.getClass().getSimpleName()))
     complete = running.outputMode().toString().lower() == "complete"
     return QueryRun(query, run, running.resolvedCheckpointRoot(), complete)
+
+
+def refuse(mode: str | None) -> None:
+    """Refuse a mode in which a batch may begin before Spark has logged the one before it.
+
+    Raises:
+        ConfigurationError: Always, unless the mode is None.
+    """
+    if mode is not None:
+        raise ConfigurationError(
+            f"{mode} cannot be exactly once with onceward: an epoch is a micro-batch that ends before the next one "
+            "begins, and whose offsets are logged before it runs. Nothing was written. Use "
+            "trigger(processingTime=…) or trigger(availableNow=True)"
+        )
 
 
 def any_stage_failed(spark: SparkSession, stages: Iterable[int]) -> bool:

@@ -18,6 +18,7 @@ from ..outcome import PROVEN_NOT_COMMITTED
 from ..sink import by_urgency
 from ..steps import Step, crash_point
 from ..transaction import CommitStatus
+from . import report
 from .policy import CommitPolicy, OnLost
 
 if TYPE_CHECKING:
@@ -56,7 +57,12 @@ def finish(
         if not waiting:
             break
         if attempt == TOLD_AFTER:
-            _log.warning("%s. It is asked again for up to %g s", _waiting_for(permit, waiting), policy.commit_timeout)
+            _log.warning(
+                "%s. It is asked again for up to %g s",
+                _waiting_for(permit, waiting),
+                policy.commit_timeout,
+                extra={"pipeline": permit.decision.pipeline, "epoch": permit.decision.epoch},
+            )
         if not policy.commits.pause(attempt, deadline - policy.monotonic()):
             break
     return _conclude(permit, shares, writer, policy)
@@ -187,7 +193,13 @@ def _resolve(permit: CommitPermit, failures: Failures, writer: LogWriter, policy
         for committable, outcome in failures:
             seen = f"{outcome.status}: {outcome.detail}; {committable.rows} rows"
             why = f"{policy.skipped_why}; {seen}" if policy.skipped_why else seen
-            _log.error("skipping lost transaction %s of epoch %s: %s", committable.transaction, decision.epoch, why)
+            _log.error(
+                "skipping lost transaction %s of epoch %s: %s",
+                committable.transaction,
+                decision.epoch,
+                why,
+                extra=report.about(committable),
+            )
             writer.resolve(decision.epoch, committable.transaction, action="skip", who=policy.skipped_by, why=why)
         return True
     proven = [c for c, outcome in failures if outcome.status in PROVEN_NOT_COMMITTED]

@@ -136,7 +136,13 @@ class Attempt(ABC):
                 most = self._config.history
                 self.history = (*self.history, record)[-most:] if most else ()
                 level = logging.WARNING if bad else logging.INFO
-                _log.log(level, "pipeline %s: %s", self._started.coordinator.pipeline, record)
+                pipeline = self._started.coordinator.pipeline
+                fields = {
+                    "pipeline": pipeline,
+                    "epoch": record.checkpoint,
+                    "milliseconds": round(record.duration * 1000),
+                }
+                _log.log(level, "pipeline %s: %s", pipeline, record, extra=fields)
 
     def _post(self, message: ToTask, to: Iterable[TaskId]) -> None:
         for task in to:

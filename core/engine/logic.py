@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import pyarrow as pa
@@ -124,6 +125,9 @@ class Guarded:
         try:
             return [self._batch(records)]
         except (pa.ArrowException, TypeError, AttributeError) as error:
+            for other in (record for record in records if not isinstance(record, Mapping)):
+                no_record = TypeError(f"a record must be a dictionary, not {type(other).__name__}")
+                raise self.failed(other, no_record) from error
             raise self.failed(records[0], error) from error
 
     def _batch(self, records: list[Record]) -> pa.RecordBatch:

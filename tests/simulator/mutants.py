@@ -194,8 +194,8 @@ class AbortsInDoubt(Coordinator):
 class ForgetsToFinish(Coordinator):
     """Does not finish what an earlier writer has decided."""
 
-    def _finish_decided(self) -> None:
-        return
+    def _finish_decided(self) -> Sequence[Committable]:
+        return ()
 
 
 class SweepsFirst(Coordinator):

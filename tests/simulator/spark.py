@@ -320,6 +320,8 @@ class Session:
         self._driver = driver
         self._stages: list[Stage] = []
         query = SimpleNamespace(
+            getClass=lambda: SimpleNamespace(getSimpleName=lambda: "MicroBatchExecution"),
+            trigger=lambda: SimpleNamespace(getClass=lambda: SimpleNamespace(getSimpleName=lambda: "OneTimeTrigger")),
             outputMode=lambda: SimpleNamespace(toString=lambda: "Append"),
             resolvedCheckpointRoot=lambda: self._driver.folder.root,
         )
