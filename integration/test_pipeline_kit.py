@@ -1,53 +1,44 @@
-"""The kit for pipelines: an exact one passes under every fault of the smoke selection, a loose one is found guilty."""
+"""The kit for pipelines: exact ones pass under the faults of the smoke selection, a loose one is found guilty."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import confluent_kafka
-import psycopg
 import pytest
 
-from onceward.testing.pipeline import KafkaTopic, PipelineTest, Table
+from onceward.testing.pipeline import FAULTS, KafkaTopic, PipelineTest, Table
 
+from .pipeline_kit import HERE, SparkPipeline
+from .pipeline_programs import copy_exactly_once, is_big
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DOCUMENT = HERE.parent / "docs" / "testing.md"
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow]
-SOURCE = Path(__file__).parent.parent / "src"
 
 
-def copy_exactly_once() -> None:
-    """The embedded engine: Kafka to Kafka and PostgreSQL."""
-    from onceward import CheckpointConfig, KafkaSink, KafkaSource, Pipeline, PostgresSink, open_store
-
-    servers, folder, name = (os.environ[v] for v in ("KAFKA_BOOTSTRAP_SERVERS", "PIPELINE_FOLDER", "PIPELINE_NAME"))
-    pipeline = Pipeline(
-        name, checkpoint=CheckpointConfig(interval=0.3), store=open_store(f"{folder}/log", pipeline=name)
-    )
-    orders = pipeline.source(
-        KafkaSource(bootstrap_servers=servers, topics=["orders"], starting="earliest"), uid="in", parallelism=2
-    )
-    big = orders.map(lambda message: json.loads(message["value"]), uid="parse").filter(is_big, uid="big")
-    big.map(lambda row: {"value": json.dumps(row)}, uid="encode").sink(
-        KafkaSink(name="topic", bootstrap_servers=servers, topic="big")
-    )
-    big.sink(PostgresSink(name="table", dsn=os.environ["DATABASE_URL"], table="big_orders"))
-    pipeline.run()
+def run_pytest(folder: Path, *arguments: str) -> str:
+    """What a user's pytest prints in this folder."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:randomly", *arguments]
+    environment = {**os.environ, **SparkPipeline.environment}
+    return subprocess.run(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    ).stdout
 
 
-def is_big(row: dict[str, int]) -> bool:
-    return row["amount"] >= 50
-
-
-class TestCopiesOfTheEngine(PipelineTest):
+class TestEnginePipeline(PipelineTest):
     command = copy_exactly_once
     services = "local"
     inputs = KafkaTopic("orders", partitions=3)
     outputs = (KafkaTopic("big", partitions=2), Table("big_orders", "id bigint, amount bigint"))
+    faults = {name: fault for name, fault in FAULTS.items() if name != "kill-worker"}
     uses_onceward = True
+    feed_seconds = 2.0
 
     def row(self, number: int) -> dict[str, int]:
         return {"id": number, "amount": number * 37 % 100}
@@ -56,59 +47,51 @@ class TestCopiesOfTheEngine(PipelineTest):
         return [row for row in rows if is_big(row)]
 
 
-def copy_at_least_once() -> None:
-    """As most consumers do it: write, then commit the offsets."""
-    consumer = confluent_kafka.Consumer(
-        {
-            "bootstrap.servers": os.environ["KAFKA_BOOTSTRAP_SERVERS"],
-            "group.id": "loose",
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-            "session.timeout.ms": 6000,
-        }
-    )
-    consumer.subscribe(["orders"])
-    producer = confluent_kafka.Producer({"bootstrap.servers": os.environ["KAFKA_BOOTSTRAP_SERVERS"]})
-    with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
-        count = 0
-        while True:
-            message = consumer.poll(1.0)
-            if message is None or message.error():
-                continue
-            producer.produce("copies", message.value())
-            producer.flush()
-            connection.execute("INSERT INTO copies SELECT (%s::json->>'id')::bigint", [message.value().decode()])
-            count += 1
-            if count % 50 == 0:
-                consumer.commit(asynchronous=False)
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+class TestSparkPipeline(SparkPipeline):
+    services = "local"
+    faults = {"kill-worker": FAULTS["kill-worker"]}
 
 
-class Loose(PipelineTest):
-    command = copy_at_least_once
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_the_documented_test_of_a_pipeline_is_green(tmp_path: Path) -> None:
+    driver, test = re.findall(r"^```python\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)[:2]
+    (tmp_path / "driver.py").write_text(driver)
+    (tmp_path / "test_orders.py").write_text(test)
+    done = run_pytest(tmp_path, "test_orders.py", "-k", "kill-driver or crash-at-decide.after")
+    assert "2 passed" in done, done
+
+
+LOOSE = f"""
+import sys
+from onceward.testing.pipeline import KafkaTopic, PipelineTest, Table
+
+class TestLoose(PipelineTest):
+    command = [sys.executable, {str(HERE / "pipeline_programs.py")!r}, "copy_at_least_once"]
     services = "local"
     inputs = KafkaTopic("orders", partitions=2)
-    outputs = (KafkaTopic("copies"), Table("copies", "id bigint"))
+    outputs = [KafkaTopic("copies"), Table("copies", "id bigint")]
 
-    def row(self, number: int) -> dict[str, int]:
-        return {"id": number}
+    def row(self, number):
+        return {{"id": number}}
+"""
 
 
 def test_a_pipeline_that_is_at_least_once_is_found_guilty_with_the_rows_and_their_source(tmp_path: Path) -> None:
-    file = tmp_path / "test_loose.py"
-    file.write_text(Path(__file__).read_text().replace("class Loose", "class TestLoose"))
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:randomly", file.name]
-    chosen = ["-k", "TestLoose and (clean or kill-driver)"]
-    done = subprocess.run(
-        [*command, *chosen], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert "1 failed, 1 passed" in done.stdout, done.stdout
-    assert "TestLoose is not exactly once" in done.stdout
-    assert "SIGKILL to the driver's process group" in done.stdout
-    assert re.search(
-        r"topic copies: 300 rows expected, \d+ found: 0 missing, [1-9]\d* duplicated, 0 wrong", done.stdout
-    )
-    assert re.search(r'duplicated: {"id": (\d+)}, at copies-0@\d+, copies-0@\d+; input orders-[01]@\d+', done.stdout)
-    assert re.search(r'duplicated: {"id": (\d+)}, at copies@\d+, copies@\d+; input orders-[01]@\d+', done.stdout)
-    repeat = "repeat it: pytest 'test_loose.py::TestLoose::test_exactly_once[kill-driver-1]' --faults smoke"
-    assert repeat in done.stdout
+    (tmp_path / "test_loose.py").write_text(LOOSE)
+    done = run_pytest(tmp_path, "test_loose.py", "-k", "clean or kill-driver")
+    assert "1 failed, 1 passed" in done, done
+    counts = r": 300 rows expected, \d+ found: 0 missing, [1-9]\d* duplicated, 0 wrong"
+    source = "; input orders-[01]@\\d+"
+    for evidence in (
+        "TestLoose is not exactly once",
+        "SIGKILL to the driver's process group",
+        f"topic copies{counts}",
+        r'duplicated: {"id": \d+}, at copies-0@\d+, copies-0@\d+' + source,
+        f"table copies{counts}",
+        r'duplicated: {"id": \d+}, at copies@\d+, copies@\d+' + source,
+        re.escape("repeat it: pytest 'test_loose.py::TestLoose::test_exactly_once[kill-driver-1]' --faults smoke"),
+    ):
+        assert re.search(evidence, done), f"{evidence}\n{done}"

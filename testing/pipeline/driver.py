@@ -102,12 +102,19 @@ class DriverProcess:
         except psutil.NoSuchProcess:
             return []
 
-    def kill(self) -> None:
+    def kill(self, grace: float = 0.0) -> None:
         """SIGKILL the process group; return when the descendants of other groups are gone too.
 
         Spark's Python workers lead groups of their own and end by themselves when the JVM is gone.
+
+        Args:
+            grace: Seconds between SIGTERM and SIGKILL; 0: no SIGTERM.
         """
         descendants = self.descendants()
+        if grace:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(grace)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -115,13 +122,6 @@ class DriverProcess:
         for process in alive:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-
-    def stop(self, seconds: float) -> None:
-        """SIGTERM, and SIGKILL to what is there after so many seconds."""
-        self._process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
-        self.kill()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -163,6 +163,7 @@ class Supervisor:
     def _supervise(self) -> None:
         while True:
             self.exit_codes.append(self.driver.wait())
+            self.driver.kill()  # what it has left behind
             self._stopped.wait(_RESTART_SECONDS)
             with self._may_start:
                 if self._stopped.is_set():
@@ -183,12 +184,12 @@ class Supervisor:
     def stop_others(self, seconds: float) -> None:
         """Stop the drivers beside the first (seconds until SIGKILL)."""
         while self._others:
-            self._others.pop().stop(seconds)
+            self._others.pop().kill(seconds)
 
     def stop(self, seconds: float) -> None:
         """Stop every driver for good (seconds until SIGKILL)."""
         with self._may_start:
             self._stopped.set()
-            self.driver.stop(seconds)
+            self.driver.kill(seconds)
         self._thread.join()
         self.stop_others(seconds)
