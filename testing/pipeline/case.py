@@ -20,11 +20,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
-import pytest
-
 from onceward.core.errors import ConfigurationError
 
-from ..plugin import NOT_APPLICABLE
 from .driver import Command, Start, Supervisor, arguments_of
 from .endpoints import KAFKA, POSTGRES, Addresses, Endpoint, UnreadableError
 from .faults import FAULTS, Inject, NothingToHitError, PlannedFault, Scene, planned_faults
@@ -33,6 +30,8 @@ from .servers import empty_kafka, new_database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    import pytest
 
     from .endpoints import Row
     from .servers import Servers
@@ -74,7 +73,7 @@ class PipelineTest:
     key: str | None = "id"
     row_count: int = 300
     feed_seconds: float = 3.0
-    timeout: float = 90.0
+    timeout: float = 120.0
     quiet: float = 1.0
     stop_seconds: float = 5.0
     uses_onceward: bool = False
@@ -105,6 +104,10 @@ class PipelineTest:
         self, fault: PlannedFault, pipeline_servers: Servers, tmp_path: Path, request: pytest.FixtureRequest
     ) -> None:
         """Each row takes effect exactly once in every output, whatever goes wrong, and nothing is left open."""
+        import pytest  # noqa: PLC0415 - the demo uses the other parts of the kit without it
+
+        from ..plugin import NOT_APPLICABLE  # noqa: PLC0415
+
         repeat = f"pytest {shlex.quote(request.node.nodeid)} --faults {request.config.getoption('--faults')}"
         with ExitStack() as stack:
             case = _Case(self, fault, pipeline_servers, tmp_path, stack)

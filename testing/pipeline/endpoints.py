@@ -153,10 +153,19 @@ class KafkaTopic(Endpoint):
     def feed(self, addresses: Addresses, rows: Sequence[Row]) -> None:
         producer = _producer(addresses)
         errors: list[object] = []
+
+        def delivered(error: object, _: object) -> None:
+            errors.extend([error] if error else [])
+
         for row in rows:
             value, key = self.encode(row), None if self.key is None else str(row[self.key]).encode()
             partition = zlib.crc32(key or value) % self.partitions
-            producer.produce(self.name, value, key, partition, on_delivery=lambda e, _: errors.append(e) if e else None)
+            while True:
+                try:
+                    producer.produce(self.name, value, key, partition, on_delivery=delivered)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
         if producer.flush(_DELIVERY_MS / 1000) or errors:
             raise UnreadableError(f"rows could not be produced to topic {self.name}: {errors or 'no answer'}")
 
@@ -169,9 +178,10 @@ class KafkaTopic(Endpoint):
             unread, deadline = set(self._numbers(consumer)), time.monotonic() + _SECONDS
             while unread:
                 if time.monotonic() > deadline:
-                    raise UnreadableError(f"topic {self.name} was not read to its end within {_SECONDS:g} s")
+                    raise UnreadableError(f"topic {self.name} did not answer within {_SECONDS:g} s")
                 for message in consumer.consume(5000, 0.05):  # waits for so many messages, or for so long
                     error, partition = message.error(), message.partition()
+                    deadline = time.monotonic() + _SECONDS
                     if error is None:
                         row = self.decode(message.value())
                         found.append(Record(row, f"{self.name}-{partition}@{message.offset()}"))

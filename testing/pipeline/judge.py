@@ -57,6 +57,11 @@ class Comparison:
     found: int
     findings: tuple[Finding, ...]
 
+    @property
+    def exact(self) -> bool:
+        """Whether it holds what it must."""
+        return not self.findings
+
     def count(self, kind: Kind) -> int:
         """Number of rows of a kind."""
         return sum(finding.copies for finding in self.findings if finding.kind is kind)
@@ -118,7 +123,7 @@ class Verdict:
     @property
     def exact(self) -> bool:
         """Whether each output is as it must be, and nothing is left open."""
-        return not self.left_open and not any(comparison.findings for comparison in self.comparisons)
+        return not self.left_open and all(comparison.exact for comparison in self.comparisons)
 
     @property
     def may_improve(self) -> bool:
