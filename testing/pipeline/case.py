@@ -264,15 +264,17 @@ class _Case:
         expected = self._spec.expected([record.row for record in inputs])
         return Verdict(
             tuple(
-                compare(
-                    output.title,
-                    expected[output.name] if isinstance(expected, Mapping) else expected,
-                    output.read(self._addresses),
-                    self._spec.key,
-                )
-                for output in self._outputs
+                compare(o.title, self._rows_for(o, expected), o.read(self._addresses), self._spec.key)
+                for o in self._outputs
             ),
             tuple(what for output in self._outputs for what in output.left_open(self._addresses)),
             self._spec.key,
             sources,
         )
+
+    def _rows_for(self, output: Endpoint, expected: Sequence[Row] | Mapping[str, Sequence[Row]]) -> Sequence[Row]:
+        if not isinstance(expected, Mapping):
+            return expected
+        if output.name not in expected:
+            raise ConfigurationError(f"expected() of {self._name} says nothing of {output.title}: add {output.name!r}")
+        return expected[output.name]

@@ -188,6 +188,8 @@ class Supervisor:
 
     def stop(self, seconds: float) -> None:
         """Stop every driver for good (seconds until SIGKILL)."""
+        if self._stopped.is_set():
+            return
         with self._may_start:
             self._stopped.set()
             self.driver.kill(seconds)

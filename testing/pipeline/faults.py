@@ -95,8 +95,10 @@ def _pause_server(system: str) -> Inject:
     def pause(scene: Scene) -> None:
         scene.note(f"{system} is paused")
         scene.servers[system].pause()
-        time.sleep(scene.dice.uniform(1.0, 5.0))
-        scene.servers[system].resume()
+        try:
+            time.sleep(scene.dice.uniform(1.0, 5.0))
+        finally:
+            scene.servers[system].resume()
         scene.note(f"{system} goes on")
 
     return pause

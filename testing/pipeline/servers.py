@@ -53,7 +53,9 @@ class Servers:
         if (system, containers) not in self._running:
             start = _container if containers else self._local
             self._running[system, containers] = start(system)
-        return self._running[system, containers]
+        server = self._running[system, containers]
+        server.start_again()  # a case that failed may have left it down
+        return server
 
     def stop(self) -> None:
         """Stop them all, and delete their data."""
@@ -66,9 +68,7 @@ class Servers:
             from ..services import KafkaServer, PostgresServer  # noqa: PLC0415 - optional dependencies
         except ImportError as error:
             raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[dev-services]'") from error
-        server = KafkaServer(self._folder / KAFKA) if system == KAFKA else PostgresServer(self._folder / POSTGRES)
-        server.start_again()
-        return server
+        return KafkaServer(self._folder / KAFKA) if system == KAFKA else PostgresServer(self._folder / POSTGRES)
 
 
 def _container(system: str) -> Any:
