@@ -51,7 +51,7 @@ class TestEnginePipeline(PipelineTest):
 @pytest.mark.timeout(600)
 class TestSparkPipeline(SparkPipeline):
     services = "local"
-    faults = {"kill-worker": FAULTS["kill-worker"]}
+    faults = {name: FAULTS[name] for name in ("kill-worker", "delete-newest-commit")}
 
 
 @pytest.mark.spark
