@@ -64,15 +64,15 @@ class Bench:
             connection.execute(f"CREATE TABLE {name} (key text, value text)")
         return name
 
-    def filled_topic(self, rows: int, size: int) -> str:
+    def filled_topic(self, rows: int, size: int, partitions: int = PARTITIONS) -> str:
         """A topic with `rows` messages of about `size` bytes."""
-        name = self.topic()
+        name = self.topic(partitions)
         producer = confluent_kafka.Producer({"bootstrap.servers": self.servers, "linger.ms": 20})
         payload = "x" * size
         for number in range(rows):
             while True:
                 try:
-                    producer.produce(name, f"{number}:{payload}", str(number), number % PARTITIONS)
+                    producer.produce(name, f"{number}:{payload}", str(number), number % partitions)
                     break
                 except BufferError:
                     producer.poll(0.1)

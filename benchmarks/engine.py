@@ -1,10 +1,13 @@
 """The embedded engine: cost of checkpoints, size of snapshots, time to recover.
 
     python benchmarks/engine.py throughput [--rows 1000000] [--repeats 5]
+    python benchmarks/engine.py sums [--rows 1000000] [--repeats 5] [--keys 10000]
     python benchmarks/engine.py snapshots [--megabytes 10 100 1000]
 
 `throughput`: rows out of memory through a keyed sum with RocksDB state into a sink that drops them, with checkpoints
 off and every second, in turn; the cost is the median of the ratios run by run.
+`sums`: a keyed sum row by row (`process`) and batch by batch (`aggregate`), one subtask, state in memory and in
+RocksDB, in batches of 2,000 and 20,000 rows: rows per second, and per second of CPU time of the whole process.
 `snapshots`: RocksDB state of a size, of which 1 % changes before each of ten checkpoints: seconds and bytes written,
 full and incremental; and the seconds until a restarted pipeline has its state back.
 """
@@ -23,12 +26,20 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pyarrow as pa
 
-from onceward.core import CheckpointConfig, Pipeline, ProcessFunction, RocksDBBackend, ValueState, open_store
+from onceward.core import (
+    CheckpointConfig,
+    MemoryBackend,
+    Pipeline,
+    ProcessFunction,
+    RocksDBBackend,
+    ValueState,
+    open_store,
+)
 from onceward.sinks import DirectSink
 from onceward.sources import LiveSource, SequenceSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from onceward.core.engine import Job
 
@@ -62,10 +73,47 @@ class RunningSum(ProcessFunction):
         yield {"user": record["user"], "total": self.total.get()}
 
 
+def a_table(rows: int, keys: int) -> pa.Table:
+    """Amounts of users at random."""
+    chance = random.Random(7)
+    return pa.table({"user": [f"user{chance.randrange(keys)}" for _ in range(rows)], "amount": list(range(rows))})
+
+
+def sums(rows: int, repeats: int, keys: int) -> None:
+    """Rows a second of each way to sum."""
+    table = a_table(rows, keys)
+    ways = [(way, state, batch) for way in ("process", "aggregate") for state in STATES for batch in (2000, 20_000)]
+    found: dict[Any, list[tuple[float, float]]] = {way: [] for way in ways}
+    for number in range(repeats + 1):
+        for way in ways:
+            cpu, began = time.process_time(), time.monotonic()
+            one_sum(table, *way)
+            if number:  # the first time is to warm up
+                found[way].append((time.monotonic() - began, time.process_time() - cpu))
+    for (way, state, batch), seconds in found.items():
+        wall, cpu = (statistics.median(each) for each in zip(*seconds, strict=True))
+        print(f"{way:10} {state:8} batches of {batch:6,} {rows / wall:10,.0f} rows/s {rows / cpu:10,.0f} rows/CPU s")
+
+
+STATES: dict[str, Callable[[str], Any]] = {
+    "memory": lambda _folder: MemoryBackend(most=1 << 30),
+    "rocksdb": lambda folder: RocksDBBackend(f"{folder}/state"),
+}
+
+
+def one_sum(table: pa.Table, way: str, state: str, batch_rows: int) -> None:
+    """One run."""
+    with tempfile.TemporaryDirectory(prefix="onceward-bench-") as folder:
+        pipeline = Pipeline("bench", store=open_store(f"{folder}/log"), backend=STATES[state](folder))
+        stream = pipeline.source(SequenceSource(table, batch_rows=batch_rows)).key_by("user")
+        totals = stream.process(RunningSum()) if way == "process" else stream.aggregate({"total": ("amount", "sum")})
+        totals.sink(Nowhere())
+        pipeline.run()
+
+
 def throughput(rows: int, repeats: int) -> None:
     """Rows a second without and with checkpoints."""
-    chance = random.Random(7)
-    table = pa.table({"user": [f"user{chance.randrange(KEYS)}" for _ in range(rows)], "amount": list(range(rows))})
+    table = a_table(rows, KEYS)
     ways: dict[str, float | None] = {"off": None, "every second": 1.0}
     for interval in ways.values():
         once(table, interval)
@@ -198,15 +246,18 @@ def checkpoint(job: Job) -> tuple[float, int]:
 def main() -> None:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["throughput", "snapshots"])
+    parser.add_argument("what", choices=["throughput", "sums", "snapshots"])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--keys", type=int, default=KEYS)
     parser.add_argument("--megabytes", type=int, nargs="+", default=[10, 100, 1000])
     given = parser.parse_args()
     memory = psutil.virtual_memory().total / 2**30
     print(f"{os.cpu_count()} cores, {memory:.0f} GiB, Python {platform.python_version()}, {platform.system()}")
     if given.what == "throughput":
         throughput(given.rows, given.repeats)
+    elif given.what == "sums":
+        sums(given.rows, given.repeats, given.keys)
     else:
         snapshots(given.megabytes)
 

@@ -1,8 +1,9 @@
-"""Latency of an epoch with small batches: what onceward adds to the same path with an empty writer.
+"""Latency of an epoch with small batches, against Spark's own Kafka sink and against an empty writer.
 
-    python benchmarks/latency.py [--batches 30] [--rows 400] [--repeats 5]
+    python benchmarks/latency.py [--partitions 4 16 64] [--rows 100] [--batches 30] [--repeats 5]
 
-The floor is Spark's own cost: foreachBatch with mapInArrow and collect for `exactly_once`.
+The floor is Spark's own cost of a Python writer: foreachBatch with mapInArrow and collect, by as many tasks as
+`writers="auto"` chooses.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from common import PARTITIONS, Bench, Run, bench, compare, machine, median, show, timed
+from common import Bench, Run, bench, compare, machine, median, show, timed
 
 from onceward import KafkaSink, PostgresSink
 from onceward.connectors.spark import exactly_once
+from onceward.connectors.spark.writers import ROWS_PER_TASK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 WARM_UP = 5
 FLOOR = "empty writer (the floor)"
+SPARKS = "Spark's Kafka sink (at least once)"
 
 
 def drain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -34,12 +37,7 @@ def drain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield pa.RecordBatch.from_pydict({"n": [rows]})
 
 
-def floor(batch: DataFrame, _: int) -> None:
-    """The path of exactly_once without a sink."""
-    batch.mapInArrow(drain, "n long").collect()
-
-
-def variants(lab: Bench, topic: str, rows: int) -> dict[str, Callable[[], Run]]:
+def variants(lab: Bench, topic: str, partitions: int, rows: int) -> dict[str, Callable[[], Run]]:
     """Each way over the topic; a batch is a sample."""
 
     def source() -> DataFrame:
@@ -48,8 +46,12 @@ def variants(lab: Bench, topic: str, rows: int) -> dict[str, Callable[[], Run]]:
     def checkpointed(writer: DataStreamWriter) -> Run:
         return timed(writer.option("checkpointLocation", lab.checkpoint()))
 
+    def floor(batch: DataFrame, _: int) -> None:
+        tasks = max(1, min(lab.spark.sparkContext.defaultParallelism, -(-rows // ROWS_PER_TASK)))
+        batch.coalesce(tasks).mapInArrow(drain, "n long").collect()
+
     def kafka() -> KafkaSink:
-        return KafkaSink("topic", bootstrap_servers=lab.servers, topic=lab.topic())
+        return KafkaSink("topic", bootstrap_servers=lab.servers, topic=lab.topic(partitions))
 
     def postgres() -> PostgresSink:
         return PostgresSink("table", dsn=lab.dsn, table=lab.table())
@@ -57,12 +59,16 @@ def variants(lab: Bench, topic: str, rows: int) -> dict[str, Callable[[], Run]]:
     def ours(*sinks: TwoPhaseCommitSink[Any]) -> Run:
         return timed(exactly_once(source(), *sinks, checkpoint=lab.checkpoint()))
 
+    def sparks() -> Run:
+        writer = source().writeStream.format("kafka").option("kafka.bootstrap.servers", lab.servers)
+        return checkpointed(writer.option("topic", lab.topic(partitions)))
+
     return {
+        SPARKS: sparks,
         FLOOR: lambda: checkpointed(source().writeStream.foreachBatch(floor)),
         "onceward, Kafka": lambda: ours(kafka()),
         "onceward, PostgreSQL": lambda: ours(postgres()),
         "onceward, both": lambda: ours(kafka(), postgres()),
-        "noop (JVM)": lambda: checkpointed(source().writeStream.format("noop")),
     }
 
 
@@ -71,33 +77,45 @@ def p50(run: Run) -> float:
     return median([float(batch) for batch in run.batches[WARM_UP:]])
 
 
+def table(found: dict[str, list[Run]]) -> list[str]:
+    """The result as Markdown."""
+    lines = [
+        "| way | p50 ms | p90 ms | over the floor, ms (p50, median of the repeats) | times Spark's sink | CPU s |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, runs in found.items():
+        samples = sorted(batch for run in runs for batch in run.batches[WARM_UP:])
+        over = [p50(run) - p50(least) for run, least in zip(runs, found[FLOOR], strict=True)]
+        times = [p50(run) / p50(peer) for run, peer in zip(runs, found[SPARKS], strict=True)]
+        cpu = median([run.cpu / len(run.batches) for run in runs])
+        lines.append(
+            f"| {name} | {median([p50(run) for run in runs]):.0f} | {samples[int(len(samples) * 0.9)]} "
+            f"| {median(over):+.0f} ({min(over):+.0f} to {max(over):+.0f}) | {median(times):.2f} | {cpu:.2f} |"
+        )
+    return lines
+
+
 def main() -> None:
     """Run all in turn, so that a machine that gets slower or faster does so for all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batches", type=int, default=30)
-    parser.add_argument("--rows", type=int, default=400)
+    parser.add_argument("--partitions", type=int, nargs="+", default=[4, 16, 64])
+    parser.add_argument("--rows", type=int, default=100, help="of an epoch, for each partition")
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     with bench() as lab:
-        topic = lab.filled_topic(arguments.batches * arguments.rows, 100)
-        found = compare(variants(lab, topic, arguments.rows), arguments.repeats)
-    lines = ["| way | p50 ms | p90 ms | over the floor, ms (p50, median of the repeats) |", "|---|---|---|---|"]
-    base = [p50(run) for run in found[FLOOR]]
-    for name, runs in found.items():
-        samples = sorted(batch for run in runs for batch in run.batches[WARM_UP:])
-        over = [p50(run) - least for run, least in zip(runs, base, strict=True)]
-        lines.append(
-            f"| {name} | {median([p50(run) for run in runs]):.0f} | {samples[int(len(samples) * 0.9)]} "
-            f"| {median(over):+.0f} ({min(over):+.0f} to {max(over):+.0f}) |"
-        )
-    facts = {
-        "machine": machine(),
-        "partitions": PARTITIONS,
-        "rows a batch": arguments.rows,
-        "batches": arguments.batches - WARM_UP,
-        "repeats": arguments.repeats,
-    }
-    show("Latency of an epoch", lines, facts)
+        for partitions in arguments.partitions:
+            rows = arguments.rows * partitions
+            topic = lab.filled_topic(arguments.batches * rows, 100, partitions)
+            found = compare(variants(lab, topic, partitions, rows), arguments.repeats)
+            facts = {
+                "machine": machine(),
+                "partitions": partitions,
+                "rows an epoch": rows,
+                "epochs": arguments.batches - WARM_UP,
+                "repeats": arguments.repeats,
+            }
+            show("Latency of an epoch", table(found), facts)
 
 
 if __name__ == "__main__":

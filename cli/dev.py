@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,8 @@ from rich.console import Console
 from onceward.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from onceward.testing.services import DevServices
 
 app = typer.Typer(no_args_is_help=True, help="Run a real Kafka broker and PostgreSQL server in the background.")
@@ -29,15 +32,37 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
-def up(*, home: Home = None, kafka: WithKafka = True, postgres: WithPostgres = True, as_json: AsJson = False) -> None:
+def up(
+    *,
+    home: Home = None,
+    kafka: WithKafka = True,
+    postgres: WithPostgres = True,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[:PARTITIONS]", help="Create this topic if it does not exist; repeatable."),
+    ] = None,
+    table: Annotated[
+        list[str] | None,
+        typer.Option(metavar="'NAME (COLUMNS)'", help="Create this table if it does not exist; repeatable."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Start the services that are not running, wait until they answer, and print their addresses."""
+    topics, tables = [_topic(text) for text in topic or ()], [_table(text) for text in table or ()]
+    if (topics and not kafka) or (tables and not postgres):
+        raise ConfigurationError(
+            "--topic needs Kafka and --table needs PostgreSQL: leave out --no-kafka, --no-postgres"
+        )
     services = _services(home, kafka=kafka, postgres=postgres)
     say = Console(stderr=True)
     if kafka:
         _fetch_kafka(say)
     with say.status("starting …"):
         services.start()
+    made = [*_create_topics(services, topics), *_create_tables(services, tables)]
     _show(services, as_json=as_json)
+    for what in () if as_json else made:
+        typer.echo(what)
 
 
 @app.command()
@@ -83,6 +108,54 @@ def _services(home: Path | None, *, kafka: bool = True, postgres: bool = True) -
     except ImportError as error:
         raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[dev-services,kafka]'") from error
     return services_at(home, kafka=kafka, postgres=postgres, detached=True)
+
+
+def _topic(text: str) -> tuple[str, int]:
+    name, _, partitions = text.partition(":")
+    if not re.fullmatch(r"[\w.-]{1,249}", name, re.ASCII) or not re.fullmatch(r"[1-9]\d*", partitions or "1"):
+        raise ConfigurationError(f"--topic {text!r} is not a topic: give NAME or NAME:PARTITIONS, such as orders:3")
+    return name, int(partitions or 1)
+
+
+def _table(text: str) -> str:
+    if not re.fullmatch(r'[\w."]+\s*\(.*\)\s*', text, re.DOTALL):
+        raise ConfigurationError(
+            f"--table {text!r} is not a table: give 'NAME (COLUMNS)', such as 'paid (cents bigint)'"
+        )
+    return text
+
+
+def _create_topics(services: DevServices, topics: list[tuple[str, int]]) -> Iterator[str]:
+    if not topics:
+        return
+    from onceward.connectors.kafka.admin import cluster_of  # noqa: PLC0415 - an extra, as below
+    from onceward.connectors.kafka.settings import KafkaSettings  # noqa: PLC0415
+
+    cluster = cluster_of(KafkaSettings(services.bootstrap_servers, None))
+    for name, partitions in topics:
+        there = cluster.partitions_of(name)
+        if not there:
+            cluster.create_topic(name, partitions)
+        yield f"topic {name}: {'is there' if there else 'created'}, partitions: {there or partitions}"
+
+
+def _create_tables(services: DevServices, tables: list[str]) -> Iterator[str]:
+    if not tables:
+        return
+    try:
+        import psycopg  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigurationError("psycopg is needed: pip install 'onceward[postgres]'") from error
+    with psycopg.connect(services.dsn) as connection:
+        said: list[str | None] = []
+        connection.add_notice_handler(lambda notice: said.append(notice.message_primary))
+        for table in tables:
+            said.clear()
+            try:
+                connection.execute(f"CREATE TABLE IF NOT EXISTS {table}".encode())  # the user's own SQL
+            except psycopg.Error as error:
+                raise ConfigurationError(f"PostgreSQL refuses --table {table!r}: {error}") from None
+            yield f"table {table.partition('(')[0].strip()}: {'is there' if said else 'created'}"
 
 
 def _fetch_kafka(say: Console) -> None:

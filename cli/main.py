@@ -29,7 +29,6 @@ app = typer.Typer(
     name="onceward",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 app.add_typer(txn_app, name="txn")
 app.add_typer(dev_app, name="dev")

@@ -116,6 +116,11 @@ class ResettableSource(Source):
         """Why reading again is not identical, with these settings; empty if it is."""
         return ""
 
+    @property
+    def rows_per_task(self) -> int:
+        """How many rows a Spark task reads at least, by reading several splits one after another; 1: one split each."""
+        return 1
+
     @abstractmethod
     def start(self) -> Position:
         """Where a pipeline without a stored position begins. Called once; whoever calls stores the answer."""

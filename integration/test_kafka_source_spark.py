@@ -244,6 +244,15 @@ def test_a_stream_is_cut_into_at_least_min_partitions(bench: Bench, topic: Calla
     assert seen.tasks == {0: 6}
 
 
+def test_short_ranges_are_read_by_one_task(bench: Bench, topic: Callable[..., str]):
+    name = topic(4)
+    for partition in range(4):
+        bench.writer.send(name, range(partition * 10, partition * 10 + 10), partition=partition)
+    seen = bench.run(bench.stream(name, minRecordsPerPartition=15))
+    assert sorted(seen.values, key=int) == texts(40)
+    assert seen.tasks == {0: 2}
+
+
 def test_wrong_options_are_named_when_the_source_is_loaded(bench: Bench, topic: Callable[..., str]):
     name = topic()
     with pytest.raises(PySparkException, match=r"unknown options .*startingoffset"):

@@ -1,4 +1,7 @@
-"""README.md as a new user follows it: the wheel in an empty environment, with what README installs and nothing else.
+"""README.md and docs/getting-started.md as a new user follows them.
+
+README: the wheel in an empty environment, with what README installs and nothing else. The getting-started page: the
+project's own environment, so its installation is left out.
 
 Every `bash` block runs as it stands, in order, in one shell session; the `python` blocks are the files that it runs.
 Only two things are ours: versions are those of requirements.lock, and `.` is the wheel of this checkout. No `python3`
@@ -24,19 +27,26 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+GETTING_STARTED = (ROOT / "docs" / "getting-started.md").read_text()
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 class Shell:
-    """One shell session of a new user, with an environment of its own, in a folder that holds README's programs."""
+    """One shell session of a new user, in a folder that holds the page's programs.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: The folder.
+        home: The environment; by default an empty one of its own.
+    """
+
+    def __init__(self, folder: Path, home: Path | None = None) -> None:
         self.folder = folder
         self._variables = folder / "variables"
         self._bin = folder / "bin"
-        home = folder / "environment"
-        venv.create(home, with_pip=False)
+        if home is None:
+            home = folder / "environment"
+            venv.create(home, with_pip=False)
         self._bin.mkdir()
         pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python")]
         for name, command in {
@@ -48,6 +58,8 @@ class Shell:
             program.write_text(f'#!/bin/sh\nexec {" ".join(map(str, command))} "$@"\n')
             program.chmod(0o755)
         self._environment = self._new_environment()
+        if home != folder / "environment":
+            self._environment["PYTHONPATH"] = str(ROOT / "src")
 
     def run(self, commands: str) -> str:
         """Run a block; what it exports is there for the next."""
@@ -92,9 +104,20 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     for file, text in programs():
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(text)
-    shell = Shell(tmp_path)
+    yield from session(Shell(tmp_path))
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Iterator[Shell]:
+    (tmp_path / "examples").mkdir()
+    for file in re.findall(r"\]\(\.\./(examples/\w+\.py)\)", GETTING_STARTED):
+        (tmp_path / file).write_text((ROOT / file).read_text())
+    yield from session(Shell(tmp_path, Path(sys.executable).parent.parent))
+
+
+def session(shell: Shell) -> Iterator[Shell]:
     yield shell
-    if (tmp_path / ".run").exists():
+    if (shell.folder / ".run").exists():
         shell.run("onceward dev down --delete")
 
 
@@ -131,3 +154,20 @@ def test_a_new_user_follows_it_from_top_to_bottom(shell: Shell, tmp_path: Path) 
     doctor = shell.run(f"onceward doctor {addresses} --store checkpoints/paid --pipeline paid --topic paid")
     assert "pipeline paid, newest decided epoch 1" in doctor
     assert "no onceward" not in doctor
+
+
+def test_a_pipeline_survives_as_the_getting_started_page_says(installed: Shell) -> None:
+    blocks = [block[2] for block in BLOCK.finditer(GETTING_STARTED) if block[1] == "bash"]
+    install, services, crash, restart, kill, clean_up = blocks
+    assert install.startswith("pip install 'onceward[kafka,postgres,spark,dev-services]'")
+    assert "topic orders: created, partitions: 3\n" in installed.run(services)
+    crashed = installed.run(crash)
+    assert "killed\n" in crashed
+    assert "decided; prepared in PostgreSQL" in crashed
+    restarted = installed.run(restart)
+    assert "finishing epoch 0, decided by an earlier writer\n" in restarted
+    assert re.search(r"pipeline paid starts after epoch 0, .*: 4 decided transactions committed, 0 others", restarted)
+    assert not re.search(r"^20.* WARNING ", restarted, re.MULTILINE)
+    assert restarted.splitlines()[-1] == "(999, Decimal('499500'))"
+    assert "topic, table" in installed.run(kill)
+    assert "PostgreSQL stopped, deleted\n" in installed.run(clean_up)

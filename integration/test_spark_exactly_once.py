@@ -10,6 +10,7 @@ from pyspark.errors import StreamingQueryException
 
 from onceward import KafkaSink, PostgresSink
 from onceward.connectors.spark import exactly_once
+from onceward.connectors.spark.query import read_by_hadoop, read_text
 from onceward.core.checkpoint import CommitPolicy
 from onceward.core.errors import ConfigurationError, EpochConflictError, SchemaError
 from onceward.core.log import LogWriter, open_store, read
@@ -72,7 +73,7 @@ def job(spark: SparkSession, tmp_path: Path, kafka: KafkaServer, topic: Callable
     return Job(spark, tmp_path, kafka, topic(partitions=2), dsn)
 
 
-def test_each_record_shows_once_in_both_targets_across_a_clean_restart(job: Job) -> None:
+def test_each_record_takes_effect_once_in_both_targets_across_a_clean_restart(job: Job) -> None:
     job.feed.add()
     job.feed.add()
     job.run()
@@ -130,6 +131,14 @@ def test_a_rewind_left_in_the_command_line_is_done_once(job: Job) -> None:
     job.feed.add()
     job.run(rewind="restored on Tuesday")
     assert job.seen_once()
+
+
+def test_a_file_of_the_checkpoint_is_read_alike_by_python_and_by_hadoop(spark: SparkSession, tmp_path: Path) -> None:
+    """Local ones are read by Python, which spares calls into the JVM; others by Hadoop."""
+    (tmp_path / "7").write_text("v1\nnaïve\n", encoding="utf-8")
+    for name in ("7", "8"):
+        url = f"file:{tmp_path}/{name}"
+        assert read_text(url) == read_by_hadoop(spark, url)
 
 
 def newest(folder: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import sys
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import pytest
 
 from onceward import FileSink, PostgresSink
 from onceward.connectors.spark import exactly_once
+from onceward.connectors.spark.exactly_once import EpochHandler
 
 from .spark_kit import Feed
 
@@ -67,6 +69,11 @@ def _elsewhere(spark: SparkSession) -> Iterator[None]:
     spark.conf.set("spark.sql.session.timeZone", before)
 
 
+@pytest.fixture(params=[False, True], ids=["tasks", "driver"])
+def _by_both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[EpochHandler.__module__], "fits_driver", lambda *_, **__: request.param)
+
+
 @pytest.fixture
 def typed(spark: SparkSession, tmp_path: Path) -> DataFrame:
     feed = Feed(tmp_path)
@@ -91,6 +98,7 @@ def in_table(dsn: str) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("how", ["prepared", "staging"])
+@pytest.mark.usefixtures("_by_both")
 def test_by_exactly_once(typed: DataFrame, tmp_path: Path, table: str, how: str) -> None:
     sinks = [
         PostgresSink("typed", dsn=table, table="typed", commit=how),

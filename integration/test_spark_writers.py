@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import confluent_kafka
 import psycopg
 import pytest
 
 from onceward import KafkaSink, PostgresSink, exactly_once, register
+from onceward.connectors.spark.exactly_once import EpochHandler
 
 from .spark_kit import Feed, ids_in_table, make_table, once
 
@@ -76,6 +78,33 @@ def test_few_rows_of_many_partitions_are_one_transaction_and_keep_their_order(
     assert ids_in_table(dsn) == once(160)
     assert sorted(transactions(dsn)) == [40, 40, 80]  # how many came at first, nobody knows
     found = in_order(kafka, target)
+    for partition in range(partitions):
+        mine = [number for number in found if number % partitions == partition]
+        assert mine == sorted(mine)
+
+
+def test_the_driver_writes_what_tasks_would(
+    spark: SparkSession, tmp_path: Path, kafka: KafkaServer, topic: Callable[..., str], dsn: str
+) -> None:
+    """Three epochs of one run: the first by a task, the others by the driver, with columns and rows of each sink."""
+    register(spark)
+    make_table(dsn)
+    source, target, partitions = topic(4), topic(1), 4
+    fill(kafka, source, partitions, range(30))
+    stream = spark.readStream.format("onceward-kafka").option("kafka.bootstrap.servers", kafka.bootstrap_servers)
+    stream = stream.option("subscribe", source).option("startingOffsets", "earliest")
+    stream = stream.option("maxOffsetsPerTrigger", 40).load()
+    words = stream.selectExpr("get_json_object(string(value), '$.id')::bigint AS id", "string(value) AS word")
+    sinks = [
+        PostgresSink("table", dsn=dsn, table="words", where="id % 2 = 0"),
+        KafkaSink("topic", bootstrap_servers=kafka.bootstrap_servers, topic=target, select=["word AS value"]),
+    ]
+    with patch.object(EpochHandler, "_write_here", autospec=True, side_effect=EpochHandler._write_here) as here:
+        run(words, *sinks, checkpoint=str(tmp_path / "checkpoint"))
+    assert here.call_count == 2
+    assert ids_in_table(dsn) == dict.fromkeys(range(0, 120, 2), 1)
+    found = in_order(kafka, target)
+    assert sorted(found) == list(range(120))
     for partition in range(partitions):
         mine = [number for number in found if number % partitions == partition]
         assert mine == sorted(mine)

@@ -66,16 +66,16 @@ class SinkConformance:
 
     # The protocol: what becomes visible when, who may commit and abort what, and in which order.
 
-    def test_01_rows_written_without_a_checkpoint_do_not_show(self, case: SinkCase) -> None:
+    def test_01_rows_written_without_a_checkpoint_are_not_visible(self, case: SinkCase) -> None:
         writing = case.write()
         case.assert_visible([])
         writing.discard()
 
-    def test_02_rows_prepared_and_not_decided_do_not_show(self, case: SinkCase) -> None:
+    def test_02_rows_prepared_and_not_decided_are_not_visible(self, case: SinkCase) -> None:
         case.prepare()
         case.assert_visible([])
 
-    def test_03_rows_of_a_completed_epoch_show_once(self, case: SinkCase) -> None:
+    def test_03_rows_of_a_completed_epoch_are_visible_once(self, case: SinkCase) -> None:
         for epoch in range(3):
             case.finish(epoch, case.prepare(epoch))
         case.assert_visible(case.numbers(0, 1, 2))
@@ -285,7 +285,7 @@ class SinkConformance:
         assert case.commit(left).status not in GOOD
         case.assert_visible([])
 
-    def test_96_a_writer_that_was_swept_and_wakes_up_shows_nothing(self, case: SinkCase) -> None:
+    def test_96_a_writer_that_was_swept_and_wakes_up_makes_nothing_visible(self, case: SinkCase) -> None:
         writing = case.write()
         case.start()
         late = None

@@ -185,7 +185,7 @@ class SourceConformance:
         assert source_under_test.all(again, stored, again.latest(stored)) == list(range(50, 80))
 
     @pytest.mark.parametrize("seed", range(3))
-    def test_in_a_pipeline_with_faults_each_row_shows_once(
+    def test_in_a_pipeline_with_faults_each_row_takes_effect_once(
         self, source_under_test: SourceUnderTest, tmp_path: Path, seed: int
     ) -> None:
         source_under_test.append(list(range(400)))

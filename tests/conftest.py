@@ -11,7 +11,7 @@ SLOW: Final = (
     "a_process_killed_at_each_step_and_call",
     "test_the_skeleton_passes_the_conformance_suite",
     "test_rows_that_are_in_memory_only_do_not_survive_sigkill",
-    "test_every_records_effect_shows_exactly_once",
+    "test_every_record_takes_effect_exactly_once",
     "test_the_simulator_catches[a_savepoint_confirms_what_sinks_prepared]",
     "test_the_example_",
     "test_the_dead_letter_example",

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from .engine_kit import Target, TargetSink, Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from onceward.core.transaction import WriteContext
 
@@ -71,11 +71,6 @@ class Checkpoint:
             file.unlink()
 
 
-def read_text(url: str) -> str | None:
-    """In place of Hadoop's file systems."""
-    return Path(url).read_text() if Path(url).exists() else None
-
-
 class Frame:
     """A micro-batch: a list of rows for each partition.
 
@@ -87,7 +82,7 @@ class Frame:
 
     def __init__(self, *partitions: Sequence[int], stage: int = 1, fails: int | None = None) -> None:
         self.partitions, self.stage, self.fails = partitions, stage, fails
-        self.drained = 0
+        self.drained = self.gathered = 0
         self.before: Callable[[], object] = lambda: None
 
     def coalesce(self, tasks: int) -> Frame:
@@ -107,6 +102,10 @@ class Frame:
                     raise OSError("the executor is lost")
                 rows += [row for batch in self.task(batches(values)) for row in batch.to_pylist()]
         return rows
+
+    def toArrow(self) -> pa.Table:
+        self.gathered += 1
+        return pa.Table.from_batches([batch for values in self.partitions for batch in batches(values)])
 
     @property
     def write(self) -> Any:
@@ -170,6 +169,8 @@ class Session:
         self.checkpoint, self.conf, self.run, self.master = checkpoint, conf, "run-1", master
         self.stages: dict[int, Any] = {1: stage()}
         running_query = SimpleNamespace(
+            getClass=lambda: SimpleNamespace(getSimpleName=lambda: "MicroBatchExecution"),
+            trigger=lambda: SimpleNamespace(getClass=lambda: SimpleNamespace(getSimpleName=lambda: "OneTimeTrigger")),
             outputMode=lambda: SimpleNamespace(toString=lambda: "Append"),
             resolvedCheckpointRoot=lambda: str(checkpoint.root),
         )

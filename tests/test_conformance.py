@@ -288,10 +288,10 @@ class FlushesTooLate(FileSink):
 
 
 WRONG = {
-    CommitsAtPreCommit: "test_02_rows_prepared_and_not_decided_do_not_show",
+    CommitsAtPreCommit: "test_02_rows_prepared_and_not_decided_are_not_visible",
     ForgetsToAbort: "test_29_and_31_an_abort_can_be_repeated",
     IsNotIdempotent: "test_21_25_and_26_a_commit_can_be_repeated",
-    LosesOnTimeOut: "test_03_rows_of_a_completed_epoch_show_once",
+    LosesOnTimeOut: "test_03_rows_of_a_completed_epoch_are_visible_once",
     TouchesItsNeighbours: "test_37_38_and_72_what_carries_another_name_is_not_touched",
     SwallowsUnknown: "test_22_and_23_what_somebody_else_ended_is_never_taken_for_committed",
     AbortsWhatIsCommitted: "test_30_what_is_committed_is_not_aborted",
@@ -300,7 +300,7 @@ WRONG = {
     ForgetsHowFarItHadCome: "test_91_an_outdated_copy_of_the_log_is_refused_until_it_is_rewound",
     ClaimsTooEarly: "test_91_a_log_that_never_decided_anything_can_be_replaced",
     LooksUnderItsOwnNameOnly: "test_38_what_a_sink_of_another_name_left_is_found_and_swept",
-    ShowsWhatItWrites: "test_01_rows_written_without_a_checkpoint_do_not_show",
+    ShowsWhatItWrites: "test_01_rows_written_without_a_checkpoint_are_not_visible",
     CommitsTheNewestOnly: "test_28_transactions_of_several_epochs_are_committed_together",
     TakesAnyColumn: "test_a_schema_that_does_not_fit_is_refused_before_anything_is_written",
     GoesOnAfterARefusal: "test_74_and_81_rows_that_the_target_refuses_fail_the_epoch",

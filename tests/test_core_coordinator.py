@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -948,6 +949,18 @@ class TestSinksAreIndependent:
             broken.answers = []
             bench.opened(other)
             assert read(bench.store).completed == 0
+
+    def test_all_are_asked_at_the_same_time(self):
+        met = threading.Barrier(2, timeout=10)
+
+        class Meets(FakeSink):
+            def commit(self, committable: Committable) -> CommitOutcome:
+                met.wait()
+                return super().commit(committable)
+
+        one, other = Meets("a"), Meets("b")
+        self.commit(*self.both(Bench(one), other))
+        assert len(one.committed) == len(other.committed) == 1
 
     def test_a_decision_is_finished_at_the_next_start_where_it_can_be(self):
         """PostgreSQL is away for hours; Kafka's transactions expire in minutes."""

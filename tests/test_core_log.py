@@ -81,7 +81,7 @@ class TestReading:
         assert (view.floor, view.tail, view.decided, view.completed) == (4, 5, 7, 7)
         assert view.at(3) is None
 
-    def test_a_half_finished_pruning_does_not_show(self):
+    def test_a_half_finished_pruning_changes_nothing(self):
         full = [start(0), decide_entry(1, 0), completed_entry(2, 0, 1), decide_entry(3, 1), completed_entry(4, 1, 3)]
         views = [read(store_with(*full[pruned:])) for pruned in range(4)]
         assert {(v.tail, v.floor, v.decided, v.completed, len(v.positions)) for v in views} == {(4, 3, 1, 1, 2)}

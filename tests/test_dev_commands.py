@@ -43,6 +43,29 @@ def test_down_of_nothing_has_no_effect(tmp_path: Path) -> None:
     assert answer.stdout.splitlines() == ["Kafka was not running", "PostgreSQL was not running"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        (["--topic", "orders:many"], "such as orders:3"),
+        (["--topic", "my orders"], "such as orders:3"),
+        (["--table", "paid"], "such as 'paid (cents bigint)'"),
+        (["--topic", "orders", "--no-kafka"], "--topic needs Kafka"),
+        (["--table", "paid (cents bigint)", "--no-postgres"], "--table needs PostgreSQL"),
+    ],
+)
+def test_what_is_no_topic_or_table_is_one_message_before_anything_starts(
+    tmp_path: Path, arguments: list[str], answer: str
+) -> None:
+    said = onceward("dev", "up", *arguments, home=tmp_path / "home")
+    assert said.returncode == 2
+    assert answer in said.stderr
+    assert not (tmp_path / "home").exists()
+
+
+def test_completions_can_be_installed(tmp_path: Path) -> None:
+    assert "--install-completion" in onceward("--help", home=tmp_path).stdout
+
+
 def test_the_address_of_nothing_is_one_message(tmp_path: Path) -> None:
     answer = onceward("dev", "env", home=tmp_path / "home")
     assert answer.returncode == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
 
@@ -392,6 +392,28 @@ def test_a_function_that_cannot_be_copied_is_an_error_with_a_state():
         p.start()
     with pytest.raises(OperatorError, match="could not be started: TypeError"):
         p.wait(20)
+
+
+def test_a_poison_record_is_logged_with_the_functions_own_traceback_once(caplog: pytest.LogCaptureFixture):
+    def poisoned(_: dict[str, Any]) -> dict[str, Any]:
+        raise ValueError("poison")
+
+    p = pipeline(restart=RestartStrategy.fixed_delay(attempts=2, delay=0.01))
+    p.source(SequenceSource(ROWS), uid="rows").map(poisoned, uid="parse").sink(TargetSink(Target()))
+    with pytest.raises(OperatorError, match=r"operator parse, subtask 0: ValueError: poison; at {"):
+        p.run()
+    told = [record for record in caplog.records if "restarts in" in record.getMessage()]
+    assert [record.exc_info is not None and "in poisoned" in caplog.handler.format(record) for record in told] == [
+        True,
+        False,
+    ]
+
+
+def test_what_is_no_record_is_named():
+    p = pipeline(restart=RestartStrategy.none())
+    p.source(SequenceSource(ROWS), uid="rows").map(cast("Any", lambda _: None), uid="parse").sink(TargetSink(Target()))
+    with pytest.raises(OperatorError, match="operator parse, subtask 0: TypeError: a record must be a dictionary, not"):
+        p.run()
 
 
 class Exits(RunningSum):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from onceward.core import (
@@ -135,7 +136,7 @@ def test_a_new_process_goes_on_where_the_old_one_was_stopped(backend: Callable[[
     check_exact(target, ROWS)
 
 
-def test_a_keyed_running_sum_goes_back_to_the_barrier_and_shows_each_result_once():
+def test_a_keyed_running_sum_goes_back_to_the_barrier_and_writes_each_result_once():
     """ENGINE.md's first worked example: b2 b3 c1 | barrier | a2 a2 c2, and a failure after the end."""
     rows = [
         {"n": n, "k": k, "v": v}
@@ -348,6 +349,42 @@ def test_map_filter_flat_map_map_batches_and_union():
     assert target.counts("what") == {"even": 3000, "odd": 3000, "again": 3000, "batch": 6000}
 
 
+def test_filter_by_batches_drops_rows_for_which_the_mask_is_null():
+    target = Target()
+    p = pipeline(parallelism=2)
+    rows = [{"n": n, "v": None if n % 5 == 0 else n} for n in range(100)]
+    source = p.source(SequenceSource(rows, units=2, batch_rows=7))
+    by_expression = source.filter(pc.field("v") > 50)
+    by_mask = source.filter(lambda batch: pc.call_function("greater", [batch["v"], 50]), batches=True)
+    by_expression.union(by_mask).sink(TargetSink(target))
+    p.run()
+    assert target.counts("n") == Counter({n: 2 for n in range(51, 100) if n % 5})
+
+
+@pytest.mark.parametrize("mask", [lambda _: [True], lambda batch: batch["n"], lambda _: pa.array([True])])
+def test_a_mask_that_is_none_is_named(mask: Any):
+    p = pipeline(restart=RestartStrategy.none())
+    p.source(SequenceSource(ROWS)).filter(mask, batches=True, uid="mine").sink(TargetSink(Target()))
+    with pytest.raises(OperatorError, match=r"operator mine, subtask 0: .*; at \['n', 'k', 'v'\]"):
+        p.run()
+
+
+def test_map_batches_casts_to_the_schema_or_fails():
+    for value, fits in ((127, True), (128, False)):
+        target = Target()
+        p = pipeline(restart=RestartStrategy.none())
+        stream = p.source(SequenceSource([{"n": value}])).map_batches(lambda b: b, schema=pa.schema({"n": pa.int8()}))
+        stream.map_batches(lambda b: pa.RecordBatch.from_pydict({"type": [str(b.schema.types[0])]})).sink(
+            TargetSink(target)
+        )
+        if fits:
+            p.run()
+            assert target.rows == [{"type": "int8"}]
+        else:
+            with pytest.raises(OperatorError, match="Integer value 128 not in range"):
+                p.run()
+
+
 class Everything(ProcessFunction):
     """Uses every kind of state."""
 
@@ -453,7 +490,7 @@ def run_example(name: str, *arguments: object) -> str:
     return done.stdout
 
 
-def test_the_example_of_a_running_sum_shows_each_result_once(tmp_path: Path):
+def test_the_example_of_a_running_sum_writes_each_result_once(tmp_path: Path):
     said = run_example("engine_running_sum.py", tmp_path)
     before, after = said.split("restarted 1 time with checkpoint 1; in the end:\n")
     results = [{"user": "b", "total": 2}, {"user": "b", "total": 5}, {"user": "c", "total": 1}]
@@ -531,7 +568,7 @@ def test_86_a_savepoint_is_deleted_only_if_it_was_claimed(tmp_path: Path, claim:
 def test_the_page_on_operators_says_what_is_true(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Its code makes a pipeline (that would run if there were a broker)."""
     text = (EXAMPLES.parent / "docs" / "operators.md").read_text()
-    pipeline_code, function_code, hooks_code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    pipeline_code, batches_code, function_code, hooks_code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, Any] = {}
     exec(function_code, names)
     exec("from onceward.core import OperatorState\n" + hooks_code, names)
@@ -543,6 +580,12 @@ def test_the_page_on_operators_says_what_is_true(tmp_path: Path, capsys: pytest.
     p.source(SequenceSource(rows)).key_by("user").process(names["RunningSum"]()).sink(TargetSink(target))
     p.run()
     assert [row["total"] for row in target.rows] == [2, 5]
+    target = Target()
+    p = pipeline()
+    exec(batches_code, names)
+    names["running_totals"](p.source(SequenceSource([*rows, {"user": "b", "amount": -1}]))).sink(TargetSink(target))
+    p.run()
+    assert target.rows == [{"user": "a", "total": 595, "orders": 2, "largest": 357}]
     target = Target()
     p = pipeline()
     p.source(SequenceSource(rows)).process(names["Batches"]()).sink(TargetSink(target))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pyarrow as pa
@@ -12,14 +16,14 @@ import pytest
 
 from onceward.core import FileBackend, MemoryBackend, OperatorState, ProcessFunction, RocksDBBackend
 from onceward.core.engine import completion
-from onceward.core.engine.channels import Barrier, TaskId
+from onceward.core.engine.channels import Barrier, TaskId, by_key
 from onceward.core.engine.completion import Completer
 from onceward.core.engine.events import Pending
 from onceward.core.engine.graph import Graph
 from onceward.core.engine.reference import Reference
 from onceward.core.engine.retained import Retained, SharedFiles
 from onceward.core.engine.start import assign, check_fits
-from onceward.core.engine.state import keys
+from onceward.core.engine.state import keys, rocksdb
 from onceward.core.engine.state.handles import (
     KeyedHandle,
     ListHandle,
@@ -35,6 +39,7 @@ from onceward.core.errors import ConfigurationError, StateDamagedError, StateErr
 
 if TYPE_CHECKING:
     from onceward.core.engine.state.rocksdb import RocksTable
+    from onceward.core.engine.state.store import KeyedTable
 
 TASK = TaskId("sum", 0)
 ALL = range(128)
@@ -81,6 +86,39 @@ def test_a_table_holds_rows_of_columns(tmp_path: Path, kind: str):
     prefix = keys.row_prefix(keys.group_of(keys.encode_key("a"), 128), "map")
     assert [cell[2] for cell in table.scan(prefix)][:1] == [b"y"]
     table.close()
+
+
+def test_rocksdb_with_what_it_keeps_near_holds_what_memory_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whatever is done in whatever order, and however little is kept near."""
+    for seed in range(10):
+        monkeypatch.setattr(rocksdb, "_NEAR_BYTES", 300 * seed**2)
+        chance = random.Random(seed)
+        tables = [backends(tmp_path)[kind].open(TASK, ALL, [], None) for kind in ("memory", "rocksdb")]
+        for _ in range(200):
+            step = chance.random()
+            memory, rocks = (random_step(table, random.Random(step)) for table in tables)
+            assert memory == rocks
+        for table in tables:
+            table.close()
+
+
+def random_step(table: KeyedTable, chance: random.Random) -> Any:
+    """Do something with a table; what it answers."""
+    one, column = row(f"k{chance.randrange(9)}"), chance.choice([b"", b"", b"c1", b"c2"])
+    many = [row(f"k{chance.randrange(9)}") for _ in range(4)]
+    values = [b"" if chance.random() < 0.2 else chance.randbytes(20) for _ in many]
+    calls: dict[str, tuple[Any, ...]] = {
+        "get": (one, column),
+        "put": (one, values[0], column),
+        "delete": (one, column),
+        "columns": (one,),
+        "get_many": (many,),
+        "put_many": (many, values),
+        "scan": (b"",),
+    }
+    name = chance.choice(list(calls))
+    answer = getattr(table, name)(*calls[name])
+    return list(answer) if name in {"columns", "scan"} else answer
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -149,9 +187,9 @@ def test_each_key_group_belongs_to_exactly_one_subtask(parallelism: int):
 
 
 def test_a_keys_group_is_the_same_in_every_process():
-    encoder = keys.KeyEncoder(["k"])
     batch = pa.RecordBatch.from_pydict({"k": ["a", "b", "", "ä"]})
-    assert encoder.groups(batch, 128) == [25, 35, 101, 96]
+    found = keys.KeyEncoder(["k"]).distinct(batch)
+    assert [keys.group_of(key, 128) for key in found.encoded] == [25, 35, 101, 96]
 
 
 # Shared files of incremental snapshots
@@ -488,6 +526,56 @@ def test_f_the_age_of_a_checkpoint_is_that_of_the_oldest_that_it_may_carry(monke
 
 
 def test_keys_that_are_equal_have_one_group():
-    encoder = keys.KeyEncoder(["k"])
-    assert len(set(encoder.encoded([0.0, -0.0]))) == 1
-    assert len(set(keys.KeyEncoder(["k", "l"]).encoded([(0.0, 1), (-0.0, 1)]))) == 1
+    batch = pa.RecordBatch.from_pydict({"k": [0.0, -0.0], "l": [1, 1]})
+    for columns in (["k"], ["k", "l"]):
+        found = keys.KeyEncoder(columns).distinct(batch)
+        assert len(found.values) == len(found.encoded) == 1
+        assert found.codes.to_pylist() == [0, 0]
+
+
+BERLIN = ZoneInfo("Europe/Berlin")
+COLUMNS = {
+    "text": pa.array(["a", None, "a", "", "b", "b"]),
+    "dictionary": pa.array(["a", None, "a", "", "b", "b"]).dictionary_encode(),
+    "bytes": pa.array([b"a", b"", None, b"a", b"a", b"c"]),
+    "number": pa.array([1, 1, None, -5, 2**63 - 1, 0]),
+    "small": pa.array([1, 1, None, -5, 7, 0], pa.int8()),
+    "truth": pa.array([True, None, False, True, True, None]),
+    "float": pa.array([0.0, -0.0, 1.5, float("nan"), float("nan"), None]),
+    "decimal": pa.array([Decimal("1.00"), Decimal("-1.00"), None, Decimal("1.00"), None, Decimal("0.01")]),
+    "nothing": pa.array([None] * 6),
+    "day": pa.array([date(2026, 1, 1), date(1969, 1, 1), None, date(2026, 1, 1), None, date(2026, 1, 2)]),
+    "hour": pa.array(  # the last hour of summer and the first of winter look alike
+        [datetime(2026, 10, 25, hour, tzinfo=UTC).astimezone(BERLIN) for hour in (0, 1, 0, 1, 2, 3)],
+        pa.timestamp("us", "Europe/Berlin"),
+    ),
+    "naive": pa.array([datetime(2026, 1, 1, hour) for hour in (0, 1, 0, 1, 2, 3)]),  # noqa: DTZ001 - without zone
+    "list": pa.array([[1], [1, 2], None, [1], [], []]),
+    "struct": pa.array([{"a": 1}, {"a": 2}, None, {"a": 1}, {"a": 1}, {"a": 2}]),
+}
+
+
+@pytest.mark.parametrize(
+    "columns", [[name] for name in COLUMNS] + [["text", "number"], ["float", "day", "text"], ["list", "text"]]
+)
+def test_keys_of_a_batch_are_encoded_as_one_by_one(columns: list[str]):
+    """The bytes are part of every checkpoint: MessagePack of the column's value, or of the tuple of values."""
+    batch = pa.RecordBatch.from_pydict(COLUMNS)
+    found = keys.KeyEncoder(columns).distinct(batch)
+    values = [[0.0 if v == 0 and isinstance(v, float) else v for v in COLUMNS[name].to_pylist()] for name in columns]
+    rows = values[0] if len(values) == 1 else list(zip(*values, strict=True))
+    assert [found.encoded[code] for code in found.codes.to_pylist()] == [msgspec.msgpack.encode(row) for row in rows]
+    assert [repr(found.values[code]).replace("-0.0", "0.0") for code in found.codes.to_pylist()] == [*map(repr, rows)]
+    assert len(set(found.encoded)) == len(found.encoded) == len(found.values)
+
+
+def test_a_batch_is_split_by_its_keys_groups_and_keeps_its_order():
+    rows = [{"n": n, "k": f"k{n * 7 % 50}"} for n in range(500)]
+    batch = pa.RecordBatch.from_pylist(rows)
+    parts = by_key(keys.KeyEncoder(["k"]), 128)(batch, 3)
+    for owner, part in parts:
+        numbers = part.column("n").to_pylist()
+        assert numbers == sorted(numbers)
+        for key in part.column("k").to_pylist():
+            assert keys.subtask_of(keys.group_of(keys.encode_key(key), 128), 3, 128) == owner
+    assert sorted(n for _, part in parts for n in part.column("n").to_pylist()) == list(range(500))

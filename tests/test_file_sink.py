@@ -62,7 +62,7 @@ def numbers(count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_files_show_whole_after_the_commit_and_not_before(tmp_path: Path, format_: str):
+def test_files_become_visible_whole_after_the_commit_and_not_before(tmp_path: Path, format_: str):
     sink = FileSink("files", tmp_path, format=format_)
     committable = prepared(sink, numbers(5), numbers(3))
     assert shown(tmp_path, format_) == []
@@ -212,7 +212,7 @@ def test_a_commit_that_was_cut_off_is_finished(tmp_path: Path, count: int, loade
 
 
 @pytest.mark.parametrize("calls", [["commit"] * 3, ["commit", "abort"] * 2], ids=["commits", "commits and aborts"])
-def test_of_what_is_done_at_once_all_or_nothing_shows_and_everybody_is_told(tmp_path: Path, calls: list[str]):
+def test_of_what_is_done_at_once_all_or_nothing_becomes_visible_and_everybody_is_told(tmp_path: Path, calls: list[str]):
     for epoch in range(30):
         sink = FileSink("files", tmp_path / str(epoch), format="jsonl", partition_by=["k"])
         committable, said = prepared(sink, numbers(9), epoch=epoch), list[tuple[str, str]]()
@@ -326,7 +326,7 @@ def test_rows_that_do_not_fit_are_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_in_a_pipeline_that_fails_at_each_step_each_row_shows_once(tmp_path: Path, format_: str):
+def test_in_a_pipeline_that_fails_at_each_step_each_row_takes_effect_once(tmp_path: Path, format_: str):
     rows = numbers(300)
     left = list(Step)[:]
     lock = threading.Lock()

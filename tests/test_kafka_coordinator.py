@@ -24,6 +24,8 @@ BUSY, MOVED = Code.CONCURRENT_TRANSACTIONS, Code.NOT_COORDINATOR
 class Brokers:
     """Two brokers in place of Wire; one of them is the coordinator, and answers with the codes that are scripted."""
 
+    last_fault = ""
+
     def __init__(self, *codes: int) -> None:
         self.codes = list(codes)
         self.coordinator = 1

@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+GETTING_STARTED = (ROOT / "docs" / "getting-started.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DOCS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -17,10 +18,10 @@ LINK = re.compile(r"\]\(([^)#]+)(?:#([\w-]+))?\)")
 
 
 @pytest.mark.parametrize(
-    "block", list(BLOCK.finditer(README)), ids=lambda block: str(README[: block.start()].count("\n"))
+    "block", [*BLOCK.finditer(README), *BLOCK.finditer(GETTING_STARTED)], ids=lambda block: block[1].partition("\n")[0]
 )
 def test_a_program_is_the_file_that_is_linked_before_it(block: re.Match[str]) -> None:
-    file = re.findall(r"\]\((examples/\w+\.py)\)", README[: block.start()])[-1]
+    file = re.findall(r"\]\((?:\.\./)?(examples/\w+\.py)\)", block.string[: block.start()])[-1]
     assert block[1] == (ROOT / file).read_text()
 
 

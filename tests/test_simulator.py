@@ -68,6 +68,6 @@ def test_a_failure_is_shrunk_and_told_with_its_seed_and_trace():
     assert small.events[0].kind is Kind.STORE_FAULT
     told = account(seed, name)
     assert told.startswith(f"seed {seed}: [4]")
-    assert "put 001 gets no answer" in told
+    assert "*** store fault" in told
     assert f"--replay {seed}" in told
     assert message.startswith("[4]")

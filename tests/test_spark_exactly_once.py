@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from onceward.connectors.spark.exactly_once import EpochHandler
-from onceward.connectors.spark.query import any_stage_failed, epoch_input
+from onceward.connectors.spark.query import any_stage_failed, epoch_input, read_text
 from onceward.core.errors import ConfigurationError, EpochConflictError
 from onceward.core.log import DirectoryStore, MemoryStore, Rewind, read
 
 from .core_fakes import policy
 from .engine_kit import TargetSink
-from .spark_kit import QUERY, Checkpoint, Frame, Session, SparkSink, read_text, stage, target_called
+from .spark_kit import QUERY, Checkpoint, Frame, Session, SparkSink, stage, target_called
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,9 +61,7 @@ class Query:
 
 
 @pytest.fixture
-def query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Query:
-    module = sys.modules[EpochHandler.__module__]  # the package has a function of its name
-    monkeypatch.setattr(module, "hadoop_reader", lambda _: read_text)
+def query(tmp_path: Path) -> Query:
     return Query(tmp_path)
 
 
@@ -87,6 +84,32 @@ def test_each_batch_is_written_once_and_told_when_it_is_completed(query: Query):
         query.run(batch, [10 * batch], [10 * batch + 1])
     assert query.shown() == [0, 1, 10, 11, 20, 21]
     assert query.told == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_few_rows_are_written_by_the_driver_from_the_second_batch_of_a_run_on(query: Query):
+    one = query.driver(cheap=True)
+    assert [query.run(batch, [2 * batch, 2 * batch + 1], handler=one).gathered for batch in range(3)] == [0, 1, 1]
+    other = query.driver(cheap=True)
+    assert [query.run(batch, [2 * batch, 2 * batch + 1], handler=other).gathered for batch in (3, 4)] == [0, 1]
+    assert query.shown() == list(range(10))
+    assert query.told == [(batch, batch) for batch in range(5)]
+
+
+def test_when_the_driver_cannot_write_it_gives_up_the_epoch(query: Query, monkeypatch: pytest.MonkeyPatch):
+    handler = query.driver(cheap=True)
+    query.run(0, handler=handler)
+    sink: Any = handler.sinks[0]
+    monkeypatch.setattr(sink, "write", lambda *_: fail(OSError("the target is full")))
+    with pytest.raises(OSError, match="the target is full"):
+        query.run(1, handler=handler)
+    monkeypatch.undo()
+    query.run(1, handler=handler)
+    assert query.shown() == [0, 1]
+    assert read(query.store).completed == 1
+
+
+def fail(error: Exception) -> None:
+    raise error
 
 
 @pytest.mark.parametrize("batch", [0, 2])
@@ -113,7 +136,7 @@ def test_a_batch_begins_where_the_one_before_ended(query: Query):
     query.run(0)
     query.checkpoint.plan(0, end=11)
     with pytest.raises(EpochConflictError, match="does not begin where"):
-        query.run(1)
+        query.run(1, handler=query.driver())
 
 
 def test_the_input_is_what_the_offsets_files_say(tmp_path: Path):

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from onceward.connectors.spark.writers import checked_writers, rows_of, writers_of
+from onceward.connectors.spark.writers import checked_writers, fits_driver, rows_of, writers_of
 from onceward.core.errors import ConfigurationError
 from onceward.core.log import EpochInput
-
-
-def session(slots: int, *, dynamic: bool = False) -> Any:
-    conf = {"spark.dynamicAllocation.enabled": str(dynamic).lower()}
-    return SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=slots, getConf=lambda: conf))
 
 
 def kafka(rows: int, partitions: int = 4) -> EpochInput:
@@ -25,23 +18,39 @@ def kafka(rows: int, partitions: int = 4) -> EpochInput:
 
 
 @pytest.mark.parametrize(
-    ("rows", "cheap", "dynamic", "tasks"),
+    ("rows", "cheap", "slots", "tasks"),
     [
-        pytest.param(400, True, False, 1, id="few-rows-one-task"),
-        pytest.param(2_400, True, False, 3, id="a-task-for-each-thousand-rows"),
-        pytest.param(400, False, False, 8, id="work-before-writing-is-divided"),
-        pytest.param(1_000_000, True, False, 8, id="no-more-than-can-run-at-once"),
-        pytest.param(1_000_000, False, True, None, id="slots-unknown-all-partitions"),
-        pytest.param(400, True, True, 1, id="slots-unknown-few-rows"),
+        pytest.param(400, True, 8, 1, id="few-rows-one-task"),
+        pytest.param(2_400, True, 8, 3, id="a-task-for-each-thousand-rows"),
+        pytest.param(400, False, 8, 8, id="work-before-writing-is-divided"),
+        pytest.param(1_000_000, True, 8, 8, id="no-more-than-can-run-at-once"),
+        pytest.param(1_000_000, False, None, None, id="slots-unknown-all-partitions"),
+        pytest.param(400, True, None, 1, id="slots-unknown-few-rows"),
     ],
 )
-def test_an_epoch_is_written_by_no_more_tasks_than_pay(rows, cheap, dynamic, tasks):
-    assert writers_of("auto", session(8, dynamic=dynamic), kafka(rows), cheap=cheap) == tasks
+def test_an_epoch_is_written_by_no_more_tasks_than_pay(rows, cheap, slots, tasks):
+    assert writers_of("auto", slots, kafka(rows), cheap=cheap) == tasks
 
 
 @pytest.mark.parametrize("writers", [1, 64, None])
 def test_what_the_user_says_counts(writers):
-    assert writers_of(writers, session(8), kafka(400), cheap=True) == writers
+    assert writers_of(writers, 8, kafka(400), cheap=True) == writers
+
+
+@pytest.mark.parametrize(
+    ("rows", "row_bytes", "writers", "cheap", "fits"),
+    [
+        pytest.param(400, 100.0, "auto", True, True, id="few"),
+        pytest.param(400, None, "auto", True, False, id="of-a-size-that-nobody-knows"),
+        pytest.param(400, 100_000.0, "auto", True, False, id="large-ones"),
+        pytest.param(12_000, 100.0, "auto", True, False, id="many"),
+        pytest.param(400, 100.0, "auto", False, False, id="more-may-come-out-than-go-in"),
+        pytest.param(400, 100.0, 1, True, False, id="tasks-are-asked-for"),
+        pytest.param(400, 100.0, None, True, False, id="all-partitions-are-asked-for"),
+    ],
+)
+def test_few_small_rows_are_for_the_driver(rows, row_bytes, writers, cheap, fits):
+    assert fits_driver(writers, kafka(rows), row_bytes, cheap=cheap) is fits
 
 
 @pytest.mark.parametrize("wrong", [0, -1, True, "many", 1.5])

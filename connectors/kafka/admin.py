@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from .settings import KafkaSettings
 
 ASK_SECONDS: Final = 10.0
-REACH_SECONDS: Final = 10.0
+REACH_SECONDS: Final = 9.0
+"""For the first answer of a cluster: a wrong address, or a broker that is not up yet, is reported soon."""
 ATTEMPT_SECONDS: Final = 0.5
 REFUSALS: Final = {"_AUTHENTICATION": Code.SASL_AUTHENTICATION_FAILED, "_SSL": Code.TLS_FAILED}
 """Trying again will not help: a wrong password, a certificate that is not trusted."""
@@ -93,7 +94,9 @@ def check_reachable(settings: KafkaSettings, *, seconds: float = REACH_SECONDS) 
                 raise kafka_error("the brokers refuse this client", code, refusal.str()) from None
             if time.monotonic() > deadline:
                 words, servers = admin.complaints.newest or str(error), settings["bootstrap.servers"]
-                raise kafka_error(f"no broker answers at {servers}", Code.NO_ANSWER, words) from None
+                unanswered = KafkaError(f"no broker answers at {servers}: {words}")
+                unanswered.retryable = True
+                raise unanswered from None
         else:
             return
 

@@ -129,7 +129,7 @@ class TransactionCoordinatorClient:
         unanswered: list[wire.Answer] = []
         answers = self._repeat([prefix], ask, lambda found: _worst(found).code, unanswered)[prefix]
         if (worst := _worst(answers)).code:
-            raise kafka_error("cannot list transactions", worst.code, worst.detail)
+            raise kafka_error("cannot list transactions", worst.code, worst.detail or self._wire.last_fault)
         ids: list[str] = [row.transactional_id for answer in answers for row in answer.response.transaction_states]
         return [name for name in ids if name.startswith(prefix)]
 

@@ -14,7 +14,7 @@ import msgspec
 
 from onceward.core.errors import ConfigurationError, SourceError
 
-from .admin import admin_of
+from .admin import REACH_SECONDS, admin_of
 from .errors import confluent
 from .planning import Held
 from .positions import EARLIEST, LATEST, AtTime, Bound, Partition, assignment_from_json, spread
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 ASK_SECONDS: Final = 10.0
 """Bound of one request."""
-FIRST_SECONDS: Final = 9.0
-"""For the first answer of a cluster to this process: a wrong address, or a broker that is not up yet, is told soon."""
 PAUSE_SECONDS: Final = 0.2
 """Between two tries."""
 LEAST_SECONDS: Final = 0.5
@@ -43,7 +41,7 @@ class Lookup:
         settings: Where and how to connect.
         committed: Ask for what read_committed readers see.
         retry_seconds: How long a question is asked again while no broker answers. As long as the cluster has never
-            answered this process, FIRST_SECONDS at most.
+            answered this process, REACH_SECONDS at most.
     """
 
     def __init__(self, settings: KafkaSettings, *, committed: bool, retry_seconds: float) -> None:
@@ -114,7 +112,7 @@ class Lookup:
         admin = admin_of(self._settings)
         admin.client.poll(0)
         admin.complaints.clear()
-        retry_seconds = self._retry_seconds if admin.answered else min(self._retry_seconds, FIRST_SECONDS)
+        retry_seconds = self._retry_seconds if admin.answered else min(self._retry_seconds, REACH_SECONDS)
         give_up = time.monotonic() + retry_seconds
         while True:
             seconds = ASK_SECONDS if admin.answered else max(LEAST_SECONDS, give_up - time.monotonic())

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .settings import KafkaSettings
 
 _log = logging.getLogger("onceward.kafka")
+_client_log = logging.getLogger("onceward.kafka.librdkafka")
 
 INIT_SECONDS: Final = 30.0
 ROLLBACK_SECONDS: Final = 5.0
@@ -177,4 +178,13 @@ def check_settings(settings: KafkaSettings, *, timeout_ms: int) -> None:
 def _made(settings: KafkaSettings, name: str, timeout_ms: int, more: dict[str, Any]) -> Any:
     config = {**TUNED, **more, **settings.for_librdkafka(), **FIXED}
     config |= {"transactional.id": name, "transaction.timeout.ms": timeout_ms}
-    return made(confluent().Producer, config, logger=_log)
+    return made(confluent().Producer, config, logger=_client_log)
+
+
+def _as_information(record: logging.LogRecord) -> bool:
+    """Log that a connection failed and is tried again as INFO: what does not pass becomes an error with the reason."""
+    record.levelno, record.levelname = logging.INFO, "INFO"
+    return _client_log.isEnabledFor(logging.INFO)
+
+
+_client_log.addFilter(_as_information)

@@ -63,6 +63,8 @@ class KafkaSource(ResettableSource):
             backlog; each partition with a backlog advances by at least one. Streams only. Default: all that are
             available.
         max_records_per_partition: Split ranges that hold more offsets than this.
+        min_records_per_partition: Let a task of Spark read several short ranges, one after another, until it has this
+            many offsets: a task costs tens of milliseconds. Default: each range has its own task.
         group: Consumer group to which offsets are published after their epoch is completed. They are never read from
             it. Default: `group.id` in `config`.
         timeout: Seconds (as an option: milliseconds) for which the brokers may deliver none of the records that they
@@ -88,6 +90,7 @@ class KafkaSource(ResettableSource):
         min_partitions: int | None = None,
         max_offsets_per_trigger: int | None = None,
         max_records_per_partition: int | None = None,
+        min_records_per_partition: int | None = None,
         group: str | None = None,
         timeout: float = RETRY_SECONDS,
     ) -> None:
@@ -102,6 +105,7 @@ class KafkaSource(ResettableSource):
         self.min_partitions = min_partitions
         self.max_offsets_per_trigger = max_offsets_per_trigger
         self.max_records_per_partition = max_records_per_partition
+        self.min_records_per_partition = min_records_per_partition
         self.group = group or self.settings.get("group.id")
         self.timeout = timeout
         self._share: tuple[int, int] | None = None
@@ -124,6 +128,10 @@ class KafkaSource(ResettableSource):
         if not self._committed:
             return "delivers what is aborted later (isolation.level read_uncommitted), so a replay is another one"
         return ""
+
+    @property
+    def rows_per_task(self) -> int:
+        return self.min_records_per_partition or 1
 
     def validate(self) -> None:
         RangeConsumer(self.settings).close()
@@ -244,7 +252,8 @@ class KafkaSource(ResettableSource):
 
 
 def _check_numbers(source: KafkaSource) -> None:
-    for name in ("min_partitions", "max_offsets_per_trigger", "max_records_per_partition"):
+    limits = ("min_partitions", "max_offsets_per_trigger", "max_records_per_partition", "min_records_per_partition")
+    for name in limits:
         value = getattr(source, name)
         if value is not None and value < 1:
             raise ConfigurationError(f"{name} ({spelled(name)}) must be 1 or more, not {value}")

@@ -8,6 +8,7 @@ test: run it before a new kafka-python is allowed.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import warnings
@@ -41,6 +42,8 @@ ANY_NODE: Final = None
 BROKER_RESOURCE: Final = 4
 
 
+CLIENT_LOGGERS: Final = ("kafka.net", "kafka.cluster")
+"""kafka-python's, of what is used here."""
 OWN: Final = {
     "proxy_url": "onceward:///",
     "max_in_flight_requests_per_connection": PIPELINE + 20,
@@ -239,6 +242,7 @@ def _connect(config: Mapping[str, Any], seconds: float) -> Any:
     source = config.pop("token_source", None)
     if source is not None:
         config["sasl_oauth_token_provider"] = _Tokens(source)
+    _quiet()
     net = NetworkSelector()
     manager = KafkaConnectionManager(net, **{**OWN, **config})
     net.start()
@@ -248,6 +252,17 @@ def _connect(config: Mapping[str, Any], seconds: float) -> Any:
         _close(manager)
         raise
     return manager
+
+
+def _quiet() -> None:
+    """Keep kafka-python from logging each failed connection as an error, unless somebody has set its loggers' levels.
+
+    An answer that does not come carries the reason, and whoever asked says so.
+    """
+    if logging.getLogger("kafka").level == logging.NOTSET:
+        for logger in map(logging.getLogger, CLIENT_LOGGERS):
+            if logger.level == logging.NOTSET:
+                logger.setLevel(logging.CRITICAL)
 
 
 def _close(manager: Any) -> None:

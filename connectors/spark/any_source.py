@@ -40,12 +40,25 @@ _ROWS = "maxRows"
 Offsets = dict[str, Any]
 
 
-class SplitPartition(InputPartition):
-    """One Spark task: a range of one unit of the source."""
+class TaskInput(InputPartition):
+    """What one Spark task reads: ranges of units of the source, one after another."""
 
-    def __init__(self, split: Split) -> None:
-        super().__init__(split)
-        self.split = split
+    def __init__(self, splits: Sequence[Split]) -> None:
+        super().__init__(splits)
+        self.splits = splits
+
+
+def task_inputs(source: ResettableSource, start: Offsets, end: Offsets) -> list[TaskInput]:
+    """The ranges between two positions, dealt out to tasks in order."""
+    tasks: list[list[Split]] = []
+    rows = source.rows_per_task
+    for split in source.splits(start, end):
+        if rows >= source.rows_per_task:
+            tasks.append([])
+            rows = 0
+        tasks[-1].append(split)
+        rows += split.end - split.start
+    return [TaskInput(splits) for splits in tasks]
 
 
 class SourceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -77,7 +90,7 @@ class SourceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
-        return [SplitPartition(split) for split in self._source.splits(start, end)]
+        return task_inputs(self._source, start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return batches_of(self._source, partition)
@@ -122,8 +135,8 @@ class SourceBatchReader(DataSourceReader):
         self._source = source
         self._range = (start, end)
 
-    def partitions(self) -> list[InputPartition]:
-        return [SplitPartition(split) for split in self._source.splits(*self._range)]
+    def partitions(self) -> Sequence[InputPartition]:
+        return task_inputs(self._source, *self._range)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return batches_of(self._source, partition)
@@ -131,9 +144,10 @@ class SourceBatchReader(DataSourceReader):
 
 def batches_of(source: ResettableSource, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """The rows of one task."""
-    if isinstance(partition, SplitPartition):
-        for piece in source.read(partition.split):
-            yield piece.batch
+    if isinstance(partition, TaskInput):
+        for split in partition.splits:
+            for piece in source.read(split):
+                yield piece.batch
 
 
 class AnySource(DataSource):

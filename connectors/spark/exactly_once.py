@@ -1,8 +1,9 @@
 """`exactly_once`: a streaming query whose every micro-batch reaches all sinks in one atomic decision.
 
-The micro-batch boundary is the barrier. Executors write and pre-commit inside mapInArrow; the driver collects their
-acknowledgements, decides once for all sinks, commits, and puts COMPLETED before the function returns, hence before
-Spark logs the batch. A batch that Spark replays because it died in between is recognized and not written again.
+The micro-batch boundary is the barrier. Executors write and pre-commit inside mapInArrow, or the driver does where the
+rows are few; the driver collects the acknowledgements, decides once for all sinks, commits, and puts COMPLETED before
+the function returns, hence before Spark logs the batch. A batch that Spark replays because it died in between is
+recognized and not written again.
 """
 
 from __future__ import annotations
@@ -22,14 +23,23 @@ from onceward.sinks.base import DirectlyWritten, DirectSink, TwoPhaseCommitSink
 
 from .cluster import check_store, local_store, open_log, warn_of_python
 from .publication import with_publication
-from .query import QueryRun, any_stage_failed, current_run, epoch_input, hadoop_reader
-from .task import ACK_COLUMN, ACK_SCHEMA, STAGE_COLUMN, EpochTask, projected, schema_for
-from .writers import Writers, checked_writers, only_writes, writers_of
+from .query import QueryRun, any_stage_failed, checkpoint_reader, current_run, epoch_input
+from .task import (
+    ACK_COLUMN,
+    ACK_SCHEMA,
+    SIZE_COLUMN,
+    STAGE_COLUMN,
+    EpochTask,
+    projected,
+    schema_for,
+    write_partition,
+)
+from .writers import Writers, checked_writers, fits_driver, only_writes, writers_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from onceward.core.log import EpochInput, LogStore
@@ -65,8 +75,9 @@ def exactly_once(
             name, so it must not change between runs, and no two pipelines may share it. Default: the query's id.
         store: Where the decision log lives: a URL for `open_store`. Default: the folder `onceward` in the checkpoint.
         writers: The most tasks that write an epoch. "auto": as many as can run at the same time, and fewer if few rows
-            come in and the query's tasks do little but write them. None: one for each partition. Each task is a
-            transaction in each sink. It also does the work of its stage before the sinks, back to the last shuffle.
+            come in and the query's tasks do little but write them; very few rows (up to 10,000, about 8 MB) are
+            written by the driver itself. None: one for each partition. Each task is a transaction in each sink. It
+            also does the work of its stage before the sinks, back to the last shuffle.
         commit_timeout: Seconds for which a commit is tried again while a target does not answer. Then the query fails
             with CommitPendingError; the decision stands, and the query's next start commits it.
         commit_backoff: Longest pause between two attempts to commit, in seconds; the first pauses are shorter.
@@ -144,27 +155,32 @@ class EpochHandler:
     on_complete: Callable[[int, EpochInput], None] | None
 
     def __post_init__(self) -> None:
-        self._read_text = hadoop_reader(self.spark)
-        self._speculates = self.spark.sparkContext.getConf().get("spark.speculation", "false").lower() == "true"
+        self._read_text = checkpoint_reader(self.spark)
+        conf = self.spark.sparkContext.getConf()  # dear: it copies all settings
+        self._speculates = conf.get("spark.speculation", "false").lower() == "true"
+        self._elastic = conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true"
         self._run: QueryRun | None = None
         self._coordinator: Coordinator | None = None
+        self._row_bytes: float | None = None
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         """Run one micro-batch as one epoch."""
-        run = current_run(self.spark)
+        run = current_run(self.spark, self._run)
         if self._run != run:
-            self._coordinator, self._read_text = None, hadoop_reader(self.spark)
+            self._coordinator, self._read_text, self._row_bytes = None, checkpoint_reader(self.spark), None
         about = epoch_input(self._read_text, run.checkpoint, run.query, batch)
         coordinator = self._coordinator or self._open(run, batch, about)
         if coordinator.admit(batch, about, adopt=self.adopt) is Admission.REPLAY:
-            _log.warning("epoch %s is decided and completed: it is replayed without writing", batch)
+            fields = {"pipeline": coordinator.pipeline, "epoch": batch}
+            _log.info("epoch %s is completed already: Spark runs it again, nothing is written", batch, extra=fields)
             # A stateful query must run the batch all the same, or its state store misses a version for ever.
             frame.write.format("noop").mode("overwrite").save()
         else:
-            tasks = writers_of(self.writers, self.spark, about, cheap=self.cheap)
-            rows = self._write(frame if tasks is None else frame.coalesce(tasks), coordinator, batch)
-            acks = [Acknowledgement.from_json(row[ACK_COLUMN]) for row in rows]
-            lost = self._speculates or any_stage_failed(self.spark, {row[STAGE_COLUMN] for row in rows})
+            slots = None if self._elastic else self.spark.sparkContext.defaultParallelism
+            tasks = writers_of(self.writers, slots, about, cheap=self.cheap)
+            few = fits_driver(self.writers, about, self._row_bytes, cheap=self.cheap)
+            write = self._write_here if few else self._write
+            acks, lost = write(frame if tasks is None else frame.coalesce(tasks), coordinator, batch)
             coordinator.commit(batch, acks, about, sweep_after=lost)
         if self.on_complete is not None:
             self.on_complete(batch, about)
@@ -181,10 +197,28 @@ class EpochHandler:
         self._run, self._coordinator = run, coordinator
         return coordinator
 
-    def _write(self, frame: DataFrame, coordinator: Coordinator, batch: int) -> list[Row]:
+    def _write(self, frame: DataFrame, coordinator: Coordinator, batch: int) -> tuple[list[Acknowledgement], bool]:
+        """Let tasks write; what they acknowledge, and whether an attempt may have left something behind."""
         contexts = [coordinator.context(sink.name, batch, subtask=-1) for sink in self.sinks]
+        task = EpochTask(self.sinks, contexts)
+        with self._giving_up(coordinator):
+            rows = projected(frame, self.sinks).mapInArrow(task, ACK_SCHEMA).collect()
+        self._row_bytes = max((row[SIZE_COLUMN] for row in rows if row[SIZE_COLUMN] is not None), default=None)
+        lost = self._speculates or any_stage_failed(self.spark, {row[STAGE_COLUMN] for row in rows})
+        return [Acknowledgement.from_json(row[ACK_COLUMN]) for row in rows], lost
+
+    def _write_here(self, frame: DataFrame, coordinator: Coordinator, batch: int) -> tuple[list[Acknowledgement], bool]:
+        """Write as one task would, in this process."""
+        contexts = [coordinator.context(sink.name, batch, subtask=0) for sink in self.sinks]
+        with self._giving_up(coordinator):
+            rows = projected(frame, self.sinks).toArrow()
+            self._row_bytes = rows.nbytes / rows.num_rows if rows.num_rows else self._row_bytes
+            return [write_partition(self.sinks, contexts, rows.to_batches())], False
+
+    @contextlib.contextmanager
+    def _giving_up(self, coordinator: Coordinator) -> Iterator[None]:
         try:
-            return projected(frame, self.sinks).mapInArrow(EpochTask(self.sinks, contexts), ACK_SCHEMA).collect()
+            yield
         except BaseException:
             # Partitions that were through hold locks and readers: end them now, not at the next start.
             self._coordinator = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from onceward.core.errors import ConfigurationError
 from onceward.core.log import EpochInput
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+ASYNC: Final = "asynchronous progress tracking (option asyncProgressTrackingEnabled)"
+_REFUSED: Final = {
+    "AsyncProgressTrackingMicroBatchExecution": ASYNC,
+    "RealTimeTrigger": "real-time mode (trigger realTime)",
+}
 _QUERY, _RUN = "sql.streaming.queryId", "spark.jobGroup.id"
 
 
@@ -36,23 +41,42 @@ class QueryRun(NamedTuple):
     """Whether its output mode is complete: each epoch brings the whole result again."""
 
 
-def current_run(spark: SparkSession) -> QueryRun:
+def current_run(spark: SparkSession, last: QueryRun | None = None) -> QueryRun:
     """The run whose foreachBatch function is being called in this thread.
 
     Args:
         spark: The session that started the query; the batch's own one is a clone that does not know the query.
+        last: What this said before; the same run is not looked up again.
 
     Raises:
-        ConfigurationError: It is not called by a streaming query.
+        ConfigurationError: It is not called by a streaming query, or by one in a mode that is refused.
     """
     context = spark.sparkContext
     query, run = context.getLocalProperty(_QUERY), context.getLocalProperty(_RUN)
     if not query or not run:
         raise ConfigurationError("exactly_once works inside a streaming query; use df.write.format(…) for a batch")
+    if last is not None and (query, run) == (last.query, last.run):
+        return last
     stream: Any = spark.streams.get(query)
     running = stream._jsq.streamingQuery()  # noqa: SLF001 - no public way to ask
+    for part in (running, running.trigger()):
+        refuse(_REFUSED.get(part.getClass().getSimpleName()))
     complete = running.outputMode().toString().lower() == "complete"
     return QueryRun(query, run, running.resolvedCheckpointRoot(), complete)
+
+
+def refuse(mode: str | None) -> None:
+    """Refuse a mode in which a batch may begin before Spark has logged the one before it.
+
+    Raises:
+        ConfigurationError: Always, unless the mode is None.
+    """
+    if mode is not None:
+        raise ConfigurationError(
+            f"{mode} cannot be exactly once with onceward: an epoch is a micro-batch that ends before the next one "
+            "begins, and whose offsets are logged before it runs. Nothing was written. Use "
+            "trigger(processingTime=…) or trigger(availableNow=True)"
+        )
 
 
 def any_stage_failed(spark: SparkSession, stages: Iterable[int]) -> bool:
@@ -90,31 +114,41 @@ def _sources(offsets: str) -> list[str]:
     return [line for line in offsets.splitlines()[2:] if line]
 
 
-def hadoop_reader(spark: SparkSession) -> Callable[[str], str | None]:
+def checkpoint_reader(spark: SparkSession) -> Callable[[str], str | None]:
     """A function that reads a small text file of any file system that Spark knows; None if it is not there.
 
-    For files that never change: it remembers the last one. Each call into the JVM costs about a millisecond, and a
-    batch's offsets are read again as the start of the next.
+    For files that never change: it remembers the last one, since a batch's offsets are read again as the start of the
+    next.
     """
     last: dict[str, str] = {}
 
-    def read_text(url: str) -> str | None:
+    def read(url: str) -> str | None:
         if url not in last:
-            jvm: Any = spark._jvm  # noqa: SLF001 - the only way to Spark's file systems
-            path = jvm.org.apache.hadoop.fs.Path(url)
-            files = path.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001
-            if not files.exists(path):
+            text = read_by_hadoop(spark, url) if local_path(url) is None else read_text(url)
+            if text is None:
                 return None
-            stream = files.open(path)
-            try:
-                text = bytes(jvm.org.apache.commons.io.IOUtils.toByteArray(stream)).decode()
-            finally:
-                stream.close()
             last.clear()
             last[url] = text
         return last[url]
 
-    return read_text
+    return read
+
+
+def read_by_hadoop(spark: SparkSession, url: str) -> str | None:
+    """Read a small text file of any file system that Spark knows; None if it is not there.
+
+    Each call into the JVM costs about a millisecond, so local files are read without.
+    """
+    jvm: Any = spark._jvm  # noqa: SLF001 - the only way to Spark's file systems
+    path = jvm.org.apache.hadoop.fs.Path(url)
+    files = path.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001
+    if not files.exists(path):
+        return None
+    stream = files.open(path)
+    try:
+        return bytes(jvm.org.apache.commons.io.IOUtils.toByteArray(stream)).decode()
+    finally:
+        stream.close()
 
 
 def read_text(url: str) -> str | None:

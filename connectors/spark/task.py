@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from onceward.sinks.base import Sink, TwoPhaseCommitSink
 
-ACK_COLUMN, STAGE_COLUMN = "acknowledgement", "stage"
-ACK_SCHEMA = f"{ACK_COLUMN} string, {STAGE_COLUMN} int"
+ACK_COLUMN, STAGE_COLUMN, SIZE_COLUMN = "acknowledgement", "stage", "row_bytes"
+ACK_SCHEMA = f"{ACK_COLUMN} string, {STAGE_COLUMN} int, {SIZE_COLUMN} double"
 
 
 class Place(NamedTuple):
@@ -87,7 +87,7 @@ def write_partition(
 
 
 class EpochTask:
-    """The function that `mapInArrow` runs on each partition; yields one row: acknowledgement, and stage.
+    """The function that `mapInArrow` runs on each partition; yields one row: acknowledgement, stage, size of a row.
 
     Args:
         sinks: The pipeline's sinks.
@@ -100,9 +100,21 @@ class EpochTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the partition."""
-        ack = write_partition(self.sinks, self.contexts, batches)
-        stage = pa.array([place().stage], pa.int32())
-        yield pa.RecordBatch.from_pydict({ACK_COLUMN: pa.array([ack.to_json()]), STAGE_COLUMN: stage})
+        rows = size = 0
+
+        def counted() -> Iterator[pa.RecordBatch]:
+            nonlocal rows, size
+            for batch in batches:
+                rows, size = rows + batch.num_rows, size + batch.nbytes
+                yield batch
+
+        ack = write_partition(self.sinks, self.contexts, counted())
+        columns = {
+            ACK_COLUMN: pa.array([ack.to_json()]),
+            STAGE_COLUMN: pa.array([place().stage], pa.int32()),
+            SIZE_COLUMN: pa.array([size / rows if rows else None], pa.float64()),
+        }
+        yield pa.RecordBatch.from_pydict(columns)
 
 
 def projected(frame: DataFrame, sinks: Sequence[Sink]) -> DataFrame:

@@ -19,6 +19,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from onceward.core.checkpoint import Admission, Coordinator
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, OncewardError, ProtocolError
+from onceward.core.kit.logs import show_if_asked
 from onceward.core.log import EpochInput, WriterToken
 from onceward.core.transaction import Acknowledgement, WriteContext
 
@@ -70,6 +71,7 @@ class _Writer:
     """What streams and batches share."""
 
     def __init__(self, sink: TwoPhaseCommitSink[Any], options: FormatOptions) -> None:
+        show_if_asked()  # Spark makes it in processes that no user's code runs in
         self.sink = sink
         self.options = options
         self.opened: Opened | None = None

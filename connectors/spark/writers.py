@@ -1,10 +1,11 @@
-"""How many tasks write an epoch.
+"""Who writes an epoch: how many tasks, or the driver itself.
 
 A task costs tens of milliseconds however few rows it gets, and is one more transaction in each target. So by default no
-more tasks write than can run at once, and fewer where few rows come in.
+more tasks write than can run at once, and fewer where few rows come in. Where they are so few that they are no burden
+to the driver, it collects them and writes them: no Python worker takes part.
 
 Spark's `coalesce` appends whole partitions to one another. Each is still read front to back by one task, a batch at a
-time: the order within a partition and the bound on memory are those of many tasks.
+time: the order within a partition and the bound on memory are those of many tasks. `toArrow` keeps that order, too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from onceward.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from onceward.core.log import EpochInput
 
@@ -23,6 +24,10 @@ Writers = int | Literal["auto"] | None
 
 ROWS_PER_TASK: Final = 1000
 """Rows of the input for which another task pays, where a task does nothing but write them."""
+DRIVER_ROWS: Final = 10_000
+DRIVER_BYTES: Final = 8 * 2**20
+"""What the driver writes itself, at most. Rows are known from the input, their size from the epoch before: the first
+epoch of a run is never the driver's, so that a query whose driver ran out of memory goes on after a restart."""
 _CHEAP: Final = frozenset(
     {
         "Project",
@@ -51,12 +56,12 @@ def checked_writers(writers: Any) -> Writers:
     )
 
 
-def writers_of(writers: Writers, spark: SparkSession, about: EpochInput, *, cheap: bool) -> int | None:
+def writers_of(writers: Writers, slots: int | None, about: EpochInput, *, cheap: bool) -> int | None:
     """The most tasks that may write an epoch; None: as many as it has partitions.
 
     Args:
         writers: What the user asked for.
-        spark: The session.
+        slots: How many tasks can run at once; None where executors come and go as they are needed.
         about: The epoch's input.
         cheap: Whether the query's tasks do little but write, see `only_writes`.
     """
@@ -64,16 +69,20 @@ def writers_of(writers: Writers, spark: SparkSession, about: EpochInput, *, chea
         return writers
     rows = rows_of(about) if cheap else None
     needed = None if rows is None else max(1, -(-rows // ROWS_PER_TASK))
-    slots = task_slots(spark)
     return min(needed, slots) if needed and slots else needed or slots
 
 
-def task_slots(spark: SparkSession) -> int | None:
-    """How many tasks can run at once; None where executors come and go as they are needed."""
-    context = spark.sparkContext
-    if context.getConf().get("spark.dynamicAllocation.enabled", "false").lower() == "true":
-        return None
-    return context.defaultParallelism
+def fits_driver(writers: Writers, about: EpochInput, row_bytes: float | None, *, cheap: bool) -> bool:
+    """Whether the driver itself may write an epoch.
+
+    Args:
+        writers: What the user asked for.
+        about: The epoch's input.
+        row_bytes: Size of a row of the epoch before, in bytes; None if there was none.
+        cheap: Whether no more rows come out of the query than go in, see `only_writes`.
+    """
+    rows = rows_of(about) if writers == "auto" and cheap and row_bytes is not None else None
+    return rows is not None and rows <= DRIVER_ROWS and rows * (row_bytes or 0) <= DRIVER_BYTES
 
 
 def rows_of(about: EpochInput) -> int | None:

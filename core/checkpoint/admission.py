@@ -205,7 +205,14 @@ def check_age(
         timeout = sink.transaction_timeout
         if not mine or timeout is None or age <= timeout / 4:
             continue
-        _log.warning("epoch %s is %.0f s old; sink %s's timeout is %.0f s", epoch, age, sink.name, timeout)
+        _log.warning(
+            "epoch %s is %.0f s old; sink %s's timeout is %.0f s",
+            epoch,
+            age,
+            sink.name,
+            timeout,
+            extra={"pipeline": pipeline, "sink": sink.name, "epoch": epoch},
+        )
         states = zip(mine, sink.inspect_many(mine), strict=True)
         gone = [c for c, state in states if state in (Observation.ABORTED, Observation.EXPIRED)]
         if gone:

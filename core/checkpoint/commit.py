@@ -2,9 +2,8 @@
 
 Invariant 1: `finish` takes a permit. Invariant 7: COMPLETED is put only after every target's own answer.
 
-Targets are independent: each round asks every sink, those first whose transactions expire soonest, and what one of
-them raises or has lost is told at the end. So a target that is away delays no other, and a loss in one sink takes a
-fault of that sink.
+Targets are independent: each round asks every sink at the same time, and what one of them raises or has lost is told
+at the end. So a target that is away delays no other, and a loss in one sink takes a fault of that sink.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from ..outcome import PROVEN_NOT_COMMITTED
 from ..sink import by_urgency
 from ..steps import Step, crash_point
 from ..transaction import CommitStatus
+from . import report
 from .policy import CommitPolicy, OnLost
 
 if TYPE_CHECKING:
@@ -52,13 +52,17 @@ def finish(
     deadline = policy.monotonic() + policy.commit_timeout
     waiting = [share for share in shares if share.waits]
     for attempt in count():
-        for share in waiting:
-            share.ask()
+        policy.make_all([share.ask for share in waiting])
         waiting = [share for share in waiting if share.waits]
         if not waiting:
             break
         if attempt == TOLD_AFTER:
-            _log.warning("%s. It is asked again for up to %g s", _waiting_for(permit, waiting), policy.commit_timeout)
+            _log.warning(
+                "%s. It is asked again for up to %g s",
+                _waiting_for(permit, waiting),
+                policy.commit_timeout,
+                extra={"pipeline": permit.decision.pipeline, "epoch": permit.decision.epoch},
+            )
         if not policy.commits.pause(attempt, deadline - policy.monotonic()):
             break
     return _conclude(permit, shares, writer, policy)
@@ -189,7 +193,13 @@ def _resolve(permit: CommitPermit, failures: Failures, writer: LogWriter, policy
         for committable, outcome in failures:
             seen = f"{outcome.status}: {outcome.detail}; {committable.rows} rows"
             why = f"{policy.skipped_why}; {seen}" if policy.skipped_why else seen
-            _log.error("skipping lost transaction %s of epoch %s: %s", committable.transaction, decision.epoch, why)
+            _log.error(
+                "skipping lost transaction %s of epoch %s: %s",
+                committable.transaction,
+                decision.epoch,
+                why,
+                extra=report.about(committable),
+            )
             writer.resolve(decision.epoch, committable.transaction, action="skip", who=policy.skipped_by, why=why)
         return True
     proven = [c for c, outcome in failures if outcome.status in PROVEN_NOT_COMMITTED]

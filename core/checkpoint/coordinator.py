@@ -21,10 +21,11 @@ from ..log.view import NONE
 from ..names import Scope, check_pipeline_name
 from ..steps import Step, crash_point
 from ..transaction import Acknowledgement, Committable, WriteContext
+from . import report
 from .admission import Admission, admission, check_age, check_query, gather, goes_back, with_earlier
 from .commit import finish
 from .policy import CommitPolicy
-from .sweep import sweep
+from .sweep import Swept, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -66,7 +67,7 @@ class Coordinator:
         self.writer = LogWriter(store, pipeline, self.policy.writer_clock())
         self._began = self.policy.monotonic()
         self._left_behind = False
-        self._swept = self._began
+        self._swept, self._last_sweep = self._began, Swept()
 
     @property
     def view(self) -> LogView:
@@ -101,7 +102,7 @@ class Coordinator:
             SinkError: A target did not answer; the others were swept and committed.
             StoreError: The store did not answer.
         """
-        wanted = None
+        wanted, began = None, self.policy.monotonic()
         if rewind is not None:
             wanted = Rewound(query=query or "", epoch=NONE if first_epoch is None else first_epoch, why=rewind)
         before = self.writer.look() if query is not None or wanted is not None else None
@@ -113,13 +114,18 @@ class Coordinator:
         back = goes_back(self.view, self.pipeline, wanted, epoch_input)
         unowned = self._own_names(release=back or self.view.rewound)
         unswept = self._sweep_now(abandoned=True, skip=unowned)
-        self._finish_decided()
+        finished = self._finish_decided()
         if back and wanted is not None:
-            _log.warning("going back on purpose: the next epoch is %s (%s)", first_epoch, rewind)
+            _log.warning(
+                "going back on purpose: the next epoch is %s (%s)", first_epoch, rewind, extra=self._fields(first_epoch)
+            )
             self.writer.rewind(with_earlier(wanted, self.view.rewind))
         for error in (*unowned.values(), unswept):
             if error is not None:
                 raise error
+        aborted, seconds = self._last_sweep.aborted, self.policy.monotonic() - began
+        store = self.writer.store
+        report.started(self.pipeline, self.view, store, finished=finished, aborted=aborted, seconds=seconds)
         return self.view
 
     def resume(self, token: WriterToken) -> None:
@@ -191,6 +197,7 @@ class Coordinator:
         epochs = range(before + 1 if self.gaps else epoch, epoch + 1)
         committables = gather(self.writer.token, self.pipeline, self.sinks, epochs, acknowledgements)
         self._check_age(epoch, committables, self.policy.monotonic() - self._began if age is None else age)
+        acknowledged = self.policy.monotonic()
         crash_point(Step.ACKNOWLEDGED)
         permit = self.writer.decide(
             epoch,
@@ -206,13 +213,23 @@ class Coordinator:
                 pipeline=self.pipeline,
                 epoch=epoch,
             )
+        took = self.policy.monotonic() - acknowledged
+        if committables or not self.gaps:
+            age = acknowledged - self._began if age is None else age
+            report.completed(self.pipeline, epoch, committables, seconds=age + took, commit_seconds=took)
         if sweep_after or self._sweep_is_due() or any(ack.retried for ack in acknowledgements):
             self._sweep_after(epoch)
         for sink in self.sinks.values():
             try:
                 sink.completed(self._scope(sink), epoch)
             except Exception as error:  # noqa: BLE001 - the epoch is completed, whatever goes wrong afterwards
-                _log.warning("housekeeping of sink %s after epoch %s failed: %s", sink.name, epoch, error)
+                _log.warning(
+                    "housekeeping of sink %s after epoch %s failed: %s",
+                    sink.name,
+                    epoch,
+                    error,
+                    extra=self._fields(epoch, sink=sink.name),
+                )
 
     def give_up(self) -> None:
         """After an epoch failed: bar its decision and abort what its subtasks prepared, so that nobody waits.
@@ -233,6 +250,9 @@ class Coordinator:
             if not self.writer.still_newest():  # a newer writer has swept them
                 raise FencedError("a newer writer of this pipeline has started", pipeline=self.pipeline) from error
             raise
+
+    def _fields(self, epoch: int | None, **more: Any) -> dict[str, Any]:
+        return {"pipeline": self.pipeline, "epoch": epoch, **more}
 
     def _scope(self, sink: TwoPhaseCommit[Any]) -> Scope:
         return Scope(self.pipeline, sink.name, self.writer.token.log)
@@ -266,6 +286,7 @@ class Coordinator:
         try:
             swept = sweep(self.writer, self.sinks.values(), busy=busy, abandoned=abandoned, skip=skip)
             self._left_behind = bool(swept.left)
+            self._last_sweep = swept
         except StoreError:
             raise
         except Exception as error:  # noqa: BLE001 - a sink's
@@ -280,14 +301,21 @@ class Coordinator:
         except StoreError as unanswered:
             error, self._left_behind = unanswered, True
         if error is not None:
-            _log.warning("the sweep after epoch %s failed and is done after the next one: %s", epoch, error)
+            _log.warning(
+                "the sweep after epoch %s failed and is done after the next one: %s",
+                epoch,
+                error,
+                extra=self._fields(epoch),
+            )
 
     def _sweep_is_due(self) -> bool:
         """An attempt that Spark gave up may live on and prepare after its epoch's sweep: look now and then."""
         return self._left_behind or self.policy.monotonic() - self._swept >= self.policy.sweep_every
 
-    def _finish_decided(self) -> None:
+    def _finish_decided(self) -> Sequence[Committable]:
         permit = self.view.permit()
-        if permit is not None:
-            _log.info("finishing epoch %s, decided by an earlier writer", permit.decision.epoch)
-            finish(permit, self.writer, self.sinks, self.policy)
+        if permit is None:
+            return ()
+        epoch = permit.decision.epoch
+        _log.info("finishing epoch %s, decided by an earlier writer", epoch, extra=self._fields(epoch))
+        return permit.decision.committables if finish(permit, self.writer, self.sinks, self.policy) else ()

@@ -1,8 +1,8 @@
 """How a coordinator behaves: clock, retries of commits, and what to do when data is lost.
 
 Only the coordinator retries a commit. A sink's client calls its target once, with a bounded time, and says what it
-saw. So the longest time until CommitPendingError is `commit_timeout` and one such call per sink, and it is set here
-alone.
+saw. All sinks are asked at the same time. So the longest time until CommitPendingError is `commit_timeout` and the
+longest such call, and it is set here alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import math
 import random
 import secrets
 import time
-from collections.abc import Callable  # noqa: TC003 - a dataclass field's type
+from collections.abc import Callable, Sequence  # noqa: TC003 - a dataclass field's type
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -74,6 +75,17 @@ class Backoff:
         return True
 
 
+def side_by_side(calls: Sequence[Callable[[], None]]) -> None:
+    """Make calls at the same time and wait for all of them; then raise what the first of them raised, if one did."""
+    if len(calls) == 1:
+        calls[0]()
+        return
+    with ThreadPoolExecutor(len(calls) or 1, thread_name_prefix="onceward-commit") as threads:
+        futures = [threads.submit(call) for call in calls]
+    for future in futures:
+        future.result()
+
+
 def _wall_clock() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
@@ -87,6 +99,7 @@ class CommitPolicy:
         commit_timeout: Seconds for which a decided transaction is asked for again while its target answers "later".
         commits: Pauses in between.
         puts: Pauses between puts of the same bytes into the decision log.
+        make_all: How to make one call to each of several targets: at the same time, or in an order of one's own.
         sweep_every: Longest time in seconds between two sweeps of a pipeline that has epochs to commit.
         monotonic: Seconds on a clock that never goes back; used for ages, never for a decision.
         token: Fresh random identity (16 hex digits).
@@ -100,6 +113,7 @@ class CommitPolicy:
     commit_timeout: float = COMMIT_TIMEOUT
     commits: Backoff = field(default_factory=lambda: Backoff(most=COMMIT_BACKOFF))
     puts: Backoff = field(default_factory=lambda: Backoff(attempts=12))
+    make_all: Callable[[Sequence[Callable[[], None]]], None] = side_by_side
     sweep_every: float = 60.0
     monotonic: Callable[[], float] = time.monotonic
     token: Callable[[], str] = lambda: secrets.token_hex(8)

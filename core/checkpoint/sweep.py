@@ -26,6 +26,7 @@ from ..names import Scope
 from ..sink import by_urgency
 from ..steps import Step, crash_point
 from ..transaction import ANY_EPOCH, Committable, Observation
+from . import report
 from .recovery import Action, action, status_for_sweeper
 
 if TYPE_CHECKING:
@@ -102,7 +103,11 @@ def sweep(
                 (aborted if _abort(sink, committable, errors) else left).append(committable)
     crash_point(Step.SWEEP_AFTER)
     for committable in reported:
-        _log.warning("left alone: %s is open and not this log's or this writer's", committable.transaction)
+        _log.warning(
+            "left alone: %s is open and not this log's or this writer's",
+            committable.transaction,
+            extra=report.about(committable),
+        )
     if errors:
         raise errors[0]
     return Swept(tuple(aborted), tuple(reported), tuple(left))
@@ -116,7 +121,12 @@ def _abandoned(sink: TwoPhaseCommit[Any], writer: LogWriter, names: Collection[s
     found = sink.lingering_elsewhere(writer.pipeline, writer.token.log)
     mine = [c for c in found if c.sink not in names and (c.pipeline, c.log) == (writer.pipeline, writer.token.log)]
     for committable in mine:
-        _log.warning("%s is of sink %s, which this pipeline no longer has", committable.transaction, committable.sink)
+        _log.warning(
+            "%s is of sink %s, which this pipeline no longer has",
+            committable.transaction,
+            committable.sink,
+            extra=report.about(committable),
+        )
     return mine
 
 
@@ -130,5 +140,11 @@ def _abort(sink: TwoPhaseCommit[Any], committable: Committable, errors: list[Exc
     crash_point(Step.ABORT_AFTER)
     if outcome.done:
         return True
-    _log.warning("could not abort %s: %s, %s", committable.transaction, outcome.status, outcome.detail)
+    _log.warning(
+        "could not abort %s: %s, %s",
+        committable.transaction,
+        outcome.status,
+        outcome.detail,
+        extra=report.about(committable),
+    )
     return False

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..sink import TwoPhaseCommit
 from ..source import ResettableSource
+from .aggregate import AggregateLogic, Aggregation
 from .channels import Channel, Gate, Output, by_key, forward, rebalance
 from .checkpoints import State, advance, initial
 from .config import Mode
@@ -36,7 +37,7 @@ from .events import (
     Trigger,
 )
 from .functions import ProcessLogic
-from .logic import BatchLogic, Guarded, Logic, RecordLogic
+from .logic import BatchLogic, Guarded, Logic, RecordLogic, Selection
 from .state.keyed import KeyScope
 from .state.keys import groups_of
 from .state.storage import CheckpointStorage, folder_of
@@ -135,7 +136,13 @@ class Attempt(ABC):
                 most = self._config.history
                 self.history = (*self.history, record)[-most:] if most else ()
                 level = logging.WARNING if bad else logging.INFO
-                _log.log(level, "pipeline %s: %s", self._started.coordinator.pipeline, record)
+                pipeline = self._started.coordinator.pipeline
+                fields = {
+                    "pipeline": pipeline,
+                    "epoch": record.checkpoint,
+                    "milliseconds": round(record.duration * 1000),
+                }
+                _log.log(level, "pipeline %s: %s", pipeline, record, extra=fields)
 
     def _post(self, message: ToTask, to: Iterable[TaskId]) -> None:
         for task in to:
@@ -206,8 +213,8 @@ class Attempt(ABC):
         match operator.kind:
             case "source":
                 return self._source(operator, task)
-            case "map_batches":
-                return BatchLogic(guarded, what)
+            case _ if operator.kind == "map_batches" or isinstance(what, Selection):
+                return BatchLogic(guarded, what, operator.schema)
             case "process":
                 return self._process(operator, task, guarded)
             case "union":
@@ -236,7 +243,8 @@ class Attempt(ABC):
             writer = started.coordinator.writer.token.start
             table = started.backend.open(task, groups, assigned.keyed, started.restored_storage, writer)
             scope = KeyScope(table, groups, most)
-        return ProcessLogic(
+        kind = AggregateLogic if isinstance(operator.what, Aggregation) else ProcessLogic
+        return kind(
             operator.what,
             guarded,
             keys=operator.keys,

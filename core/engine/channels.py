@@ -23,13 +23,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from .state.keys import subtask_of
+from .state.keys import Memo, group_of, subtask_of
 
 if TYPE_CHECKING:
     from .state.keys import KeyEncoder
@@ -142,17 +144,18 @@ def rebalance(subtask: int) -> Partitioner:
 
 def by_key(keys: KeyEncoder, max_parallelism: int) -> Partitioner:
     """Each row to the subtask that owns its key's group."""
+    groups = Memo(partial(group_of, max_parallelism=max_parallelism))
 
     def parts(batch: pa.RecordBatch, channels: int) -> list[tuple[int, pa.RecordBatch]]:
         if channels == 1:
             return [(0, batch)]
-        owners = [subtask_of(group, channels, max_parallelism) for group in keys.groups(batch, max_parallelism)]
-        if len(set(owners)) == 1:
-            return [(owners[0], batch)]
-        rows: dict[int, list[int]] = {}
-        for row, owner in enumerate(owners):
-            rows.setdefault(owner, []).append(row)
-        return [(owner, batch.take(pa.array(mine, pa.int64()))) for owner, mine in rows.items()]
+        found = keys.distinct(batch)
+        owners = [subtask_of(groups[key], channels, max_parallelism) for key in found.encoded]
+        different = list(dict.fromkeys(owners))
+        if len(different) == 1:
+            return [(different[0], batch)]
+        of_rows = pa.array(owners, pa.int32()).take(found.codes)
+        return [(owner, batch.filter(pc.equal(of_rows, owner))) for owner in different]
 
     return parts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigurationError, StateError
+from ..errors import ConfigurationError, OncewardError, StateError
 from .logic import Frozen, Guarded, Logic
 from .state.handles import ListHandle, SubtaskState
 from .state.keyed import NO_KEY, KeyedState, KeyScope, OperatorState, pack, unpack
@@ -135,17 +135,21 @@ class ProcessLogic(Logic):
         self._guarded.call("open", self._function.open, self._context)
 
     def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        records: list[Record] = batch.to_pylist()
         made: list[Record] = []
-        listed, process, context = self._guarded.listed, self._function.process, self._context
-        if self._keys is None or self._scope is None:
-            for record in records:
-                made += listed(record, process, record, context)
-            return self._guarded.batch(made)
-        keys = self._keys.keys(batch)
-        for record, key, encoded in zip(records, keys, self._keys.encoded(keys), strict=True):
-            self._scope.enter(key, encoded)
-            made += listed(record, process, record, context)
+        record, process, context = None, self._function.process, self._context
+        try:
+            if self._keys is None or self._scope is None:
+                for record in batch.to_pylist():
+                    made += process(record, context) or ()
+                return self._guarded.batch(made)
+            found, enter = self._keys.distinct(batch), self._scope.enter
+            for record, code in zip(batch.to_pylist(), found.codes.to_pylist(), strict=True):
+                enter(found.values[code], found.encoded[code])
+                made += process(record, context) or ()
+        except OncewardError:
+            raise
+        except Exception as error:
+            raise self._guarded.failed(record, error) from error
         self._scope.leave()
         return self._guarded.batch(made)
 

@@ -170,12 +170,16 @@ class Job:
             if error is None or self._cancel.is_set():
                 self.state = JobState.STOPPED if self._cancel.is_set() else JobState.FINISHED
                 return
-            self.failure = error
+            repeated, self.failure = str(error) == str(self.failure), error
             now = clock()
             pause = None if is_hopeless(error) else restarts(now, now - began)
             if pause is None:
                 raise error
-            _log.warning("pipeline %s restarts in %.1f s after: %s", self._setup.pipeline, pause, error)
+            # With the traceback of the user's function, once.
+            why = None if repeated else error.__cause__
+            name = self._setup.pipeline
+            fields = {"pipeline": name}
+            _log.warning("pipeline %s restarts in %.1f s after: %s", name, pause, error, exc_info=why, extra=fields)
             self.state = JobState.RESTARTING
             self.restarts += 1
             self._begun.set()

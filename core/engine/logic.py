@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..errors import OncewardError, OperatorError
 from .state.handles import SubtaskState
@@ -123,6 +125,9 @@ class Guarded:
         try:
             return [self._batch(records)]
         except (pa.ArrowException, TypeError, AttributeError) as error:
+            for other in (record for record in records if not isinstance(record, Mapping)):
+                no_record = TypeError(f"a record must be a dictionary, not {type(other).__name__}")
+                raise self.failed(other, no_record) from error
             raise self.failed(records[0], error) from error
 
     def _batch(self, records: list[Record]) -> pa.RecordBatch:
@@ -164,15 +169,36 @@ class RecordLogic(Logic):
 
 
 class BatchLogic(Logic):
-    """map_batches: a function of record batches."""
+    """map_batches, and filter by record batches: a function of record batches."""
 
-    def __init__(self, guarded: Guarded, function: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
+    def __init__(
+        self, guarded: Guarded, function: Callable[[pa.RecordBatch], pa.RecordBatch], schema: pa.Schema | None = None
+    ) -> None:
         self._guarded = guarded
         self._function = function
+        self._schema = schema
 
     def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        made = self._guarded.call(batch.schema.names, self._function, batch)
+        return [self._guarded.call(batch.schema.names, self._made, batch)]
+
+    def _made(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        made = self._function(batch)
         if not isinstance(made, pa.RecordBatch):
-            error = TypeError(f"map_batches must return a pyarrow.RecordBatch, not {type(made).__name__}")
-            raise self._guarded.failed(batch.schema.names, error)
-        return [made]
+            raise TypeError(f"map_batches must return a pyarrow.RecordBatch, not {type(made).__name__}")
+        return made if self._schema is None else made.cast(self._schema)
+
+
+class Selection:
+    """Those rows of a batch for which an Arrow expression, or a function's mask, is true: neither false nor null."""
+
+    def __init__(self, predicate: pc.Expression | Callable[[pa.RecordBatch], Any]) -> None:
+        self._predicate = predicate
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if isinstance(self._predicate, pc.Expression):
+            return batch.filter(self._predicate)
+        mask = self._predicate(batch)
+        if not isinstance(mask, pa.Array | pa.ChunkedArray) or not pa.types.is_boolean(mask.type):
+            what = mask.type if isinstance(mask, pa.Array | pa.ChunkedArray) else type(mask).__name__
+            raise TypeError(f"filter(batches=True) needs a pyarrow.BooleanArray with one value per row, not {what}")
+        return batch.filter(mask)

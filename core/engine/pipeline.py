@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.compute as pc
+
 from ..checkpoint import CommitPolicy, OnLost
 from ..checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from ..errors import ConfigurationError
@@ -12,11 +14,13 @@ from ..log import LogStore, MemoryStore, open_store
 from ..names import check_pipeline_name
 from ..sink import Direct, TwoPhaseCommit
 from ..source import LiveSource, ResettableSource
+from .aggregate import aggregation
 from .config import CheckpointConfig, RestartStrategy
 from .events import CheckpointFailedError
 from .functions import ProcessFunction
 from .graph import EndToEnd, Graph, Operator, end_to_end
 from .job import Job
+from .logic import Selection
 from .origin import Restore
 from .start import EngineWorld, Setup
 from .state.keys import MAX_PARALLELISM, KeyEncoder
@@ -24,7 +28,7 @@ from .state.memory import MemoryBackend
 from .state.storage import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     import pyarrow as pa
@@ -56,10 +60,25 @@ class Stream:
         return self._then("map", function, uid, parallelism, schema)
 
     def filter(
-        self, function: Callable[[Record], Any], *, uid: str | None = None, parallelism: int | None = None
+        self,
+        predicate: pc.Expression | Callable[[Record], Any] | Callable[[pa.RecordBatch], pa.BooleanArray],
+        *,
+        batches: bool = False,
+        uid: str | None = None,
+        parallelism: int | None = None,
     ) -> Stream:
-        """Keep records for which the function is true."""
-        return self._then("filter", function, uid, parallelism)
+        """Keep the rows for which the predicate is true.
+
+        Args:
+            predicate: A `pyarrow.compute.Expression`, which is evaluated on whole record batches; or a function of a
+                record. A row for which an expression is null is dropped, as in SQL.
+            batches: The function takes a `pyarrow.RecordBatch` and returns a `pyarrow.BooleanArray` with one value per
+                row; null drops the row.
+            uid: Stable name of the operator.
+            parallelism: Number of subtasks.
+        """
+        by_batch = batches or isinstance(predicate, pc.Expression)
+        return self._then("filter", Selection(predicate) if by_batch else predicate, uid, parallelism)
 
     def flat_map(
         self,
@@ -78,9 +97,18 @@ class Stream:
         *,
         uid: str | None = None,
         parallelism: int | None = None,
+        schema: pa.Schema | None = None,
     ) -> Stream:
-        """One record batch in, one out."""
-        return self._then("map_batches", function, uid, parallelism)
+        """One record batch in, one out.
+
+        Args:
+            function: Returns a `pyarrow.RecordBatch` with any number of rows.
+            uid: Stable name of the operator.
+            parallelism: Number of subtasks.
+            schema: Schema of what the function returns: the same column names in the same order. Columns of other types
+                are cast, and a value that does not fit fails the run.
+        """
+        return self._then("map_batches", function, uid, parallelism, schema)
 
     def key_by(self, *columns: str) -> Stream:
         """Rows with the same values in these columns go to one subtask of the next operator."""
@@ -98,6 +126,33 @@ class Stream:
         if not isinstance(function, ProcessFunction):
             raise ConfigurationError(f"process takes a ProcessFunction, not {type(function).__name__}")
         return self._then("process", function, uid, parallelism, schema)
+
+    def aggregate(
+        self,
+        totals: Mapping[str, tuple[str, str]],
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """Totals of each key over all rows so far, computed on whole record batches.
+
+        For every batch that comes in, one goes out: the columns of the key and the totals, with one row for each key of
+        the batch. So the newest row of a key has its totals, and how many older ones there are depends on how rows came
+        in batches.
+
+        Args:
+            totals: By name: a column and its function, as in `{"total": ("amount", "sum"), "rows": ("*", "count")}`.
+                `count` counts values that are not null (int64), or rows (`"*"`). `sum` takes integers (int64), floats
+                (float64) and decimal128 (38 digits); `mean` the same (float64); `min` and `max` also text, bytes,
+                booleans, dates, times and timestamps (the column's type). Nulls are ignored, as in SQL; a total
+                without values is null. A total that does not fit its type fails the run.
+            uid: Stable name of the state. It belongs to these functions and columns: other ones need another uid.
+            parallelism: Number of subtasks.
+
+        Raises:
+            ConfigurationError: The stream has no keys, or a function is unknown, or a name is taken.
+        """
+        return self._then("process", aggregation(self._keys, totals), uid, parallelism)
 
     def union(self, *others: Stream, uid: str | None = None, parallelism: int | None = None) -> Stream:
         """Rows of several streams."""

@@ -129,7 +129,7 @@ def start(setup: Setup, restore: Restore, *, again: bool = False) -> Started:
             coordinator.open()
         prove_newest(coordinator.view)
         if origin.goes_back or coordinator.view.decided == origin.decided:
-            _log.info("pipeline %s begins with %s", setup.pipeline, origin)
+            _log.info("pipeline %s begins with %s", setup.pipeline, origin, extra={"pipeline": setup.pipeline})
             return _begin(setup, coordinator, origin, assigned, positions)
 
 

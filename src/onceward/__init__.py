@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         open_store,
     )
     from .core.engine import ListState, MapState, OperatorState, ProcessFunction, ReducingState, ValueState
+    from .core.kit.logs import JsonFormatter
     from .core.transaction import (
         AbortOutcome,
         AbortStatus,
@@ -57,6 +58,7 @@ __all__ = [
     "Guarantee",
     "HttpSink",
     "IdempotentSink",
+    "JsonFormatter",
     "KafkaSink",
     "KafkaSource",
     "ListState",
@@ -103,6 +105,7 @@ _MODULES: Final = {
     ".core": """
         CheckpointConfig FileBackend ListState MapState MemoryBackend OperatorState Pipeline ProcessFunction
         ReducingState RestartStrategy RocksDBBackend ValueState open_store""",
+    ".core.kit.logs": "JsonFormatter",
     ".core.transaction": """
         AbortOutcome AbortStatus CommitOutcome CommitStatus Committable Observation Progress WriteContext""",
     ".sinks": "DirectSink Guarantee IdempotentSink Scope TwoPhaseCommitSink WriteAheadLogSink",

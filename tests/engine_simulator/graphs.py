@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from onceward.core import Pipeline, ProcessFunction, ValueState
 from onceward.core.log import MemoryStore
 from onceward.sources import SequenceSource
@@ -18,6 +21,20 @@ if TYPE_CHECKING:
     from onceward.core.engine import Stream
 
 Rows = list[dict[str, Any]]
+COLUMNS = {"plain": ("n",), "counted": ("k", "seen", "total")}
+"""What is compared of the rows of each sink."""
+
+
+def not_divided_by_three(batch: pa.RecordBatch) -> pa.Array:
+    """A mask."""
+    return pa.array([n % 3 != 0 for n in batch.column("n").to_pylist()], pa.bool_())
+
+
+PREDICATES: dict[str, Any] = {
+    "filter": lambda row: row["n"] % 3,
+    "mask": not_divided_by_three,
+    "expression": (pc.field("n") - pc.field("n") / 3 * 3) != 0,
+}
 
 
 class Counting(ProcessFunction):
@@ -30,6 +47,25 @@ class Counting(ProcessFunction):
         yield {**record, "seen": self.seen.get()}
 
 
+class Counted(ProcessFunction):
+    """Numbers the rows of each key out of running totals: each number comes once, in whatever batches rows came.
+
+    Args:
+        totals: By key: how many rows there will be in the end, and the sum of their numbers. The last number has it.
+    """
+
+    before = ValueState(default=0)
+
+    def __init__(self, totals: dict[str, tuple[int, int]]) -> None:
+        self.totals = totals
+
+    def process(self, record: dict[str, Any], context: Any) -> Iterator[dict[str, Any]]:
+        count, _ = self.totals[context.key]
+        for seen in range(self.before.get() + 1, record["rows"] + 1):
+            yield {"k": context.key, "seen": seen, "total": record["total"] if seen == count else 0}
+        self.before.set(record["rows"])
+
+
 class Branch:
     """A stream, and the rows that it will give in the end, in any order."""
 
@@ -39,7 +75,7 @@ class Branch:
 
 
 class RandomGraph:
-    """A pipeline with one to three sources, some functions, a keyed count, and one or two sinks."""
+    """A pipeline with one to three sources, some functions, a keyed count or totals, and one or two sinks."""
 
     def __init__(self, random: Random, target: Target, **options: Any) -> None:
         self._random = random
@@ -53,13 +89,34 @@ class RandomGraph:
             stream = branch.stream.union(*(other.stream for other in branches[1:]), parallelism=self._many())
             branch = Branch(stream, [row for other in branches for row in other.rows])
         if random.random() < 0.4:
-            self._sink(branch, "plain", "n")
-        counted = branch.stream.key_by("k").process(Counting(), uid="count", parallelism=self._many())
-        totals = Counter(row["k"] for row in branch.rows)
-        branch = Branch(counted, [{"k": k, "seen": n + 1} for k, total in totals.items() for n in range(total)])
+            self._sink(branch, "plain")
+        branch = self._aggregated(branch) if random.random() < 0.5 else self._counted(branch)
         if random.random() < 0.5:
             branch = Branch(branch.stream.map(dict, parallelism=self._many()), branch.rows)
-        self._sink(branch, "counted", "k", "seen")
+        self._sink(branch, "counted")
+
+    def _counted(self, branch: Branch) -> Branch:
+        """Row by row."""
+        counted = branch.stream.key_by("k").process(Counting(), uid="count", parallelism=self._many())
+        totals = Counter(row["k"] for row in branch.rows)
+        rows = [{"k": k, "seen": n + 1, "total": 0} for k, total in totals.items() for n in range(total)]
+        return Branch(counted.map(lambda row: {**row, "total": 0}), rows)
+
+    def _aggregated(self, branch: Branch) -> Branch:
+        """Batch by batch."""
+        totals = {"rows": ("*", "count"), "total": ("n", "sum"), "least": ("n", "min")}
+        running = branch.stream.key_by("k").aggregate(totals, uid="aggregate", parallelism=self._many())
+        numbers: dict[str, list[int]] = {}
+        for row in branch.rows:
+            numbers.setdefault(row["k"], []).append(row["n"])
+        sums = {k: (len(mine), sum(mine)) for k, mine in numbers.items()}
+        counted = running.key_by("k").process(Counted(sums), uid="count", parallelism=self._many())
+        rows = [
+            {"k": k, "seen": seen, "total": total if seen == count else 0}
+            for k, (count, total) in sums.items()
+            for seen in range(1, count + 1)
+        ]
+        return Branch(counted, rows)
 
     def _many(self) -> int:
         return self._random.choice([1, 1, 2, 3])
@@ -73,23 +130,22 @@ class RandomGraph:
 
     def _plain(self, branch: Branch) -> Branch:
         for _ in range(self._random.choice([0, 0, 1, 2])):
-            kind = self._random.choice(["map", "filter", "flat_map"])
-            if kind == "map":
-                branch = Branch(branch.stream.map(dict, parallelism=self._many()), branch.rows)
-            elif kind == "filter":
-                stream = branch.stream.filter(lambda row: row["n"] % 3, parallelism=self._many())
-                branch = Branch(stream, [row for row in branch.rows if row["n"] % 3])
-            else:
+            kind = self._random.choice(["map", "map_batches", "filter", "expression", "mask", "flat_map"])
+            if kind in {"map", "map_batches"}:
+                function: Any = dict if kind == "map" else lambda batch: batch
+                branch = Branch(getattr(branch.stream, kind)(function, parallelism=self._many()), branch.rows)
+            elif kind == "flat_map":
                 stream = branch.stream.flat_map(lambda row: [row, row], parallelism=self._many())
                 branch = Branch(stream, [row for row in branch.rows for _ in range(2)])
+            else:
+                stream = branch.stream.filter(PREDICATES[kind], batches=kind == "mask", parallelism=self._many())
+                branch = Branch(stream, [row for row in branch.rows if row["n"] % 3])
         return branch
 
-    def _sink(self, branch: Branch, name: str, *columns: str) -> None:
-        self.expected[name] = Counter(tuple(row[column] for column in columns) for row in branch.rows)
+    def _sink(self, branch: Branch, name: str) -> None:
+        self.expected[name] = Counter(tuple(row[column] for column in COLUMNS[name]) for row in branch.rows)
         branch.stream.sink(TargetSink(self._target, name), parallelism=self._many())
 
     def seen(self, name: str) -> Counter[Any]:
         """What a sink's target shows."""
-        columns = ("n",) if name == "plain" else ("k", "seen")
-        shown = self._target.by_sink(name)
-        return Counter(tuple(row[column] for column in columns) for row in shown)
+        return Counter(tuple(row[column] for column in COLUMNS[name]) for row in self._target.by_sink(name))

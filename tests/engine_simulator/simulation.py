@@ -37,7 +37,7 @@ from .graphs import RandomGraph
 from .operator import Operator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from onceward.core.engine.channels import TaskId
     from onceward.core.engine.start import Started
@@ -119,11 +119,14 @@ class Simulation:
             between=self.random.uniform,
             choose=self.random.choice,
         )
+        self.order = Random(seed)
+        """Of what happens at the same time."""
         pause = Backoff(attempts=12, sleep=self.pass_time, fraction=self.random.random)
         self.policy = CommitPolicy(
             on_lost=OnLost.REPLAY,
             commits=pause,
             puts=pause,
+            make_all=self.in_any_order,
             monotonic=lambda: self.time,
             token=lambda: f"{self.random.getrandbits(64):016x}",
         )
@@ -141,6 +144,10 @@ class Simulation:
 
     def pass_time(self, seconds: float) -> None:
         self.time += seconds
+
+    def in_any_order(self, calls: Sequence[Callable[[], None]]) -> None:
+        for call in self.order.sample(calls, len(calls)):
+            call()
 
     def run(self) -> Simulation:
         """Run to the end and check.

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from pyspark import TaskContext
 
-from onceward.connectors.spark import cluster, options, writer
+from onceward.connectors.spark import cluster, options, query, writer
 from onceward.connectors.spark.exactly_once import EpochHandler
 from onceward.core import transaction
 from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost, coordinator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from onceward.core.checkpoint import Swept
-    from onceward.core.log import Entry, LogView, LogWriter
+    from onceward.core.log import Entry, EpochInput, LogView, LogWriter
     from onceward.core.sink import TwoPhaseCommit
 
     from .audit import Audit
@@ -81,10 +81,16 @@ def _spark_in(world: World, parts: Parts) -> Iterator[None]:
     def read_text(url: str) -> str | None:
         return read_file(world, url)
 
+    def every_third(_writers: object, about: EpochInput, *_: object, **__: object) -> bool:
+        assert world.current is not None
+        return (int(about.digest, 16) + world.current.process.driver.number) % 3 == 0
+
+    batches = sys.modules[EpochHandler.__module__]  # the package has a function of its name
     with ExitStack() as stack:
-        for module in (sys.modules[EpochHandler.__module__], writer):
+        for module in (batches, writer):
             stack.enter_context(patch.object(module, "Coordinator", made))
-        for module in (options, writer):
+        stack.enter_context(patch.object(batches, "fits_driver", every_third))
+        for module in (options, query, writer):
             stack.enter_context(patch.object(module, "read_text", read_text))
         stack.enter_context(patch.object(options, "CommitPolicy", SimpleNamespace(of=policy_of_user)))
         stack.enter_context(patch.object(writer, "newest_batch", lambda root: max(world.folders[root].offsets)))

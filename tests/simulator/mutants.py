@@ -194,8 +194,8 @@ class AbortsInDoubt(Coordinator):
 class ForgetsToFinish(Coordinator):
     """Does not finish what an earlier writer has decided."""
 
-    def _finish_decided(self) -> None:
-        return
+    def _finish_decided(self) -> Sequence[Committable]:
+        return ()
 
 
 class SweepsFirst(Coordinator):
@@ -391,7 +391,7 @@ class DecidesAgain(EpochHandler):
                 raise
             again.writer._pending = None
             about = epoch_input(self._read_text, run.checkpoint, run.query, batch)
-            acks = [Acknowledgement.from_json(row["acknowledgement"]) for row in self._write(frame, again, batch)]
+            acks, _ = self._write(frame, again, batch)
             again.commit(batch, acks, about)
 
 

@@ -47,6 +47,7 @@ def policy_of(world: World) -> Callable[..., CommitPolicy]:
         CommitPolicy,
         commit_timeout=math.inf,
         commits=backoff(6, PAUSE),
+        make_all=world.side_by_side,
         puts=backoff(world.plan.config.tries, 1),
         sweep_every=SWEEP_EVERY,
         monotonic=lambda: float(world.tick),

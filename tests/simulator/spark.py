@@ -47,7 +47,9 @@ class QueryStoppedError(Exception):
 
 
 class Batch(list[int]):
-    """Rows, with what SubtaskEpoch asks of an Arrow batch."""
+    """Rows, with what is asked of an Arrow batch."""
+
+    nbytes = 0
 
     @property
     def num_rows(self) -> int:
@@ -318,20 +320,14 @@ class Session:
         self._driver = driver
         self._stages: list[Stage] = []
         query = SimpleNamespace(
+            getClass=lambda: SimpleNamespace(getSimpleName=lambda: "MicroBatchExecution"),
+            trigger=lambda: SimpleNamespace(getClass=lambda: SimpleNamespace(getSimpleName=lambda: "OneTimeTrigger")),
             outputMode=lambda: SimpleNamespace(toString=lambda: "Append"),
             resolvedCheckpointRoot=lambda: self._driver.folder.root,
         )
         stream = SimpleNamespace(_jsq=SimpleNamespace(streamingQuery=lambda: query))
         self.streams = SimpleNamespace(get=lambda _: stream)
         self.sparkContext = self
-        files = SimpleNamespace(exists=lambda url: self._read(url) is not None, open=self._open)
-        path = SimpleNamespace(Path=lambda url: _Path(url, files))
-        to_bytes = SimpleNamespace(toByteArray=lambda stream: stream.read())
-        apache = SimpleNamespace(
-            hadoop=SimpleNamespace(fs=path), commons=SimpleNamespace(io=SimpleNamespace(IOUtils=to_bytes))
-        )
-        self._jvm = SimpleNamespace(org=SimpleNamespace(apache=apache))
-        self._jsc = SimpleNamespace(hadoopConfiguration=lambda: None)
 
     def run_by(self, driver: Driver) -> None:
         """Another run of the query has begun."""
@@ -368,21 +364,6 @@ class Session:
         self._stages.append(stage)
         return len(self._stages) - 1
 
-    def _read(self, path: _Path) -> str | None:
-        return read_file(self._driver.world, path.url)
-
-    def _open(self, path: _Path) -> io.BytesIO:
-        return io.BytesIO((self._read(path) or "").encode())
-
-
-@dataclass(frozen=True)
-class _Path:
-    url: str
-    files: Any
-
-    def getFileSystem(self, _conf: object) -> Any:  # noqa: N802
-        return self.files
-
 
 class Frame:
     """A micro-batch's DataFrame."""
@@ -411,6 +392,15 @@ class Frame:
         assert self._work is not None
         self.ran = True
         return [row for rows in Stage(self._driver, self._batch, self._work, self._tasks).run() for row in rows]
+
+    def toArrow(self) -> SimpleNamespace:  # noqa: N802
+        """See pyspark."""
+        self._driver.world.point("to arrow")
+        self.ran = True
+        assert self._driver.world.current is not None
+        self._driver.world.current.input = self._driver.folder.offsets[self._batch]
+        rows = range(*self._driver.folder.range_of(self._batch))
+        return SimpleNamespace(num_rows=0, to_batches=lambda: [Batch([row]) for row in rows])
 
     @property
     def write(self) -> Frame:

@@ -14,7 +14,7 @@ import greenlet
 from .plan import NO_EXCUSE, Event, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from onceward.core.steps import Step
 
@@ -162,6 +162,19 @@ class World:
         if not until():
             task.waits = until
             self._yield()
+
+    def side_by_side(self, calls: Sequence[Callable[[], None]]) -> None:
+        """As core.checkpoint.policy.side_by_side: each call is a task of the running process."""
+        if len(calls) == 1:
+            calls[0]()
+            return
+        assert self.current is not None
+        process, role = self.current.process, self.current.role
+        tasks = [self.start(process, f"call {number}", call, role) for number, call in enumerate(calls)]
+        self.wait(lambda: all(task.done for task in tasks))
+        for task in tasks:
+            if task.error is not None:
+                raise task.error
 
     def token(self) -> str:
         """A fresh identity."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import heapq
 import struct
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
@@ -34,6 +35,10 @@ class KeyScope:
         self._max = max_parallelism
         self.key: Any = None
         self._encoded: bytes | None = None
+        self.rows: keys.Memo[str, keys.Memo[bytes, bytes]] = keys.Memo(
+            lambda state: keys.Memo(partial(self._row, state))
+        )
+        """By state and encoded key: where the state is."""
         self._heap: list[tuple[float, bytes]] = []
         """Timers by time; those that were dropped are still in it."""
         for group in groups:
@@ -55,6 +60,9 @@ class KeyScope:
             if state == _TIMERS:
                 raise ConfigurationError(NO_KEY)
             raise ConfigurationError(f"state {state!r} is keyed: it is there only while a record or timer is handled")
+        return self.rows[state][key]
+
+    def _row(self, state: str, key: bytes) -> bytes:
         return keys.row(keys.group_of(key, self._max), state, key)
 
     def set_timer(self, at: float) -> None:

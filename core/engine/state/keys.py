@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any, Final
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    import pyarrow as pa
-
+K = TypeVar("K")
+V = TypeVar("V")
 MAX_PARALLELISM: Final = 128
 MOST_GROUPS: Final = 1 << 15
 _MEMO: Final = 100_000
-_UNHASHABLE: Final = (list, dict)
 _HEAD: Final = struct.Struct(">HB")
 _LENGTH: Final = struct.Struct(">I")
 
@@ -47,6 +49,7 @@ def groups_of(subtask: int, parallelism: int, max_parallelism: int) -> range:
     return range(first, -(-(subtask + 1) * max_parallelism // parallelism))
 
 
+@lru_cache(_MEMO)
 def row_prefix(group: int, state: str) -> bytes:
     """What the rows of one state in one group begin with."""
     name = state.encode()
@@ -74,6 +77,29 @@ def group_in(row_: bytes) -> int:
     return int.from_bytes(row_[:2], "big")
 
 
+class Memo(dict[K, V]):
+    """What a function gave for the newest keys."""
+
+    def __init__(self, function: Callable[[K], V]) -> None:
+        super().__init__()
+        self._function = function
+
+    def __missing__(self, key: K) -> V:
+        if len(self) >= _MEMO:
+            self.clear()
+        value = self[key] = self._function(key)
+        return value
+
+
+class Distinct(NamedTuple):
+    """The keys of a batch, each once."""
+
+    values: list[Any]
+    encoded: list[bytes]
+    codes: pa.Array
+    """For each row, where its key is in those lists."""
+
+
 class KeyEncoder:
     """Makes rows' keys out of columns: of one column the value itself, of several a tuple."""
 
@@ -81,34 +107,59 @@ class KeyEncoder:
         if not columns:
             raise ConfigurationError("key_by needs the name of at least one column")
         self.columns = tuple(columns)
-        self._memo: dict[Any, bytes] = {}
+        self._memos: Memo[tuple[pa.DataType, ...], Memo[Any, bytes]] = Memo(lambda _: Memo(_encoded))
 
-    def keys(self, batch: pa.RecordBatch) -> list[Any]:
+    def distinct(self, batch: pa.RecordBatch) -> Distinct:
         missing = [name for name in self.columns if name not in batch.schema.names]
         if missing:
             raise ConfigurationError(f"key_by names columns {missing}; the rows have {batch.schema.names}")
-        columns = [batch.column(name).to_pylist() for name in self.columns]
-        return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        columns = [batch.column(name) for name in self.columns]
+        try:
+            values, codes = _dictionary(columns)
+        except pa.ArrowNotImplementedError:  # lists and structs
+            rows = [column.to_pylist() for column in columns]
+            values, codes = rows[0] if len(rows) == 1 else list(zip(*rows, strict=True)), None
+        types = tuple(column.type for column in columns)
+        if codes is not None and all(map(_is_plain, types)):
+            return Distinct(values, [*map(self._memos[types].__getitem__, values)], codes)
+        return _merged(values, [*map(_encoded, values)], codes)
 
-    def encoded(self, keys: Sequence[Any]) -> list[bytes]:
-        if len(self.columns) > 1:
-            return [encode_key(tuple(map(_normal, key))) for key in keys]
-        memo = self._memo
-        if len(memo) > _MEMO:
-            memo.clear()
-        found = []
-        for key in keys:
-            if key.__class__ in _UNHASHABLE:
-                found.append(encode_key(key))
-                continue
-            data = memo.get((key.__class__, key))
-            if data is None:
-                data = memo[key.__class__, key] = encode_key(_normal(key))
-            found.append(data)
-        return found
 
-    def groups(self, batch: pa.RecordBatch, max_parallelism: int) -> list[int]:
-        return [group_of(key, max_parallelism) for key in self.encoded(self.keys(batch))]
+def _dictionary(columns: Sequence[pa.Array]) -> tuple[list[Any], pa.Array]:
+    """The combinations of values in these columns, and which one each row has."""
+    found, codes = _one_dictionary(columns[0])
+    if len(columns) > 1:
+        found = [(value,) for value in found]
+    for column in columns[1:]:
+        values, each = _one_dictionary(column)
+        pairs = pc.add(pc.multiply(codes.cast(pa.int64()), len(values)), each.cast(pa.int64())).dictionary_encode()
+        numbers = [divmod(pair, len(values)) for pair in pairs.dictionary.to_pylist()]
+        found, codes = [(*found[left], values[right]) for left, right in numbers], pairs.indices
+    return found, codes
+
+
+def _one_dictionary(column: pa.Array) -> tuple[list[Any], pa.Array]:
+    plain = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+    encoded = plain.dictionary_encode(null_encoding="encode")
+    return encoded.dictionary.to_pylist(), encoded.indices
+
+
+def _is_plain(type_: pa.DataType) -> bool:
+    """Whether different values are encoded differently, and equal ones alike: not so floats, nor datetimes by fold."""
+    is_ = pa.types
+    return any(kind(type_) for kind in (is_.is_integer, is_.is_string, is_.is_large_string, is_.is_binary))
+
+
+def _merged(values: list[Any], encoded: list[bytes], codes: pa.Array | None) -> Distinct:
+    """Make one key of those that are encoded alike, such as 0.0 and -0.0."""
+    numbers: dict[bytes, int] = {}
+    of_each = pa.array([numbers.setdefault(data, len(numbers)) for data in encoded], pa.int32())
+    first = dict(zip(reversed(encoded), reversed(values), strict=True))
+    return Distinct([first[data] for data in numbers], list(numbers), of_each if codes is None else of_each.take(codes))
+
+
+def _encoded(key: Any) -> bytes:
+    return encode_key(tuple(map(_normal, key)) if key.__class__ is tuple else _normal(key))
 
 
 def _normal(key: Any) -> Any:

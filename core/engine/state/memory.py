@@ -23,39 +23,50 @@ class MemoryTable(KeyedTable):
     def __init__(self, groups: range, task: str) -> None:
         self._groups = groups
         self._task = task
-        self._rows: dict[bytes, dict[bytes, bytes]] = {}
+        self._values: dict[bytes, bytes] = {}
+        """Single values by row."""
+        self._maps: dict[bytes, dict[bytes, bytes]] = {}
+        """Rows with columns."""
 
     def get(self, row: bytes, column: bytes = b"") -> bytes | None:
-        found = self._rows.get(row)
-        return found.get(column) if found is not None else None
+        return self._maps.get(row, {}).get(column) if column else self._values.get(row)
 
     def put(self, row: bytes, value: bytes, column: bytes = b"") -> None:
-        found = self._rows.get(row)
-        if found is None:
-            self._rows[row] = {column: value}
+        if column:
+            self._maps.setdefault(row, {})[column] = value
         else:
-            found[column] = value
+            self._values[row] = value
+
+    def get_many(self, rows: Sequence[bytes]) -> list[bytes | None]:
+        return [*map(self._values.get, rows)]
+
+    def put_many(self, rows: Sequence[bytes], values: Sequence[bytes]) -> None:
+        self._values.update(zip(rows, values, strict=True))
 
     def delete(self, row: bytes, column: bytes = b"") -> None:
-        found = self._rows.get(row)
-        if found is not None:
-            found.pop(column, None)
-            if not found:
-                del self._rows[row]
+        if not column:
+            self._values.pop(row, None)
+        elif row in self._maps:
+            self._maps[row].pop(column, None)
+            if not self._maps[row]:
+                del self._maps[row]
 
     def columns(self, row: bytes) -> Iterator[tuple[bytes, bytes]]:
-        yield from sorted(self._rows.get(row, {}).items())
+        if row in self._values:
+            yield b"", self._values[row]
+        yield from sorted(self._maps.get(row, {}).items())
 
     def scan(self, prefix: bytes) -> Iterator[Cell]:
-        for row in sorted(row for row in self._rows if row.startswith(prefix)):
-            for column, value in sorted(self._rows[row].items()):
+        for row in sorted(row for row in self._values.keys() | self._maps if row.startswith(prefix)):
+            for column, value in self.columns(row):
                 yield row, column, value
 
     def freeze(self, checkpoint: int, *, full: bool = False) -> Freezing:  # noqa: ARG002 - it is always full
-        frozen = [(row, list(columns.items())) for row, columns in self._rows.items()]
+        frozen = [(row, b"", value) for row, value in self._values.items()]
+        frozen += [(row, column, value) for row, columns in self._maps.items() for column, value in columns.items()]
 
         def write(storage: CheckpointStorage | None, folder: str) -> tuple[KeyedHandle, int]:
-            chunks = encode_cells((row, column, value) for row, columns in frozen for column, value in columns)
+            chunks = encode_cells(frozen)
             first, end = self._groups.start, self._groups.stop
             if storage is not None:
                 ref = storage.write(inside(folder, f"{self._task}-{checkpoint}.rows"), chunks)
@@ -66,7 +77,8 @@ class MemoryTable(KeyedTable):
         return Freezing(write, frozen.clear)
 
     def close(self) -> None:
-        self._rows.clear()
+        self._values.clear()
+        self._maps.clear()
 
 
 class _InMemory(StateBackend):

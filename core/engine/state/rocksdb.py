@@ -25,7 +25,7 @@ from .storage import SHARED, CheckpointStorage, folder_in, inside
 from .store import Freezing, KeyedTable, StateBackend, encode_cells, restored_cells
 
 try:
-    from rocksdict import AccessType, Checkpoint, Options, Rdict, WriteOptions
+    from rocksdict import AccessType, Checkpoint, Options, Rdict, WriteBatch, WriteOptions
 except ModuleNotFoundError as error:
     raise ConfigurationError("RocksDBBackend needs rocksdict: pip install 'onceward[rocksdb]'") from error
 
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 _SUFFIX: Final = ".sst"
 _FORM: Final = "rocksdb"
+_NEAR_BYTES: Final = 16_000_000
+_ENTRY: Final = 200
+"""What Python takes for an entry of a dictionary and its objects, in bytes."""
 
 
 class RocksTable(KeyedTable):
@@ -52,32 +55,84 @@ class RocksTable(KeyedTable):
         self._incremental = incremental
         self._lock = Lock()
         self._db = _open(folder / "db")
+        self._near: dict[bytes, bytes | None] = {}
+        """Values that were read or written lately, by row and column. Every call into RocksDB lets another thread take
+        the interpreter, which then keeps it for milliseconds."""
+        self._changed: dict[bytes, bytes | None] = {}
+        """Those of them that RocksDB does not have yet; None: deleted."""
+        self._room = _NEAR_BYTES
         self._base = {ref.name: ref for ref in base if ref.shared}
         """Files of the working copy that a completed checkpoint holds."""
         self._written: dict[int, dict[str, FileRef]] = {}
 
     def get(self, row: bytes, column: bytes = b"") -> bytes | None:
-        found: bytes | None = self._db.get(row + column)
-        return found
+        key = row + column
+        if key not in self._near:
+            self._make_room()
+            self._keep(key, self._db.get(key))
+        return self._near[key]
 
     def put(self, row: bytes, value: bytes, column: bytes = b"") -> None:
-        self._db[row + column] = value
+        self._change(row + column, value)
+
+    def get_many(self, rows: Sequence[bytes]) -> list[bytes | None]:
+        self._make_room()
+        missing = [row for row in rows if row not in self._near]
+        for row, value in zip(missing, self._db.get(missing) if missing else (), strict=True):
+            self._keep(row, value)
+        return [self._near[row] for row in rows]
+
+    def put_many(self, rows: Sequence[bytes], values: Sequence[bytes]) -> None:
+        for row, value in zip(rows, values, strict=True):
+            self._change(row, value)
 
     def delete(self, row: bytes, column: bytes = b"") -> None:
-        self._db.delete(row + column)
+        self._change(row + column, None)
 
     def columns(self, row: bytes) -> Iterator[tuple[bytes, bytes]]:
+        self._write_changes()
         for key, value in self._db.items(from_key=row):
             if not key.startswith(row):
                 return
             yield key[len(row) :], value
 
     def scan(self, prefix: bytes) -> Iterator[Cell]:
+        self._write_changes()
         return _cells(self._db, prefix)
+
+    def _change(self, key: bytes, value: bytes | None) -> None:
+        self._make_room()
+        self._keep(key, value)
+        self._changed[key] = value
+
+    def _keep(self, key: bytes, value: bytes | None) -> None:
+        if key in self._near:
+            self._room += len(self._near[key] or b"")
+        else:
+            self._room -= _ENTRY + len(key)
+        self._room -= len(value or b"")
+        self._near[key] = value
+
+    def _make_room(self) -> None:
+        if self._room < 0:
+            self._write_changes()
+            self._near.clear()
+            self._room = _NEAR_BYTES
+
+    def _write_changes(self) -> None:
+        batch = WriteBatch(raw_mode=True)
+        for key, value in self._changed.items():
+            if value is None:
+                batch.delete(key)
+            else:
+                batch.put(key, value)
+        self._db.write(batch)
+        self._changed.clear()
 
     def freeze(self, checkpoint: int, *, full: bool = False) -> Freezing:
         frozen = self._folder / f"frozen-{checkpoint}-{secrets.token_hex(4)}"
         try:
+            self._write_changes()
             self._db.flush()
             Checkpoint(self._db).create_checkpoint(str(frozen))
         except Exception as error:

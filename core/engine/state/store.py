@@ -36,6 +36,14 @@ class KeyedTable(ABC):
     def put(self, row: bytes, value: bytes, column: bytes = b"") -> None: ...
 
     @abstractmethod
+    def get_many(self, rows: Sequence[bytes]) -> list[bytes | None]:
+        """The single values of these rows."""
+
+    @abstractmethod
+    def put_many(self, rows: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Set the single values of these rows."""
+
+    @abstractmethod
     def delete(self, row: bytes, column: bytes = b"") -> None:
         """Remove one value, if it is there."""
 

@@ -1,0 +1,181 @@
+"""What grows while a pipeline runs for a day: many epochs in fast motion, without Spark.
+
+    python benchmarks/growth.py [--epochs 10000] [--plot growth.png]
+
+Four pipelines run side by side, an epoch of each in turn, as driver and one task would drive them: Kafka, PostgreSQL by
+prepared transactions, PostgreSQL by staging tables with an upsert, and all three together in one pipeline. Measured
+at twenty points: milliseconds of an epoch, entries of the decision logs, rows of the ledgers, prepared transactions and
+staging tables, transactional ids at the broker, and of this process memory, threads and file handles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import threading
+import time
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import psycopg
+import pyarrow as pa
+from common import machine, show
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from onceward import KafkaSink, PostgresSink
+from onceward.connectors.kafka.admin import cluster_of
+from onceward.connectors.spark.task import write_partition
+from onceward.core.checkpoint import Coordinator
+from onceward.core.log import EpochInput, open_store
+from onceward.testing.services import dev_services
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from onceward.sinks.base import TwoPhaseCommitSink
+    from onceward.testing.services import DevServices
+
+POINTS = 20
+ROWS = 10
+KEYS = 1000
+TABLES = "SELECT quote_ident(schemaname) || '.' || quote_ident(tablename) FROM pg_tables WHERE schemaname = 'onceward'"
+
+
+class Line:
+    """One pipeline."""
+
+    def __init__(self, name: str, folder: Path, *sinks: TwoPhaseCommitSink[Any]) -> None:
+        self.sinks = sinks
+        self.store = open_store(str(folder / name), pipeline=name)
+        self.coordinator = Coordinator(name, self.store, sinks)
+        self.coordinator.open()
+        self.milliseconds: list[float] = []
+
+    def run(self, epoch: int) -> None:
+        """One epoch of a few rows."""
+        began = time.perf_counter()
+        about = EpochInput(query="q", digest=str(epoch), start=[str(epoch)], end=[str(epoch + 1)])
+        self.coordinator.admit(epoch, about)
+        keys = [f"{(epoch * ROWS + number) % KEYS}" for number in range(ROWS)]
+        rows = pa.record_batch({"key": pa.array(keys), "value": pa.array([f"of epoch {epoch}"] * ROWS)})
+        contexts = [self.coordinator.context(sink.name, epoch, subtask=0) for sink in self.sinks]
+        self.coordinator.commit(epoch, [write_partition(self.sinks, contexts, [rows])], about)
+        self.milliseconds.append((time.perf_counter() - began) * 1000)
+
+
+@contextmanager
+def lines(services: DevServices, folder: Path) -> Iterator[dict[str, Line]]:
+    """The pipelines, with a topic and tables of their own."""
+    admin = AdminClient({"bootstrap.servers": services.bootstrap_servers})
+
+    def kafka() -> KafkaSink:
+        topic = f"growth-{uuid.uuid4().hex[:8]}"
+        settings = {"retention.bytes": "10000000", "segment.bytes": "5000000"}
+        admin.create_topics([NewTopic(topic, 2, 1, config=settings)])[topic].result(30)
+        return KafkaSink("topic", bootstrap_servers=services.bootstrap_servers, topic=topic)
+
+    def postgres(name: str, **options: Any) -> PostgresSink:
+        table = f"growth_{uuid.uuid4().hex[:8]}"
+        with psycopg.connect(services.dsn) as connection:
+            connection.execute(f"CREATE TABLE {table} (key text, value text)")
+            if "key" in options:
+                connection.execute(f"ALTER TABLE {table} ADD PRIMARY KEY (key)")
+        return PostgresSink(name, dsn=services.dsn, table=table, **options)
+
+    yield {
+        "Kafka": Line("kafka", folder, kafka()),
+        "PostgreSQL, prepared": Line("prepared", folder, postgres("prepared", commit="prepared")),
+        "PostgreSQL, staging": Line("staging", folder, postgres("staging", commit="staging", key=["key"])),
+        "all together": Line(
+            "all", folder, kafka(), postgres("prepared", commit="prepared"), postgres("staging", key=["key"])
+        ),
+    }
+
+
+def counts(services: DevServices, running: dict[str, Line]) -> dict[str, float]:
+    """What there is now."""
+    sink = next(sink for line in running.values() for sink in line.sinks if isinstance(sink, KafkaSink))
+    with psycopg.connect(services.dsn) as connection:
+        own = [name for (name,) in connection.execute(TABLES).fetchall()]
+        ledger = [connection.execute(f"SELECT count(*) FROM {name}").fetchone() for name in own]
+        [prepared] = connection.execute("SELECT count(*) FROM pg_prepared_xacts").fetchone() or (0,)
+        [connections] = connection.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname IS NOT NULL"
+        ).fetchone() or (0,)
+    me = psutil.Process()
+    return {
+        "entries of the decision logs": sum(len(line.store.list_keys()) for line in running.values()),
+        "rows in tables of onceward": sum(rows for row in ledger if row for rows in row),
+        "tables of onceward": len(own),
+        "prepared transactions": prepared,
+        "connections of PostgreSQL": connections,
+        "transactional ids": len(cluster_of(sink.settings).transactions.list_transactions()),
+        "memory, MiB": round(me.memory_info().rss / 2**20),
+        "threads": me.num_threads(),
+        "Python threads": threading.active_count(),
+        "file handles": me.num_fds(),
+    }
+
+
+def measured(services: DevServices, folder: Path, epochs: int) -> dict[str, list[float]]:
+    """Each quantity at each point."""
+    found: dict[str, list[float]] = {}
+    with lines(services, folder) as running:
+        for epoch in range(epochs):
+            for line in running.values():
+                line.run(epoch)
+            if (epoch + 1) % max(1, epochs // POINTS):
+                continue
+            now = {"epochs": epoch + 1, **counts(services, running)}
+            now |= {f"{name}, ms": round(statistics.median(line.milliseconds), 1) for name, line in running.items()}
+            for line in running.values():
+                line.milliseconds.clear()
+            for what, value in now.items():
+                found.setdefault(what, []).append(value)
+            print(" ".join(f"{what}: {value};" for what, value in now.items()), flush=True)
+    return found
+
+
+def plot(found: dict[str, list[float]], path: str) -> None:
+    """Every quantity over epochs, relative to its first value."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - of the extra `demo`
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    figure = Figure(figsize=(9, 11), layout="constrained")
+    FigureCanvasAgg(figure)
+    shown = [what for what in found if what != "epochs"]
+    for axes, what in zip(figure.subplots(-(-len(shown) // 2), 2).flat, shown, strict=False):
+        axes.plot(found["epochs"], found[what])
+        axes.set_title(what, fontsize=9, loc="left")
+        axes.set_ylim(0, max(1.0, 1.3 * max(found[what])))
+    figure.savefig(path, dpi=90)
+
+
+def main() -> None:
+    """Run, and print first, middle and last values."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=10_000)
+    parser.add_argument("--plot", help="file for a picture")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="onceward-growth-") as folder, dev_services(Path(folder) / "s") as services:
+        found = measured(services, Path(folder), arguments.epochs)
+    if arguments.plot:
+        plot(found, arguments.plot)
+    picks = [0, POINTS // 2, -1]
+    heads = [f"after {found['epochs'][pick]:,.0f}" for pick in picks]
+    table = [f"| quantity | {' | '.join(heads)} |", "|---|---|---|---|"]
+    table += [
+        f"| {what} | {' | '.join(f'{values[pick]:g}' for pick in picks)} |"
+        for what, values in found.items()
+        if what != "epochs"
+    ]
+    facts = {"machine": machine(), "epochs of each pipeline": arguments.epochs, "rows an epoch": ROWS}
+    show("What grows", table, facts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""Keyed aggregation of record batches: the state is read and written once for each key of a batch.
+
+A key's state is a list of parts, such as a sum and a count (a mean is made of these two). Arrow computes the parts of a
+batch, and Python adds them to those of the state: its integers and decimals have no limit, so a total that does not fit
+its Arrow type is found and is an error.
+"""
+
+from __future__ import annotations
+
+import operator
+import zlib
+from decimal import Context, Decimal
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import ConfigurationError
+from .functions import ProcessFunction, ProcessLogic
+from .state.keyed import OperatorState, ValueState, pack, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from .state.keys import KeyEncoder
+
+FUNCTIONS: Final = ("count", "max", "mean", "min", "sum")
+_LONGEST: Final = 50
+_MOST: Final = 1 << 63
+_EXACT: Final = Context(prec=100)
+
+
+class Part(NamedTuple):
+    """A value in the state of a key."""
+
+    column: str
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.function}({self.column})"
+
+
+class Aggregation(ProcessFunction):
+    """Totals of each key, by name. Made by `aggregation`, which adds the keyed state."""
+
+    types = OperatorState("union")
+    """Arrow types of the parts, so that values of one type are never read as those of another."""
+
+    def __init__(self, totals: Mapping[str, Part]) -> None:
+        self.totals = dict(totals)
+        self.parts = _parts(totals.values())
+
+
+def aggregation(keys: KeyEncoder | None, totals: Mapping[str, tuple[str, str]]) -> Aggregation:
+    """Check what `Stream.aggregate` was given."""
+    if keys is None:
+        raise ConfigurationError("aggregate needs keys: call key_by first")
+    wanted = {}
+    for name, total in totals.items():
+        if not isinstance(total, tuple) or len(total) != 2 or total[1] not in FUNCTIONS:  # noqa: PLR2004 - a pair
+            known = ", ".join(FUNCTIONS)
+            raise ConfigurationError(f"aggregate: {name!r} is {total!r}; give a column and one of {known}")
+        if total[0] == "*" and total[1] != "count":
+            raise ConfigurationError(f"aggregate: {name!r} is the {total[1]} of '*'; only rows as a whole are counted")
+        if name in keys.columns:
+            raise ConfigurationError(f"aggregate: {name!r} is a column of the key; give the total another name")
+        wanted[name] = Part(*total)
+    if not wanted:
+        raise ConfigurationError("aggregate needs at least one total")
+    # The state's name says what is in it: a restore refuses to read it as something else.
+    with_state: type[Aggregation] = type("Aggregation", (Aggregation,), {_state(_parts(wanted.values())): ValueState()})
+    return with_state(wanted)
+
+
+def _parts(totals: Iterable[Part]) -> list[Part]:
+    """What has to be kept for these totals, in an order of its own."""
+    found: set[Part] = set()
+    for column, function in totals:
+        found |= {Part(column, each) for each in (("sum", "count") if function == "mean" else (function,))}
+    return sorted(found)
+
+
+def _state(parts: Sequence[Part]) -> str:
+    """Name of the state: a readable one, and short, because every row of the state begins with it."""
+    name = ",".join(map(str, parts))
+    return name if len(name.encode()) <= _LONGEST else f"{name[: _LONGEST // 4]}~{zlib.crc32(name.encode()):08x}"
+
+
+class AggregateLogic(ProcessLogic):
+    """One subtask of `aggregate`."""
+
+    def __init__(self, function: Aggregation, *args: Any, **kwargs: Any) -> None:
+        super().__init__(function, *args, **kwargs)
+        self._totals, self._parts, self._state = function.totals, function.parts, _state(function.parts)
+        self._schema: pa.Schema | None = None
+        self._types: dict[Part, pa.DataType] = {}
+
+    def open(self) -> None:
+        known = self._lists["types"]
+        known.set([list(types) for types in dict.fromkeys(map(tuple, known.get()))])  # of all subtasks, each once
+
+    def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        return [self._guarded.call(batch.schema.names, self._aggregated, batch)] if batch.num_rows else []
+
+    def _aggregated(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The new totals of the keys in a batch."""
+        keys, scope = self._keys, self._scope
+        if keys is None or scope is None:
+            raise ConfigurationError("aggregate needs keys: call key_by first")
+        if batch.schema != self._schema:
+            self._set_types(batch.schema)
+        found = keys.distinct(batch)
+        grouped = self._grouped(batch, found.codes)
+        rows = [*map(scope.rows[self._state].__getitem__, found.encoded)]
+        before = _unpack(scope.table.get_many(rows), len(self._parts))
+        made: dict[Part, list[Any]] = {}
+        arrays: dict[Part, pa.Array] = {}
+        for part, olds in zip(self._parts, before, strict=True):
+            made[part] = _combined(part, self._types[part], olds, _values(part, self._types[part], grouped))
+            arrays[part] = self._array(part, made[part], found.values)
+        packed = zip(*(map(pack, values) for values in made.values()), strict=True)
+        scope.table.put_many(rows, [*map(b"".join, packed)])
+        firsts = grouped.column("row_min").combine_chunks()
+        columns = {name: batch.column(name).take(firsts) for name in keys.columns}
+        for name, (column, function) in self._totals.items():
+            if function == "mean":
+                sums, counts = made[Part(column, "sum")], made[Part(column, "count")]
+                means = [total / count if count else None for total, count in zip(sums, counts, strict=True)]
+                columns[name] = pa.array(means, pa.float64())
+            else:
+                columns[name] = arrays[Part(column, function)]
+        return pa.RecordBatch.from_pydict(columns)
+
+    def _grouped(self, batch: pa.RecordBatch, codes: pa.Array) -> pa.Table:
+        """The parts of each key in a batch, in the order of its codes, and the key's first row."""
+        rows = pc.subtract(pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)), 1)
+        columns = {"key": codes.cast(pa.int64()), "row": rows}
+        wanted: list[Any] = [("row", "min")]
+        for part in self._parts:
+            if part.column == "*":
+                wanted.append(([], "count_all"))
+            else:
+                columns[str(part)] = _prepared(part, batch.column(part.column))
+                wanted.append((str(part), part.function))
+        grouped = pa.table(columns).group_by("key", use_threads=False).aggregate(wanted)
+        in_order = grouped.column("key").combine_chunks().equals(rows.slice(0, grouped.num_rows))
+        return grouped if in_order else grouped.sort_by("key")
+
+    def _array(self, part: Part, values: Sequence[Any], keys: Sequence[Any]) -> pa.Array:
+        type_ = self._types[part]
+        try:
+            return _as_array(values, type_)
+        except (OverflowError, pa.ArrowInvalid):
+            for key, value in zip(keys, values, strict=True):
+                try:
+                    _as_array([value], type_)
+                except (OverflowError, pa.ArrowInvalid):
+                    error = OverflowError(f"{part} is {value}, which does not fit {type_}")
+                    raise self._guarded.failed({"key": key}, error) from None
+            raise
+
+    def _set_types(self, schema: pa.Schema) -> None:
+        """The parts' types for rows of this schema, which must be those of the state."""
+        missing = [column for column, _ in self._parts if column not in {*schema.names, "*"}]
+        if missing:
+            raise ConfigurationError(f"aggregate names columns {missing}; the rows have {schema.names}")
+        types = {part: _type_of(part, schema) for part in self._parts}
+        known, mine = self._lists["types"], [f"{part} {type_}" for part, type_ in types.items()]
+        if known.get() and known.get() != [mine]:
+            raise ConfigurationError(
+                f"operator {self._guarded.task.uid} has state of {known.get()[0]}; these rows make it {mine}: give the "
+                "column the type that it had (schema= of the operator before), or begin without this state"
+            )
+        known.set([mine])
+        self._schema, self._types = schema, types
+
+
+def _unpack(stored: Sequence[bytes | None], parts: int) -> list[list[Any]]:
+    """The values of each part, out of many keys' states: as one array of MessagePack, in one call."""
+    unknown = pack(None) * parts
+    header = b"\xdd" + (len(stored) * parts).to_bytes(4, "big")
+    values = unpack(header + b"".join([data or unknown for data in stored]))
+    return [values[part::parts] for part in range(parts)]
+
+
+def _type_of(part: Part, schema: pa.Schema) -> pa.DataType:
+    """Arrow type of a part."""
+    is_ = pa.types
+    if part.function == "count":
+        return pa.int64()
+    type_ = schema.field(part.column).type
+    if is_.is_integer(type_):
+        return pa.int64() if part.function == "sum" else type_
+    if is_.is_float32(type_) or is_.is_float64(type_):
+        return pa.float64() if part.function == "sum" else type_
+    if is_.is_decimal128(type_):
+        return pa.decimal128(38, type_.scale) if part.function == "sum" else type_
+    plain = (is_.is_string, is_.is_large_string, is_.is_binary, is_.is_large_binary, is_.is_boolean, _is_time)
+    if part.function != "sum" and any(fits(type_) for fits in plain):
+        return type_
+    raise ConfigurationError(f"aggregate cannot compute {part}: the column is {type_}. Cast it before")
+
+
+def _is_time(type_: pa.DataType) -> bool:
+    return pa.types.is_temporal(type_) and not pa.types.is_interval(type_)
+
+
+def _number(type_: pa.DataType) -> pa.DataType:
+    return pa.int32() if type_.bit_width == pa.int32().bit_width else pa.int64()
+
+
+def _prepared(part: Part, column: pa.Array) -> pa.Array:
+    """A column as Arrow can aggregate it without an overflow, which it would not report."""
+    if part.function in {"min", "max"} and _is_time(column.type):
+        return column.view(_number(column.type))
+    if part.function == "sum" and pa.types.is_decimal128(column.type):
+        return column.cast(pa.decimal256(76, column.type.scale))
+    if part.function == "sum" and pa.types.is_integer(column.type):
+        largest = max((abs(value) for value in pc.min_max(column).as_py().values() if value is not None), default=0)
+        return column.cast(pa.int64() if largest * len(column) < _MOST else pa.decimal128(38, 0))
+    return column
+
+
+def _values(part: Part, type_: pa.DataType, grouped: pa.Table) -> list[Any]:
+    """A part of each key in a batch; None where all values are null."""
+    name = "count_all" if part.column == "*" else f"{part}_{part.function}"
+    values: list[Any] = grouped.column(name).to_pylist()
+    if pa.types.is_integer(type_) and pa.types.is_decimal(grouped.column(name).type):
+        return [None if value is None else int(value) for value in values]
+    return values
+
+
+def _combined(part: Part, type_: pa.DataType, olds: Iterable[Any], news: Iterable[Any]) -> list[Any]:
+    combine = _COMBINE[part.function]
+    if pa.types.is_decimal(type_):  # MessagePack has text for it
+        olds = [None if old is None else Decimal(old) for old in olds]
+        combine = _EXACT.add if part.function == "sum" else combine
+    pairs = zip(olds, news, strict=True)
+    return [new if old is None else old if new is None else combine(old, new) for old, new in pairs]
+
+
+def _less(old: Any, new: Any) -> Any:
+    return new if new < old or old != old else old  # noqa: PLR0124 - NaN, which counts only where nothing else is
+
+
+def _more(old: Any, new: Any) -> Any:
+    return new if new > old or old != old else old  # noqa: PLR0124 - as above
+
+
+_COMBINE: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "count": operator.add,
+    "max": _more,
+    "min": _less,
+    "sum": operator.add,
+}
+
+
+def _as_array(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
+    return pa.array(values, _number(type_)).view(type_) if _is_time(type_) else pa.array(values, type_)
