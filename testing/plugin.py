@@ -1,18 +1,44 @@
-"""The pytest plugin: at the end of a run it lists the conformance suite's cases that do not apply, by name and reason.
+"""The pytest plugin: the option and the servers of pipeline tests, and a list of the cases that do not apply.
 
-Installed with onceward; the suite itself is a class to subclass (conformance.py).
+Installed with onceward; the suites themselves are classes to subclass (conformance.py, pipeline/).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .pipeline.servers import Servers
 
 NOT_APPLICABLE: Final = "not applicable: "
 
 pytest.register_assert_rewrite(*(f"onceward.testing.{name}" for name in ("sink_case", "conformance", "source_cases")))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--faults`, for `onceward.testing.pipeline`."""
+    group = parser.getgroup("onceward", "onceward.testing.pipeline")
+    group.addoption(
+        "--faults",
+        choices=("smoke", "full", "hours"),
+        default="smoke",
+        help="faults that pipelines are tested with: each once (smoke, the default), three seeds of more, a hundred",
+    )
+
+
+@pytest.fixture(scope="session")
+def pipeline_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """Kafka and PostgreSQL for pipeline tests, each started when it is first needed."""
+    from .pipeline.servers import Servers  # noqa: PLC0415 - pytest loads this module in every run
+
+    servers = Servers(tmp_path_factory.mktemp("pipeline-servers"))
+    yield servers
+    servers.stop()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -26,7 +52,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             found[where, reason].append(case)
     if not found:
         return
-    terminalreporter.section("cases of the conformance suite that do not apply")
+    terminalreporter.section("cases that do not apply")
     for (where, reason), cases in sorted(found.items()):
         terminalreporter.write_line(f"{where}: {reason}")
         for case in sorted(cases):

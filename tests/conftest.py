@@ -15,6 +15,7 @@ SLOW: Final = (
     "test_the_simulator_catches[a_savepoint_confirms_what_sinks_prepared]",
     "test_the_example_",
     "test_the_dead_letter_example",
+    "test_cases_on_files_and_sqlite",
 )
 """Parts of tests' names, the conformance suite's among them."""
 

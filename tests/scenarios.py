@@ -48,7 +48,7 @@ class Case:
     @property
     def in_the_suite(self) -> bool:
         """Whether it is a case of the conformance suite."""
-        return "testing" in Path(self.file).parent.parts
+        return Path(self.file).parent.name == "testing"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Collected:
 
     functions: list[Case] = field(default_factory=list)
     modules: dict[str, frozenset[int]] = field(default_factory=dict)
-    classes: list[tuple[str, str, str]] = field(default_factory=list)  # file, name, suite
+    classes: list[tuple[str, str, str]] = field(default_factory=list)  # file, name, base
 
     def of(self, scenario: int) -> list[Case]:
         """The tests that show it."""
@@ -77,7 +77,7 @@ class Collected:
         return [test for test in self.functions if test.in_the_suite]
 
     def files_of(self, name: str) -> list[str]:
-        """Where a test function or the subclass of a suite is."""
+        """Where a test function or a test class with a base is."""
         found = [test.file for test in self.functions if test.name == name]
         return found + [file for file, known, _ in self.classes if known == name]
 
@@ -149,7 +149,7 @@ def _classes(file: str, tree: ast.Module) -> Iterator[tuple[str, str, str]]:
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
             bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
-            yield from ((file, node.name, suite) for suite in SUITES if suite in bases)
+            yield from ((file, node.name, base) for base in sorted(bases))
 
 
 def _cited(text: str | None) -> Iterator[int]:

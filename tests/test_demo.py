@@ -6,9 +6,18 @@ import msgspec
 import pytest
 
 from onceward.cli.demo.checker import judge
-from onceward.cli.demo.scenario import Victim, expected, generate, plan
+from onceward.cli.demo.scenario import TARGETS, Victim, expected, generate, plan
+from onceward.testing.pipeline.endpoints import Record
+from onceward.testing.pipeline.judge import Kind
 
 TOTALS = expected(seed=7, count=200, users=5)
+
+
+TARGET = TARGETS[0]
+
+
+def judged(*rows):
+    return judge(TARGET, [Record(row, "") for row in rows], TOTALS)
 
 
 def rows(*, without: str = "", twice: str = "", wrong: str = ""):
@@ -27,22 +36,22 @@ SOME = next(iter(TOTALS))
 
 
 def test_the_checker_accepts_exactly_what_must_be_there():
-    verdict = judge("t", rows(), TOTALS)
+    verdict = judged(*rows())
     assert verdict.exact
-    assert verdict.seen == verdict.expected == len(TOTALS)
+    assert verdict.found == verdict.expected == len(TOTALS)
 
 
 @pytest.mark.parametrize(
     ("fault", "missing", "duplicated", "wrong"), [("without", 1, 0, 0), ("twice", 0, 1, 0), ("wrong", 0, 0, 1)]
 )
 def test_the_checker_sees_one_missing_one_doubled_and_one_wrong_row(fault, missing, duplicated, wrong):
-    verdict = judge("t", rows(**{fault: SOME}), TOTALS)
-    assert (verdict.missing, verdict.duplicated, verdict.wrong) == (missing, duplicated, wrong)
+    verdict = judged(*rows(**{fault: SOME}))
+    assert tuple(verdict.count(kind) for kind in Kind) == (missing, duplicated, wrong)
     assert not verdict.exact
 
 
 def test_a_row_that_nobody_expected_is_wrong():
-    assert judge("t", [*rows(), {"order_id": "o99999999"}], TOTALS).wrong == 1
+    assert judged(*rows(), {"order_id": "o99999999"}).count(Kind.WRONG) == 1
 
 
 def test_the_same_seed_gives_the_same_orders_and_running_totals_that_only_grow():

@@ -29,7 +29,7 @@ def test_the_page_is_up_to_date(tests: Collected) -> None:
 
 
 def test_each_suite_is_run_by_somebody(tests: Collected) -> None:
-    assert {suite for _, _, suite in tests.classes} == set(SUITES)
+    assert {base for _, _, base in tests.classes} >= set(SUITES)
 
 
 def test_each_promise_is_made_and_kept(tests: Collected) -> None:

@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from onceward.testing.pipeline.judge import Kind
 from onceward.testing.services import dev_services
 from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
@@ -97,9 +98,9 @@ def summary(story: Story) -> RenderableType:
     for column in ("target", "expected", "seen", "missing", "duplicated", "wrong", ""):
         table.add_column(column, justify="left" if column in ("target", "") else "right")
     for verdict in story.verdicts:
-        target, *numbers = verdict
+        numbers = (verdict.expected, verdict.found, *(verdict.count(kind) for kind in Kind))
         mark = "[green]exact[/green]" if verdict.exact else "[red]not exact[/red]"
-        table.add_row(target, *[f"{number:,}" for number in numbers], mark)
+        table.add_row(verdict.output, *[f"{number:,}" for number in numbers], mark)
     return table
 
 
@@ -133,13 +134,12 @@ def _timeline(axes: Axes, story: Story) -> None:
 
 
 def _bars(axes: Axes, story: Story) -> None:
-    names = [verdict.target for verdict in story.verdicts]
-    missing, duplicated = ([getattr(v, what) for v in story.verdicts] for what in ("missing", "duplicated"))
+    names = [verdict.output for verdict in story.verdicts]
+    missing, duplicated = ([v.count(kind) for v in story.verdicts] for kind in (Kind.MISSING, Kind.DUPLICATED))
     axes.barh(names, missing, color="#762a83", label="missing")
     axes.barh(names, duplicated, left=missing, color="#d6604d", label="duplicated")
-    for row, verdict in enumerate(story.verdicts):
-        text = f" missing {verdict.missing:,}, duplicated {verdict.duplicated:,}"
-        axes.text(verdict.missing + verdict.duplicated, row, text, va="center", fontsize=8)
+    for row, (lost, doubled) in enumerate(zip(missing, duplicated, strict=True)):
+        axes.text(lost + doubled, row, f" missing {lost:,}, duplicated {doubled:,}", va="center", fontsize=8)
     axes.invert_yaxis()
     axes.margins(x=0.3)
     axes.set_xlabel("rows")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from onceward.testing.pipeline.endpoints import Addresses
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -90,6 +92,11 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
     orders: int
     users: int
     seed: int
+
+    @property
+    def addresses(self) -> Addresses:
+        """Where everything is, for the kit's readers and feeders."""
+        return Addresses(Path(self.home), self.bootstrap_servers, self.dsn)
 
     @property
     def file(self) -> Path:

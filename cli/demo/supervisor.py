@@ -5,24 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import confluent_kafka
 import msgspec
-import psutil
-import psycopg
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
 from onceward.core.errors import ExternalError
+from onceward.testing.pipeline.driver import DriverProcess, Start
+from onceward.testing.pipeline.endpoints import KafkaTopic, Table
 
-from .checker import Sample, Verdict, check, sampling
+from .checker import Sample, check, sampling
 from .scenario import (
     AT_LEAST_ONCE,
     EXACTLY_ONCE,
@@ -39,35 +34,23 @@ from .scenario import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from onceward.testing.pipeline.judge import Comparison
     from onceward.testing.services import DevServices
 
 _LIVES: Final = 40
 _TICK_SECONDS: Final = 0.1
 _QUIET_SECONDS: Final = 300.0
-_LEFTOVER_SECONDS: Final = 10.0
 
 
-class Driver:
-    """One life of the driver process, in a process group of its own."""
+class Driver(DriverProcess):
+    """One life of the driver process, which reports what it does."""
 
     def __init__(self, settings: DemoSettings, log: Path) -> None:
         settings.events.touch()
         self._events = settings.events.open("rb")
         self._events.seek(0, os.SEEK_END)
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(  # noqa: S603 - our own module
-                [sys.executable, "-m", "onceward.cli.demo.pipeline", str(settings.file)],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            )
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs."""
-        return self._process.poll()
+        arguments = [sys.executable, "-m", "onceward.cli.demo.pipeline", str(settings.file)]
+        super().__init__(Start(arguments, {**os.environ, "PYTHONUNBUFFERED": "1"}, Path.cwd(), log))
 
     def events(self) -> list[dict[str, Any]]:
         """What the driver has reported since the last call; a line cut short by a kill is left out."""
@@ -78,20 +61,9 @@ class Driver:
         self._events.seek(-len(line), os.SEEK_CUR)
         return found
 
-    def kill(self) -> None:
-        """SIGKILL the whole process group: driver, JVM and all; Spark's Python workers have groups of their own."""
-        descendants: list[psutil.Process] = []
-        with contextlib.suppress(psutil.NoSuchProcess):
-            descendants = psutil.Process(self._process.pid).children(recursive=True)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+    def kill(self, grace: float = 0.0) -> None:
+        super().kill(grace)
         self._events.close()
-        # The workers end by themselves when the JVM is gone; whatever does not is a zombie writer for so long.
-        _, alive = psutil.wait_procs(descendants, timeout=_LEFTOVER_SECONDS)
-        for process in alive:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
 
 
 @dataclass
@@ -108,7 +80,7 @@ class Story:
     kills: list[tuple[float, Victim]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[Comparison] = field(default_factory=list)
 
     def elapsed(self) -> float:
         """Seconds since it began."""
@@ -146,38 +118,17 @@ def run(settings: DemoSettings, services: DevServices, driver_kills: int, show: 
 def _prepare(settings: DemoSettings) -> None:
     settings.file.touch(mode=0o600)
     settings.file.write_bytes(msgspec.json.encode(settings))
-    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
-    topics = [NewTopic(topic, PARTITIONS, 1) for topic in (SOURCE_TOPIC, EXACTLY_ONCE, AT_LEAST_ONCE)]
-    for future in admin.create_topics(topics).values():
-        future.result(30)
-    with psycopg.connect(settings.dsn) as connection:
-        connection.execute(f'CREATE TABLE {EXACTLY_ONCE} (order_id text, "user" int, cents bigint, total bigint)')
-        connection.execute(f'CREATE TABLE {AT_LEAST_ONCE} (order_id text, "user" int, cents bigint)')
-    _produce(settings)
-
-
-def _produce(settings: DemoSettings) -> None:
-    failures: list[str] = []
-
-    def delivered(error: confluent_kafka.KafkaError | None, _: confluent_kafka.Message) -> None:
-        if error is not None:
-            failures.append(str(error))
-
-    producer = confluent_kafka.Producer(
-        {"bootstrap.servers": settings.bootstrap_servers, "enable.idempotence": True, "linger.ms": 20, "log_level": 2}
-    )
-    for order in generate(settings.seed, settings.orders, settings.users):
-        value, key, partition = msgspec.json.encode(order), str(order.user), order.user % PARTITIONS
-        while True:
-            try:
-                producer.produce(SOURCE_TOPIC, value, key, partition, on_delivery=delivered)
-                break
-            except BufferError:
-                producer.poll(0.1)
-        producer.poll(0)
-    producer.flush()
-    if failures:
-        raise ExternalError(f"{len(failures)} orders could not be produced: {failures[0]}")
+    orders = KafkaTopic(SOURCE_TOPIC, PARTITIONS, key="user")
+    total = 'order_id text, "user" int, cents bigint'
+    for endpoint in (
+        orders,
+        *(KafkaTopic(name, PARTITIONS) for name in (EXACTLY_ONCE, AT_LEAST_ONCE)),
+        Table(EXACTLY_ONCE, f"{total}, total bigint"),
+        Table(AT_LEAST_ONCE, total),
+    ):
+        endpoint.create(settings.addresses)
+    generated = generate(settings.seed, settings.orders, settings.users)
+    orders.feed(settings.addresses, [msgspec.structs.asdict(order) for order in generated])
 
 
 def _run_pipeline(settings: DemoSettings, services: DevServices, story: Story, kills: list[Kill]) -> None:
@@ -224,8 +175,7 @@ def _crash(services: DevServices, victim: Victim) -> None:
     assert service is not None  # noqa: S101 - the demo runs both
     service.kill()
     time.sleep(1.0)
-    service.start()
-    service.wait_ready()
+    service.start_again()
 
 
 def _listen(driver: Driver, story: Story) -> bool:

@@ -136,11 +136,15 @@ class Service(ABC):
         with self._locked():
             self._kill()
 
+    def start_again(self, timeout: float = 60.0) -> None:
+        """Start the server after `kill`, on the same data and port, and wait until it answers (seconds)."""
+        self.start()
+        self.wait_ready(timeout)
+
     def restart(self, timeout: float = 60.0) -> None:
         """Stop the server if it runs, start it and wait until it answers (`timeout` in seconds)."""
         self.stop()
-        self.start()
-        self.wait_ready(timeout)
+        self.start_again(timeout)
 
     def delete(self) -> None:
         """Kill the server and delete its data, its settings and its log."""

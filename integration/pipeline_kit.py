@@ -1,0 +1,30 @@
+"""What the tests of pipelines share: where this source is, and a pipeline on Spark."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from onceward.testing.pipeline import KafkaTopic, PipelineTest, Table
+
+HERE = Path(__file__).parent
+THIS_SOURCE = {"PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parent / "src"), os.environ.get("PYTHONPATH")]))}
+
+
+class SparkPipeline(PipelineTest):
+    """Kafka → Spark → Kafka and PostgreSQL."""
+
+    command = (sys.executable, HERE / "pipeline_driver.py")
+    inputs = KafkaTopic("numbers", partitions=3)
+    outputs = (KafkaTopic("words", partitions=3), Table("words", "id bigint, word text"))
+    environment = {**THIS_SOURCE, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    row_count = 2_000
+    feed_seconds = 10.0
+    timeout = 180.0
+
+    def row(self, number: int) -> dict[str, object]:
+        return {"id": number}
+
+    def expected(self, rows: list[dict[str, object]]) -> list[dict[str, object]]:
+        return [{"id": row["id"], "word": f"w{row['id']}"} for row in rows]

@@ -1,0 +1,64 @@
+"""Drivers for the kit's tests, without Spark. No relative imports: the kit runs a function's file by its path."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import confluent_kafka
+import psycopg
+
+
+def copy_exactly_once() -> None:
+    """The embedded engine: Kafka to Kafka and PostgreSQL."""
+    from onceward import CheckpointConfig, KafkaSink, KafkaSource, Pipeline, PostgresSink, open_store
+
+    servers, folder, name = (os.environ[v] for v in ("KAFKA_BOOTSTRAP_SERVERS", "PIPELINE_FOLDER", "PIPELINE_NAME"))
+    pipeline = Pipeline(
+        name, checkpoint=CheckpointConfig(interval=0.3), store=open_store(f"{folder}/log", pipeline=name)
+    )
+    orders = pipeline.source(
+        KafkaSource(bootstrap_servers=servers, topics=["orders"], starting="earliest"), uid="in", parallelism=2
+    )
+    big = orders.map(lambda message: json.loads(message["value"]), uid="parse").filter(is_big, uid="big")
+    big.map(lambda row: {"value": json.dumps(row)}, uid="encode").sink(
+        KafkaSink(name="topic", bootstrap_servers=servers, topic="big")
+    )
+    big.sink(PostgresSink(name="table", dsn=os.environ["DATABASE_URL"], table="big_orders"))
+    pipeline.run()
+
+
+def is_big(row: dict[str, int]) -> bool:
+    return row["amount"] >= 50
+
+
+def copy_at_least_once() -> None:
+    """As most consumers do it: write, then commit the offsets."""
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": os.environ["KAFKA_BOOTSTRAP_SERVERS"],
+            "group.id": "loose",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "session.timeout.ms": 6000,
+        }
+    )
+    consumer.subscribe(["orders"])
+    producer = confluent_kafka.Producer({"bootstrap.servers": os.environ["KAFKA_BOOTSTRAP_SERVERS"]})
+    with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
+        count = 0
+        while True:
+            message = consumer.poll(1.0)
+            if message is None or message.error():
+                continue
+            producer.produce("copies", message.value())
+            producer.flush()
+            connection.execute("INSERT INTO copies SELECT (%s::json->>'id')::bigint", [message.value().decode()])
+            count += 1
+            if count % 50 == 0:
+                consumer.commit(asynchronous=False)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

@@ -1,0 +1,197 @@
+"""A pipeline's driver program: one life of it as a process group, and a supervisor that starts it again."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import psutil
+
+from onceward.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Command: TypeAlias = Sequence[str | Path] | Callable[[], object]
+
+_LEFTOVER_SECONDS: Final = 10.0
+_RESTART_SECONDS: Final = 0.5
+_LOG_LINES: Final = 25
+_CALL: Final = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='driver')[sys.argv[2]]()"
+
+
+def arguments_of(command: Command) -> list[str]:
+    """The arguments that start a driver: a command as it is; a function at the top level of a file by this Python."""
+    if not callable(command):
+        return [str(part) for part in command]
+    file, name = inspect.getsourcefile(command), getattr(command, "__qualname__", "?")
+    if file is None or not name.isidentifier():
+        raise ConfigurationError(f"command = {name}: the function must be at the top level of a file")
+    return [sys.executable, "-c", _CALL, file, name]
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a driver is started.
+
+    Attributes:
+        arguments: The program and its arguments.
+        environment: Its variables, all of them.
+        folder: Where it runs.
+        log: File to which its output is appended.
+    """
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    folder: Path
+    log: Path
+
+    def last_words(self) -> str:
+        """The last lines of the log."""
+        if not self.log.exists():
+            return ""
+        with self.log.open(errors="replace") as lines:
+            return "".join(deque(lines, maxlen=_LOG_LINES))
+
+
+class DriverProcess:
+    """One life of a driver, in a process group of its own.
+
+    Raises:
+        ConfigurationError: The program cannot be started.
+    """
+
+    def __init__(self, start: Start, extra: Mapping[str, str] | None = None) -> None:
+        with start.log.open("ab") as output:
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 - what is tested
+                    start.arguments,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    cwd=start.folder,
+                    env={**start.environment, **(extra or {})},
+                )
+            except OSError as error:
+                raise ConfigurationError(f"the driver cannot be started: {error}") from error
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    def wait(self) -> int:
+        """Wait until it ends; its exit code."""
+        return self._process.wait()
+
+    def descendants(self) -> list[psutil.Process]:
+        """All processes that it has started, workers of other process groups among them."""
+        try:
+            return psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def kill(self, grace: float = 0.0) -> None:
+        """SIGKILL the process group; return when the descendants of other groups are gone too.
+
+        Spark's Python workers lead groups of their own and end by themselves when the JVM is gone.
+
+        Args:
+            grace: Seconds between SIGTERM and SIGKILL; 0: no SIGTERM.
+        """
+        descendants = self.descendants()
+        if grace:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(grace)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        _, alive = psutil.wait_procs(descendants, timeout=_LEFTOVER_SECONDS)
+        for process in alive:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """SIGSTOP the driver and all its descendants while the block runs."""
+        family = [psutil.Process(self._process.pid), *self.descendants()] if self.exit_code is None else []
+        for process in family:
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+        try:
+            yield
+        finally:
+            for process in family:
+                with suppress(psutil.NoSuchProcess):
+                    process.resume()
+
+
+@dataclass
+class Supervisor:
+    """Starts a driver, and starts it again half a second after it ended, as a service manager would.
+
+    Attributes:
+        start: How the driver is started.
+        first: Further variables for its first life.
+        exit_codes: Of the lives that ended.
+    """
+
+    start: Start
+    first: Mapping[str, str] = field(default_factory=dict)
+    exit_codes: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._stopped = threading.Event()
+        self._may_start = threading.Lock()
+        self.driver = DriverProcess(self.start, self.first)
+        self._others: list[DriverProcess] = []
+        self._thread = threading.Thread(target=self._supervise, daemon=True)
+        self._thread.start()
+
+    def _supervise(self) -> None:
+        while True:
+            self.exit_codes.append(self.driver.wait())
+            self.driver.kill()  # what it has left behind
+            self._stopped.wait(_RESTART_SECONDS)
+            with self._may_start:
+                if self._stopped.is_set():
+                    return
+                self.driver = DriverProcess(self.start)
+
+    @contextmanager
+    def down(self) -> Iterator[None]:
+        """Kill the driver, and keep it down while the block runs."""
+        with self._may_start:
+            self.driver.kill()
+            yield
+
+    def start_another(self) -> None:
+        """Start a second driver beside the first; nobody starts it again."""
+        self._others.append(DriverProcess(self.start))
+
+    def stop_others(self, seconds: float) -> None:
+        """Stop the drivers beside the first (seconds until SIGKILL)."""
+        while self._others:
+            self._others.pop().kill(seconds)
+
+    def stop(self, seconds: float) -> None:
+        """Stop every driver for good (seconds until SIGKILL)."""
+        if self._stopped.is_set():
+            return
+        with self._may_start:
+            self._stopped.set()
+            self.driver.kill(seconds)
+        self._thread.join()
+        self.stop_others(seconds)

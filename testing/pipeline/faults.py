@@ -1,0 +1,211 @@
+"""The faults that a pipeline is tested with, one per case, each at a moment that its seed decides.
+
+A fault is a function of the scene: what it needs to hit, and dice. A user's own goes beside these:
+`faults = {**FAULTS, "delete-cache": delete_cache}`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+import psutil
+
+from onceward.core.steps import CRASH_VARIABLE, Step
+
+from .endpoints import KAFKA, POSTGRES
+
+if TYPE_CHECKING:
+    from .driver import Supervisor
+    from .endpoints import Addresses
+    from .servers import Server
+
+
+class NothingToHitError(Exception):
+    """The fault does not apply to this pipeline: the case has shown no more than a clean run."""
+
+
+@dataclass
+class Scene:
+    """What a fault can hit.
+
+    Attributes:
+        supervisor: The driver and who starts it again.
+        servers: The services that run, by system.
+        addresses: Where they and the case's folder are.
+        dice: Seeded.
+        until: When rows cease to be fed, in seconds of time.monotonic().
+        note: Keeps a line for the report.
+    """
+
+    supervisor: Supervisor
+    servers: Mapping[str, Server]
+    addresses: Addresses
+    dice: Random
+    until: float
+    note: Callable[[str], None]
+
+
+Inject: TypeAlias = Callable[[Scene], None]
+
+
+def _clean(scene: Scene) -> None:
+    pass
+
+
+def _kill_driver(scene: Scene) -> None:
+    scene.note("SIGKILL to the driver's process group")
+    scene.supervisor.driver.kill()
+
+
+def _kill_worker(scene: Scene) -> None:
+    while time.monotonic() < scene.until:
+        workers = [child for child in scene.supervisor.driver.descendants() if _is_worker(child)]
+        if workers:
+            chosen = scene.dice.choice(sorted(workers, key=lambda worker: worker.pid))
+            scene.note(f"SIGKILL to Python worker {chosen.pid} of {len(workers)}")
+            chosen.kill()
+            return
+        time.sleep(0.01)
+    raise NothingToHitError("the driver has no Python workers")
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return process.name().startswith("python") and not process.children()
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _kill_server(system: str) -> Inject:
+    def kill(scene: Scene) -> None:
+        scene.note(f"SIGKILL to {system}")
+        scene.servers[system].kill()
+        time.sleep(scene.dice.uniform(0.2, 2.0))
+        scene.servers[system].start_again()
+        scene.note(f"{system} answers again")
+
+    return kill
+
+
+def _pause_server(system: str) -> Inject:
+    def pause(scene: Scene) -> None:
+        scene.note(f"{system} is paused")
+        scene.servers[system].pause()
+        try:
+            time.sleep(scene.dice.uniform(1.0, 5.0))
+        finally:
+            scene.servers[system].resume()
+        scene.note(f"{system} goes on")
+
+    return pause
+
+
+def _pause_driver(scene: Scene) -> None:
+    scene.note("the driver is paused (SIGSTOP)")
+    with scene.supervisor.driver.paused():
+        time.sleep(scene.dice.uniform(1.0, 4.0))
+    scene.note("the driver goes on (SIGCONT)")
+
+
+def _second_driver(scene: Scene) -> None:
+    scene.note("a second driver is started beside the first")
+    scene.supervisor.start_another()
+
+
+def _replace_paused_driver(scene: Scene) -> None:
+    scene.note("the driver is paused (SIGSTOP), and another is started in its place")
+    with scene.supervisor.driver.paused():
+        scene.supervisor.start_another()
+        time.sleep(scene.dice.uniform(2.0, 6.0))
+    scene.note("the first driver goes on beside it (SIGCONT)")
+
+
+def _delete_newest_commit(scene: Scene) -> None:
+    with scene.supervisor.down():
+        files = [path for path in scene.addresses.folder.rglob("commits/*") if path.name.isdigit()]
+        if not files:
+            raise NothingToHitError("there is no Spark checkpoint with a completed batch in PIPELINE_FOLDER")
+        newest = max(files, key=lambda path: int(path.name))
+        newest.unlink()
+        newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
+        scene.note(f"SIGKILL to the driver, and its checkpoint loses {newest.relative_to(scene.addresses.folder)}")
+
+
+FAULTS: Final[Mapping[str, Inject]] = {
+    "clean": _clean,
+    "kill-driver": _kill_driver,
+    "kill-worker": _kill_worker,
+    "kill-kafka": _kill_server(KAFKA),
+    "kill-postgres": _kill_server(POSTGRES),
+    "pause-driver": _pause_driver,
+    "second-driver": _second_driver,
+    "replace-paused-driver": _replace_paused_driver,
+    "pause-kafka": _pause_server(KAFKA),
+    "pause-postgres": _pause_server(POSTGRES),
+    "delete-newest-commit": _delete_newest_commit,
+}
+"""The faults of every pipeline, by name."""
+
+_NOT_IN_SMOKE: Final = frozenset({"pause-kafka", "pause-postgres", "delete-newest-commit"})
+_SMOKE_STEPS: Final = (Step.PRE_COMMIT_AFTER, Step.DECIDE_AFTER, Step.COMMIT_AFTER, Step.COMPLETE_BEFORE)
+_SEEDS: Final = {"smoke": 1, "full": 3, "hours": 100}
+
+
+class PlannedFault(NamedTuple):
+    """One case.
+
+    Attributes:
+        name: The fault's.
+        seed: Decides its moment, and what it hits.
+        inject: The fault.
+        environment: Variables of the driver's first life.
+    """
+
+    name: str
+    seed: int
+    inject: Inject
+    environment: Mapping[str, str] = {}
+
+    @property
+    def id(self) -> str:
+        """For the name of the test."""
+        return f"{self.name}-{self.seed}"
+
+
+def planned_faults(
+    level: str, faults: Mapping[str, Inject], needs: frozenset[str | None], *, steps: bool
+) -> list[PlannedFault]:
+    """The cases of a selection.
+
+    Args:
+        level: "smoke": each fault once; "full": more faults, three seeds; "hours": a hundred seeds.
+        faults: To choose from; one that is named after a system, `kill-kafka`, only where `needs` has it.
+        needs: The systems that the pipeline uses.
+        steps: Whether to crash at onceward's durable steps too.
+    """
+    smoke = level == "smoke"
+    other = {KAFKA, POSTGRES} - needs
+    names = [name for name in faults if not (smoke and name in _NOT_IN_SMOKE)]
+    names = [name for name in names if name.rpartition("-")[2] not in other]
+    chosen = (_SMOKE_STEPS if smoke else tuple(Step)) if steps else ()
+    return [
+        *(PlannedFault(name, seed, faults[name]) for seed in range(1, _SEEDS[level] + 1) for name in names),
+        *(_crash_at(step, seed) for seed in range(1, _SEEDS[level] + 1) for step in chosen),
+    ]
+
+
+def _crash_at(step: Step, seed: int) -> PlannedFault:
+    count = Random(f"{step}-{seed}").randint(1, 3)  # noqa: S311 - repeatable on purpose
+
+    def wait(scene: Scene) -> None:
+        while not scene.supervisor.exit_codes:
+            if time.monotonic() > scene.until:
+                raise NothingToHitError(f"the driver did not pass the step {step} {count} times")
+            time.sleep(0.05)
+        scene.note(f"SIGKILL by itself at step {step} (pass {count})")
+
+    return PlannedFault(f"crash-at-{step}", seed, wait, {CRASH_VARIABLE: f"{step}:{count}"})

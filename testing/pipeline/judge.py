@@ -1,0 +1,169 @@
+"""The judge: what is in the outputs against what must be in them, as multisets of rows, with the evidence."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from .endpoints import Record, Row
+
+_SHOWN: Final = 10
+
+
+class Kind(StrEnum):
+    """What is wrong with a row of an output."""
+
+    MISSING = "missing"
+    DUPLICATED = "duplicated"
+    WRONG = "wrong"
+    """No such row is expected: another content for its key, or a key that nothing must come out for."""
+
+
+class Finding(NamedTuple):
+    """One row that is not as it must be."""
+
+    kind: Kind
+    row: Row
+    copies: int
+    """Copies that are missing or too many."""
+    positions: tuple[str, ...]
+    """Where it is in the output."""
+
+
+def text_of(row: Row) -> str:
+    """A row in one line, the same for the same content."""
+    return json.dumps(row, sort_keys=True, default=str, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was found in one output.
+
+    Attributes:
+        output: Its name.
+        expected: Number of rows that must be in it.
+        found: Number of rows in it.
+        findings: What is not as it must be.
+    """
+
+    output: str
+    expected: int
+    found: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Whether it holds what it must."""
+        return not self.findings
+
+    def count(self, kind: Kind) -> int:
+        """Number of rows of a kind."""
+        return sum(finding.copies for finding in self.findings if finding.kind is kind)
+
+
+def compare(output: str, expected: Iterable[Row], found: Iterable[Record], key: str | None = None) -> Comparison:
+    """Compare an output with what must be in it.
+
+    Args:
+        output: Its name.
+        expected: The rows that must be in it, in any order.
+        found: What is in it.
+        key: Column that identifies a row: a row of another content then counts as wrong, and not also as missing.
+    """
+    wanted: dict[str, list[Row]] = defaultdict(list)
+    present: dict[str, list[Record]] = defaultdict(list)
+    for row in expected:
+        wanted[text_of(row)].append(row)
+    for record in found:
+        present[text_of(record.row)].append(record)
+    findings: list[Finding] = []
+    replaced: Counter[Any] = Counter()
+    for text, records in present.items():
+        extra = len(records) - len(wanted.get(text, ()))
+        if extra > 0:
+            kind = Kind.DUPLICATED if text in wanted else Kind.WRONG
+            row = records[0].row
+            findings.append(Finding(kind, row, extra, tuple(record.position for record in records)))
+            if kind is Kind.WRONG and key in row:
+                replaced[str(row[key])] += extra
+    for text, rows in wanted.items():
+        lacking = len(rows) - len(present.get(text, ()))
+        if lacking > 0:
+            name = str(rows[0].get(key)) if key else None
+            covered = min(lacking, replaced[name])
+            replaced[name] -= covered
+            if lacking > covered:
+                findings.append(Finding(Kind.MISSING, rows[0], lacking - covered, ()))
+    counts = [sum(map(len, side.values())) for side in (wanted, present)]
+    return Comparison(output, *counts, tuple(findings))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found in all outputs of a case.
+
+    Attributes:
+        comparisons: One for each output.
+        left_open: Transactions that are open or prepared, in words.
+        key: Column that identifies a row.
+        sources: Positions in the inputs, by the key's value.
+    """
+
+    comparisons: tuple[Comparison, ...]
+    left_open: tuple[str, ...] = ()
+    key: str | None = None
+    sources: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def exact(self) -> bool:
+        """Whether each output is as it must be, and nothing is left open."""
+        return not self.left_open and all(comparison.exact for comparison in self.comparisons)
+
+    @property
+    def may_improve(self) -> bool:
+        """Whether waiting can help: rows may still come or change, but duplicated rows stay."""
+        late = {Kind.MISSING, Kind.WRONG}
+        return bool(self.left_open) or any(f.kind in late for c in self.comparisons for f in c.findings)
+
+    def torn(self) -> dict[tuple[str, str], list[str]]:
+        """Keys that are in one output as they must be and missing in another, by the two outputs."""
+        if self.key is None:
+            return {}
+        bad = {c.output: {str(f.row.get(self.key)) for f in c.findings} for c in self.comparisons}
+        missing = {
+            c.output: [str(f.row.get(self.key)) for f in c.findings if f.kind is Kind.MISSING] for c in self.comparisons
+        }
+        pairs = {
+            (there, here): [name for name in names if name not in bad[there]]
+            for here, names in missing.items()
+            for there in missing
+            if here != there
+        }
+        return {pair: names for pair, names in pairs.items() if names}
+
+    def lines(self) -> Iterator[str]:
+        """The verdict in words, with the offending rows and their positions."""
+        for comparison in self.comparisons:
+            counts = ", ".join(f"{comparison.count(kind)} {kind}" for kind in Kind)
+            yield f"{comparison.output}: {comparison.expected} rows expected, {comparison.found} found: {counts}"
+            for kind in Kind:
+                findings = [finding for finding in comparison.findings if finding.kind is kind]
+                yield from (self._line(finding) for finding in findings[:_SHOWN])
+                if len(findings) > _SHOWN:
+                    yield f"  … and {len(findings) - _SHOWN} more that are {kind}"
+        for (there, here), names in self.torn().items():
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            yield f"torn: in {there} and missing in {here}: {self.key} {', '.join(names[:_SHOWN])}{more}"
+        yield from (f"left open: {what}" for what in self.left_open)
+
+    def _line(self, finding: Finding) -> str:
+        sources = self.sources.get(str(finding.row.get(self.key)), ()) if self.key else ()
+        origin = f"; input {', '.join(sources)}" if sources else ""
+        where = f", at {', '.join(finding.positions)}" if finding.positions else ""
+        return f"  {finding.kind}: {text_of(finding.row)}{where}{origin}"

@@ -1,0 +1,124 @@
+"""Kafka and PostgreSQL for a test run: containers, or local processes where there is no Docker."""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+from urllib.parse import urlsplit
+
+from onceward.core.errors import ConfigurationError
+
+from .endpoints import KAFKA, POSTGRES, connected
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+Services: TypeAlias = Literal["auto", "containers", "local"]
+_SECONDS: Final = 30.0
+
+
+class Server(Protocol):
+    """What a fault can do to a server, in a container or not."""
+
+    def kill(self) -> None:
+        """SIGKILL."""
+
+    def start_again(self) -> None:
+        """Start it after `kill`, and wait until it answers."""
+
+    def pause(self) -> None:
+        """Freeze it."""
+
+    def resume(self) -> None:
+        """Let it go on."""
+
+
+class Servers:
+    """The servers of a test run; each is started when it is first asked for, and kept.
+
+    Args:
+        folder: For the state of local ones.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: dict[tuple[str, bool], Any] = {}
+
+    def get(self, system: str, services: Services) -> Any:
+        """A running server: KAFKA has `bootstrap_servers`, POSTGRES has `dsn`; both are a Server."""
+        containers = services == "containers" or (services == "auto" and docker_answers())
+        if (system, containers) not in self._running:
+            start = _container if containers else self._local
+            self._running[system, containers] = start(system)
+        server = self._running[system, containers]
+        server.start_again()  # a case that failed may have left it down
+        return server
+
+    def stop(self) -> None:
+        """Stop them all, and delete their data."""
+        for (_, container), server in self._running.items():
+            server.stop() if container else server.delete()
+        self._running.clear()
+
+    def _local(self, system: str) -> Any:
+        try:
+            from ..services import KafkaServer, PostgresServer  # noqa: PLC0415 - optional dependencies
+        except ImportError as error:
+            raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[dev-services]'") from error
+        return KafkaServer(self._folder / KAFKA) if system == KAFKA else PostgresServer(self._folder / POSTGRES)
+
+
+def _container(system: str) -> Any:
+    from ..containers import KafkaContainer, PostgresContainer  # noqa: PLC0415 - optional dependency
+
+    return (KafkaContainer if system == KAFKA else PostgresContainer)().start()
+
+
+@cache
+def docker_answers() -> bool:
+    """Whether testcontainers is installed and a Docker engine answers."""
+    try:
+        import docker  # noqa: PLC0415 - optional dependency
+        import testcontainers  # noqa: F401, PLC0415
+    except ImportError:
+        return False
+    try:
+        return bool(docker.from_env(timeout=5).ping())
+    except docker.errors.DockerException:
+        return False
+
+
+def empty_kafka(bootstrap_servers: str) -> None:
+    """Delete every topic and consumer group that an earlier case has left."""
+    from confluent_kafka import KafkaException  # noqa: PLC0415 - optional dependency
+    from confluent_kafka.admin import AdminClient  # noqa: PLC0415
+
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+    topics = [name for name in admin.list_topics(timeout=_SECONDS).topics if not name.startswith("__")]
+    for deleted in (admin.delete_topics(topics) if topics else {}).values():
+        deleted.result(_SECONDS)
+    groups = [group.group_id for group in admin.list_consumer_groups().result(_SECONDS).valid]
+    for gone in (admin.delete_consumer_groups(groups) if groups else {}).values():
+        with suppress(KafkaException):  # of a member that was killed: its offsets went with the topics
+            gone.result(_SECONDS)
+
+
+@contextmanager
+def new_database(dsn: str) -> Iterator[str]:
+    """URI of an empty database, which is dropped after the block with whatever is prepared in it."""
+    name = f"case_{uuid.uuid4().hex[:12]}"
+    with connected(dsn) as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    own = urlsplit(dsn)._replace(path=f"/{name}").geturl()
+    try:
+        yield own
+    finally:
+        with connected(own) as connection:
+            mine = "SELECT quote_literal(gid) FROM pg_prepared_xacts WHERE database = current_database()"
+            for (gid,) in connection.exec_driver_sql(mine).all():
+                connection.exec_driver_sql(f"ROLLBACK PREPARED {gid}")
+        with connected(dsn) as connection:
+            connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")

@@ -1,0 +1,171 @@
+"""The kit for pipelines: the judge, the selections of faults, and cases on files and SQLite, which need no service."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onceward.core.errors import ConfigurationError
+from onceward.core.steps import Step
+from onceward.testing.pipeline.driver import arguments_of
+from onceward.testing.pipeline.endpoints import Record
+from onceward.testing.pipeline.faults import FAULTS, planned_faults
+from onceward.testing.pipeline.judge import Comparison, Kind, Verdict, compare
+
+SOURCE = Path(__file__).parent.parent / "src"
+
+
+def rows(*numbers: int, value: str = "v") -> list[dict[str, Any]]:
+    return [{"id": number, "value": value} for number in numbers]
+
+
+def judged(expected: list[dict[str, Any]], found: list[dict[str, Any]], output: str = "out") -> Comparison:
+    return compare(output, expected, [Record(row, f"{output}@{n}") for n, row in enumerate(found)], "id")
+
+
+def counts(comparison: Comparison) -> tuple[int, int, int]:
+    return comparison.count(Kind.MISSING), comparison.count(Kind.DUPLICATED), comparison.count(Kind.WRONG)
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "missing_duplicated_wrong"),
+    [
+        (rows(1, 2), rows(2, 1), (0, 0, 0)),
+        (rows(1, 1), rows(1, 1), (0, 0, 0)),
+        (rows(1, 2), rows(2), (1, 0, 0)),
+        (rows(1, 1), rows(1), (1, 0, 0)),
+        (rows(1), rows(1, 1, 1), (0, 2, 0)),
+        (rows(1), rows(1, 9), (0, 0, 1)),
+        (rows(1), rows(1, value="other"), (0, 0, 1)),
+        (rows(1), rows(1) + rows(1, value="other"), (0, 0, 1)),
+        (rows(1, 2), rows(1, value="other"), (1, 0, 1)),
+        ([], [], (0, 0, 0)),
+    ],
+)
+def test_rows_are_compared_as_multisets(
+    expected: list[dict[str, Any]], found: list[dict[str, Any]], missing_duplicated_wrong: tuple[int, int, int]
+) -> None:
+    assert counts(judged(expected, found)) == missing_duplicated_wrong
+
+
+def test_the_evidence_names_the_rows_their_positions_and_their_source() -> None:
+    topic, table = judged(rows(1, 2, 3), rows(1, 1, 2), "topic"), judged(rows(1, 2, 3), rows(1, 3), "table")
+    verdict = Verdict((topic, table), ("t1 is prepared",), "id", {"1": ["orders-0@4"], "3": ["orders-1@5"]})
+    assert list(verdict.lines()) == [
+        "topic: 3 rows expected, 3 found: 1 missing, 1 duplicated, 0 wrong",
+        '  missing: {"id": 3, "value": "v"}; input orders-1@5',
+        '  duplicated: {"id": 1, "value": "v"}, at topic@0, topic@1; input orders-0@4',
+        "table: 3 rows expected, 2 found: 1 missing, 0 duplicated, 0 wrong",
+        '  missing: {"id": 2, "value": "v"}',
+        "torn: in table and missing in topic: id 3",
+        "torn: in topic and missing in table: id 2",
+        "left open: t1 is prepared",
+    ]
+    assert not verdict.exact
+    assert Verdict((judged(rows(1), rows(1)),)).exact
+    assert not Verdict((judged(rows(1), rows(1)),), ("t1 is prepared",)).exact
+
+
+def test_only_rows_that_can_still_come_or_change_are_waited_for() -> None:
+    assert Verdict((judged(rows(1), []),)).may_improve
+    assert Verdict((judged(rows(1), rows(1, value="other")),)).may_improve
+    assert not Verdict((judged(rows(1), rows(1, 1)),)).may_improve
+
+
+def test_a_selection_has_the_faults_of_the_systems_that_are_used_and_the_steps_if_onceward_is() -> None:
+    smoke = {fault.id for fault in planned_faults("smoke", FAULTS, frozenset({"kafka"}), steps=False)}
+    assert "kill-kafka-1" in smoke
+    assert not any("postgres" in name or name.startswith("crash") for name in smoke)
+    full = planned_faults("full", FAULTS, frozenset({"kafka", "postgres"}), steps=True)
+    assert {fault.name for fault in full} == {*FAULTS, *(f"crash-at-{step}" for step in Step)}
+    assert len({fault.id for fault in full}) == len(full) == 3 * (len(FAULTS) + len(Step))
+    assert len(planned_faults("hours", FAULTS, frozenset(), steps=False)) > 500
+
+
+def test_a_function_that_no_file_holds_at_its_top_level_cannot_be_started() -> None:
+    with pytest.raises(ConfigurationError, match="top level of a file"):
+        arguments_of(lambda: None)
+
+
+TESTS = """
+import json, os, sqlite3, time
+from pathlib import Path
+from onceward.testing.pipeline import FAULTS, Folder, NothingToHitError, PipelineTest, Table
+
+URL = "sqlite:///{folder}/out.db"
+
+def copy(once):
+    folder = Path(os.environ["PIPELINE_FOLDER"])
+    database = sqlite3.connect(folder / "out.db", timeout=30, isolation_level=None)
+    database.execute("CREATE TABLE IF NOT EXISTS done (file text)")
+    while True:
+        for file in sorted((folder / "in").glob("*.json")):
+            database.execute("BEGIN IMMEDIATE")
+            done = database.execute("SELECT 1 FROM done WHERE file = ?", [file.name]).fetchone()
+            for line in () if done else file.read_text().splitlines():
+                row = json.loads(line)
+                database.execute("INSERT INTO copies VALUES (?, ?)", [row["id"], row["value"]])
+            if not once:
+                database.execute("COMMIT")
+                time.sleep(0.15)
+                database.execute("BEGIN IMMEDIATE")
+            if not done:
+                database.execute("INSERT INTO done VALUES (?)", [file.name])
+            database.execute("COMMIT")
+        time.sleep(0.02)
+
+def copy_once():
+    copy(True)
+
+def copy_at_least_once():
+    copy(False)
+
+def hit_nothing(scene):
+    raise NothingToHitError("there is nothing")
+
+class TestExact(PipelineTest):
+    command = copy_once
+    inputs = Folder("in")
+    outputs = [Table("copies", "id int, value text", url=URL)]
+    faults = {"kill-driver": FAULTS["kill-driver"], "mine": hit_nothing}
+    feed_seconds = 1.0
+    quiet = 0.2
+
+class TestLoose(TestExact):
+    command = copy_at_least_once
+    faults = {"kill-driver": FAULTS["kill-driver"]}
+
+class TestLossy(TestExact):
+    timeout = 1.0
+    faults = {"clean": FAULTS["clean"]}
+
+    def expected(self, rows):
+        return {"copies": [*rows, {"id": 1000, "value": ""}]}
+
+class TestBroken(TestExact):
+    command = ["python", "-c", "import sys; sys.exit('no such table')"]
+    faults = {"clean": FAULTS["clean"]}
+"""
+
+
+def test_cases_on_files_and_sqlite_say_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "test_files.py").write_text(TESTS)
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:randomly", "-rA"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    for line in (
+        "PASSED test_files.py::TestExact::test_exactly_once[kill-driver-1]",
+        "test_files.py::TestExact: there is nothing",
+        "TestLoose is not exactly once",
+        "repeat it: pytest 'test_files.py::TestLoose::test_exactly_once[kill-driver-1]' --faults smoke",
+        "table copies: 301 rows expected, 300 found: 1 missing, 0 duplicated, 0 wrong",
+        "TestBroken does not work without faults: the driver ended",
+        "no such table",
+        "3 failed, 1 passed, 1 skipped",
+    ):
+        assert line in done.stdout, f"{line}\n{done.stdout}"
