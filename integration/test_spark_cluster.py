@@ -57,7 +57,7 @@ def test_36_one_query_started_twice_duplicates_and_loses_nothing(
     """
     make_table(dsn)
     feed = Feed(tmp_path)
-    for _ in range(8):
+    for _ in range(4):
         feed.add()
     rivals = [start("local[1]", tmp_path, dsn, way, driver_environment) for _ in range(2)]
     errors = [rival.communicate(timeout=240)[1] for rival in rivals]
