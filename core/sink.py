@@ -113,7 +113,10 @@ class TwoPhaseCommit(Named, Generic[Txn]):
         return ()
 
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
-        """Commit several transactions, in order; override where one round trip serves many."""
+        """Commit several transactions, in order; override where one round trip serves many.
+
+        Sinks of one pipeline commit at the same time, each in a thread of its own.
+        """
         return [self.commit(committable) for committable in committables]
 
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:

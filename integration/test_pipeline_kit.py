@@ -48,6 +48,7 @@ class TestEnginePipeline(PipelineTest):
 
 
 @pytest.mark.spark
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 class TestSparkPipeline(SparkPipeline):
     services = "local"
