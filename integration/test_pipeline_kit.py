@@ -48,14 +48,6 @@ class TestEnginePipeline(PipelineTest):
 
 
 @pytest.mark.spark
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-class TestSparkPipeline(SparkPipeline):
-    services = "local"
-    faults = {name: FAULTS[name] for name in ("kill-worker", "delete-newest-commit")}
-
-
-@pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_the_documented_test_of_a_pipeline_is_green(tmp_path: Path) -> None:
     driver, test = re.findall(r"^```python\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)[:2]

@@ -22,4 +22,4 @@ def kill_all(scene: Scene) -> None:
 
 class TestSparkPipelineInContainers(SparkPipeline):
     services = "containers"
-    faults = {"kill-driver": FAULTS["kill-driver"], "kill-all": kill_all}
+    faults = {"kill-driver": FAULTS["kill-driver"], "kill-worker": FAULTS["kill-worker"], "kill-all": kill_all}
