@@ -27,6 +27,8 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 ALWAYS = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")]
 LINK = re.compile(r"(\]\()([^)\s#]+)(?=[)#])")
+NAMED = re.compile(r"\[(?:docs/)?([\w.-]+\.md)\](?=\(([^)\s#]*\1)(?:#([\w-]+))?\))")
+"""A link whose text is a file: the site shows the title of the page or section instead."""
 COMMANDS = "reference/command-line.md"
 NOTES = "design/README.md"
 
@@ -53,10 +55,15 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     if uri.startswith("repository/") and not source.exists():
         source = ROOT / uri.removeprefix("repository/")
 
+    def titled(match: re.Match[str]) -> str:
+        target = _target(source, match[2])
+        return f"[{_title(target, match[3])}]" if target else match[0]
+
     def linked(match: re.Match[str]) -> str:
         target = _target(source, match[2])
         return match[1] + (posixpath.relpath(_uri(target), posixpath.dirname(uri)) if target else match[2])
 
+    markdown = NAMED.sub(titled, markdown)
     if uri == NOTES:
         markdown += _notes()
     return LINK.sub(linked, markdown) + (_commands() if uri == COMMANDS else "")
@@ -86,6 +93,13 @@ def _uri(path: Path) -> str:
     return f"repository/{path.relative_to(ROOT).as_posix()}{'' if path.suffix == '.md' else '.md'}"
 
 
+def _title(path: Path, anchor: str | None = None) -> str:
+    """The heading of a page, or of the section with this anchor."""
+    first, *others = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-"): heading for heading in others}
+    return slugs.get(anchor or "", first)
+
+
 def _content(path: Path) -> str:
     if path.suffix == ".md":
         return path.read_text()
@@ -95,8 +109,7 @@ def _content(path: Path) -> str:
 def _notes() -> str:
     """A list of the design notes, the newest first."""
     notes = sorted((path for path in (DOCS / "design").glob("*.md") if path.name != "README.md"), reverse=True)
-    titles = {path: path.read_text().partition("\n")[0].removeprefix("# ") for path in notes}
-    dated = {path: re.sub(r"^\d{4}-\d\d-\d\d: ", "", title) for path, title in titles.items()}
+    dated = {path: re.sub(r"^\d{4}-\d\d-\d\d: ", "", _title(path)) for path in notes}
     return "".join(f"\n- {path.name[:10]}: [{title}]({path.name})" for path, title in dated.items())
 
 

@@ -59,7 +59,14 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 
 @pytest.mark.parametrize("name", pictures.PICTURES)
-def test_a_picture_is_up_to_date(name: str) -> None:
+def test_a_picture_is_up_to_date_and_its_texts_fit(name: str) -> None:
+    actors, steps = pictures.PICTURES[name]
+    for step in steps:
+        match step:
+            case pictures.Arrow(start, end, text):
+                assert 7 * len(text) <= pictures.COLUMN * abs(actors.index(start) - actors.index(end))
+            case pictures.Note(text=text):
+                assert 4 * len(text) + 10 < pictures.EDGE
     assert (pictures.FOLDER / f"{name}.svg").read_text() == pictures.drawn(name), "run: python -m tests.pictures"
 
 
