@@ -37,7 +37,7 @@ class Guarantee(StrEnum):
 
     EXACTLY_ONCE = "exactly-once"
     EFFECTIVELY_ONCE = "effectively-once"
-    """The final state is right; in between, after a failure, older values may show for a while."""
+    """The final state is right; in between, after a failure, older values may be visible for a while."""
     AT_LEAST_ONCE = "at-least-once"
     AT_MOST_ONCE = "at-most-once"
 
