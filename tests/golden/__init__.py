@@ -1,0 +1,1 @@
+"""What a release wrote, kept as it was: later releases must read it (docs/compatibility.md)."""
