@@ -1,8 +1,8 @@
 """The error tree.
 
-Two branches: faults of the world (a store, a broker, a database did not do what was asked) and broken promises
-of the protocol (somebody fenced us, data is lost, an epoch does not follow). `ConfigurationError` is the user's
-mistake and is raised before anything is written.
+Two branches: faults of the environment (a store, a broker or a database did not do what was asked) and broken promises
+of the protocol (this writer is fenced, data is lost, an epoch does not follow). A `ConfigurationError` reports a wrong
+setting, and is raised before anything is written.
 
 Every error pickles, with its context, because Spark carries errors from executors to the driver.
 """
@@ -80,7 +80,7 @@ class SchemaError(ConfigurationError):
 
 
 class ExternalError(OncewardError):
-    """A fault of the world: a store, a broker, a database or a source."""
+    """A fault of the environment: a store, a broker, a database or a source."""
 
 
 class StoreError(ExternalError):
@@ -144,7 +144,7 @@ class FencedError(ProtocolError):
 class DecisionInDoubtError(ProtocolError):
     """A put of the decision log did not answer: the decision may exist, or appear later.
 
-    Nothing may be aborted until a restart has found out. See PROTOCOL, addition 1 of the decision log.
+    Nothing may be aborted until a restart has found out.
     """
 
     retryable = True
