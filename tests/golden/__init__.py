@@ -1,1 +1,0 @@
-"""What a release wrote, kept as it was: later releases must read it (docs/compatibility.md)."""
