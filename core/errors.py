@@ -71,6 +71,10 @@ class NoDecisionLogError(ConfigurationError):
     """There is no decision log where one was to be looked at."""
 
 
+class NewerFormatError(ConfigurationError):
+    """A newer version of the library wrote this."""
+
+
 class SchemaError(ConfigurationError):
     """The data's schema does not fit the target; nothing was written. The message names the column."""
 
