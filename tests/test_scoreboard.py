@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from onceward.testing.pipeline.endpoints import Record
+from onceward.testing.pipeline.judge import Verdict, compare
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -65,3 +68,20 @@ def test_the_page_is_what_the_recorded_runs_say(table: Any) -> None:
     page = (ROOT / "docs" / "scoreboard.md").read_text()
     assert f"{len(recorded)} runs with {sum(run.faults for run in recorded)} faults" in page
     assert len({(run.contestant, run.fault, run.seed) for run in recorded}) == len(recorded)
+
+
+def test_rows_that_are_missing_at_the_end_alone_are_late_and_not_lost() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT))
+        is_late = importlib.import_module("benchmarks.scoreboard.__main__").is_late
+    rows = [{"id": number} for number in range(4)]
+    sources = {str(number): [f"orders-{number % 2}@{number // 2}"] for number in range(4)}
+
+    def verdict(*found: int) -> Verdict:
+        records = [Record(rows[number], f"out@{number}") for number in found]
+        return Verdict((compare("out", rows, records, "id"),), (), "id", sources)
+
+    assert is_late(verdict(0, 1))
+    assert is_late(verdict(0, 2))
+    assert not is_late(verdict(0, 3))
+    assert not is_late(verdict(0, 1, 2, 3, 3))

@@ -52,7 +52,7 @@ class Contestant(PipelineTest):
     inputs = KafkaTopic("orders", partitions=PARTITIONS, key="id")
     row_count = 600
     feed_seconds = 6.0
-    timeout = 100.0
+    timeout = 300.0
     environment = {"PYTHONPATH": str(ROOT / "src"), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
 
     def row(self, number: int) -> Row:
@@ -183,7 +183,7 @@ class Delta(Contestant):
     outputs = Files("files, read as a Delta table", files_of_delta)
     settings = (
         "foreachBatch; each batch is appended with `txnAppId` and the batch's id as `txnVersion`, as the page on "
-        "idempotent writes says."
+        "idempotent writes says. `snapshotPartitions=2`, because two cores need no more."
     )
     documentation = {
         "Idempotent table writes in foreachBatch": (
@@ -354,6 +354,33 @@ class Outbox(Contestant):
         return f"confluent-kafka {version('confluent-kafka')}, psycopg {version('psycopg')}"
 
 
+CONNECT = (
+    "org.apache.kafka:connect-mirror:4.3.1",
+    "org.apache.kafka:connect-runtime:4.3.1",
+    "org.slf4j:slf4j-simple:2.0.17",
+)
+
+
+class KafkaConnect(Contestant):
+    name, title = "kafka-connect", "Kafka Connect (MirrorMaker), exactly once"
+    command = job("mirror.py", str(CACHE / "connect"))
+    outputs = KafkaTopic("source.orders", partitions=PARTITIONS)
+    settings = (
+        "MirrorMaker's own cluster of one worker, `exactly.once.source.support=enabled`, `isolation.level="
+        "read_committed`. Connect offers exactly once for source connectors alone; this is the one that Apache Kafka "
+        "brings along."
+    )
+    documentation = {"Geo-replication, exactly once": "https://kafka.apache.org/documentation/#georeplication"}
+
+    @classmethod
+    def get_ready(cls) -> None:
+        jars("connect", CONNECT)
+
+    @classmethod
+    def versions(cls) -> str:
+        return f"Kafka Connect {CONNECT[0].rpartition(':')[2]}"
+
+
 QUIX = "3.28.1"
 
 
@@ -394,6 +421,7 @@ CONTESTANTS: tuple[type[Contestant], ...] = (
     FlinkKafka,
     FlinkXa,
     FlinkJdbc,
+    KafkaConnect,
     Quix,
     Outbox,
     OncewardKafka,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from onceward.testing.pipeline import Addresses
 
-EVERY_SECONDS = 0.005
+EVERY_SECONDS = 0.015
 
 
 class Watch:
@@ -169,5 +169,5 @@ def wait_for_growth(watches: list[Watch], until: float) -> bool:
     while time.monotonic() < until:
         if [watch.size for watch in watches] != before:
             return True
-        time.sleep(0.001)
+        time.sleep(0.003)
     return False

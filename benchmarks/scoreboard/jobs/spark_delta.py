@@ -10,6 +10,7 @@ JARS = tuple(str(jar) for jar in Path(sys.argv[1]).glob("delta-*.jar"))
 DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.databricks.delta.snapshotPartitions": "2",
 }
 
 
