@@ -187,7 +187,7 @@ class Delta(Contestant):
     )
     documentation = {
         "Idempotent table writes in foreachBatch": (
-            "https://docs.delta.io/delta-streaming/#idempotent-table-writes-in-foreachbatch"
+            "https://docs.delta.io/latest/delta-streaming.html#idempotent-table-writes-in-foreachbatch"
         )
     }
 
@@ -259,13 +259,13 @@ class FlinkKafka(Flink):
     )
     documentation = {
         "Kafka sink, fault tolerance": (
-            "https://nightlies.apache.org/flink/flink-docs-stable/docs/connectors/datastream/kafka/#fault-tolerance"
+            "https://nightlies.apache.org/flink/flink-docs-release-2.2/docs/connectors/datastream/kafka/#fault-tolerance"
         )
     }
 
 
 JDBC_PAGE = {
-    "JdbcSink, exactly once": "https://nightlies.apache.org/flink/flink-docs-stable/docs/connectors/datastream/jdbc/"
+    "JdbcSink, exactly once": "https://nightlies.apache.org/flink/flink-docs-release-1.20/docs/connectors/datastream/jdbc/"
 }
 
 
@@ -311,7 +311,7 @@ class OncewardKafka(Contestant):
     name, title = "onceward-kafka", "onceward, Kafka"
     command = job("onceward_sinks.py", "kafka")
     outputs = TOPIC
-    settings = "`exactly_once(…)` with a KafkaSink, defaults."
+    settings = "`exactly_once(…)` of this version with a KafkaSink, defaults."
     documentation = {"exactly_once": "exactly-once.md"}
 
 
@@ -319,7 +319,7 @@ class OncewardPostgres(Contestant):
     name, title = "onceward-postgres", "onceward, PostgreSQL"
     command = job("onceward_sinks.py", "postgres")
     outputs = TABLE
-    settings = "`exactly_once(…)` with a PostgresSink, defaults (prepared transactions)."
+    settings = "`exactly_once(…)` of this version with a PostgresSink, defaults (prepared transactions)."
     documentation = {"exactly_once": "exactly-once.md"}
 
 
@@ -327,7 +327,7 @@ class OncewardBoth(Contestant):
     name, title = "onceward-both", "onceward, Kafka and PostgreSQL"
     command = job("onceward_sinks.py", "kafka", "postgres")
     outputs = (TABLE, TOPIC)
-    settings = "`exactly_once(…)` with a KafkaSink and a PostgresSink, defaults."
+    settings = "`exactly_once(…)` of this version with a KafkaSink and a PostgresSink, defaults."
     documentation = {"exactly_once": "exactly-once.md"}
 
 
@@ -335,7 +335,7 @@ class OncewardFiles(Contestant):
     name, title = "onceward-files", "onceward, files"
     command = job("onceward_sinks.py", "files")
     outputs = Files("files, read by others", files_that_are_visible)
-    settings = "`exactly_once(…)` with a FileSink (Parquet), defaults."
+    settings = "`exactly_once(…)` of this version with a FileSink (Parquet), defaults."
     documentation = {"exactly_once": "exactly-once.md"}
 
 
@@ -370,7 +370,9 @@ class KafkaConnect(Contestant):
         "read_committed`. Connect offers exactly once for source connectors alone; this is the one that Apache Kafka "
         "brings along."
     )
-    documentation = {"Geo-replication, exactly once": "https://kafka.apache.org/documentation/#georeplication"}
+    documentation = {
+        "Geo-replication, exactly once": "https://kafka.apache.org/42/operations/geo-replication-cross-cluster-data-mirroring"
+    }
 
     @classmethod
     def get_ready(cls) -> None:
@@ -392,7 +394,7 @@ class Quix(Contestant):
         '`processing_guarantee="exactly-once"`, a commit every second, everything else by default (so a transaction '
         "times out after 60 s)."
     )
-    documentation = {"Processing guarantees": "https://quix.io/docs/quix-streams/configuration.html"}
+    documentation = {"Processing guarantees": "https://github.com/quixio/quix-streams/blob/main/docs/configuration.md"}
 
     @classmethod
     def get_ready(cls) -> None:
