@@ -85,6 +85,7 @@ def run_one(contestant: type[Contestant], fault: PlannedFault, servers: Servers,
     began = time.monotonic()
     with ExitStack() as stack:
         case = Case(spec, armed(fault, injected, watches), servers, folder, stack)
+        started = time.monotonic()
         for watch in spec.watch(case.addresses):
             watches.append(watch)
             stack.callback(watch.stop)
@@ -101,6 +102,7 @@ def run_one(contestant: type[Contestant], fault: PlannedFault, servers: Servers,
         if unusable or is_late(case.verdict):
             print(f"{contestant.name:18} {fault.id:22} not counted: {unusable or 'it has not caught up'}", flush=True)
             return None
+    firsts = [watch.first for watch in watches if watch.first is not None]
     blocked = [watch.blocked for watch in watches if watch.blocked is not None]
     back = [watch.went_back for watch in watches if watch.went_back is not None]
     return Run(
@@ -113,6 +115,7 @@ def run_one(contestant: type[Contestant], fault: PlannedFault, servers: Servers,
         left_open=len(case.verdict.left_open),
         blocked=round(max(blocked), 2) if blocked else None,
         went_back=sum(back) if back else None,
+        start=round(min(firsts) - started, 2) if firsts else None,
         recoveries=tuple(round(seconds, 2) for seconds in injected.recoveries),
         seconds=round(time.monotonic() - began, 1),
         date=datetime.now(UTC).date().isoformat(),

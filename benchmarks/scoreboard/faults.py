@@ -60,10 +60,10 @@ def counted(fault: Inject, injected: Injected, watches: list[Watch]) -> Inject:
 
 
 def kill_when_visible(injected: Injected, watches: list[Watch]) -> Inject:
-    """SIGKILL up to 20 ms after readers have seen a change, until no more rows are fed."""
+    """SIGKILL up to 20 ms after readers of one of the outputs have seen a change, until no more rows are fed."""
 
     def inject(scene: Scene) -> None:
-        while wait_for_growth(watches, scene.until):
+        while wait_for_growth([scene.dice.choice(watches)], scene.until):
             time.sleep(scene.dice.uniform(0, 0.02))
             scene.note("SIGKILL to the driver's process group, right after output became visible")
             began = time.monotonic()

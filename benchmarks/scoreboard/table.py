@@ -56,6 +56,7 @@ class Run:
         left_open: Number of transactions that were open or prepared at the end.
         blocked: Longest time that a reader was held up, in seconds.
         went_back: How often readers saw a value replaced by an older one.
+        start: Seconds from the driver's first start until readers saw something.
         recoveries: Seconds from each fault until readers saw something new.
         seconds: Of the whole run.
         date: When it was run.
@@ -73,6 +74,7 @@ class Run:
     left_open: int = 0
     blocked: float | None = None
     went_back: int | None = None
+    start: float | None = None
     recoveries: tuple[float, ...] = ()
     seconds: float = 0.0
     date: str = ""
@@ -142,6 +144,7 @@ class Line:
         blocked = [run.blocked for run in self.runs if run.blocked is not None]
         back = [run.went_back for run in self.runs if run.went_back is not None]
         recoveries = [seconds for run in self.runs if run.fault in DRIVER_KILLS for seconds in run.recoveries]
+        starts = [run.start for run in self.runs if run.start is not None]
         middle = f"{median(recoveries):.1f} ({max(recoveries):.1f})" if recoveries else ""
         torn = self.total("torn")
         can_tear = torn or len(self.runs[0].outputs) > 1 or "files" in self.output
@@ -155,6 +158,7 @@ class Line:
             f"{sum(back):,}" if back else "",
             str(self.not_exact),
             f"{max(blocked):.1f}" if blocked else "",
+            f"{median(starts):.1f}" if starts else "",
             middle,
         ]
 
@@ -173,6 +177,7 @@ HEAD = (
     "went back",
     "runs not exact",
     "readers blocked, s",
+    "start, s",
     "recovery, s",
 )
 
@@ -264,19 +269,22 @@ def draw(runs: Sequence[Run], abouts: Sequence[About], path: Path) -> None:
         rows.barh(names, values, left=left, color=color, label=what)
         left = [before + value for before, value in zip(left, values, strict=True)]
     for number, (line, total) in enumerate(zip(found, left, strict=True)):
-        text = (
-            f" {total:,} in {line.not_exact} of {len(line.runs)} runs" if total else f" exact in {len(line.runs)} runs"
-        )
+        count = f"{len(line.runs)} run{'s' if len(line.runs) > 1 else ''}"
+        text = f" {total:,} in {line.not_exact} of {count}" if total else f" exact in {count}"
         rows.text(total, number, text, va="center", fontsize=8)
-    rows.set_xlabel("rows (or files) that are not as they must be")
-    rows.margins(x=0.35)
+    rows.set_xlabel("rows (or files) that are not as they must be, sum over the runs")
+    rows.set_xlim(0, 1.3 * max(left, default=1) or 1)
     rows.tick_params(axis="y", labelsize=8)
     rows.legend(fontsize=8, loc="lower right")
     rows.invert_yaxis()
     for number, line in enumerate(found):
-        values = [value for run in line.runs if run.fault in DRIVER_KILLS for value in run.recoveries]
-        seconds.plot(values, [number] * len(values), "|", color="#333333", ms=9)
-    seconds.set_xlabel("seconds from a kill of the driver until readers saw something new")
+        recoveries = [value for run in line.runs if run.fault in DRIVER_KILLS for value in run.recoveries]
+        starts = [run.start for run in line.runs if run.start is not None]
+        seconds.plot(starts, [number] * len(starts), ".", color="#aaaaaa", label=None if number else "first start")
+        label = None if number else "after a kill of the driver"
+        seconds.plot(recoveries, [number] * len(recoveries), "|", color="#333333", ms=9, label=label)
+    seconds.set_xlabel("seconds until readers see something new")
     seconds.set_xlim(left=0)
+    seconds.legend(fontsize=8, loc="lower right")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

@@ -36,6 +36,8 @@ class Watch:
     size: float = 0
     blocked: float | None = None
     went_back: int | None = None
+    first: float | None = None
+    """When readers saw something for the first time, in seconds of time.monotonic()."""
 
     def __init__(self) -> None:
         self._stopped = threading.Event()
@@ -46,6 +48,8 @@ class Watch:
         while not self._stopped.is_set():
             with suppress(psycopg.Error, confluent_kafka.KafkaException, OSError):  # the server is down
                 for _ in self.looks():
+                    if self.size and self.first is None:
+                        self.first = time.monotonic()
                     if self._stopped.wait(EVERY_SECONDS):
                         return
             self._stopped.wait(0.1)
@@ -146,7 +150,7 @@ class TableWatch(Watch):
 
 
 class FolderWatch(Watch):
-    """Counts files that readers see.
+    """Counts files that readers see and that are not empty.
 
     Args:
         folder: Where they are.
@@ -159,7 +163,8 @@ class FolderWatch(Watch):
 
     def looks(self) -> Iterator[None]:
         while True:
-            self.size = sum(not path.name.startswith((".", "_")) for path in self._folder.rglob(self._pattern))
+            visible = (path for path in self._folder.rglob(self._pattern) if not path.name.startswith((".", "_")))
+            self.size = sum(path.stat().st_size > 0 for path in visible)
             yield
 
 
