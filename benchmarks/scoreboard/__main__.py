@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 RESULTS = Path(__file__).with_name("results.jsonl")
-ABOUTS = [About(one.name, one.title, one.settings, one.documentation) for one in CONTESTANTS]
+ABOUTS = [About(one.name, one.title, one.settings, one.documentation, one.note) for one in CONTESTANTS]
 
 
 def outputs_of(spec: Contestant) -> tuple[object, ...]:

@@ -42,12 +42,14 @@ class Contestant(PipelineTest):
         title: For the table.
         settings: What was set, and why.
         documentation: Where that is recommended or promised.
+        note: What explains a result.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     settings: ClassVar[str]
     documentation: ClassVar[Mapping[str, str]]
+    note: ClassVar[str] = ""
     services = "local"
     inputs = KafkaTopic("orders", partitions=PARTITIONS, key="id")
     row_count = 600
@@ -170,6 +172,10 @@ class SparkFiles(Contestant):
     settings = (
         "Parquet, defaults. The guide promises exactly once; the list of good files is in the folder "
         "`_spark_metadata`, which Spark alone reads. So the folder is judged twice."
+    )
+    note = (
+        "Spark writes to the file's final name. A driver that dies meanwhile leaves a file without a footer, or a "
+        "complete one whose rows the next attempt writes again under another name."
     )
     documentation = {"Output sinks": f"{SPARK_DOCS}/apis-on-dataframes-and-datasets.html#output-sinks"}
 
@@ -305,6 +311,11 @@ class FlinkJdbc(Flink):
         f"Flink 2.0, because the newest release of the connector is for it; {Flink.common}."
     )
     documentation = JDBC_PAGE
+    note = (
+        "in connector 4.0.0, `JdbcWriter.prepareCommit` prepares the transaction and resets `pendingRecords`; "
+        "`snapshotState`, which comes next, then takes it for empty and commits it, before the checkpoint is complete. "
+        "If the job dies in between, the rows are written again from the checkpoint before."
+    )
 
 
 class OncewardKafka(Contestant):
@@ -431,5 +442,13 @@ CONTESTANTS: tuple[type[Contestant], ...] = (
     OncewardBoth,
     OncewardFiles,
 )
-NOT_RUN: Mapping[str, str] = {}
+NOT_RUN: Mapping[str, str] = {
+    "Kafka Connect with a JDBC sink": (
+        "Connect's support for exactly once covers source connectors alone, so a sink connector promises no more than "
+        "foreachBatch with an upsert, which is in the table"
+    ),
+    "Flink with high availability": (
+        "it needs ZooKeeper or Kubernetes; the jobs here find their newest complete checkpoint themselves instead"
+    ),
+}
 """Why something is not in the table: by name for those above, by title for others."""

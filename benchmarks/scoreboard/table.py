@@ -92,12 +92,14 @@ class About:
         title: For the table.
         settings: What was set, and why.
         documentation: Titles and addresses of the pages that it comes from.
+        note: What explains a result.
     """
 
     name: str
     title: str
     settings: str
     documentation: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
 
 
 def read_runs(path: Path) -> list[Run]:
@@ -221,6 +223,7 @@ def page(runs: Sequence[Run], abouts: Sequence[About], not_run: Mapping[str, str
         for about in abouts
         if about.name in measured
     ]
+    notes = [f"- **{about.title}**: {about.note}" for about in abouts if about.name in measured and about.note]
     by_fault = [[about.title, *_by_fault(runs, about)] for about in abouts if about.name in measured]
     dates = sorted({run.date for run in runs})
     return TEMPLATE.read_text().format(
@@ -231,6 +234,7 @@ def page(runs: Sequence[Run], abouts: Sequence[About], not_run: Mapping[str, str
         faults=sum(run.faults for run in runs),
         table=markdown(HEAD, [line.cells() for line in found], numbers_from=2),
         by_fault=markdown(["pipeline", *_fault_names(runs)], by_fault, numbers_from=1),
+        notes="\n".join(notes),
         settings=markdown(["pipeline", "NAME", "versions", "settings, and where they come from"], settings),
         not_run="\n".join(f"- **{title}**: {why}" for title, why in missing.items()) or "Everything was run.",
     )
