@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from onceward.testing.pipeline.endpoints import Record
+from onceward.testing.pipeline.endpoints import Addresses, Record
 from onceward.testing.pipeline.judge import Verdict, compare
 
 ROOT = Path(__file__).parent.parent
@@ -68,6 +71,35 @@ def test_the_page_is_what_the_recorded_runs_say(table: Any) -> None:
     page = (ROOT / "docs" / "scoreboard.md").read_text()
     assert f"{len(recorded)} runs with {sum(run.faults for run in recorded)} faults" in page
     assert len({(run.contestant, run.fault, run.seed) for run in recorded}) == len(recorded)
+
+
+def test_a_folder_is_read_as_each_reader_does_and_files_that_nobody_can_read_are_torn(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT))
+        files = importlib.import_module("benchmarks.scoreboard.files")
+    out, addresses = tmp_path / "out", Addresses(tmp_path)
+    spark, delta = out / "_spark_metadata", out / "_delta_log"
+    for folder in (out, spark, delta):
+        folder.mkdir()
+    for number in range(4):
+        pq.write_table(pa.table({"id": [number]}), out / f"part-{number}.parquet")
+    (out / "part-4.parquet").touch()
+    added = [json.dumps({"path": (out / f"part-{number}.parquet").as_uri(), "action": "add"}) for number in range(3)]
+    (spark / "0").write_text("v1\n" + added[0])
+    (spark / "1.compact").write_text("v1\n" + "\n".join(added[:2]))
+    (spark / "2").write_text("v1\n" + added[2])
+    (delta / "0.json").write_text(json.dumps({"add": {"path": "part-0.parquet"}}))
+    actions = [{"add": {"path": "part-3.parquet"}}, {"remove": {"path": "part-0.parquet"}}, {"txn": {"version": 1}}]
+    (delta / "1.json").write_text("\n".join(map(json.dumps, actions)))
+
+    def ids(listing: Any) -> list[int]:
+        return [record.row["id"] for record in files.Files("out", listing).read(addresses)]
+
+    assert ids(files.files_that_are_visible) == [0, 1, 2, 3]
+    assert ids(files.files_of_spark) == [0, 1, 2]
+    assert ids(files.files_of_delta) == [3]
+    assert files.Files("out", files.files_that_are_visible).torn(addresses) == [out / "part-4.parquet"]
+    assert files.Files("out", files.files_of_spark).torn(addresses) == []
 
 
 def test_rows_that_are_missing_at_the_end_alone_are_late_and_not_lost() -> None:
