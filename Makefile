@@ -109,6 +109,10 @@ simulate: setup ## Run the protocol's simulator at length; ARGS are its own
 mutants: setup ## Put errors into a copy of the code, one by one: a fast test must catch each (writes docs/mutants.md)
 	@PYTHONPATH=src $(BIN)/python -m tests.mutants $(ARGS)
 
+.PHONY: scoreboard
+scoreboard: java setup ## What everybody's sinks lose and duplicate under faults: hours (writes docs/scoreboard.md); ARGS="--only NAME"
+	@PYTHONPATH=src $(BIN)/python -m benchmarks.scoreboard $(ARGS)
+
 .PHONY: lock
 lock: ## Resolve the dependencies anew into requirements.lock, with hashes (needs uv)
 	@command -v uv >/dev/null || { echo "error: uv is needed: pip install uv" >&2; exit 1; }
