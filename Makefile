@@ -77,6 +77,10 @@ containers: java setup ## The tests that need a Docker engine
 	@echo "== container tests"
 	@$(PYTEST) integration -m "containers $(SELECT)" --durations=5 $(ARGS)
 
+.PHONY: docs
+docs: setup ## Build the documentation's site into .run/site, with warnings as errors: ten seconds
+	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(BIN)/mkdocs build --strict $(ARGS)
+
 .PHONY: demo
 demo: java setup ## Kafka to Spark to Kafka and PostgreSQL, killed at random: about five minutes, more on a busy machine
 	@$(BIN)/onceward demo $(ARGS)

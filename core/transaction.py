@@ -181,6 +181,6 @@ class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a durable entry proves that this process's transaction of (writer, epoch) has ended.
 
         Either its epoch is COMPLETED, or a later writer started and finished its recovery before this context
-        was made. See PROTOCOL, Kafka facts, on the pool of ids.
+        was made.
         """
         return writer < self.writer or (writer == self.writer and epoch <= self.completed)

@@ -202,6 +202,9 @@ def open_store(url: str, *, pipeline: str = "default", existing: bool = False) -
         import fsspec  # noqa: PLC0415 - an extra
 
         filesystem, prefix = fsspec.core.url_to_fs(url)
-    except ImportError as error:
-        raise ConfigurationError(f"{url} needs another package: pip install 'onceward[objects]' and {error}") from error
+    except (ImportError, ValueError) as error:
+        package = CONDITIONAL_PUT[scheme]
+        raise ConfigurationError(
+            f"{url} cannot be opened: {error}. It needs fsspec and {package}: pip install fsspec {package}"
+        ) from error
     return ObjectStore(filesystem, f"{prefix.rstrip('/')}/{pipeline}", probe=not existing)
