@@ -215,6 +215,11 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
                 found |= {Scope(*row) for row in connection.execute(sa.select(of.pipeline, of.sink, of.log))}
         return found
 
+    def known_sinks(self, pipeline: str) -> list[str]:
+        """Under which sinks' names a pipeline of this name has written into this database."""
+        with reading(self.target, "cannot list") as connection:
+            return ledger.sinks_of(self.target, connection, pipeline)
+
     def check_claim(self, scope: Scope, newest: Progress) -> None:
         ledger.check(self.target, scope, newest)
 

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 from onceward.core.checkpoint import Admission, CommitPolicy, Coordinator, OnLost
 from onceward.core.checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.core.errors import ConfigurationError, OncewardError
+from onceward.core.log.store import EXPLAINING
 from onceward.core.names import check_pipeline_name
 from onceward.core.sink import Guarantee
 from onceward.core.transaction import Acknowledgement
 from onceward.sinks.base import DirectlyWritten, DirectSink, TwoPhaseCommitSink
 
 from .cluster import check_store, local_store, open_log, warn_of_python
+from .plan import handlers
 from .publication import with_publication
 from .query import QueryRun, any_stage_failed, check_folder, checkpoint_reader, current_run, epoch_input
 from .task import (
@@ -102,7 +104,9 @@ def exactly_once(
     for sink in driven:
         if sink.guarantee is not Guarantee.EXACTLY_ONCE:
             _log.warning("sink %s guarantees %s only, also with exactly_once", sink.name, sink.guarantee)
-        sink.validate(schema_for(df, sink))
+        schema = schema_for(df, sink)
+        if not EXPLAINING.get():  # it may create a table or a topic
+            sink.validate(schema)
     handler = EpochHandler(
         df.sparkSession,
         driven,
@@ -116,6 +120,7 @@ def exactly_once(
         on_complete=with_publication(df, on_complete),
     )
     writer = df.writeStream.foreachBatch(handler)
+    handlers[writer] = handler
     return writer.option("checkpointLocation", checkpoint) if checkpoint is not None else writer
 
 

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from .cli.explain import Explanation, explain
     from .connectors.database.postgres_sink import PostgresSink
     from .connectors.database.sqlalchemy_sink import SqlAlchemySink
     from .connectors.files.sink import FileSink
@@ -52,6 +53,7 @@ __all__ = [
     "CommitStatus",
     "Committable",
     "DirectSink",
+    "Explanation",
     "FileBackend",
     "FileSink",
     "FileSource",
@@ -85,12 +87,14 @@ __all__ = [
     "WriteContext",
     "__version__",
     "exactly_once",
+    "explain",
     "open_store",
     "read_stream",
     "register",
 ]
 
 _MODULES: Final = {
+    ".cli.explain": "Explanation explain",
     ".connectors.database.postgres_sink": "PostgresSink",
     ".connectors.database.sqlalchemy_sink": "SqlAlchemySink",
     ".connectors.files.sink": "FileSink",
