@@ -22,6 +22,8 @@ from onceward.core.kit.options import pairs
 from .dev import app as dev_app
 from .operate.commands import app as txn_app
 from .operate.commands import checkpoints
+from .run import run
+from .savepoint.commands import app as savepoint_app
 
 EXIT_FAILED, EXIT_MISUSED, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -31,8 +33,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(txn_app, name="txn")
+app.add_typer(savepoint_app, name="savepoint")
 app.add_typer(dev_app, name="dev")
 app.command()(checkpoints)
+app.command(context_settings={"allow_interspersed_args": False})(run)
 
 
 def _version(asked: bool) -> None:

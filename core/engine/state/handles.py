@@ -111,6 +111,11 @@ def encode_metadata(metadata: Metadata) -> bytes:
     return _MAGIC + hashlib.sha256(body).hexdigest().encode() + b"\n" + body + b"\n"
 
 
+def is_metadata(data: bytes) -> bool:
+    """Whether these bytes are a checkpoint's metadata, be they damaged."""
+    return data.startswith(_MAGIC)
+
+
 def decode_metadata(data: bytes, where: str) -> Metadata:
     """Read it back.
 
