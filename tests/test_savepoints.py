@@ -655,3 +655,20 @@ def test_a_moved_log_admits_no_operator(case: Case) -> None:
     assert read(store).tail == tail
     with pytest.raises(EpochConflictError, match="make the savepoint there"):
         case.save(place=str(case.folder / "other"))
+
+
+def test_a_savepoint_on_a_disk_that_cannot_be_written_to_is_restored(
+    case: Case, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    case.old.run(2)
+    case.save()
+
+    def refuse(self: Savepoint, place: str) -> None:
+        raise OSError(30, f"read-only file system: {self.storage.root}, {place}")
+
+    monkeypatch.setattr(Savepoint, "mark_restored", refuse)
+    case.restore()
+    assert "cannot remember that it was restored" in caplog.text
+    case.new.run(1)
+    assert case.shown == once(3)
+    assert not case.old.can_start()

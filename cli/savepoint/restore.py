@@ -17,6 +17,7 @@ targets accept in place of the lost one as after any rewind.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,6 +31,7 @@ from onceward.core.errors import (
     LogDamagedError,
     NoDecisionLogError,
     StateDamagedError,
+    StateError,
 )
 from onceward.core.log import Decide, LogView, LogWriter, Rewound, open_store, read
 from onceward.core.log.store import IN_CHECKPOINT
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
     from onceward.core.log import LogStore
 
     from .copies import Savepoint
+
+
+_log = logging.getLogger("onceward.savepoint")
 
 
 class LogAt(NamedTuple):
@@ -152,7 +157,12 @@ def restore(asked: Restoration, store: str | None, why: str | None, policy: Comm
         old.move(place)
     if current is not None and back is not None:
         _go_back(LogWriter(target, m.pipeline, clock), back)
-    saved.mark_restored(place)
+    try:
+        saved.mark_restored(place)
+    except (OSError, StateError) as error:
+        if m.retired:
+            raise
+        _log.warning("the savepoint cannot remember that it was restored to %s: %s", place, error)
     _put_file(saved, into, identity)
 
 
@@ -230,10 +240,12 @@ def _current(saved: Savepoint, target: LogAt) -> LogAt | None:
 
 
 def _look(place: str, pipeline: str) -> LogAt | None:
-    """The log inside a checkpoint; None if there is none."""
+    """The log inside a checkpoint; None if there is none, or if the place is the description of a store."""
+    if " " in place.partition("/")[0]:
+        return None
     try:
         store = open_store(CheckpointStorage(place).at(IN_CHECKPOINT), pipeline=pipeline, existing=True)
-    except ConfigurationError:  # it was in a store of its own, which is known by its description alone
+    except NoDecisionLogError:
         return None
     return LogAt(place, store, read(store))
 
