@@ -23,7 +23,7 @@ from onceward.sinks.base import DirectlyWritten, DirectSink, TwoPhaseCommitSink
 
 from .cluster import check_store, local_store, open_log, warn_of_python
 from .publication import with_publication
-from .query import QueryRun, any_stage_failed, checkpoint_reader, current_run, epoch_input
+from .query import QueryRun, any_stage_failed, check_folder, checkpoint_reader, current_run, epoch_input
 from .task import (
     ACK_COLUMN,
     ACK_SCHEMA,
@@ -96,7 +96,7 @@ def exactly_once(
         ConfigurationError: A setting is wrong, or a target is not set up for the guarantee.
         SchemaError: A column does not fit a sink; the message names it.
     """
-    _check(df, sinks, pipeline)
+    _check(df, sinks, pipeline, checkpoint)
     warn_of_python(df.sparkSession)
     driven = [DirectlyWritten(sink) if isinstance(sink, DirectSink) else sink for sink in sinks]
     for sink in driven:
@@ -119,7 +119,7 @@ def exactly_once(
     return writer.option("checkpointLocation", checkpoint) if checkpoint is not None else writer
 
 
-def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> None:
+def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None, checkpoint: str | None) -> None:
     if type(df).__module__.startswith("pyspark.sql.connect"):
         raise ConfigurationError(
             "exactly_once needs a classic Spark session, and this DataFrame is of a Spark Connect session: run the "
@@ -137,6 +137,8 @@ def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> Non
         raise ConfigurationError(f"each sink of a pipeline needs a name of its own; got {names}")
     if pipeline is not None:
         check_pipeline_name(pipeline)
+    if checkpoint is not None:
+        check_folder(df.sparkSession, checkpoint)
 
 
 @dataclass
