@@ -23,6 +23,8 @@ from .dev import app as dev_app
 from .operate.commands import app as txn_app
 from .operate.commands import checkpoints
 from .operate.show import print_json
+from .run import run
+from .savepoint.commands import app as savepoint_app
 
 EXIT_FAILED, EXIT_MISUSED, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -32,8 +34,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(txn_app, name="txn")
+app.add_typer(savepoint_app, name="savepoint")
 app.add_typer(dev_app, name="dev")
 app.command()(checkpoints)
+app.command(context_settings={"allow_interspersed_args": False})(run)
 
 
 def _version(asked: bool) -> None:

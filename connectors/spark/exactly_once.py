@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from onceward.core.checkpoint import Admission, CommitPolicy, Coordinator, OnLost
 from onceward.core.checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.core.errors import ConfigurationError, OncewardError
+from onceward.core.events import EpochFailed, EpochReplayed, tell
 from onceward.core.log.store import EXPLAINING
 from onceward.core.names import check_pipeline_name
 from onceward.core.sink import Guarantee
@@ -172,14 +173,21 @@ class EpochHandler:
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         """Run one micro-batch as one epoch."""
+        try:
+            self._epoch(frame, batch)
+        except BaseException as error:
+            name = self.pipeline or (self._run.query if self._run is not None else "")
+            tell(EpochFailed(name, batch, f"{type(error).__name__}: {error}"))
+            raise
+
+    def _epoch(self, frame: DataFrame, batch: int) -> None:
         run = current_run(self.spark, self._run)
         if self._run != run:
             self._coordinator, self._read_text, self._row_bytes = None, checkpoint_reader(self.spark), None
         about = epoch_input(self._read_text, run.checkpoint, run.query, batch)
         coordinator = self._coordinator or self._open(run, batch, about)
         if coordinator.admit(batch, about, adopt=self.adopt) is Admission.REPLAY:
-            fields = {"pipeline": coordinator.pipeline, "epoch": batch}
-            _log.info("epoch %s is completed already: Spark runs it again, nothing is written", batch, extra=fields)
+            tell(EpochReplayed(coordinator.pipeline, batch))
             # A stateful query must run the batch all the same, or its state store misses a version for ever.
             frame.write.format("noop").mode("overwrite").save()
         else:

@@ -114,7 +114,14 @@ class Resolved(_Entry, frozen=True, kw_only=True, tag="RESOLVED"):
     why: str
 
 
-Entry = Start | Decide | Completed | Rewind | Void | Resolved
+class Moved(_Entry, frozen=True, kw_only=True, tag="MOVED"):
+    """The last entry: the log goes on elsewhere, in a copy that ends right before it. No writer starts here again."""
+
+    to: str
+    """Where it goes on, for people and for the next restore."""
+
+
+Entry = Start | Decide | Completed | Rewind | Void | Resolved | Moved
 
 
 def _json(value: Any) -> bytes:

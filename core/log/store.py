@@ -37,7 +37,7 @@ _SQL: Final = ("sqlite", "postgresql", "mariadb", "mysql")
 
 @runtime_checkable
 class LogStore(Protocol):
-    """A flat folder of small values, for one pipeline. Keys have 20 characters: digits, or "R" and digits.
+    """A flat folder of small values, for one pipeline. Keys have 20 characters: digits, or a letter and digits.
 
     Every method but `describe` raises StoreError if the store did not answer.
     """

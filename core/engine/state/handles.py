@@ -110,6 +110,11 @@ def encode_metadata(metadata: Metadata) -> bytes:
     return seal(_FORMAT, msgspec.json.encode(metadata, order="deterministic"))
 
 
+def is_metadata(data: bytes) -> bool:
+    """Whether these bytes are a checkpoint's metadata, be they damaged."""
+    return data.startswith(_MAGIC)
+
+
 def decode_metadata(data: bytes, where: str) -> Metadata:
     """Read it back.
 
