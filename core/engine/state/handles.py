@@ -112,7 +112,7 @@ def encode_metadata(metadata: Metadata) -> bytes:
 
 def is_metadata(data: bytes) -> bool:
     """Whether these bytes are a checkpoint's metadata, be they damaged."""
-    return data.startswith(_MAGIC)
+    return data.startswith(f"{_FORMAT}/".encode())
 
 
 def decode_metadata(data: bytes, where: str) -> Metadata:
