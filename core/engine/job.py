@@ -10,6 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, OncewardError, ProtocolError
+from ..events import EpochFailed, tell
 from .channels import Kind
 from .completion import unexpected
 from .config import Retention
@@ -170,6 +171,7 @@ class Job:
             if error is None or self._cancel.is_set():
                 self.state = JobState.STOPPED if self._cancel.is_set() else JobState.FINISHED
                 return
+            tell(EpochFailed(self._setup.pipeline, None, str(error)))
             repeated, self.failure = str(error) == str(self.failure), error
             now = clock()
             pause = None if is_hopeless(error) else restarts(now, now - began)
