@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -34,5 +35,9 @@ class Reread(NamedTuple):
     """Of the pieces' rows."""
     is_foreign: Callable[[str], bool]
     """Whether a mark that no epoch is known of cannot be that of an old epoch either."""
+    counts: Mapping[int, int] = MappingProxyType({})
+    """How many rows the epochs wrote, as far as the target itself knows it."""
+    unmarked: Collection[int] = ()
+    """Epochs whose rows the target can no longer tell from those of others."""
     left_out: Sequence[str] = ()
     """Columns that are not compared."""

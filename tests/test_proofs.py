@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import msgspec
 import pyarrow as pa
@@ -150,18 +151,29 @@ def test_a_decision_of_an_older_version_has_no_proofs_and_says_so() -> None:
     assert Expected.of(view, "s").older is None
 
 
-def reread(*pieces: tuple[str, tuple[int, ...]], epochs: dict[str, int] | None = None) -> Reread:
+def without_marks(view: LogView) -> LogView:
+    """As a table's log: its proofs have no marks."""
+    epochs = [
+        msgspec.structs.replace(e, sinks={n: msgspec.structs.replace(w, marks=()) for n, w in e.sinks.items()})
+        for e in view.proofs.epochs
+    ]
+    return replace(view, proofs=msgspec.structs.replace(view.proofs, epochs=tuple(epochs)))
+
+
+def reread(
+    *pieces: tuple[str, tuple[int, ...]], epochs: dict[str, int] | None = None, counts: dict[int, int] | None = None
+) -> Reread:
     held = [
         Piece(batch_of(*numbers), [mark] * len(numbers), [f"row {number}" for number in numbers])
         for mark, numbers in pieces
     ]
-    return Reread(iter(held), epochs or {}, batch_of().schema, lambda mark: mark == "nobody")
+    return Reread(iter(held), epochs or {}, batch_of().schema, lambda mark: mark == "nobody", counts or {})
 
 
 def lines_of(view: LogView, held: Reread, later: LogView | None = None) -> tuple[list[Line], int]:
     expected = Expected.of(view, "s")
     found = grouped(tally(held), held, expected, Expected.of(later or view, "s"))
-    return judge(expected, found, None), found.foreign.rows
+    return judge(expected, found, held.unmarked)
 
 
 def test_epochs_that_differ_are_named_and_the_others_proven(writer: LogWriter) -> None:
@@ -194,6 +206,30 @@ def test_older_epochs_are_judged_by_their_sum(writer: LogWriter) -> None:
     by_the_ledger = [("x5", (5,)), *(one for one in all_of_it if one[0] != "m5")]
     lines, foreign = lines_of(view, reread(*by_the_ledger, epochs={"x5": 5}))
     assert ({line.verdict for line in lines}, foreign) == ({Verdict.PROVEN}, 0)
+    lines, _ = lines_of(view, reread(*all_of_it[1:], counts={0: 1, 299: 1}))
+    assert [line for line in lines if line.verdict is Verdict.DIFFERS][1] == Line(0, 1, 0, Verdict.DIFFERS)
+
+
+def test_a_target_that_forgot_who_wrote_what_is_proven_as_a_whole(writer: LogWriter) -> None:
+    for epoch in range(3):
+        decided(writer, epoch, committable(epoch, epoch))
+    view = read(writer.store)
+    assert lines_of(view, reread(("restored", (2, 0, 1)))) == ([Line(None, 3, 3, Verdict.PROVEN)], 0)
+    lines, foreign = lines_of(view, reread(("restored", (2, 0, 0))))
+    assert (len(lines), foreign) == (3, 3)
+
+
+def test_epochs_from_before_a_rewind_are_judged_together(writer: LogWriter) -> None:
+    for epoch in range(3):
+        decided(writer, epoch, committable(epoch, epoch, mark="none"))
+    view = read(writer.store)
+    held = reread(("x", (0, 1)), ("y", (2,)), ("z", (7,)), epochs={"y": 2})._replace(unmarked={0, 1})
+    expected = Expected.of(view, "s")
+    assert expected.without({0, 1}).older == Written(2, hash_of(0, 1))
+    view = without_marks(view)
+    lines, foreign = lines_of(view, held)
+    assert [(line.epoch, line.verdict) for line in lines] == [(None, Verdict.DIFFERS), (2, Verdict.PROVEN)]
+    assert foreign == 0
 
 
 def test_epochs_that_come_in_while_the_target_is_read_are_not_judged(writer: LogWriter) -> None:

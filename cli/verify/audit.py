@@ -7,7 +7,7 @@ decided by the second may be. So the pipeline may go on meanwhile.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -20,7 +20,7 @@ from onceward.core.proof import add
 from onceward.core.row_hash import hexadecimal, row_hashes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from onceward.core.log import LogView
     from onceward.core.log.proven import ProvenEpoch
@@ -45,12 +45,19 @@ class Line(msgspec.Struct, frozen=True):
     """What was found out of one epoch, or of all older ones together."""
 
     epoch: int | None
-    """None for all epochs that are older than those which the log tells one by one."""
+    """None for all epochs that are not told one by one."""
     written: int
     """Rows, by the log."""
     found: int
     """Rows in the target."""
     verdict: Verdict
+    source: Verdict | None = None
+    """Whether the source's rows give those that were written; None if that was not asked for."""
+
+    @property
+    def proven(self) -> bool:
+        """Whether nothing differs."""
+        return self.verdict is Verdict.PROVEN and self.source in (None, Verdict.PROVEN)
 
 
 @dataclass(frozen=True)
@@ -60,12 +67,14 @@ class Expected:
     Attributes:
         epochs: Completed epochs that it tells one by one.
         marks: Epoch of each mark, also of those that are decided and not completed.
-        older: What older epochs wrote together; None if that is not known.
+        older: What all other epochs wrote together; None if that is not known.
+        total: What all epochs wrote together; None if that is not known.
     """
 
     epochs: Mapping[int, Written]
     marks: Mapping[str, int]
     older: Written | None
+    total: Written | None
 
     @classmethod
     def of(cls, view: LogView, sink: str) -> Expected:
@@ -77,18 +86,23 @@ class Expected:
         marks = {mark: number for number, written in epochs.items() for mark in written.marks}
         waiting = view.undone.committables if view.undone is not None else ()
         marks |= {c.proof.mark: c.epoch for c in waiting if c.sink == sink and c.proof is not None}
-        return cls(epochs, marks, _older(view, sink, epochs))
+        total = view.proofs.total.get(sink, Written()) if view.proofs.whole else None
+        return cls(epochs, marks, _rest(total, epochs.values()), total)
+
+    def without(self, unmarked: Collection[int]) -> Expected:
+        """The same, with some epochs among the others that are judged together."""
+        epochs = {number: written for number, written in self.epochs.items() if number not in unmarked}
+        return replace(self, epochs=epochs, older=_rest(self.total, epochs.values()))
 
 
-def _older(view: LogView, sink: str, epochs: Mapping[int, Written]) -> Written | None:
-    total = view.proofs.total.get(sink, Written())
-    known = Written()
-    for written in epochs.values():
-        known = known.plus(written)
-    if not view.proofs.whole:
+def _rest(total: Written | None, known: Iterable[Written]) -> Written | None:
+    if total is None:
         return None
-    rows = total.rows - known.rows
-    return Written(rows, add(total.hash, known.hash, -1) if total.hash and known.hash else "")
+    rows, hashed = total.rows, total.hash
+    for written in known:
+        rows -= written.rows
+        hashed = add(hashed, written.hash, -1) if hashed and written.hash else ""
+    return Written(rows, hashed)
 
 
 def check_overlap(before: LogView, after: LogView) -> None:
@@ -131,6 +145,8 @@ class Held(NamedTuple):
     """Of nobody that the pipeline knows."""
     groups: dict[str, int | str]
     """Of each mark its epoch, or OLDER or FOREIGN."""
+    differing: list[Line]
+    """Older epochs of which the target itself knows that it holds more or fewer rows than they wrote."""
 
 
 def grouped(found: Mapping[str, Written], reread: Reread, expected: Expected, later: Expected) -> Held:
@@ -142,37 +158,54 @@ def grouped(found: Mapping[str, Written], reread: Reread, expected: Expected, la
         expected: By the log as it was before.
         later: By the log as it was afterwards: epochs that came in between are not judged.
     """
+    expected = expected.without(reread.unmarked)
     nothing_older = expected.older is not None and not expected.older.rows
-    oldest = min(expected.epochs, default=0)
+    oldest = min(expected.epochs, default=max(reread.unmarked, default=-1) + 1)
     epochs: dict[int, Written] = {}
     others = {OLDER: Written(), FOREIGN: Written()}
     groups: dict[str, int | str] = {}
+    old = {epoch: 0 for epoch in reread.counts if epoch < oldest and epoch not in reread.unmarked}
     for mark, written in found.items():
         epoch = expected.marks.get(mark, later.marks.get(mark, reread.epochs.get(mark)))
         if epoch is None:
             group: int | str = FOREIGN if nothing_older or reread.is_foreign(mark) else OLDER
         else:
-            group = OLDER if epoch < oldest else epoch
+            group = OLDER if epoch < oldest or epoch in reread.unmarked else epoch
         groups[mark] = group
+        if epoch in old:
+            old[epoch] += written.rows
         where: dict[Any, Written] = epochs if isinstance(group, int) else others
         where[group] = where.get(group, Written()).plus(written)
-    return Held(epochs, others[OLDER], others[FOREIGN], groups)
+    counts = [(epoch, reread.counts[epoch], rows) for epoch, rows in sorted(old.items())]
+    differing = [Line(*count, Verdict.DIFFERS) for count in counts if count[1] != count[2]]
+    return Held(epochs, others[OLDER], others[FOREIGN], groups, differing)
 
 
-def judge(expected: Expected, held: Held, wanted: range | None) -> list[Line]:
-    """A line for each epoch, and one for all older ones together.
+def judge(expected: Expected, held: Held, unmarked: Collection[int] = ()) -> tuple[list[Line], int]:
+    """A line for each epoch, and one for all that are not told apart; and how many rows no epoch wrote.
+
+    Hashes add up: if all that the target holds is all that was written, then nothing differs, whether or not the
+    target still shows who wrote what (after it was restored from a dump, for example).
 
     Args:
         expected: By the log.
         held: By the target.
-        wanted: Epochs to judge; None: all, and the older ones.
+        unmarked: Epochs that the target cannot tell apart.
     """
-    lines = [_line(number, written, held.epochs.get(number, Written())) for number, written in expected.epochs.items()]
-    if wanted is not None:
-        return [line for line in lines if line.epoch in wanted]
-    if expected.older is not None and (expected.older.rows or held.older.rows):
-        return [_line(None, expected.older, held.older), *lines]
-    return [_line(None, Written(hash=""), held.older), *lines] if held.older.rows else lines
+    everything = held.older.plus(held.foreign)
+    for number in expected.epochs:
+        everything = everything.plus(held.epochs.get(number, Written()))
+    apart = expected.without(unmarked)
+    told = [(number, written, held.epochs.get(number, Written())) for number, written in apart.epochs.items()]
+    lines = [*held.differing, *(_line(*one) for one in told)]
+    rest = apart.older if apart.older is not None else Written(hash="")
+    if rest.rows or held.older.rows:
+        lines.insert(0, _line(None, rest, held.older))
+    if expected.total is not None and (held.foreign.rows or any(line.verdict is not Verdict.PROVEN for line in lines)):
+        whole = _line(None, expected.total, everything)
+        if whole.verdict is Verdict.PROVEN:
+            return [whole], 0
+    return lines, held.foreign.rows
 
 
 def _line(epoch: int | None, written: Written, found: Written) -> Line:
@@ -211,4 +244,4 @@ class Audit:
     @property
     def proven(self) -> bool:
         """Whether the target holds exactly what was written."""
-        return not self.foreign and all(line.verdict is Verdict.PROVEN for line in self.lines)
+        return not self.foreign and all(line.proven for line in self.lines)

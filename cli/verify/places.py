@@ -99,25 +99,23 @@ class Place:
 
         yield from messages(self.access.servers or "", self.access.config or {}, self.name)
 
-    def of_epochs(self, epochs: Sequence[ProvenEpoch]) -> Iterator[pa.RecordBatch]:
-        """What epochs read from it; it must be a topic.
+    def of_epoch(self, epoch: ProvenEpoch) -> Iterator[pa.RecordBatch]:
+        """What an epoch read from it; it must be a topic.
 
         Raises:
-            ConfigurationError: It is none, or the decision log does not say which offsets the epochs read.
+            ConfigurationError: It is none, or the decision log does not say which offsets the epoch read.
+            SourceError: The brokers do not answer, or do not hold these offsets any more.
         """
         if self.kind != "kafka":
             raise ConfigurationError(f"{self.title}: only of a topic a decision log says what each epoch read")
         from onceward.connectors.kafka.reread import messages, offsets_in  # noqa: PLC0415 - an extra
 
-        for epoch in epochs:
-            start, end = offsets_in(epoch.start, self.name), offsets_in(epoch.end, self.name)
-            if not end:
-                raise ConfigurationError(f"epoch {epoch.epoch}: the decision log names no offsets of {self.title}")
-            start |= {number: 0 for number in end if number not in start}
-            position = {self.name: start}
-            yield from messages(
-                self.access.servers or "", self.access.config or {}, self.name, position, {self.name: end}
-            )
+        start, end = offsets_in(epoch.start, self.name), offsets_in(epoch.end, self.name)
+        if not end:
+            raise ConfigurationError(f"epoch {epoch.epoch}: the decision log names no offsets of {self.title}")
+        position = {self.name: dict.fromkeys(end, 0) | start}
+        access = self.access
+        yield from messages(access.servers or "", access.config or {}, self.name, position, {self.name: end})
 
 
 def load_function(reference: str) -> Rows:

@@ -16,13 +16,10 @@ from onceward.testing.pipeline.judge import compare
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from onceward.core.log.proven import ProvenEpoch
     from onceward.core.reread import Reread
     from onceward.testing.pipeline.judge import Comparison
 
     from .places import Place, Rows
-
-MESSAGE = ("key", "value", "headers")
 
 
 def records(reread: Reread, marks: Collection[str] | None = None) -> Iterator[Record]:
@@ -32,34 +29,35 @@ def records(reread: Reread, marks: Collection[str] | None = None) -> Iterator[Re
         yield from (Record(_shown(row), place) for row, mark, place in told if marks is None or mark in marks)
 
 
-def expected_rows(
-    batches: Iterable[pa.RecordBatch], place: Place, schema: pa.Schema | None, function: Rows | None
-) -> Iterator[dict[str, Any]]:
-    """What must come of a source's rows in a target.
+def mapped(
+    batches: Iterable[pa.RecordBatch], place: Place, schema: pa.Schema, function: Rows | None
+) -> Iterator[pa.RecordBatch]:
+    """What must come of a source's rows in a target, with the columns and types of its own rows.
 
     Args:
         batches: The source's.
         place: The target.
-        schema: Of the target's rows; None if it holds none.
+        schema: Of the target's rows.
         function: From the source's rows to the target's; None: a topic gets a copy, a table the columns of JSON.
 
     Raises:
         ConfigurationError: The rows do not fit the target.
     """
     for batch in batches:
-        if function is not None:
-            made = function(batch)
-        elif place.kind == "kafka":
-            made = batch.select([name for name in MESSAGE if name in batch.schema.names])
-        else:
-            made = _from_json(batch)
         try:
-            fitting = made if schema is None or place.kind == "kafka" else _fitted(made, schema)
-        except (pa.ArrowException, ArithmeticError, ValueError, TypeError) as error:
+            made = function(batch) if function is not None else batch if place.kind == "kafka" else _from_json(batch)
+            yield as_hashed(made) if place.kind == "kafka" else _fitted(made, schema)
+        except (pa.ArrowException, ArithmeticError, LookupError, ValueError, TypeError) as error:
             raise ConfigurationError(
-                f"the source's rows do not fit {place.title} ({error}): say what comes of them with --map"
+                f"the source's rows do not fit {place.title} ({error}): --map MODULE:FUNCTION says what comes of them"
             ) from error
-        yield from map(_shown, fitting.to_pylist())
+
+
+def as_hashed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Messages as a topic's are hashed."""
+    from onceward.connectors.kafka.rows import hashed  # noqa: PLC0415 - an extra
+
+    return hashed(batch, own_topic=False)
 
 
 def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -90,6 +88,12 @@ def _from_json(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows)
 
 
+def shown(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+    """Rows as a person reads them."""
+    for batch in batches:
+        yield from map(_shown, batch.to_pylist())
+
+
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
     """With text for bytes that are text, and without what is null: a missing column and a null are the same."""
     return {name: _text(value) for name, value in row.items() if value is not None}
@@ -104,31 +108,6 @@ def _text(value: Any) -> Any:
         return value.hex()
 
 
-def of_epochs(
-    place: Place,
-    epochs: Iterable[ProvenEpoch],
-    present: Iterable[Record],
-    *,
-    origin: Place | None,
-    schema: pa.Schema | None,
-    function: Rows | None,
-    key: str | None,
-) -> Comparison:
-    """The rows that differ in epochs that are known to.
-
-    Args:
-        place: The target.
-        epochs: What differs.
-        present: Their rows in the target, and those that no epoch wrote.
-        origin: What the epochs read; None: only the rows that no epoch wrote are told.
-        schema: Of the target's rows.
-        function: From the source's rows to the target's.
-        key: Column that identifies a row.
-    """
-    wanted = expected_rows(origin.of_epochs(list(epochs)), place, schema, function) if origin is not None else ()
-    return compare(place.title, wanted, present, key)
-
-
 def compared(source: Place, target: Place, function: Rows | None, key: str | None) -> Comparison:
     """Everything that a source holds against everything in a target, on the columns that both have.
 
@@ -136,9 +115,9 @@ def compared(source: Place, target: Place, function: Rows | None, key: str | Non
         ConfigurationError: They have no column in common, or not the key.
     """
     reread = target.reread(None, ())
-    present, schema = list(records(reread)), reread.schema
-    rows = list(expected_rows(source.batches(), target, schema, function))
-    columns = {name for row in rows for name in row} & set(schema.names if schema is not None else ())
+    present = list(records(reread))
+    rows = list(shown(mapped(source.batches(), target, reread.schema, function)))
+    columns = {name for row in rows for name in row} & set(reread.schema.names)
     if rows and present and (not columns or (key is not None and key not in columns)):
         raise ConfigurationError(
             f"{source.title} and {target.title} have the columns {sorted(columns)} in common"

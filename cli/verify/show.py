@@ -29,14 +29,14 @@ def audits(found: Sequence[Audit], *, as_json: bool) -> None:
         return
     console = Console(soft_wrap=True, highlight=False, emoji=False, markup=False)
     for audit in found:
-        proven = [line for line in audit.lines if line.verdict is Verdict.PROVEN]
+        proven = [line for line in audit.lines if line.proven]
         rows = sum(line.found for line in proven)
         console.print(f"{audit.sink} in {audit.target}", style="bold")
         if proven:
             console.print(f"  proven: {_epochs(proven)}, {rows} rows", style=_STYLE[Verdict.PROVEN])
         for line in audit.lines:
-            if line.verdict is not Verdict.PROVEN:
-                console.print(f"  {_words(line)}", style=_STYLE[line.verdict])
+            if not line.proven:
+                console.print(f"  {_words(line)}", style=_STYLE[Verdict.DIFFERS if line.source else line.verdict])
         if audit.foreign:
             console.print(f"  {audit.foreign} rows that no epoch wrote", style=_STYLE[Verdict.DIFFERS])
         if not audit.lines and not audit.foreign:
@@ -66,6 +66,8 @@ def _epochs(lines: Sequence[Line]) -> str:
 
 def _words(line: Line) -> str:
     what = f"epoch {line.epoch}" if line.epoch is not None else "older epochs together"
+    if line.verdict is Verdict.PROVEN:
+        return f"{what}: the target has what was written, but the source's rows give something else"
     if line.verdict is Verdict.UNPROVEN:
         return f"{what}: no proof was recorded; {line.found} rows are there"
     if line.written == line.found:

@@ -3,11 +3,13 @@
 
 A row's system column xmin is the id of the transaction that inserted it, and an epoch's ledger rows are written in the
 same one: so they have the same xmin, and no column of the table has to say to which epoch a row belongs. A row that
-somebody updates gets the xmin of his transaction. VACUUM keeps it (since 9.4), a dump does not.
+somebody updates gets the xmin of that transaction. VACUUM keeps it (since 9.4); a dump does not, and a rewind changes
+that of the ledger's rows.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -75,7 +77,7 @@ def reread(target: Target, scope: Scope | None, columns: Sequence[str] = ()) -> 
     ledger = _Ledger()
     schema = pa.schema([_field(column) for column in chosen])
     pieces = _pieces(target, chosen, schema, scope, ledger)
-    return Reread(pieces, ledger.epochs, schema, lambda _: ledger.complete, left_out)
+    return Reread(pieces, ledger.epochs, schema, lambda _: ledger.complete, ledger.rows, ledger.rewound, left_out)
 
 
 def _field(column: Column) -> pa.Field:
@@ -88,11 +90,15 @@ class _Ledger:
 
     Attributes:
         epochs: Of each transaction.
-        complete: Whether none was pruned.
+        rows: How many each epoch wrote.
+        rewound: Epochs from before a rewind, which has changed their rows in the ledger, and so their xmin.
+        complete: Whether it tells all transactions.
     """
 
     def __init__(self) -> None:
         self.epochs: dict[str, int] = {}
+        self.rows: Counter[int] = Counter()
+        self.rewound: set[int] = set()
         self.complete = False
 
 
@@ -100,10 +106,14 @@ def _read_ledger(lent: Session, target: Target, scope: Scope, into: _Ledger) -> 
     schema = target.ledger_schema or ""
     ledger, logs = (TableName(schema, name).quoted for name in ("ledger", "logs"))
     mine = "WHERE pipeline = %(pipeline)s AND sink = %(sink)s AND log = %(log)s"
-    rows = lent.execute(f"SELECT xmin::text, epoch FROM {ledger} {mine}".encode(), scope._asdict()).fetchall()
+    query = f"SELECT xmin::text, epoch, row_count, rewound FROM {ledger} {mine}"
+    for xmin, epoch, rows, rewound in lent.execute(query.encode(), scope._asdict()):
+        into.epochs[xmin] = epoch
+        into.rows[epoch] += rows
+        if rewound:
+            into.rewound.add(epoch)
     pruned = lent.execute(f"SELECT max(pruned) FROM {logs} {mine}".encode(), scope._asdict()).fetchone()
-    into.epochs.update(rows)
-    into.complete = pruned == (-1,)
+    into.complete = pruned == (-1,) and not into.rewound
 
 
 def _pieces(
