@@ -11,18 +11,28 @@ Its key is known to everybody, and 128 bits fall to a generalized birthday attac
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 NO_ROWS: Final = "0" * 32
 _DIGITS: Final = 16
 _LANE: Final = 2**64
 
 
-def add(one: str, other: str, sign: int = 1) -> str:
-    """The hash of two sets of rows together; with sign -1 that of the first one without the other's."""
-    lanes = (int(one[at : at + _DIGITS], 16) + sign * int(other[at : at + _DIGITS], 16) for at in (0, _DIGITS))
+def total(hashes: Iterable[str]) -> str:
+    """The hash of several sets of rows together."""
+    every = list(hashes)
+    lanes = [sum(int(one[at : at + _DIGITS], 16) for one in every) for at in (0, _DIGITS)]
+    return "".join(f"{lane % _LANE:016x}" for lane in lanes)
+
+
+def without(one: str, other: str) -> str:
+    """The hash of a set of rows less another set that is part of it."""
+    lanes = (int(one[at : at + _DIGITS], 16) - int(other[at : at + _DIGITS], 16) for at in (0, _DIGITS))
     return "".join(f"{lane % _LANE:016x}" for lane in lanes)
 
 

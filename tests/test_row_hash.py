@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from onceward.core.proof import NO_ROWS, add
+from onceward.core.proof import NO_ROWS, total, without
 from onceward.core.row_hash import WORDS_AT_ONCE, RowHash, covers
 
 if TYPE_CHECKING:
@@ -119,9 +119,9 @@ def test_neither_order_nor_batches_make_a_difference() -> None:
     whole = pa.RecordBatch.from_pylist(rows)
     halves = [pa.RecordBatch.from_pylist(part).select(["word", "id"]) for part in (shuffled[:33], shuffled[33:])]
     assert hashed(whole) == hashed(*halves)
-    assert add(hashed(halves[0]), hashed(halves[1])) == hashed(whole)
-    assert add(hashed(whole), hashed(halves[0]), -1) == hashed(halves[1])
-    assert add(hashed(whole), NO_ROWS) == hashed(whole)
+    assert total([hashed(halves[0]), hashed(halves[1])]) == hashed(whole)
+    assert without(hashed(whole), hashed(halves[0])) == hashed(halves[1])
+    assert total([hashed(whole), NO_ROWS]) == hashed(whole)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import numpy as np
 
 from onceward.core.errors import ConfigurationError
 from onceward.core.log.proven import Written
-from onceward.core.proof import add
+from onceward.core.proof import without
 from onceward.core.row_hash import hexadecimal, row_hashes
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _rest(total: Written | None, known: Iterable[Written]) -> Written | None:
     rows, hashed = total.rows, total.hash
     for written in known:
         rows -= written.rows
-        hashed = add(hashed, written.hash, -1) if hashed and written.hash else ""
+        hashed = without(hashed, written.hash) if hashed and written.hash else ""
     return Written(rows, hashed)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from ..proof import NO_ROWS, add
+from ..proof import NO_ROWS, total
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -31,13 +31,14 @@ class Written(msgspec.Struct, frozen=True, omit_defaults=True):
     columns: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
 
-    def plus(self, other: Written) -> Written:
-        """Both together."""
+    def plus(self, *others: Written) -> Written:
+        """All of them together."""
+        every = (self, *others)
         return Written(
-            rows=self.rows + other.rows,
-            hash=add(self.hash, other.hash) if self.hash and other.hash else "",
-            columns=tuple(sorted({*self.columns, *other.columns})),
-            marks=self.marks + other.marks,
+            rows=sum(one.rows for one in every),
+            hash=total(one.hash for one in every) if all(one.hash for one in every) else "",
+            columns=tuple(sorted({column for one in every for column in one.columns})),
+            marks=tuple(mark for one in every for mark in one.marks),
         )
 
     @classmethod
@@ -79,16 +80,18 @@ class Proofs(msgspec.Struct, frozen=True, omit_defaults=True):
             begun: Where the decision's input began.
             ended: Where it ended.
         """
-        written: dict[int, dict[str, Written]] = {}
-        total = dict(self.total)
+        found: dict[tuple[int, str], list[Written]] = {}
         for c in decided:
-            if c.transaction in skipped:
-                continue
-            one, of_epoch = Written.of(c), written.setdefault(c.epoch, {})
-            of_epoch[c.sink] = of_epoch.get(c.sink, Written()).plus(one)
-            total[c.sink] = total.get(c.sink, Written()).plus(msgspec.structs.replace(one, marks=()))
-        if not written:
+            if c.transaction not in skipped:
+                found.setdefault((c.epoch, c.sink), []).append(Written.of(c))
+        if not found:
             return self
+        written: dict[int, dict[str, Written]] = {}
+        totals = dict(self.total)
+        for (epoch, sink), parts in found.items():
+            one = Written().plus(*parts)
+            written.setdefault(epoch, {})[sink] = one
+            totals[sink] = totals.get(sink, Written()).plus(msgspec.structs.replace(one, marks=()))
         before = self.epochs[-1].end if self.epochs else None
         last = max(written)
         new = [
@@ -100,7 +103,7 @@ class Proofs(msgspec.Struct, frozen=True, omit_defaults=True):
             )
             for number in sorted(written)
         ]
-        return msgspec.structs.replace(self, epochs=_newest([*self.epochs, *new]), total=total)
+        return msgspec.structs.replace(self, epochs=_newest([*self.epochs, *new]), total=totals)
 
 
 def _newest(epochs: list[ProvenEpoch]) -> tuple[ProvenEpoch, ...]:
