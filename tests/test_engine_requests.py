@@ -26,6 +26,10 @@ from .engine_kit import Slowly, Target, TargetSink, numbers, pipeline, reach
 ROWS = numbers(100, keys=5)
 
 
+class DiedError(BaseException):
+    """The run's process ends here."""
+
+
 class Run:
     """A pipeline with its log in a folder; ten batches of ten rows."""
 
@@ -131,9 +135,9 @@ def test_a_request_is_acted_upon_once_also_when_its_answer_is_lost(run: Run) -> 
 
     def make(_kind: Kind, target: str) -> str:
         made.append(target)
-        raise KeyboardInterrupt  # the run dies in it
+        raise DiedError
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(DiedError):
         serve(run.store, start, make)
     serve(run.store, start, make)
     assert made == [run.save]
