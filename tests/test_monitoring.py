@@ -200,6 +200,22 @@ class TestPrometheus:
         assert registry.value("onceward_decided_expiry_timestamp_seconds", sink="a") == 0
         assert registry.value("onceward_decided_expiry_timestamp_seconds", sink="b") == 1000
 
+    def test_a_fast_sink_s_commit_is_not_as_long_as_a_slow_one_s(self, registry: Registry) -> None:
+        import time
+
+        class Slow(FakeSink):
+            def commit_many(self, committables: Any) -> Any:
+                time.sleep(0.2)
+                return super().commit_many(committables)
+
+        bench, slow = Bench(), Slow("b")
+        coordinator = bench.opened(slow)
+        coordinator.admit(0, about(0))
+        found = [bench.committable(coordinator, 0), named(coordinator, "b")]
+        coordinator.commit(0, [acknowledgement(*found, sinks=("a", "b"))], about(0))
+        fast, slow_one = (registry.value("onceward_commit_duration_seconds_sum", sink=sink) or 0 for sink in ("a", "b"))
+        assert slow_one - fast > 0.1
+
     def test_checkpoints_of_the_engine_have_duration_size_and_alignment(self, registry: Registry) -> None:
         from onceward.core.engine.events import CheckpointRecord, TaskRecord
 

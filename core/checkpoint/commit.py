@@ -24,7 +24,7 @@ from . import report
 from .policy import CommitPolicy, OnLost
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ..log import CommitPermit, LogWriter
     from ..sink import TwoPhaseCommit
@@ -50,14 +50,11 @@ def finish(
         FencedError: A newer writer has finished it, or will.
     """
     _check_sinks(permit, sinks)
-    shares = [_Share(permit, sink, writer) for sink in by_urgency(sinks.values())]
-    began = policy.monotonic()
-    deadline = began + policy.commit_timeout
+    shares = [_Share(permit, sink, writer, policy.monotonic) for sink in by_urgency(sinks.values())]
+    deadline = policy.monotonic() + policy.commit_timeout
     waiting = [share for share in shares if share.waits]
     for attempt in count():
         policy.make_all([share.ask for share in waiting])
-        for share in waiting:
-            share.seconds = policy.monotonic() - began
         waiting = [share for share in waiting if share.waits]
         if not waiting:
             break
@@ -111,8 +108,11 @@ class _Share:
     only when those before it have ended, or an upsert that has to wait would overwrite a later one's rows.
     """
 
-    def __init__(self, permit: CommitPermit, sink: TwoPhaseCommit[Any], writer: LogWriter) -> None:
+    def __init__(
+        self, permit: CommitPermit, sink: TwoPhaseCommit[Any], writer: LogWriter, clock: Callable[[], float]
+    ) -> None:
         self.sink = sink
+        self._clock, self._began = clock, clock()
         self.failures: Failures = []
         self.error: Exception | None = None
         self.seconds = 0.0
@@ -154,6 +154,8 @@ class _Share:
             self.detail = f"{type(error).__name__}: {error}"
             if not (isinstance(error, ExternalError) and error.retryable):
                 self.error = error
+        finally:
+            self.seconds = self._clock() - self._began
 
     def _commit(self, epoch: list[Committable]) -> bool:
         crash_point(Step.COMMIT_BEFORE)
