@@ -22,6 +22,7 @@ from onceward.core.kit.options import pairs
 from .dev import app as dev_app
 from .operate.commands import app as txn_app
 from .operate.commands import checkpoints
+from .ui.command import ui
 
 EXIT_FAILED, EXIT_MISUSED, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -33,6 +34,7 @@ app = typer.Typer(
 app.add_typer(txn_app, name="txn")
 app.add_typer(dev_app, name="dev")
 app.command()(checkpoints)
+app.command("ui")(ui)
 
 
 def _version(asked: bool) -> None:

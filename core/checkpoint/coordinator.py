@@ -216,7 +216,8 @@ class Coordinator:
         took = self.policy.monotonic() - acknowledged
         if committables or not self.gaps:
             age = acknowledged - self._began if age is None else age
-            report.completed(self.pipeline, epoch, committables, seconds=age + took, commit_seconds=took)
+            store = self.writer.store
+            report.completed(self.pipeline, epoch, committables, store, seconds=age + took, commit_seconds=took)
         if sweep_after or self._sweep_is_due() or any(ack.retried for ack in acknowledgements):
             self._sweep_after(epoch)
         for sink in self.sinks.values():

@@ -14,6 +14,7 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from ..log.notes import note
 from ..sink import TwoPhaseCommit
 from ..source import ResettableSource
 from .aggregate import AggregateLogic, Aggregation
@@ -143,6 +144,7 @@ class Attempt(ABC):
                     "milliseconds": round(record.duration * 1000),
                 }
                 _log.log(level, "pipeline %s: %s", pipeline, record, extra=fields)
+                note(self._started.setup.store, "checkpoint", record)
 
     def _post(self, message: ToTask, to: Iterable[TaskId]) -> None:
         for task in to:
