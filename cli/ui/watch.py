@@ -365,7 +365,8 @@ def _add_spark(rows: dict[int, Epoch], checkpoint: Path) -> None:
 def _steps(row: Epoch, *, of_spark: bool) -> list[Step]:
     decided, completed = row.position is not None or row.completed is not None, row.completed is not None
     failed = row.status in {"failed", "declined", "subsumed"} and not decided
-    many = f"{row.transactions} transactions" if row.transactions is not None else ""
+    plural = "" if row.transactions == 1 else "s"
+    many = f"{row.transactions} transaction{plural}" if row.transactions is not None else ""
     acks = f"{row.acknowledged} of {row.subtasks} subtasks" if row.subtasks else ""
     after = "done" if decided else "ahead"
     steps = [

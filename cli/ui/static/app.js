@@ -29,6 +29,7 @@ function h(name, props, ...children) {
   return node;
 }
 
+const many = (n, what) => `${number(n)} ${what}${n === 1 ? "" : "s"}`;
 const number = (n) => (n === null || n === undefined ? "" : new Intl.NumberFormat("en").format(n));
 
 function duration(ms) {
@@ -59,7 +60,7 @@ const ago = (at) => {
 function clock(at, full) {
   const when = new Date(at ?? "");
   if (Number.isNaN(when.getTime())) return at ?? "";
-  const time = when.toLocaleTimeString("en-GB", { fractionalSecondDigits: full ? 3 : undefined });
+  const time = when.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: full ? 3 : undefined });
   const today = when.toDateString() === new Date().toDateString();
   return today ? time : `${when.toLocaleDateString("en-CA")} ${time}`;
 }
@@ -214,7 +215,7 @@ function pipeline(one) {
   const selected = one.epochs.find((row) => `${one.id}/${row.epoch}` === chosenEpoch) ?? newest;
   return [
     h("section", { class: "card", "aria-labelledby": "title" },
-      h("div", { class: "head" }, h("h2", { id: "title" }, one.name), h("span", { class: "pill" }, one.driver)),
+      h("div", { class: "head" }, h("h2", { id: "title" }, one.name), h("span", { class: "small soft" }, one.driver)),
       one.error ? h("p", { class: "note" }, one.error) : null,
       h("dl", { class: "facts" },
         fact("Newest epoch", newest ? number(newest.epoch) : "none", newest?.status),
@@ -308,7 +309,8 @@ function life(one, row) {
     const gap = step.at && before ? new Date(step.at) - new Date(before) : NaN;
     before = step.at ?? before;
     return h("li", { class: step.state },
-      h("strong", {}, step.step, h("span", { class: "small" }, step.state === "done" ? "" : step.state === "waiting" ? "in progress" : step.state === "ahead" ? "not yet" : step.state)),
+      h("strong", {}, step.step),
+      step.state === "done" ? null : h("span", {}, { waiting: "in progress", ahead: "not yet" }[step.state] ?? step.state),
       step.at ? h("span", {}, clock(step.at, true)) : null,
       gap > 0 ? h("span", {}, `+ ${duration(gap)}`) : null,
       step.detail ? h("span", {}, step.detail) : null);
@@ -335,7 +337,7 @@ function life(one, row) {
     row.reason ? h("p", { class: "note" }, row.reason) : null,
     h("ol", { class: "life" }, steps),
     row.written.length ? table("transactions", columns, row.written) : null,
-    !row.written.length && row.transactions ? h("p", { class: "small soft" }, `${row.transactions} transactions (${sinks(row)}). Their names were in the decision log, which has been pruned since.`) : null,
+    !row.written.length && row.transactions ? h("p", { class: "small soft" }, `${many(row.transactions, "transaction")} (${sinks(row)}). The names were in the decision log, which has been pruned since.`) : null,
     row.written.length && row.transactions > row.written.length ? h("p", { class: "small soft" }, `${row.transactions - row.written.length} more are not shown.`) : null,
     row.tasks.length ? folded(`tasks-${row.epoch}`, `Subtasks (${row.tasks.length})`, () => table("tasks", tasks, row.tasks)) : null);
 }
@@ -359,7 +361,7 @@ function doubt(one) {
       state.targets ? h("button", { type: "button", class: "quiet", "data-key": "look", disabled: looking, onclick: look }, looking ? "Asking the targets …" : "Ask the targets") : null),
     message ? h("p", { class: `note ${message.kind}`, role: "status" }, message.text) : null,
     waits
-      ? h("p", { class: stuck ? "note warn" : "soft" }, `Epoch ${waits.epoch} was decided ${ago(waits.decided)} and is not completed: ${number(waits.transactions)} transactions (${sinks(waits)}). The pipeline commits it, or its next start does.`)
+      ? h("p", { class: stuck ? "note warn" : "soft" }, `Epoch ${waits.epoch} was decided ${ago(waits.decided)} and is not completed: ${many(waits.transactions, "transaction")} (${sinks(waits)}). The pipeline commits it, or its next start does.`)
       : h("p", { class: "soft" }, "The decision log has no decision that waits for its commit."),
     waits && state.actions ? h("div", { class: "row" }, h("button", { type: "button", "data-key": "commit", onclick: () => confirmCommit(one, waits) }, `Commit epoch ${waits.epoch} …`)) : null,
     found?.error ? h("p", { class: "note", role: "alert" }, found.error) : null,
@@ -390,16 +392,16 @@ function transaction(one, tx) {
 
 function confirmCommit(one, row) {
   confirm(one, `Commit epoch ${row.epoch}`, [
-    `Commits ${number(row.transactions)} decided transactions (${sinks(row)}) and records the epoch as completed, as the pipeline's next start would do.`,
-    `The newest entry of the log is ${ago(one.newest)}: ${state.warnings.copy}.`,
+    `Commits ${many(row.transactions, "decided transaction")} (${sinks(row)}) and records the epoch as completed, as the pipeline's next start would do.`,
+    `The newest entry of this log was written ${ago(one.newest)}: ${state.warnings.copy}.`,
   ], "Commit", (name) => act("/api/commit", { pipeline: one.id, position: row.position, confirm: name }));
 }
 
 function confirmAbort(one, names) {
-  confirm(one, `Abort ${names.length} transactions`, [
-    "Aborts these transactions, which no decision names. What was decided in the meantime is left alone.",
+  confirm(one, `Abort ${many(names.length, "transaction")}`, [
+    "Aborts what is listed here, which no decision names. What was decided in the meantime is left alone.",
     h("pre", {}, names.join("\n")),
-    `The newest entry of the log is ${ago(one.newest)}: ${state.warnings.copy}.`,
+    `The newest entry of this log was written ${ago(one.newest)}: ${state.warnings.copy}.`,
   ], "Abort", (name) => act("/api/abort", { pipeline: one.id, transactions: names, confirm: name }));
 }
 
