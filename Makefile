@@ -77,6 +77,10 @@ containers: java setup ## The tests that need a Docker engine
 	@echo "== container tests"
 	@$(PYTEST) integration -m "containers $(SELECT)" --durations=5 $(ARGS)
 
+.PHONY: docs
+docs: setup ## Build the documentation's site into .run/site, with warnings as errors: ten seconds
+	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(BIN)/mkdocs build --strict $(ARGS)
+
 .PHONY: demo
 demo: java setup ## Kafka to Spark to Kafka and PostgreSQL, killed at random: about five minutes, more on a busy machine
 	@$(BIN)/onceward demo $(ARGS)
@@ -104,6 +108,10 @@ simulate: setup ## Run the protocol's simulator at length; ARGS are its own
 .PHONY: mutants
 mutants: setup ## Put errors into a copy of the code, one by one: a fast test must catch each (writes docs/mutants.md)
 	@PYTHONPATH=src $(BIN)/python -m tests.mutants $(ARGS)
+
+.PHONY: scoreboard
+scoreboard: java setup ## What everybody's sinks lose and duplicate under faults: hours (writes docs/scoreboard.md); ARGS="--only NAME"
+	@PYTHONPATH=src $(BIN)/python -m benchmarks.scoreboard $(ARGS)
 
 .PHONY: lock
 lock: ## Resolve the dependencies anew into requirements.lock, with hashes (needs uv)

@@ -2,7 +2,6 @@
 
     python benchmarks/commit.py [--epochs 30]
 
-One pipeline at a time; an epoch has some transactions, each of which writes rows into some partitions. Milliseconds are
 One pipeline at a time; an epoch has some transactions, each of which writes rows to some partitions. Milliseconds are
 the driver's commit of all of them (look, EndTxn or COMMIT PREPARED, look again). The decision's bytes are those in the
 decision log.
@@ -59,8 +58,9 @@ def measured(
     folder: Path, sink: TwoPhaseCommitSink[Any], transactions: int, partitions: int, epochs: int
 ) -> tuple[list[float], list[float], int]:
     """Milliseconds of a prepare, of a commit, and bytes of the newest decision."""
-    store = open_store(str(folder / uuid.uuid4().hex), pipeline="commit")
-    coordinator = Coordinator("commit", store, [sink])
+    pipeline = f"commit-{uuid.uuid4().hex[:8]}"
+    store = open_store(str(folder / pipeline), pipeline=pipeline)
+    coordinator = Coordinator(pipeline, store, [sink])
     coordinator.open()
     names = [str(number) for number in range(20 * partitions)]
     rows = pa.record_batch({"key": pa.array(names), "value": pa.array(["x" * 100] * len(names))})

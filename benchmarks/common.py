@@ -107,6 +107,8 @@ class Run:
 def bench() -> Iterator[Bench]:
     """Services and a session."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    here = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]  # workers import what they run
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, here))
     with tempfile.TemporaryDirectory(prefix="onceward-bench-") as folder, dev_services(Path(folder) / "s") as services:
         jars = ",".join(str(jar) for jar in ensure_jars(PEER_JARS).glob("*.jar"))
         builder = SparkSession.builder.master("local[2]").config("spark.jars", jars)

@@ -3,8 +3,9 @@
     python -m venv quix && quix/bin/pip install quixstreams     # it pins an older client: an environment of its own
     python benchmarks/engine_peer.py quix/bin/python [--rows 200000] [--repeats 3]
 
-Orders (JSON, keyed) to a running sum for each user in RocksDB to another topic. Seconds from the first to the last
-result that a read_committed consumer sees, and from the process's start; in turn, the ratio run by run.
+Orders (JSON, keyed) to a running sum for each user in RocksDB to another topic: row by row in both, and on whole record
+batches in onceward. Seconds from the first result that a read_committed consumer sees until it has seen each user's
+last, and from the process's start; in turn, the ratio run by run.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from onceward.testing.services import dev_services
 HERE = Path(__file__).parent
 PARTITIONS = 1
 USERS = 1000
+PEER = "Quix Streams"
 
 
 def topic(servers: str, rows: int = 0) -> str:
@@ -43,15 +45,22 @@ def topic(servers: str, rows: int = 0) -> str:
     chance = random.Random(7)
     for number in range(rows):
         user = f"user{chance.randrange(USERS)}"
-        producer.produce(name, json.dumps({"n": number, "user": user, "amount": number % 100}), user)
+        producer.produce(name, json.dumps({"n": number, "user": user, "amount": amount(number)}), user)
         if number % 10000 == 9999:
             producer.flush()
     producer.flush()
     return name
 
 
+def amount(number: int) -> int:
+    """Of an order."""
+    return number % 100
+
+
 def once(python: str, script: str, servers: str, source: str, rows: int) -> tuple[float, float]:
     """Seconds between the first and the last result, and from the start to the last."""
+    whole = sum(map(amount, range(rows)))
+    last: dict[bytes, bytes] = {}
     target = topic(servers)
     consumer = confluent_kafka.Consumer(
         {"bootstrap.servers": servers, "group.id": "bench", "isolation.level": "read_committed"}
@@ -61,14 +70,13 @@ def once(python: str, script: str, servers: str, source: str, rows: int) -> tupl
         began = time.monotonic()
         job = subprocess.Popen([python, str(HERE / script), servers, source, target, folder])
         try:
-            seen, first = 0, 0.0
-            while seen < rows:
-                found = len(consumer.consume(10000, timeout=0.1))
-                if found and not seen:
-                    first = time.monotonic()
-                seen += found
+            first = now = 0.0
+            while sum(json.loads(value)["total"] for value in last.values()) != whole:
+                found = consumer.consume(100_000, timeout=0.1)
+                now = time.monotonic()
+                first = first or (now if found else 0.0)
+                last |= {message.key(): message.value() for message in found}
                 assert job.poll() is None, f"{script} has ended"
-            now = time.monotonic()
             return now - first, now - began
         finally:
             job.kill()
@@ -85,7 +93,11 @@ def main() -> None:
     given = parser.parse_args()
     memory = psutil.virtual_memory().total / 2**30
     print(f"{os.cpu_count()} cores, {memory:.0f} GiB, Python {platform.python_version()}, {platform.system()}")
-    jobs = {"onceward": (sys.executable, "engine_job.py"), "Quix Streams": (given.quix, "engine_job_quix.py")}
+    jobs = {
+        "onceward": (sys.executable, "engine_job.py"),
+        "onceward, batches": (sys.executable, "engine_job_batches.py"),
+        PEER: (given.quix, "engine_job_quix.py"),
+    }
     with tempfile.TemporaryDirectory(prefix="onceward-bench-") as folder, dev_services(Path(folder) / "s") as services:
         servers = services.bootstrap_servers
         source = topic(servers, given.rows)
@@ -93,14 +105,16 @@ def main() -> None:
         for number in range(given.repeats + 1):
             for name, (python, script) in jobs.items():
                 seconds = once(python, script, servers, source, given.rows)
-                print(f"{name:14} {seconds[0]:7.2f} s first to last, {seconds[1]:7.2f} s in all", flush=True)
+                print(f"{name:18} {seconds[0]:7.2f} s first to last, {seconds[1]:7.2f} s in all", flush=True)
                 if number:  # the first time is to warm up
                     found[name].append(seconds)
     for name, runs in found.items():
-        print(f"{name:14} {given.rows / statistics.median(whole for _, whole in runs):10,.0f} rows/s, start included")
-    for which, text in ((0, "first to last result"), (1, "start included")):
-        ratios = [b[which] / a[which] for a, b in zip(found["onceward"], found["Quix Streams"], strict=True)]
-        print(f"onceward against it, {text}: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+        print(f"{name:18} {given.rows / statistics.median(whole for _, whole in runs):10,.0f} rows/s, start included")
+    for name in (name for name in jobs if name != PEER):
+        for which, text in ((0, "first to last result"), (1, "start included")):
+            ratios = [b[which] / a[which] for a, b in zip(found[name], found[PEER], strict=True)]
+            middle = statistics.median(ratios)
+            print(f"{name} against {PEER}, {text}: {middle:.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
 
 
 if __name__ == "__main__":

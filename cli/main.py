@@ -22,6 +22,9 @@ from onceward.core.kit.options import pairs
 from .dev import app as dev_app
 from .operate.commands import app as txn_app
 from .operate.commands import checkpoints
+from .operate.show import print_json
+from .run import run
+from .savepoint.commands import app as savepoint_app
 from .ui.command import ui
 
 EXIT_FAILED, EXIT_MISUSED, EXIT_INTERRUPTED = 1, 2, 130
@@ -32,9 +35,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(txn_app, name="txn")
+app.add_typer(savepoint_app, name="savepoint")
 app.add_typer(dev_app, name="dev")
 app.command()(checkpoints)
 app.command("ui")(ui)
+app.command(context_settings={"allow_interspersed_args": False})(run)
 
 
 def _version(asked: bool) -> None:
@@ -93,13 +98,16 @@ def doctor(
     store: Annotated[
         str | None, typer.Option(help="URL of the decision log's store, or the checkpoint folder.")
     ] = None,
+    query: Annotated[
+        str | None, typer.Option(help="The pipeline's query, as for `onceward explain`, to check all that it names.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check Java, Python, Kafka, PostgreSQL and the decision log; report what is wrong and how to fix it.
 
     Changes nothing.
     """
-    from .doctor import exit_code, show  # noqa: PLC0415 - looks at extras
+    from .doctor import Finding, Health, exit_code, show  # noqa: PLC0415 - looks at extras
     from .doctor.checks import run_checks  # noqa: PLC0415
 
     if bootstrap_servers is None and (kafka or topic):
@@ -114,8 +122,46 @@ def doctor(
         dsn=dsn,
         store=store,
     )
+    if query is None:
+        findings.append(Finding("query", Health.SKIPPED, "give --query to check a plan for what weakens the guarantee"))
+    else:
+        from .explain import together  # noqa: PLC0415
+        from .explain.load import load  # noqa: PLC0415
+
+        findings += [finding for explanation in together(load(query)) for finding in explanation.findings]
     show(findings, as_json=json)
     raise typer.Exit(exit_code(findings))
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def explain(
+    query: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:FUNCTION|FILE.PY[:FUNCTION]",
+            help="A function that returns what exactly_once returns, or a Pipeline; or a program, which is run up to "
+            "where it would start its queries.",
+        ),
+    ],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments of the program.")] = None,
+    *,
+    look: Annotated[bool, typer.Option("--look/--no-look", help="Also ask the decision log and the targets.")] = True,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what a query or pipeline guarantees, which part weakens it, and what to do. Starts and writes nothing.
+
+    Exit codes: 0 exactly once; 1 weaker, or something does not work; 2 it could not be explained.
+    """
+    from .explain import together  # noqa: PLC0415 - looks at extras
+    from .explain.load import load  # noqa: PLC0415
+
+    explanations = together(load(query, arguments or []), look=look)
+    if json:
+        print_json(explanations)
+    else:
+        for explanation in explanations:
+            explanation.show()
+    raise typer.Exit(max(explanation.exit_code for explanation in explanations))
 
 
 @app.command()

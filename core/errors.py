@@ -1,8 +1,8 @@
 """The error tree.
 
-Two branches: faults of the world (a store, a broker, a database did not do what was asked) and broken promises
-of the protocol (somebody fenced us, data is lost, an epoch does not follow). `ConfigurationError` is the user's
-mistake and is raised before anything is written.
+Two branches: faults of the environment (a store, a broker or a database did not do what was asked) and broken promises
+of the protocol (this writer is fenced, data is lost, an epoch does not follow). A `ConfigurationError` reports a wrong
+setting, and is raised before anything is written.
 
 Every error pickles, with its context, because Spark carries errors from executors to the driver.
 """
@@ -71,12 +71,16 @@ class NoDecisionLogError(ConfigurationError):
     """There is no decision log where one was to be looked at."""
 
 
+class NewerFormatError(ConfigurationError):
+    """A newer version of the library wrote this."""
+
+
 class SchemaError(ConfigurationError):
     """The data's schema does not fit the target; nothing was written. The message names the column."""
 
 
 class ExternalError(OncewardError):
-    """A fault of the world: a store, a broker, a database or a source."""
+    """A fault of the environment: a store, a broker, a database or a source."""
 
 
 class StoreError(ExternalError):
@@ -140,7 +144,7 @@ class FencedError(ProtocolError):
 class DecisionInDoubtError(ProtocolError):
     """A put of the decision log did not answer: the decision may exist, or appear later.
 
-    Nothing may be aborted until a restart has found out. See PROTOCOL, addition 1 of the decision log.
+    Nothing may be aborted until a restart has found out.
     """
 
     retryable = True

@@ -37,7 +37,7 @@ class Guarantee(StrEnum):
 
     EXACTLY_ONCE = "exactly-once"
     EFFECTIVELY_ONCE = "effectively-once"
-    """The final state is right; in between, after a failure, older values may show for a while."""
+    """The final state is right; in between, after a failure, older values may be visible for a while."""
     AT_LEAST_ONCE = "at-least-once"
     AT_MOST_ONCE = "at-most-once"
 
@@ -54,6 +54,10 @@ class Named(ABC):
     def guarantee(self) -> Guarantee:
         """What this sink promises when driven by onceward."""
 
+    def dataset(self) -> tuple[str, str] | None:
+        """Namespace and name of the target, as OpenLineage names datasets; None if it is not one dataset."""
+        return None
+
     def projection(self) -> Callable[[pa.RecordBatch], pa.RecordBatch] | None:
         """What the embedded engine takes of batches for `select` and `where`; made for each subtask; None: all."""
         return None
@@ -65,6 +69,14 @@ class TwoPhaseCommit(Named, Generic[Txn]):
     @property
     def transaction_timeout(self) -> float | None:
         """Seconds after which the target aborts an open transaction by itself; None if it never does."""
+        return None
+
+    def expires_at(self, committable: Committable) -> float | None:  # noqa: ARG002
+        """When the target ends this transaction by itself, for monitoring; asks the target nothing.
+
+        Returns:
+            Seconds since 1970 on the target's clock; None if it never does, or if that is not known.
+        """
         return None
 
     @abstractmethod

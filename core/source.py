@@ -64,7 +64,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def bounded(self) -> bool:
-        """Whether it ends."""
+        """Whether the source ends."""
 
     def validate(self) -> None:  # noqa: B027 - a source without checks is fine
         """Check settings and that the source can be reached, before anything is read.
@@ -92,7 +92,7 @@ class LiveSource(Source):
 
     @abstractmethod
     def listen(self, subtask: int, parallelism: int) -> Iterator[pa.RecordBatch | None]:
-        """What arrives for one of `parallelism` subtasks; None at least every second in which nothing does."""
+        """Yield what arrives for one of `parallelism` subtasks, and None at least once a second while nothing does."""
 
 
 class ResettableSource(Source):
@@ -123,7 +123,7 @@ class ResettableSource(Source):
 
     @abstractmethod
     def start(self) -> Position:
-        """Where a pipeline without a stored position begins. Called once; whoever calls stores the answer."""
+        """Return the position at which a new pipeline begins. Called once; the caller stores the answer."""
 
     @abstractmethod
     def end(self) -> Position:
@@ -131,7 +131,7 @@ class ResettableSource(Source):
 
     @abstractmethod
     def latest(self, position: Position, limit: int | None = None, until: Position | None = None) -> Position:
-        """How far can be read now; the same position if there is nothing new.
+        """Return the position up to which can be read now; the same one if there is nothing new.
 
         Args:
             position: How far was read. What has appeared since (a new partition) begins at its beginning.
@@ -144,7 +144,7 @@ class ResettableSource(Source):
 
     @abstractmethod
     def splits(self, start: Position, end: Position, parallelism: int = 1) -> Sequence[Split]:
-        """The ranges between two positions; at least `parallelism` of them where there are enough rows.
+        """Return the ranges between two positions; at least `parallelism` of them where there are enough rows.
 
         Raises:
             SourceError: What lies between is gone.
@@ -160,15 +160,15 @@ class ResettableSource(Source):
 
     @abstractmethod
     def advance(self, position: Position, split: Split, to: int) -> Position:
-        """The position after `split` was read up to `to`, the rest unchanged."""
+        """Return the position after `split` was read up to `to`, with the rest unchanged."""
 
     @abstractmethod
     def share(self, subtask: int, parallelism: int) -> Self:
-        """This source, less what other subtasks read: each unit belongs to exactly one of `parallelism` subtasks."""
+        """Return the part that one of `parallelism` subtasks reads; each unit belongs to exactly one of them."""
 
     @abstractmethod
     def merge(self, positions: Sequence[Position]) -> Position:
-        """One position out of those that the subtasks of an earlier run stored, less what is not in this share."""
+        """Merge the positions that the subtasks of an earlier run stored, without what is not in this share."""
 
     def publish(self, position: Position) -> None:
-        """Tell the outside how far was read. Called after the epoch is completed, never before; may be skipped."""
+        """Publish how far was read. Called after the epoch is completed, never before; may be skipped."""

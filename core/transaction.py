@@ -22,6 +22,7 @@ __all__ = [
     "Observation",
     "Progress",
     "WriteContext",
+    "Written",
     "abort_outcome",
     "commit_outcome",
 ]
@@ -94,6 +95,17 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
             raise LogDamagedError(f"not a committable: {error}") from error
 
 
+class Written(msgspec.Struct, frozen=True):
+    """What one subtask did for one sink in an epoch: for people and monitoring, nothing depends on it."""
+
+    sink: str
+    rows: int = 0
+    write: float = 0.0
+    """Seconds in `begin` and `write`."""
+    prepare: float = 0.0
+    """Seconds in `pre_commit`, or in a direct sink's `flush`."""
+
+
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
     """What one subtask answers at its barrier: for each sink its committable, or nothing written.
 
@@ -107,6 +119,7 @@ class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
     committables: tuple[Committable, ...] = ()
     retried: bool = False
     """Whether an earlier or parallel attempt of this subtask may have left a transaction behind."""
+    written: tuple[Written, ...] = ()
 
     def to_json(self) -> str:
         """Serialise for the way from executor to driver."""
@@ -181,6 +194,6 @@ class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a durable entry proves that this process's transaction of (writer, epoch) has ended.
 
         Either its epoch is COMPLETED, or a later writer started and finished its recovery before this context
-        was made. See PROTOCOL, Kafka facts, on the pool of ids.
+        was made.
         """
         return writer < self.writer or (writer == self.writer and epoch <= self.completed)

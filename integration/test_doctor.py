@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import confluent_kafka
 import psycopg
 import pytest
 
+from onceward import FileBackend, Pipeline, PostgresSink, SequenceSource
 from onceward.cli.doctor import Finding, Health
 from onceward.cli.doctor.checks import run_checks
+from onceward.connectors.kafka.admin import publish_offsets
+from onceward.connectors.kafka.settings import KafkaSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from onceward.testing.services import KafkaServer
 
@@ -40,9 +45,10 @@ def test_open_transactions_and_the_real_replication_of_their_log_are_seen(
     producer.produce(name, b"waits")
     producer.flush(30)
     try:
-        seen = by_check(run_checks(bootstrap_servers=kafka.bootstrap_servers, topics=[name, "nowhere"]))
+        findings = run_checks(bootstrap_servers=kafka.bootstrap_servers, topics=[name, "nowhere"])
     finally:
         producer.abort_transaction(30)
+    seen = by_check(findings)
     assert seen["open transactions"].found.startswith(f"{before + 1}, the oldest ")
     if not before:
         assert seen["open transactions"].health is Health.OK  # younger than half of the longest timeout
@@ -50,6 +56,62 @@ def test_open_transactions_and_the_real_replication_of_their_log_are_seen(
     assert seen["transaction.state.log.min.isr"].health is Health.WARNING
     assert seen[f"topic {name}"].health is Health.OK
     assert seen["topic nowhere"].health is Health.FAILED
+    replication = next(finding for finding in findings if (finding.check, finding.where) == ("replication", name))
+    assert replication.found == "replicas 1, min.insync.replicas 1, unclean.leader.election.enable false"
+
+
+@pytest.mark.kafka
+def test_a_consumer_that_reads_what_may_be_aborted_is_told(kafka: KafkaServer, topic: Callable[..., str]) -> None:
+    name, servers = topic(partitions=1), kafka.bootstrap_servers
+    producer = confluent_kafka.Producer({"bootstrap.servers": servers, "transactional.id": f"other-{name}"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(name, b"may be aborted")
+    producer.flush(30)
+    try:
+        for group, offset in ((f"waits-{name}", 0), (f"runs-ahead-{name}", 1)):
+            publish_offsets(KafkaSettings(servers), group, {name: {"0": offset}})
+        seen = by_check(run_checks(bootstrap_servers=servers, topics=[name]))["consumers"]
+    finally:
+        producer.abort_transaction(30)
+    assert seen.health is Health.WARNING
+    assert seen.found.startswith(f"runs-ahead-{name} read beyond")
+    assert seen.where == name
+
+
+@pytest.mark.postgres
+def test_a_log_that_is_lost_is_told(dsn: str, tmp_path: Path) -> None:
+    with psycopg.connect(dsn) as connection:
+        connection.execute("CREATE TABLE numbers (n bigint)")
+    pipeline = Pipeline("numbers", store=str(tmp_path / "log"), backend=FileBackend(tmp_path / "state"))
+    pipeline.source(SequenceSource([{"n": 1}])).sink(PostgresSink("table", dsn=dsn, table="numbers"))
+    pipeline.run()
+    seen = by_check(run_checks(dsn=dsn, store=str(tmp_path / "log")))
+    assert (seen["ownership"].health, seen["ownership"].where) == (Health.OK, "table")
+    assert seen["decided transactions"].health is seen["starts"].health is Health.OK
+    assert seen["standbys"].found == "none connected"
+    assert seen["session timeouts"].health is seen["durability"].health is Health.OK
+    shutil.rmtree(tmp_path / "log")
+    seen = by_check(run_checks(dsn=dsn, store=str(tmp_path / "log"), pipeline="numbers"))
+    assert seen["ownership"].health is Health.FAILED
+    assert "knows this pipeline and sink from decision log" in seen["ownership"].found
+
+
+@pytest.mark.postgres
+def test_a_timeout_that_cuts_writers_off_is_told(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        name = psycopg.sql.Identifier(connection.info.dbname)
+        setting = psycopg.sql.SQL("ALTER DATABASE {} SET idle_in_transaction_session_timeout = '30s'")
+        connection.execute(setting.format(name))
+    assert by_check(run_checks(dsn=dsn))["session timeouts"].found == "idle_in_transaction_session_timeout 30 s"
+
+
+@pytest.mark.postgres
+def test_the_server_of_a_log_is_looked_at(dsn: str) -> None:
+    url = dsn.replace("postgresql://", "postgresql+psycopg://")
+    findings = run_checks(store=url, pipeline="p")
+    [seen] = [finding for finding in findings if finding.check == "standbys"]
+    assert (seen.health, seen.where) == (Health.OK, "the decision log's server")
 
 
 @pytest.mark.postgres

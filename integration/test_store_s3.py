@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sysconfig
@@ -15,7 +16,13 @@ import pytest
 import s3fs
 from botocore.exceptions import BotoCoreError
 
-from onceward.core.log import open_store
+from onceward.cli.operate.logs import open_log
+from onceward.cli.savepoint.copies import Savepoint, create, delete, listed
+from onceward.cli.savepoint.restore import examine, restore
+from onceward.core.checkpoint import CommitPolicy
+from onceward.core.engine.state.storage import CheckpointStorage
+from onceward.core.errors import EpochConflictError
+from onceward.core.log import EpochInput, LogWriter, open_store
 from onceward.testing.machine import free_port
 
 from .simulator_kit import store_contract
@@ -97,6 +104,34 @@ def url(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def store(url: str) -> LogStore:
     return open_store(url, pipeline="contract")
+
+
+def test_a_query_moves_with_its_log_into_an_object_store_and_back(url: str, tmp_path: Path) -> None:
+    """Its files are stood in for: no jar here lets Spark itself write to S3."""
+    old, new, policy = tmp_path / "old", tmp_path / "new", CommitPolicy()
+    writer = LogWriter(open_store(str(old / "onceward")), "orders", policy.writer_clock())
+    writer.start()
+    (old / "metadata").write_text('{"id": "query"}')
+    for folder in ("offsets", "commits"):
+        (old / folder).mkdir()
+        (old / folder / "0").write_text("v1")
+    about = EpochInput(query="query", digest=hashlib.sha256(b"v1").hexdigest())
+    writer.decide(0, [], sinks=["table"], epoch_input=about)
+    writer.complete(0)
+    places = [(str(old), f"{url}/query"), (f"{url}/query", str(new))]
+    for (here, there), retire in zip(places, [False, True], strict=True):
+        save = f"{url}/saves/{retire}"
+        log = open_log(here, "orders", writing=True)
+        create(here, save, log, policy, store=None, retire=retire, quiet=0.0)
+        restore(examine(Savepoint.load(save), there, None, None), None, None, policy)
+        with pytest.raises(EpochConflictError, match="has ended here"):
+            LogWriter(log.store, "orders", policy.writer_clock()).start()
+        assert open_log(there, "orders").view.finished == log.view.finished
+        assert CheckpointStorage(there).walk().keys() >= {"metadata", "offsets/0", "commits/0"}
+    LogWriter(open_store(str(new / "onceward")), "orders", policy.writer_clock()).start()
+    assert [(one.kind, one.retired) for one in listed(f"{url}/saves")] == [("spark", False), ("spark", True)]
+    delete(f"{url}/saves/True")
+    assert CheckpointStorage(f"{url}/saves/True").walk() == {}
 
 
 class TestS3(store_contract.ServerStoreContract):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql.functions import udf
 from pyspark.sql.types import StringType
 
@@ -19,6 +19,7 @@ from onceward.core.errors import OncewardError
 from .spark_kit import Feed, ids_in_table, make_table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -54,6 +55,60 @@ def test_a_wrong_target_is_told_in_one_line_before_anything_starts(
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not PASSWORD.search(str(caught.value).replace(":***@", ""))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda job: job.write(checkpoint=f"{job.feed.folder}/00000.json"), r"00000\.json is a file; give a folder"),
+        (lambda job: job.write(checkpoint=f"{job.feed.folder}/00000.json/in/it"), "is a file; give a folder"),
+        (lambda job: job.write(checkpoint="nofs://bucket/x"), 'cannot be written: No FileSystem for scheme "nofs"'),
+        (lambda job: job.write(pipeline="a:b"), "pipeline name 'a:b' is not usable: give 1 to 64 characters"),
+        (lambda job: job.write(sinks=[]), "takes one or more sinks, .*; given: none"),
+        (lambda job: job.write(sinks=["paid"]), "takes one or more sinks, .*; given: str"),
+        (lambda job: job.write(sinks=[job.sink(), job.sink()]), r"needs a name of its own; got \['table', 'table'\]"),
+        (lambda job: job.write(rows=job.rows.sparkSession.range(3)), "needs a streaming DataFrame"),
+        (
+            lambda job: job.write(rows=job.rows.withColumnRenamed("word", "wrod")),
+            "column 'wrod' .* is not in the table",
+        ),
+        (
+            lambda job: job.write(rows=job.rows.selectExpr("cast(id AS double) AS id")),
+            "double does not fit into bigint",
+        ),
+        (lambda job: job.write(sinks=[job.sink(select=["nofunction(id)"])]), "UNRESOLVED_ROUTINE.*`nofunction`"),
+        (lambda job: job.write(sinks=[job.sink(change_column="id")]), "change_column"),
+        (lambda job: job.write(sinks=[job.sink(dsn="")]), "cannot read the server's settings .*connection is bad"),
+        (lambda job: job.write().awaitTermination(), "'DataStreamWriter' object has no attribute 'awaitTermination'"),
+    ],
+)
+def test_a_wrong_argument_is_told_in_one_line_and_nothing_is_started(
+    spark: SparkSession, tmp_path: Path, dsn: str, change: Callable[[WrongJob], object], words: str
+) -> None:
+    make_table(dsn)
+    job = WrongJob(Feed(tmp_path), spark, dsn)
+    began = time.monotonic()
+    with pytest.raises((OncewardError, AnalysisException, AttributeError), match=words) as caught:
+        change(job)
+    assert time.monotonic() - began < 10
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "checkpoint").exists()
+
+
+class WrongJob:
+    """A job of which one thing is wrong."""
+
+    def __init__(self, feed: Feed, spark: SparkSession, dsn: str) -> None:
+        feed.add()
+        self.feed, self.rows, self._dsn = feed, feed.stream(spark), dsn
+
+    def sink(self, **arguments: Any) -> PostgresSink:
+        return PostgresSink("table", **{"dsn": self._dsn, "table": "words", **arguments})
+
+    def write(self, *, rows: Any = None, sinks: Sequence[Any] | None = None, **arguments: Any) -> Any:
+        given = [self.sink()] if sinks is None else sinks
+        named = {"checkpoint": str(self.feed.folder.parent / "checkpoint"), **arguments}
+        return exactly_once(self.rows if rows is None else rows, *given, **named)
 
 
 @udf(returnType=StringType())

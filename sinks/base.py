@@ -6,7 +6,8 @@ method is called when, and what each must guarantee, is said once: in onceward.c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from onceward.core.names import check_sink_name
 from onceward.core.sink import Direct, Guarantee, Named, TwoPhaseCommit, Txn
@@ -96,9 +97,11 @@ class IdempotentSink(DirectSink[Txn]):
         return Guarantee.EFFECTIVELY_ONCE
 
 
-class _Open(NamedTuple):
+@dataclass
+class _Open:
     context: WriteContext
     writer: Any
+    rows: int = 0
 
 
 class DirectlyWritten(TwoPhaseCommitSink[_Open]):
@@ -131,11 +134,13 @@ class DirectlyWritten(TwoPhaseCommitSink[_Open]):
 
     def write(self, transaction: _Open, batch: pa.RecordBatch) -> None:
         self.sink.write(transaction.writer, batch)
+        transaction.rows += batch.num_rows
 
     def pre_commit(self, transaction: _Open) -> Committable:
         self.sink.flush(transaction.writer)
         self.sink.close(transaction.writer)
-        return transaction.context.committable(kind="direct", transaction=str(transaction.context.transaction_name()))
+        name = str(transaction.context.transaction_name())
+        return transaction.context.committable(kind="direct", transaction=name, rows=transaction.rows)
 
     def discard(self, transaction: _Open) -> None:
         self.sink.close(transaction.writer)

@@ -114,7 +114,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
         """
 
     def pinned(self) -> dict[str, Any]:
-        """Settings that are part of a delivery, as JSON has them. They are kept with the rows, for every try of it.
+        """Return the settings that belong to a delivery, as JSON values. They are stored with the rows.
 
         A delivery that is tried again after such a setting was changed must still be what it was, or a target does not
         recognize it: so `send` takes them from `delivery.pinned`.
@@ -162,7 +162,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
         return commit_outcome(*self._look(committable))
 
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
-        """In order: what comes behind something that cannot be sent now waits."""
+        """Commit in order: nothing is sent after rows that cannot be sent now."""
         outcomes: list[CommitOutcome] = []
         for committable in committables:
             if outcomes and outcomes[-1].status is CommitStatus.RETRY_LATER:

@@ -74,6 +74,7 @@ class FaultySink(_Faulty, TwoPhaseCommitSink[Any]):
 
     guarantee = _same("guarantee")
     transaction_timeout = _same("transaction_timeout")
+    expires_at = _same("expires_at")
     validate_complete_mode = _same("validate_complete_mode")
     validate = _call("validate")
     begin = _call("begin", again=False)

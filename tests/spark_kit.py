@@ -165,7 +165,8 @@ class running:  # noqa: N801 - reads as a statement
 class Session:
     """A SparkSession with one running query, as a foreachBatch function sees it."""
 
-    def __init__(self, checkpoint: Checkpoint, master: str = "local[2]", **conf: str) -> None:
+    def __init__(self, checkpoint: Any, master: str = "local[2]", *, query: str = QUERY, **conf: str) -> None:
+        self.query = query
         self.checkpoint, self.conf, self.run, self.master = checkpoint, conf, "run-1", master
         self.stages: dict[int, Any] = {1: stage()}
         running_query = SimpleNamespace(
@@ -179,7 +180,7 @@ class Session:
 
     @property
     def sparkContext(self) -> Any:
-        properties = {"sql.streaming.queryId": QUERY, "spark.jobGroup.id": self.run}
+        properties = {"sql.streaming.queryId": self.query, "spark.jobGroup.id": self.run}
         return SimpleNamespace(
             master=self.master,
             defaultParallelism=64,

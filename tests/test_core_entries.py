@@ -59,12 +59,11 @@ def test_every_flipped_byte_is_detected_and_the_entry_is_named(entry: Entry):
                 decode(damaged, 7)
 
 
-def test_every_truncation_that_loses_content_is_detected():
+def test_every_truncation_is_detected():
     data = encode(ENTRIES[1])
-    for length in range(len(data) - 1):
+    for length in range(len(data)):
         with pytest.raises(LogDamagedError, match="entry 7"):
             decode(data[:length], 7)
-    assert decode(data[:-1], 7) == ENTRIES[1]  # only the line's end is gone
 
 
 def test_an_entry_at_another_position_is_refused():

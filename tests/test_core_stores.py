@@ -433,10 +433,19 @@ def test_an_object_store_lives_under_its_pipelines_name(memory: AtomicMemory, mo
     assert store.prefix == "/bucket/logs/orders"
 
 
-def test_an_object_store_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("url", "error", "package"),
+    [
+        ("s3://bucket/log", ImportError("Install s3fs to access S3"), "s3fs"),
+        ("abfss://logs@account.dfs.core.windows.net/log", ValueError("Protocol not known: abfss"), "adlfs"),
+    ],
+)
+def test_an_object_store_without_its_package_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, url: str, error: Exception, package: str
+):
     def missing(_: str) -> None:
-        raise ImportError("Install s3fs to access S3")
+        raise error
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
-    with pytest.raises(ConfigurationError, match=r"onceward\[objects\].*Install s3fs"):
-        open_store("s3://bucket/log")
+    with pytest.raises(ConfigurationError, match=rf"{error}.*pip install fsspec {package}"):
+        open_store(url)

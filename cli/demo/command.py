@@ -130,7 +130,7 @@ def _timeline(axes: Axes, story: Story) -> None:
     axes.set_xlabel("seconds")
     axes.set_ylabel("rows visible")
     axes.set_title(f"{story.orders:,} orders, {len(story.kills)} kills: what readers saw")
-    axes.legend(fontsize=8, loc="upper left")
+    _legend_beside(axes)
 
 
 def _bars(axes: Axes, story: Story) -> None:
@@ -141,6 +141,10 @@ def _bars(axes: Axes, story: Story) -> None:
     for row, (lost, doubled) in enumerate(zip(missing, duplicated, strict=True)):
         axes.text(lost + doubled, row, f" missing {lost:,}, duplicated {doubled:,}", va="center", fontsize=8)
     axes.invert_yaxis()
-    axes.margins(x=0.3)
+    axes.set_xlim(0, 1.3 * max(1, *map(sum, zip(missing, duplicated, strict=True))))  # room for the figures
     axes.set_xlabel("rows")
-    axes.legend(fontsize=8, loc="upper right")
+    _legend_beside(axes)
+
+
+def _legend_beside(axes: Axes) -> None:
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)

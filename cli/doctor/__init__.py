@@ -1,4 +1,4 @@
-"""`onceward doctor`: is everything set up for the guarantee, and if not, what to do. Here: what it finds, and shows."""
+"""What `onceward doctor` and `onceward explain` find, and how it is shown."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-import typer
-from rich.console import Console
+
+from onceward.core.sink import Guarantee
+
+from ..operate.show import console, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,48 +28,91 @@ class Health(StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One check's result: what was looked at, how bad it is, what was seen, and what to do (empty if nothing)."""
+    """One check's result.
+
+    Attributes:
+        check: What was checked. COVERED says which row of README's table of what weakens the guarantee it covers.
+        health: How bad it is.
+        found: What was seen.
+        advice: What to do; empty if nothing.
+        where: Of which part: a sink, a source, a topic, an address; empty if there is only one.
+        guarantee: What is left of the guarantee because of this; None if it stays as it is.
+    """
 
     check: str
     health: Health
     found: str
     advice: str = ""
+    where: str = ""
+    guarantee: Guarantee | None = None
+
+    def of(self, where: str) -> Finding:
+        """The same, of this part."""
+        return msgspec.structs.replace(self, where=where)
 
 
-def ok(check: str, found: str) -> Finding:
+def ok(check: str, found: str, where: str = "") -> Finding:
     """Nothing to do."""
-    return Finding(check, Health.OK, found)
+    return Finding(check, Health.OK, found, where=where)
 
 
-def warning(check: str, found: str, advice: str) -> Finding:
+def warning(check: str, found: str, advice: str, where: str = "", guarantee: Guarantee | None = None) -> Finding:
     """Better changed."""
-    return Finding(check, Health.WARNING, found, advice)
+    return Finding(check, Health.WARNING, found, advice, where, guarantee)
 
 
-def failed(check: str, found: str, advice: str) -> Finding:
+def failed(check: str, found: str, advice: str, where: str = "") -> Finding:
     """Must be changed."""
-    return Finding(check, Health.FAILED, found, advice)
+    return Finding(check, Health.FAILED, found, advice, where)
 
 
-def skipped(check: str, why: str) -> Finding:
+def skipped(check: str, why: str, where: str = "") -> Finding:
     """Not looked at."""
-    return Finding(check, Health.SKIPPED, why)
+    return Finding(check, Health.SKIPPED, why, where=where)
+
+
+COVERED: Final = {
+    "consumers with `read_uncommitted`": ("consumers", "source"),
+    "`transaction.state.log.replication.factor` below 3, `min.isr` below 2": (
+        "transaction.state.log.replication.factor",
+        "transaction.state.log.min.isr",
+    ),
+    "`transaction.max.timeout.ms` shorter than an outage": ("transaction.max.timeout.ms", "transaction_timeout"),
+    "a broker dies while a transaction ends (KAFKA-20734: Kafka 4.3.1 skips markers of partitions without a leader)": (
+        "cluster permissions",
+    ),
+    "`fsync=off` on PostgreSQL": ("durability",),
+    "the decision log in a database whose standby is promoted without having every entry (asynchronous replication)": (
+        "standbys",
+    ),
+    "checkpoint or store on a local disk of a driver that may move": ("decision log",),
+    "checkpoint folder deleted, same pipeline name": ("ownership",),
+    "checkpoint folder restored from a backup": ("ownership",),
+    "two jobs under one name and one log": ("starts", "names"),
+    "Spark gives up on an executor that is still alive, and that executor prepares a transaction after its epoch was "
+    "swept": ("open transactions", "prepared transactions"),
+    "somebody ends transactions by hand (`kafka-transactions abort`, `ROLLBACK PREPARED`)": ("decided transactions",),
+    "a non-deterministic query": ("non-deterministic",),
+    "output mode update through `format(…)`": ("output mode",),
+}
+"""README's table of what weakens the guarantee: the first cell of each row, and the checks that cover it."""
 
 
 _STYLE: Final = {Health.OK: "green", Health.WARNING: "yellow", Health.FAILED: "red", Health.SKIPPED: "dim"}
 
 
-def show(findings: Sequence[Finding], *, as_json: bool) -> None:
+def show(findings: Sequence[Finding], *, as_json: bool = False) -> None:
     """Print findings: a line each, and one with the advice. Nothing is cut or wrapped, so that it can be copied."""
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(findings)).decode())
+        print_json(findings)
         return
-    console = Console(soft_wrap=True, highlight=False, emoji=False, markup=False)
+    out = console()
     for finding in findings:
-        console.print(f"{finding.health:8}", style=_STYLE[finding.health], end=" ")
-        console.print(f"{finding.check}: {' '.join(finding.found.split())}")
+        where = f" ({finding.where})" if finding.where else ""
+        out.print(f"{finding.health:8}", style=_STYLE[finding.health], end=" ")
+        out.print(f"{finding.check}{where}: {' '.join(finding.found.split())}")
         if finding.advice:
-            console.print(f"         → {finding.advice}")
+            out.print(f"         → {finding.advice}")
 
 
 def exit_code(findings: Sequence[Finding]) -> int:

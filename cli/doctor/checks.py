@@ -13,7 +13,9 @@ from onceward.core.errors import ConfigurationError, NoDecisionLogError, Oncewar
 from onceward.testing.machine import find_java, java_version
 
 from ..operate.logs import open_log
+from ..operate.targets import kafka_target, postgres_target
 from . import Finding, failed, ok, skipped, warning
+from .log import DECIDED, OWNERSHIP, STARTS, check_pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -48,18 +50,34 @@ def run_checks(
     def kafka() -> list[Finding]:
         from .kafka import check_kafka  # noqa: PLC0415 - an extra
 
-        return check_kafka(bootstrap_servers, kafka_config or {}, topics, pipeline)
+        if bootstrap_servers is None:
+            return [skipped("kafka", "give --bootstrap-servers to check it")]
+        from onceward.connectors.kafka.settings import KafkaSettings  # noqa: PLC0415
+
+        return check_kafka(KafkaSettings(bootstrap_servers, kafka_config or {}), topics, pipeline)
+
+    def log_server() -> list[Finding]:
+        if store is None or not store.startswith(("postgresql", "mariadb", "mysql")):
+            return []
+        from .postgres import check_log_server  # noqa: PLC0415 - an extra
+
+        return [check_log_server(store)]
 
     def postgres() -> list[Finding]:
-        from .postgres import check_postgres  # noqa: PLC0415 - an extra
+        from .postgres import check_postgres, target_of  # noqa: PLC0415 - an extra
 
-        return check_postgres(dsn)
+        if dsn is None:
+            return [skipped("postgresql", "give --dsn to check it")]
+        from onceward.connectors.database.target import Url  # noqa: PLC0415
+
+        return check_postgres(target_of(Url.from_dsn(dsn)))
 
     return [
         check_java(),
         *[check_package(name, oldest) for name, oldest in _OLDEST.items()],
         check_python(),
         check_store(store, pipeline),
+        *_service("sql", log_server, asked=store is not None),
         ok(
             "commit_timeout",
             f"{COMMIT_TIMEOUT:g} s, with pauses of up to {COMMIT_BACKOFF:g} s, unless the pipeline sets it: for so "
@@ -67,7 +85,28 @@ def run_checks(
         ),
         *_service("kafka", kafka, asked=bootstrap_servers is not None),
         *_service("postgres", postgres, asked=dsn is not None),
+        *_check_names(store, pipeline, bootstrap_servers, kafka_config or {}, dsn),
     ]
+
+
+def _check_names(
+    store: str | None, pipeline: str | None, servers: str | None, config: Mapping[str, str], dsn: str | None
+) -> list[Finding]:
+    """What the log and the targets say of the pipeline's name, under whatever sinks' names it has written."""
+    asked = servers is not None or dsn is not None
+    if store is None or not asked:
+        return [
+            skipped(name, "give --store, and --bootstrap-servers or --dsn") for name in (STARTS, DECIDED, OWNERSHIP)
+        ]
+    targets = []
+    try:
+        targets += [kafka_target(servers, config)] if servers is not None else []
+        targets += [postgres_target(dsn, None)] if dsn is not None else []
+        return check_pipeline(store, pipeline, targets)
+    except ModuleNotFoundError:
+        return []  # told already
+    except OncewardError as error:
+        return [skipped(name, str(error)) for name in (STARTS, DECIDED, OWNERSHIP)]
 
 
 def _service(extra: str, check: Callable[[], list[Finding]], *, asked: bool) -> list[Finding]:

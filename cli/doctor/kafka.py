@@ -8,14 +8,19 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from confluent_kafka import KafkaException, TopicCollection
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    KafkaException,
+    TopicCollection,
+)
 from confluent_kafka.admin._acl import AclOperation
 from confluent_kafka.admin._config import ConfigResource
 
 from onceward.connectors.kafka.admin import admin_of, check_reachable, cluster_of
 from onceward.connectors.kafka.errors import Code, code_name
-from onceward.connectors.kafka.settings import KafkaSettings
-from onceward.core.errors import KafkaError
+from onceward.connectors.kafka.lookup import Lookup
+from onceward.connectors.kafka.positions import LATEST, Partition
+from onceward.core.errors import KafkaError, SourceError
 from onceward.core.names import FORMAT, check_pipeline_name
 
 from . import Finding, failed, ok, skipped, warning
@@ -25,20 +30,20 @@ if TYPE_CHECKING:
 
     from confluent_kafka.admin import AdminClient
 
+    from onceward.connectors.kafka.positions import Offsets
+    from onceward.connectors.kafka.settings import KafkaSettings
+
 _ANSWER_SECONDS: Final = 15
 _SHORT_TIMEOUT_MS: Final = 15 * 60 * 1000
 _TRANSACTION_LOG: Final = "__transaction_state"
 _SAFE_REPLICAS: Final = 3
 _SAFE_IN_SYNC: Final = 2
+_MOST_GROUPS: Final = 200
+"""Consumer groups that are asked for their offsets: one request each."""
 
 
-def check_kafka(
-    bootstrap_servers: str | None, config: Mapping[str, str], topics: Sequence[str] = (), pipeline: str | None = None
-) -> list[Finding]:
-    """Brokers reachable, transaction timeouts, replication of the transaction log, open transactions, permissions."""
-    if bootstrap_servers is None:
-        return [skipped("kafka", "give --bootstrap-servers to check it")]
-    settings = KafkaSettings(bootstrap_servers, config)
+def check_kafka(settings: KafkaSettings, topics: Sequence[str] = (), pipeline: str | None = None) -> list[Finding]:
+    """Brokers reachable, transaction timeouts, replication, open transactions, consumers, permissions."""
     try:
         check_reachable(settings)
         admin = admin_of(settings).client
@@ -51,12 +56,22 @@ def check_kafka(
     found = [ok("kafka broker", f"brokers: {len(cluster.brokers)}, topics: {len(cluster.topics)}")]
     found += [_timeout(facts), *_replication(admin, facts, len(cluster.brokers)), _expiry(facts)]
     found.append(_open(settings, facts))
-    found += [_topic(admin, topic) for topic in topics]
+    for topic in topics:
+        found += [_topic(admin, topic), *check_replication(admin, topic)]
     if topics:
-        found.append(_cluster(admin))
+        found += [*_consumers(settings, topics), _cluster(admin)]
     if pipeline is not None:
         found.append(_ids(settings, pipeline))
     return found
+
+
+def check_topics(settings: KafkaSettings, topics: Sequence[str]) -> list[Finding]:
+    """Topics that are read only."""
+    try:
+        check_reachable(settings)
+    except KafkaError as error:
+        return [failed("kafka broker", str(error), "check address, network and security settings")]
+    return [finding for topic in topics for finding in check_replication(admin_of(settings).client, topic)]
 
 
 def _config(admin: AdminClient, kind: Any, name: str) -> dict[str, str | None]:
@@ -153,6 +168,77 @@ def _topic(admin: AdminClient, topic: str) -> Finding:
         why = ", ".join(missing)
         return failed(check, f"{len(described.partitions)} partitions, no permission to {why}", "grant it")
     return ok(check, f"{len(described.partitions)} partitions; may read and write")
+
+
+def check_replication(admin: AdminClient, topic: str) -> list[Finding]:
+    """Whether losing a broker can lose records of a topic that were acknowledged."""
+    check = "replication"
+    try:
+        described: Any = admin.describe_topics(TopicCollection([topic]))[topic].result(_ANSWER_SECONDS)
+        config = _config(admin, ConfigResource.Type.TOPIC, topic)
+    except KafkaException as error:
+        return [skipped(check, str(error.args[0].str()), topic)]
+    replicas = min(len(partition.replicas) for partition in described.partitions)
+    in_sync = int(config.get("min.insync.replicas") or 1)
+    unclean = config.get("unclean.leader.election.enable") == "true"
+    told = f"replicas {replicas}, min.insync.replicas {in_sync}, unclean.leader.election.enable {str(unclean).lower()}"
+    if replicas >= _SAFE_REPLICAS and in_sync >= _SAFE_IN_SYNC and not unclean:
+        return [ok(check, told, topic)]
+    advice = (
+        f"losing a broker can lose committed records. In production, use {_SAFE_REPLICAS} replicas, "
+        f"min.insync.replicas {_SAFE_IN_SYNC} and no unclean leader election; writers wait for all replicas in sync "
+        "(acks=all)"
+    )
+    return [warning(check, told, advice, topic)]
+
+
+def _consumers(settings: KafkaSettings, topics: Sequence[str]) -> list[Finding]:
+    """Which groups read a topic. One that is past the last stable offset reads what may still be aborted."""
+    check, admin = "consumers", admin_of(settings).client
+    try:
+        listed = admin.list_consumer_groups(request_timeout=_ANSWER_SECONDS).result()
+        groups = sorted(group.group_id for group in listed.valid)[:_MOST_GROUPS]
+        read = {group: _positions(admin, group, set(topics)) for group in groups}
+        partitions = {partition for offsets in read.values() for partition in offsets}
+        [stable] = Lookup(settings.connection(), committed=True, retry_seconds=0).offsets(
+            dict.fromkeys(partitions, LATEST)
+        )
+    except KafkaException as error:
+        return [skipped(check, str(error.args[0].str()))]
+    except SourceError as error:
+        return [skipped(check, str(error))]
+    found = []
+    for topic in topics:
+        readers = [group for group, offsets in read.items() if any(at.topic == topic for at in offsets)]
+        ahead = [
+            group
+            for group in readers
+            if any(offset > stable[at] for at, offset in read[group].items() if at.topic == topic)
+        ]
+        found.append(_readers(check, topic, readers, ahead))
+    return found
+
+
+def _readers(check: str, topic: str, readers: Sequence[str], ahead: Sequence[str]) -> Finding:
+    if ahead:
+        return warning(
+            check,
+            f"{', '.join(ahead)} read beyond the last stable offset: rows that may still be aborted",
+            "set isolation.level=read_committed in these consumers",
+            topic,
+        )
+    if readers:
+        told = f"{', '.join(readers)}; brokers do not tell isolation.level, which must be read_committed in each"
+        return skipped(check, told, topic)
+    return ok(check, "no consumer group has stored offsets; each needs isolation.level=read_committed", topic)
+
+
+def _positions(admin: AdminClient, group: str, topics: set[str]) -> Offsets:
+    asked = admin.list_consumer_group_offsets(
+        [ConsumerGroupTopicPartitions(group)], request_timeout=_ANSWER_SECONDS, require_stable=False
+    )
+    stored = asked[group].result().topic_partitions
+    return {Partition(at.topic, at.partition): at.offset for at in stored if at.topic in topics and at.offset >= 0}
 
 
 def _cluster(admin: AdminClient) -> Finding:

@@ -1,11 +1,13 @@
-"""Checks of a PostgreSQL server: what the commit protocol needs of it."""
+"""Checks of a PostgreSQL server: what the commit protocol, and a decision log, need of it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import psycopg as _psycopg  # noqa: F401 - missed here, and not at the first question
+
 from onceward.connectors.database.engines import dialect_for, reading
-from onceward.connectors.database.postgres_sink import PostgresSink
+from onceward.connectors.database.target import TableName, Target, Url
 from onceward.core.errors import SinkError
 
 from . import Finding, failed, ok, skipped, warning
@@ -20,15 +22,28 @@ SELECT has_database_privilege(current_database(), 'CREATE'), current_user::text,
        to_regnamespace('onceward') IS NOT NULL
 """
 _PREPARED: Final = "SELECT count(*), coalesce(extract(epoch FROM max(now() - prepared)), 0) FROM pg_prepared_xacts"
+_STANDBYS: Final = """
+SELECT count(*), count(*) FILTER (WHERE coalesce(sync_state, 'async') IN ('async', 'potential')),
+       current_setting('synchronous_standby_names')
+FROM pg_stat_replication
+"""
+"""Only a superuser or a member of pg_read_all_stats sees sync_state."""
+_TIMEOUTS: Final = """
+SELECT name, setting::bigint / 1000 FROM pg_settings
+WHERE name IN ('transaction_timeout', 'idle_in_transaction_session_timeout') AND setting::bigint > 0
+"""
 _OLD_SECONDS: Final = 3600
+_SHORT_SECONDS: Final = 900
 _FEW: Final = 16
 
 
-def check_postgres(dsn: str | None) -> list[Finding]:
-    """Server reachable and writable, max_prepared_transactions, permissions, old prepared transactions."""
-    if dsn is None:
-        return [skipped("postgresql", "give --dsn to check it")]
-    target = PostgresSink("doctor", dsn=dsn, table="any", answer_within=10).target
+def target_of(url: Url) -> Target:
+    """How doctor reaches a database: no table is looked at."""
+    return Target(url, TableName(None, "any"), answer_within=10)
+
+
+def check_postgres(target: Target) -> list[Finding]:
+    """Server reachable and writable, durable, its timeouts, max_prepared_transactions, rights, old transactions."""
     try:
         with reading(target, "cannot look") as connection:
             facts = dialect_for(target).read_server(connection)
@@ -36,10 +51,60 @@ def check_postgres(dsn: str | None) -> list[Finding]:
             found = [ok("postgresql server", f"version {version[0]}")]
             if facts.unusable:
                 found.append(failed("primary", facts.unusable, "connect to a writable primary"))
-            found += [warning("durability", text, "turn it on") for text in facts.warnings]
+            found += [_durability(facts, connection), _timeouts(connection), _standbys(connection)]
             return [*found, _prepared_slots(facts), _schema(connection), _old(connection)]
     except SinkError as error:
         return [failed("postgresql server", str(error), "check address, role and password")]
+
+
+def check_log_server(url: str) -> Finding:
+    """Whether the server of a decision log can lose entries when a standby takes over."""
+    target = target_of(Url(url))
+    if target.url.backend != "postgresql":
+        told = "of PostgreSQL only: is this server replicated synchronously, or not at all?"
+        return skipped("standbys", told, str(target.url))
+    try:
+        with reading(target, "cannot look") as connection:
+            return _standbys(connection).of("the decision log's server")
+    except SinkError as error:
+        return failed("standbys", str(error), "check address, role and password")
+
+
+def _durability(facts: ServerFacts, connection: sa.Connection) -> Finding:
+    name, pages = "durability", connection.exec_driver_sql("SHOW full_page_writes").scalar_one()
+    if facts.warnings or pages != "on":
+        unsafe = [*facts.warnings, *([] if pages == "on" else ["full_page_writes is off: a power cut may damage data"])]
+        return warning(name, "; ".join(unsafe), "turn it on")
+    return ok(name, "fsync and full_page_writes are on; the sink itself asks for synchronous commits")
+
+
+def _timeouts(connection: sa.Connection) -> Finding:
+    """Prepared transactions have no timeout; what a task is still writing may."""
+    name = "session timeouts"
+    short = {setting: s for setting, s in connection.exec_driver_sql(_TIMEOUTS) if s < _SHORT_SECONDS}
+    if not short:
+        return ok(name, "none is shorter than 15 minutes")
+    told = ", ".join(f"{setting} {s} s" for setting, s in short.items())
+    advice = (
+        "a task that writes an epoch for longer is cut off, and the epoch fails again and again; nothing is lost. Set "
+        "it to 0 for this role (ALTER ROLE … SET …)"
+    )
+    return warning(name, told, advice)
+
+
+def _standbys(connection: sa.Connection) -> Finding:
+    name = "standbys"
+    connected, asynchronous, names = connection.exec_driver_sql(_STANDBYS).one()
+    if connected and (not names or asynchronous == connected):
+        told = f"{asynchronous} of {connected} replicate asynchronously (synchronous_standby_names {names!r})"
+        advice = (
+            "if one is promoted, it may lack commits that were acknowledged. Set synchronous_standby_names, with a "
+            "quorum that a failover chooses from"
+        )
+        return warning(name, told, advice)
+    return ok(
+        name, f"{connected} connected; {asynchronous} replicate asynchronously" if connected else "none connected"
+    )
 
 
 def _prepared_slots(facts: ServerFacts) -> Finding:

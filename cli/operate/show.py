@@ -36,33 +36,33 @@ _STYLE = {
 def table(found: Sequence[Found], *, as_json: bool = False) -> None:
     """Transactions: a line each with its name, which is not cut, and what is known of it below."""
     if as_json:
-        _json([one.as_json() for one in found])
+        print_json([one.as_json() for one in found])
         return
-    console = _console()
+    out = console()
     for one in found:
         c = one.committable
         known = [f"sink {c.sink} of {c.pipeline}"]
         known += [f"epoch {c.epoch}, subtask {c.subtask}"] if c.epoch != ANY_EPOCH else []
         known += [f"{c.rows} rows"] if c.rows else []
         where = f"{one.state} in {one.target.title}" if one.target is not None else "in none of the targets given"
-        console.print(c.transaction, style="bold")
-        console.print(f"  {one.status}", style=_STYLE[one.status], end="")
-        console.print(f"; {where}; {', '.join(known)}")
-        console.print(f"  → {one.next}")
-    console.print(f"{len(found)} transactions" if found else "no open, prepared or waiting transactions")
+        out.print(c.transaction, style="bold")
+        out.print(f"  {one.status}", style=_STYLE[one.status], end="")
+        out.print(f"; {where}; {', '.join(known)}")
+        out.print(f"  → {one.next}")
+    out.print(f"{len(found)} transactions" if found else "no open, prepared or waiting transactions")
 
 
 def details(found: Sequence[Found], *, as_json: bool) -> None:
     """All that is known, the handle too."""
     told = [msgspec.to_builtins(one.as_json()) for one in found]
     if as_json:
-        _json(told)
+        print_json(told)
         return
-    console = _console()
+    out = console()
     for one in told:
         for name, value in one.items():
             shown = msgspec.json.encode(value).decode() if isinstance(value, dict) else value
-            console.print(f"{name:12} {'' if shown is None else shown}")
+            out.print(f"{name:12} {'' if shown is None else shown}")
 
 
 def age(log: Log) -> None:
@@ -74,7 +74,7 @@ def age(log: Log) -> None:
 def history(told: History, *, as_json: bool) -> None:
     """Epochs, a row each; below, where the embedded engine's checkpoints are, and what was given up."""
     if as_json:
-        _json(told)
+        print_json(told)
         return
     listed = told.epochs
     rows = Table("epoch", "decided", "completed", "sinks", "transactions", "rows")
@@ -82,20 +82,21 @@ def history(told: History, *, as_json: bool) -> None:
         waits = "waits for its commit"
         numbers = str(one.transactions), str(one.rows)
         rows.add_row(str(one.epoch), one.decided, one.completed or waits, ", ".join(one.sinks), *numbers)
-    console = _console()
-    console.print(rows if listed else "the log holds no decided epoch")
+    out = console()
+    out.print(rows if listed else "the log holds no decided epoch")
     for one in listed:
         for folder in [*one.retained, *([one.checkpoint] if one.checkpoint else [])]:
-            console.print(f"checkpoint {folder}")
+            out.print(f"checkpoint {folder}")
     for given in told.given_up:
-        console.print(f"{given.action} {given.transaction} of epoch {given.epoch}, {given.at}")
-        console.print(f"  by {given.who}: {given.why}")
+        out.print(f"{given.action} {given.transaction} of epoch {given.epoch}, {given.at}")
+        out.print(f"  by {given.who}: {given.why}")
 
 
-def _console() -> Console:
+def console() -> Console:
     """Prints what it is given: in a name, `:key:` is no emoji and `[red]` no colour."""
     return Console(soft_wrap=True, highlight=False, emoji=False, markup=False)
 
 
-def _json(what: Any) -> None:
+def print_json(what: Any) -> None:
+    """Print indented JSON."""
     typer.echo(msgspec.json.format(msgspec.json.encode(what)).decode())

@@ -30,12 +30,14 @@ class Target:
         names: Under which names, pipeline and sink, something is open or prepared; it is given the pipelines that are
             asked for by name. Raises ConfigurationError if it can be searched by a pipeline's name only, and SinkError
             if the target did not answer.
+        known: Under which sinks' names a pipeline of this name has written here, as far as the target remembers.
         holds: Whether committables of this kind and sink are here.
         sink: By which transactions of the sink of this name are listed and ended.
     """
 
     title: str
     names: Callable[[Collection[str]], Iterable[tuple[str, str]]]
+    known: Callable[[str], Iterable[str]]
     holds: Callable[[str, str], bool]
     sink: Callable[[str], TwoPhaseCommit[Any]]
 
@@ -43,7 +45,7 @@ class Target:
 def kafka_target(bootstrap_servers: str, config: Mapping[str, str]) -> Target:
     """A Kafka cluster; `config` has further settings of the connection, under librdkafka's names."""
     from onceward.connectors.kafka.admin import check_reachable, cluster_of  # noqa: PLC0415 - an extra
-    from onceward.connectors.kafka.ownership import open_names  # noqa: PLC0415
+    from onceward.connectors.kafka.ownership import open_names, sinks_of  # noqa: PLC0415
     from onceward.connectors.kafka.settings import KafkaSettings  # noqa: PLC0415
     from onceward.connectors.kafka.sink import KafkaSink  # noqa: PLC0415
     from onceward.connectors.kafka.transaction import KIND  # noqa: PLC0415
@@ -57,6 +59,7 @@ def kafka_target(bootstrap_servers: str, config: Mapping[str, str]) -> Target:
     return Target(
         title=f"Kafka at {bootstrap_servers}",
         names=names,
+        known=lambda pipeline: sinks_of(cluster_of(settings).transactions, pipeline),
         holds=lambda kind, _: kind == KIND,
         sink=lambda name: KafkaSink(name, bootstrap_servers=bootstrap_servers, config=config),
     )
@@ -75,6 +78,7 @@ def postgres_target(dsn: str, ledger_schema: str | None) -> Target:
     return Target(
         title=f"PostgreSQL {Url.from_dsn(dsn)}",
         names=lambda _: {scope[:2] for scope in sink("any").open_names()},
+        known=lambda pipeline: sink("any").known_sinks(pipeline),
         holds=lambda kind, _: kind in (PREPARED, STAGED),
         sink=sink,
     )
@@ -96,7 +100,13 @@ def sinks_target(sinks: Iterable[Sink], title: str) -> Target:
             raise ConfigurationError("--sinks list by their pipeline's name: give --pipeline, or its --store")
         return [(pipeline, sink) for pipeline in pipelines for sink in by_name]
 
-    return Target(title=title, names=names, holds=lambda _, sink: sink in by_name, sink=by_name.__getitem__)
+    return Target(
+        title=title,
+        names=names,
+        known=lambda _: by_name,
+        holds=lambda _, sink: sink in by_name,
+        sink=by_name.__getitem__,
+    )
 
 
 def load_sinks(reference: str) -> Target:

@@ -153,12 +153,13 @@ def note(target: Target, scope: Scope) -> None:
         _insert(target, logs, scope, sa.select(logs.c.log).where(*_mine(logs, scope)))
 
 
-def sinks_of(target: Target, connection: sa.Connection, pipeline: str, log: str) -> list[str]:
-    """Under which sinks' names writers of this log have written here."""
+def sinks_of(target: Target, connection: sa.Connection, pipeline: str, log: str | None = None) -> list[str]:
+    """Under which sinks' names writers of this log have written here; None: of any log."""
     if not exists(target, connection):
         return []
     logs = tables_of(target).logs
-    query = sa.select(logs.c.sink).where(logs.c.pipeline == pipeline, logs.c.log == log)
+    mine = logs.c.pipeline == pipeline if log is None else sa.and_(logs.c.pipeline == pipeline, logs.c.log == log)
+    query = sa.select(logs.c.sink).distinct().where(mine)
     return list(connection.scalars(query.order_by(logs.c.sink)))
 
 

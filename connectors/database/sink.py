@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("onceward.database")
 
 MODES: Final = ("auto", "insert", "upsert")
+_NAMED: Final = {"postgresql": ("postgres", 5432), "mariadb": ("mysql", 3306), "mysql": ("mysql", 3306)}
+"""How OpenLineage calls a system, and its default port."""
 _COMMIT: Final = {PREPARED: commit_prepared, STAGED: commit_staged}
 _ABORT: Final = {PREPARED: abort_prepared, STAGED: abort_staged}
 
@@ -96,6 +98,14 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         key = f", key={list(self.target.key)}" if self.target.key else ""
         what = f"{self.name!r}, table={str(self.target.table)!r}, mode={self.mode!r}{key}"
         return f"{type(self).__name__}({what}, url={str(self.target.url)!r})"
+
+    def dataset(self) -> tuple[str, str] | None:
+        url, table = self.target.url.parsed, self.target.table
+        kind, port = _NAMED.get(url.get_backend_name(), (url.get_backend_name(), None))
+        namespace = f"{kind}://{url.host}:{url.port or port}" if url.host is not None else kind
+        schema = table.schema or ("public" if kind == "postgres" else None)
+        whole = [schema or url.database] if kind == "mysql" else [url.database, schema]
+        return namespace, ".".join(part for part in (*whole, table.table) if part)
 
     def validate(self, schema: pa.Schema) -> None:
         """Check connection, setup, table, columns, key and rights; create what is missing and was requested."""
@@ -214,6 +224,11 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
                 of = tables_of(self.target).staged.c
                 found |= {Scope(*row) for row in connection.execute(sa.select(of.pipeline, of.sink, of.log))}
         return found
+
+    def known_sinks(self, pipeline: str) -> list[str]:
+        """Under which sinks' names a pipeline of this name has written into this database."""
+        with reading(self.target, "cannot list") as connection:
+            return ledger.sinks_of(self.target, connection, pipeline)
 
     def check_claim(self, scope: Scope, newest: Progress) -> None:
         ledger.check(self.target, scope, newest)

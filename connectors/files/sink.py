@@ -111,6 +111,9 @@ class FileSink(FolderSink[Files]):
         aliases = {"path": "directory", "fileFormat": "format"}
         return cls(**arguments(cls, {"name": "files", **options}, aliases=aliases))
 
+    def dataset(self) -> tuple[str, str] | None:
+        return "file", str(self.directory)
+
     def validate(self, schema: pa.Schema) -> None:
         check_partitions(self.name, self.partition_by, schema)
         left = pa.schema([field for field in schema if field.name not in self.partition_by])

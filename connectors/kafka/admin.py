@@ -112,7 +112,11 @@ class Limits(NamedTuple):
 
 
 class Cluster:
-    """Connections of one process to one cluster."""
+    """Connections of one process to one cluster.
+
+    Attributes:
+        known_limits: What the brokers allow, once they were asked.
+    """
 
     def __init__(self, settings: KafkaSettings) -> None:
         try:
@@ -123,7 +127,7 @@ class Cluster:
         self.wire = Wire(settings.for_wire())
         self.transactions = TransactionCoordinatorClient(self.wire)
         self._settings = settings
-        self._limits: Limits | None = None
+        self.known_limits: Limits | None = None
         self._seen_topics: set[str] = set()
 
     def limits(self) -> Limits:
@@ -132,9 +136,9 @@ class Cluster:
         Raises:
             KafkaError: No broker answers.
         """
-        if self._limits is None:
-            self._limits = self._ask_limits()
-        return self._limits
+        if self.known_limits is None:
+            self.known_limits = self._ask_limits()
+        return self.known_limits
 
     def partitions_of(self, topic: str) -> int:
         """How many partitions the topic has; 0 if there is no such topic.

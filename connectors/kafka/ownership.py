@@ -48,6 +48,12 @@ def open_names(client: TransactionCoordinatorClient) -> set[Scope]:
     return set(_scopes(client, f"{FORMAT}:", ["Ongoing"]).values())
 
 
+def sinks_of(client: TransactionCoordinatorClient, pipeline: str) -> list[str]:
+    """Under which sinks' names this pipeline has written, as far as the brokers remember, whatever its log."""
+    scopes = _scopes(client, f"{FORMAT}:{pipeline}:", []).values()
+    return sorted({scope.sink for scope in scopes if scope.pipeline == pipeline})
+
+
 def _open(described: Iterable[Description]) -> list[Prepared]:
     return [description.open for description in described if description.open is not None]
 

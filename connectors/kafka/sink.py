@@ -19,7 +19,9 @@ from onceward.sinks.base import TwoPhaseCommitSink
 from . import commits, ownership
 from .admin import check_reachable, cluster_of
 from .errors import Code, kafka_error
+from .lookup import Lookup
 from .pool import PoolKey, pool_of
+from .positions import LATEST, Partition
 from .producer import check_settings
 from .rows import Rows, check_columns
 from .settings import KafkaSettings, split_options
@@ -130,6 +132,40 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         if self._timeout is not None:
             return self._timeout
         return cluster_of(self.settings).limits().longest_timeout_ms / 1000
+
+    def dataset(self) -> tuple[str, str] | None:
+        if self.topic is None:
+            return None
+        return f"kafka://{str(self.settings['bootstrap.servers']).partition(',')[0]}", self.topic
+
+    def last_stable_offset_lag(self) -> int | None:
+        """Records of the topic behind the last stable offsets; None if the rows name their topics.
+
+        Raises:
+            SourceError: No broker answers.
+        """
+        if self.topic is None:
+            return None
+        readers = Lookup(self.settings, committed=True, retry_seconds=0)
+        count = readers.partitions_of([self.topic]).get(self.topic, ("", 0))[1]
+        ends = dict.fromkeys((Partition(self.topic, number) for number in range(count)), LATEST)
+        [stable] = readers.offsets(ends)
+        [high] = Lookup(self.settings, committed=False, retry_seconds=0).offsets(ends)
+        return sum(max(0, high[partition] - stable[partition]) for partition in ends)
+
+    def expires_at(self, committable: Committable) -> float | None:
+        """When the broker aborts it: the timeout is counted from the time at which it added the first partition."""
+        transaction = Prepared.of(committable)
+        if transaction is None or (timeout := self._known_timeout()) is None:
+            return None
+        return transaction.handle.started_ms / 1000 + timeout
+
+    def _known_timeout(self) -> float | None:
+        """The transaction timeout, as far as it is known without asking."""
+        if self._timeout is not None:
+            return self._timeout
+        limits = cluster_of(self.settings).known_limits
+        return limits.longest_timeout_ms / 1000 if limits is not None else None
 
     def validate(self, schema: pa.Schema) -> None:
         """Check columns, settings, topic and timeout; create the topic if requested.

@@ -37,6 +37,8 @@ _log = logging.getLogger("onceward.spark")
 
 FORMAT = "onceward-source"
 _ROWS = "maxRows"
+_registered: dict[str, ResettableSource] = {}
+"""What the sessions of this process know, for as long as they do."""
 Offsets = dict[str, Any]
 
 
@@ -221,4 +223,10 @@ def registered(spark: SparkSession, source: ResettableSource) -> str:
         spark.dataSource.register(type("RegisteredSource", (AnySource,), {"format_name": name, "source": source}))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ConfigurationError(f"{type(source).__name__} cannot be pickled for the executors: {error}") from error
+    _registered[name] = source
     return name
+
+
+def registered_source(name: str) -> ResettableSource | None:
+    """The source behind a format that `registered` made; None for any other format."""
+    return _registered.get(name)

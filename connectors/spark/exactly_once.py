@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING, Any
 from onceward.core.checkpoint import Admission, CommitPolicy, Coordinator, OnLost
 from onceward.core.checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.core.errors import ConfigurationError, OncewardError
+from onceward.core.events import EpochFailed, EpochReplayed, tell
+from onceward.core.log.store import EXPLAINING
 from onceward.core.names import check_pipeline_name
 from onceward.core.sink import Guarantee
 from onceward.core.transaction import Acknowledgement
 from onceward.sinks.base import DirectlyWritten, DirectSink, TwoPhaseCommitSink
 
 from .cluster import check_store, local_store, open_log, warn_of_python
+from .plan import handlers
 from .publication import with_publication
-from .query import QueryRun, any_stage_failed, checkpoint_reader, current_run, epoch_input
+from .query import QueryRun, any_stage_failed, check_folder, checkpoint_reader, current_run, epoch_input
 from .task import (
     ACK_COLUMN,
     ACK_SCHEMA,
@@ -96,13 +99,15 @@ def exactly_once(
         ConfigurationError: A setting is wrong, or a target is not set up for the guarantee.
         SchemaError: A column does not fit a sink; the message names it.
     """
-    _check(df, sinks, pipeline)
+    _check(df, sinks, pipeline, checkpoint)
     warn_of_python(df.sparkSession)
     driven = [DirectlyWritten(sink) if isinstance(sink, DirectSink) else sink for sink in sinks]
     for sink in driven:
         if sink.guarantee is not Guarantee.EXACTLY_ONCE:
             _log.warning("sink %s guarantees %s only, also with exactly_once", sink.name, sink.guarantee)
-        sink.validate(schema_for(df, sink))
+        schema = schema_for(df, sink)
+        if not EXPLAINING.get():  # it may create a table or a topic
+            sink.validate(schema)
     handler = EpochHandler(
         df.sparkSession,
         driven,
@@ -116,10 +121,11 @@ def exactly_once(
         on_complete=with_publication(df, on_complete),
     )
     writer = df.writeStream.foreachBatch(handler)
+    handlers[writer] = handler
     return writer.option("checkpointLocation", checkpoint) if checkpoint is not None else writer
 
 
-def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> None:
+def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None, checkpoint: str | None) -> None:
     if type(df).__module__.startswith("pyspark.sql.connect"):
         raise ConfigurationError(
             "exactly_once needs a classic Spark session, and this DataFrame is of a Spark Connect session: run the "
@@ -137,6 +143,8 @@ def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> Non
         raise ConfigurationError(f"each sink of a pipeline needs a name of its own; got {names}")
     if pipeline is not None:
         check_pipeline_name(pipeline)
+    if checkpoint is not None:
+        check_folder(df.sparkSession, checkpoint)
 
 
 @dataclass
@@ -165,14 +173,21 @@ class EpochHandler:
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         """Run one micro-batch as one epoch."""
+        try:
+            self._epoch(frame, batch)
+        except BaseException as error:
+            name = self.pipeline or (self._run.query if self._run is not None else "")
+            tell(EpochFailed(name, batch, f"{type(error).__name__}: {error}"))
+            raise
+
+    def _epoch(self, frame: DataFrame, batch: int) -> None:
         run = current_run(self.spark, self._run)
         if self._run != run:
             self._coordinator, self._read_text, self._row_bytes = None, checkpoint_reader(self.spark), None
         about = epoch_input(self._read_text, run.checkpoint, run.query, batch)
         coordinator = self._coordinator or self._open(run, batch, about)
         if coordinator.admit(batch, about, adopt=self.adopt) is Admission.REPLAY:
-            fields = {"pipeline": coordinator.pipeline, "epoch": batch}
-            _log.info("epoch %s is completed already: Spark runs it again, nothing is written", batch, extra=fields)
+            tell(EpochReplayed(coordinator.pipeline, batch))
             # A stateful query must run the batch all the same, or its state store misses a version for ever.
             frame.write.format("noop").mode("overwrite").save()
         else:

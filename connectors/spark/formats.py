@@ -81,11 +81,21 @@ class SinkFormat(DataSource):
         made: BatchWriter = _writers().BatchWriter(self._sink(schema), FormatOptions.parse(self.options))
         return made
 
-    def _sink(self, schema: StructType) -> TwoPhaseCommitSink[Any]:
+    def own_sink(self) -> TwoPhaseCommitSink[Any]:
+        """The sink, which nobody has validated.
+
+        Raises:
+            ConfigurationError: An option is wrong, or the sink's extra is not installed.
+        """
+        return self.make_sink(self._own_options())
+
+    def _own_options(self) -> dict[str, str]:
         common = COMMON - self.own_too
-        own = {key: value for key, value in self.options.items() if key.lower() not in common and not is_ours(key)}
-        sink = self.make_sink(own)
-        key = f"{schema.json()} {sorted(own.items())}"
+        return {key: value for key, value in self.options.items() if key.lower() not in common and not is_ours(key)}
+
+    def _sink(self, schema: StructType) -> TwoPhaseCommitSink[Any]:
+        sink = self.own_sink()
+        key = f"{schema.json()} {sorted(self._own_options().items())}"
         if key not in _validated:
             sink.validate(arrow_schema(schema))
             _validated.add(key)

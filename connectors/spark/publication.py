@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from onceward.connectors.kafka.positions import Offsets, from_json, to_json
 from onceward.core.errors import ConfigurationError, OncewardError
 
+from .plan import streaming_leaves
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -133,10 +135,7 @@ def is_ours(option: str) -> bool:
 
 def with_publication(df: DataFrame, on_complete: OnComplete | None) -> OnComplete | None:
     """Publish the offsets of the query that `df` becomes, if a source has a `kafka.group.id`; then `on_complete`."""
-    jdf: Any = getattr(df, "_jdf", None)
-    leaves = jdf.queryExecution().analyzed().collectLeaves() if jdf is not None else None
-    every = [leaves.apply(number) for number in range(leaves.size())] if leaves is not None else []
-    groups = [_group_of(leaf) for leaf in every if leaf.isStreaming()]
+    groups = [_group_of(leaf) for leaf in streaming_leaves(df)]
     if not any(groups):
         return on_complete
     publish = Publisher(groups)

@@ -151,6 +151,29 @@ def read_by_hadoop(spark: SparkSession, url: str) -> str | None:
         stream.close()
 
 
+def check_folder(spark: SparkSession, url: str) -> None:
+    """Refuse a checkpoint that can be no folder: Spark would answer with a hundred lines of Java.
+
+    Raises:
+        ConfigurationError: It is a file, or lies in one, or in a folder that cannot be written to.
+    """
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - comes with pyspark
+
+    jvm: Any = spark._jvm  # noqa: SLF001 - the only way to Spark's file systems
+    hadoop = jvm.org.apache.hadoop.fs
+    path = hadoop.Path(url)
+    try:
+        files = path.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001
+        while path.getParent() is not None and not files.exists(path):
+            path = path.getParent()
+        if not files.getFileStatus(path).isDirectory():
+            raise ConfigurationError(f"checkpoint {url}: {path.toString()} is a file; give a folder")
+        files.access(path, hadoop.permission.FsAction.WRITE)
+    except Py4JJavaError as error:
+        reason = error.java_exception.getMessage()
+        raise ConfigurationError(f"checkpoint {url} cannot be written: {reason}; give another folder") from None
+
+
 def read_text(url: str) -> str | None:
     """Read a small text file where there is no JVM: local, or through fsspec; None if it is not there.
 

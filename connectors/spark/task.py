@@ -83,6 +83,7 @@ def write_partition(
         sinks=tuple(sink.name for sink in sinks),
         committables=tuple(committable for committable in prepared if committable is not None),
         retried=here.attempt > 0,
+        written=tuple(epoch.written for epoch in epochs),
     )
 
 

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+import onceward
 from onceward.core.checkpoint import Admission, Coordinator
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, OncewardError, ProtocolError
+from onceward.core.events import EpochFailed, EpochReplayed, tell
 from onceward.core.kit.logs import show_if_asked
 from onceward.core.log import EpochInput, WriterToken
 from onceward.core.transaction import Acknowledgement, WriteContext
@@ -72,6 +74,7 @@ class _Writer:
 
     def __init__(self, sink: TwoPhaseCommitSink[Any], options: FormatOptions) -> None:
         show_if_asked()  # Spark makes it in processes that no user's code runs in
+        onceward.metrics.start_if_asked()
         self.sink = sink
         self.options = options
         self.opened: Opened | None = None
@@ -86,8 +89,19 @@ class _Writer:
     def __getstate__(self) -> dict[str, Any]:
         """Spark pickles the writer in its first driver process, before any executor runs: start there."""
         if self.opened is None:
-            self.opened = self._open()
+            try:
+                self.opened = self._open()
+            except Exception as error:
+                self._failed(f"{type(error).__name__}: {error}")
+                raise
         return dict(self.__dict__)
+
+    def _failed(self, why: str) -> None:
+        with contextlib.suppress(OncewardError):  # its name may be what is missing
+            tell(EpochFailed(self._pipeline(), None, why))
+
+    def _pipeline(self) -> str:
+        raise NotImplementedError
 
     def _open(self) -> Opened:
         coordinator = self._coordinator()
@@ -132,6 +146,7 @@ class _Writer:
             raise ProtocolError(f"{len(written)} of {len(messages)} partitions answered; nothing was decided")
         opened, coordinator = self._resumed(written)
         if coordinator.admit(epoch, about, adopt=self.options.adopt) is Admission.REPLAY:
+            tell(EpochReplayed(coordinator.pipeline, epoch))
             return
         acks = [message.acknowledgement for message in written if message.acknowledgement is not None]
         # Spark does not tell this process of lost attempts and of stages that ran twice: always look for leftovers.
@@ -140,6 +155,7 @@ class _Writer:
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: ARG002, N803 - Spark's
         """Abort what is not decided (driver). Called with decided messages too, when commit raised."""
+        self._failed("Spark aborted the batch: a task, or the commit, has failed")
         written = [m for m in messages if isinstance(m, WrittenPartition) and m.acknowledgement is not None]
         if written:
             with contextlib.suppress(FencedError):  # decided, or a newer writer has started: both look after it
@@ -191,8 +207,11 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     def _input(self, batch: int) -> EpochInput:
         return epoch_input(read_text, self.options.checkpoint_root(), self.options.query(), batch)
 
+    def _pipeline(self) -> str:
+        return self.options.pipeline or self.options.query()
+
     def _coordinator(self) -> Coordinator:
-        name = self.options.pipeline or self.options.query()
+        name = self._pipeline()
         return Coordinator(name, self.options.open_log(name), [self.sink], self.options.policy())
 
 
@@ -232,6 +251,9 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def _offered(self) -> tuple[int, EpochInput]:
         return 0, EpochInput(query=self.run)  # the caller says by the run key that it is the same
+
+    def _pipeline(self) -> str:
+        return self.name
 
     def _coordinator(self) -> Coordinator:
         store = batch_store(self.options, self.name, self.temporary)

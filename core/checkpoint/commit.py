@@ -9,10 +9,12 @@ at the end. So a target that is away delays no other, and a loss in one sink tak
 from __future__ import annotations
 
 import logging
+from datetime import datetime
 from itertools import count, groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import CommitPendingError, DataLossError, EpochConflictError, ExternalError, FencedError
+from ..events import Committed, CommitWaits, tell, wall_clock
 from ..names import Scope
 from ..outcome import PROVEN_NOT_COMMITTED
 from ..sink import by_urgency
@@ -49,13 +51,17 @@ def finish(
     """
     _check_sinks(permit, sinks)
     shares = [_Share(permit, sink, writer) for sink in by_urgency(sinks.values())]
-    deadline = policy.monotonic() + policy.commit_timeout
+    began = policy.monotonic()
+    deadline = began + policy.commit_timeout
     waiting = [share for share in shares if share.waits]
     for attempt in count():
         policy.make_all([share.ask for share in waiting])
+        for share in waiting:
+            share.seconds = policy.monotonic() - began
         waiting = [share for share in waiting if share.waits]
         if not waiting:
             break
+        tell(_waits(permit, shares))
         if attempt == TOLD_AFTER:
             _log.warning(
                 "%s. It is asked again for up to %g s",
@@ -65,7 +71,25 @@ def finish(
             )
         if not policy.commits.pause(attempt, deadline - policy.monotonic()):
             break
-    return _conclude(permit, shares, writer, policy)
+    stands = _conclude(permit, shares, writer, policy)
+    seconds = {share.sink.name: share.seconds for share in shares if share.took_part}
+    tell(Committed(permit.decision.pipeline, permit.decision.epoch, seconds, voided=not stands))
+    return stands
+
+
+def _waits(permit: CommitPermit, shares: Sequence[_Share]) -> CommitWaits:
+    decision = permit.decision
+    try:
+        since = datetime.fromisoformat(decision.at).timestamp()
+    except ValueError:  # it is for people
+        since = wall_clock()
+    return CommitWaits(
+        pipeline=decision.pipeline,
+        epoch=decision.epoch,
+        since=since,
+        waiting={share.sink.name: share.expires_at() for share in shares if share.waits},
+        done=[share.sink.name for share in shares if share.took_part and not share.waits],
+    )
 
 
 def _check_sinks(permit: CommitPermit, sinks: Mapping[str, TwoPhaseCommit[Any]]) -> None:
@@ -91,9 +115,11 @@ class _Share:
         self.sink = sink
         self.failures: Failures = []
         self.error: Exception | None = None
+        self.seconds = 0.0
         self.detail = ""
         mine = [c for c in permit.committables(sink.name) if c.transaction not in writer.view.skipped]
         mine.sort(key=lambda c: c.epoch)
+        self.took_part = bool(mine)
         self._epochs = [list(epoch) for _, epoch in groupby(mine, key=lambda c: c.epoch)]
         owned = sink.name in writer.view.claimed or sink.name not in permit.decision.sinks
         self._to_claim = None if owned else Scope(writer.pipeline, sink.name, writer.token.log)
@@ -105,6 +131,14 @@ class _Share:
     @property
     def pending(self) -> list[Committable]:
         return [c for epoch in self._epochs for c in epoch]
+
+    def expires_at(self) -> float | None:
+        """When the first transaction that waits expires, for monitoring: whatever a sink raises is no matter."""
+        try:
+            times = [self.sink.expires_at(c) for c in self.pending]
+        except Exception:  # noqa: BLE001 - a sink's
+            return None
+        return min((at for at in times if at is not None), default=None)
 
     def ask(self) -> None:
         """Commit one epoch after another, until an answer has to be waited for."""

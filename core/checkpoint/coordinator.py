@@ -16,15 +16,16 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, DataLossError, EpochConflictError, ExternalError, FencedError, StoreError
+from ..events import EpochAbandoned, EpochBegan, EpochCompleted, Started, tell, wall_clock
 from ..log import EpochInput, LogStore, LogView, LogWriter, Rewound, WriterToken
 from ..log.view import NONE
 from ..names import Scope, check_pipeline_name
 from ..steps import Step, crash_point
 from ..transaction import Acknowledgement, Committable, WriteContext
-from . import report
 from .admission import Admission, admission, check_age, check_query, gather, goes_back, with_earlier
 from .commit import finish
 from .policy import CommitPolicy
+from .report import note_epoch, note_start
 from .sweep import Swept, sweep
 
 if TYPE_CHECKING:
@@ -123,9 +124,17 @@ class Coordinator:
         for error in (*unowned.values(), unswept):
             if error is not None:
                 raise error
-        aborted, seconds = self._last_sweep.aborted, self.policy.monotonic() - began
-        store = self.writer.store
-        report.started(self.pipeline, self.view, store, finished=finished, aborted=aborted, seconds=seconds)
+        started = Started(
+            pipeline=self.pipeline,
+            epoch=self.view.decided if self.view.newest is not None else None,
+            log=self.view.log,
+            store=self.writer.store.describe(),
+            finished=finished,
+            aborted=self._last_sweep.aborted,
+            seconds=self.policy.monotonic() - began,
+        )
+        tell(started)
+        note_start(self.writer.store, started, self.view.start)
         return self.view
 
     def resume(self, token: WriterToken) -> None:
@@ -150,6 +159,8 @@ class Coordinator:
         admitted = admission(self.view, self.pipeline, epoch, epoch_input, adopt=adopt, gaps=self.gaps)
         if admitted is Admission.NEW:
             self._began = self.policy.monotonic()
+        if admitted is Admission.NEW and not self.gaps:
+            tell(EpochBegan(self.pipeline, wall_clock()))
         return admitted
 
     def context(self, sink: str, epoch: int, *, subtask: int, attempt: int = 0) -> WriteContext:
@@ -207,6 +218,7 @@ class Coordinator:
             state=state,
             follows=before if self.gaps else None,
         )
+        decided = self.policy.monotonic()
         if not finish(permit, self.writer, self.sinks, self.policy):
             raise EpochConflictError(
                 "its decision was voided (on_lost='replay'); a restart writes it again",
@@ -214,10 +226,21 @@ class Coordinator:
                 epoch=epoch,
             )
         took = self.policy.monotonic() - acknowledged
-        if committables or not self.gaps:
-            age = acknowledged - self._began if age is None else age
-            store = self.writer.store
-            report.completed(self.pipeline, epoch, committables, store, seconds=age + took, commit_seconds=took)
+        completed = EpochCompleted(
+            pipeline=self.pipeline,
+            log=permit.decision.log,
+            epoch=epoch,
+            input=epoch_input,
+            committables=committables,
+            written=[written for ack in acknowledgements for written in ack.written],
+            sinks=self.sinks,
+            seconds=took + (acknowledged - self._began if age is None else age),
+            decide_seconds=decided - acknowledged,
+            commit_seconds=took,
+            checkpoint=self.gaps,
+        )
+        tell(completed)
+        note_epoch(self.writer.store, completed)
         if sweep_after or self._sweep_is_due() or any(ack.retried for ack in acknowledgements):
             self._sweep_after(epoch)
         for sink in self.sinks.values():
@@ -243,6 +266,7 @@ class Coordinator:
         """
         self.writer.bar()
         sweep(self.writer, self.sinks.values())
+        tell(EpochAbandoned(self.pipeline))
 
     def _check_age(self, epoch: int, committables: Sequence[Committable], age: float) -> None:
         try:

@@ -1,21 +1,21 @@
-"""What is told of a healthy run, in the log and beside the decision log: one line for each start and each epoch."""
+"""The log lines of a healthy run: one when it starts, one for each epoch. Their facts are fields of the record, too."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from ..events import CheckpointEnded, EpochCompleted, EpochReplayed, Event, Started, observe
 from ..log.notes import note
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ..log import LogStore, LogView
+    from ..log import LogStore
     from ..transaction import Committable
 
 _log = logging.getLogger("onceward.coordinator")
-NAMES = 50
+_spark = logging.getLogger("onceward.spark")
+_engine = logging.getLogger("onceward.engine")
+_NAMES = 50
 """How many transactions a note names at most."""
 
 
@@ -25,89 +25,91 @@ def about(committable: Committable) -> dict[str, Any]:
     return {name: getattr(committable, name) for name in names}
 
 
-def started(
-    pipeline: str,
-    view: LogView,
-    store: LogStore,
-    *,
-    finished: Sequence[Committable],
-    aborted: Sequence[Committable],
-    seconds: float,
-) -> None:
-    """Log that a run has started.
+def log(event: Event) -> None:
+    """Log an event, if it has a line."""
+    match event:
+        case Started():
+            _started(event)
+        case EpochCompleted() if event.committables or not event.checkpoint:
+            _completed(event)
+        case EpochReplayed(pipeline, epoch):
+            fields = {"pipeline": pipeline, "epoch": epoch}
+            _spark.info("epoch %s is completed already: Spark runs it again, nothing is written", epoch, extra=fields)
+        case CheckpointEnded(pipeline, record, bad):
+            took = round(record.duration * 1000)
+            fields = {"pipeline": pipeline, "epoch": record.checkpoint, "milliseconds": took}
+            _engine.log(logging.WARNING if bad else logging.INFO, "pipeline %s: %s", pipeline, record, extra=fields)
 
-    Args:
-        pipeline: Its name.
-        view: The decision log after START.
-        store: Where the log is.
-        finished: Transactions that an earlier run had decided, and this start has committed.
-        aborted: Transactions that no decision names, and this start has aborted.
-        seconds: How long it took.
-    """
-    epoch = view.decided if view.newest is not None else None
-    fields: dict[str, Any] = {
-        "pipeline": pipeline,
-        "epoch": epoch,
-        "log": view.log,
-        "store": store.describe(),
-        "finished": [c.transaction for c in finished],
-        "aborted": [c.transaction for c in aborted],
-        "milliseconds": round(seconds * 1000),
-    }
+
+observe(log)
+
+
+def _started(event: Started) -> None:
     _log.info(
         "pipeline %s starts %s, decision log %s in %s: %s decided transactions committed, %s others aborted, %.0f ms",
-        pipeline,
-        "for the first time" if epoch is None else f"after epoch {epoch}",
-        view.log,
-        store.describe(),
-        len(finished),
-        len(aborted),
-        seconds * 1000,
-        extra=fields,
+        event.pipeline,
+        "for the first time" if event.epoch is None else f"after epoch {event.epoch}",
+        event.log,
+        event.store,
+        len(event.finished),
+        len(event.aborted),
+        event.seconds * 1000,
+        extra={
+            "pipeline": event.pipeline,
+            "epoch": event.epoch,
+            "log": event.log,
+            "store": event.store,
+            "finished": [c.transaction for c in event.finished],
+            "aborted": [c.transaction for c in event.aborted],
+            "milliseconds": round(event.seconds * 1000),
+        },
     )
-    few = {"finished": fields["finished"][:NAMES], "aborted": fields["aborted"][:NAMES]}
-    note(store, "start", {**fields, **few, "position": view.start})
 
 
-def completed(
-    pipeline: str,
-    epoch: int,
-    committables: Sequence[Committable],
-    store: LogStore,
-    *,
-    seconds: float,
-    commit_seconds: float,
-) -> None:
-    """Log that an epoch is committed everywhere.
-
-    Args:
-        pipeline: Whose.
-        epoch: Its number.
-        committables: All its transactions.
-        store: Where the decision log is.
-        seconds: Since it was admitted.
-        commit_seconds: Of these, from the decision to COMPLETED.
-    """
-    rows = Counter[str]()
-    for c in committables:
-        rows[c.sink] += c.rows
-    fields = {
-        "pipeline": pipeline,
-        "epoch": epoch,
-        "rows": rows.total(),
-        "sinks": dict(rows),
-        "transactions": len(committables),
-        "milliseconds": round(seconds * 1000),
-        "commit_milliseconds": round(commit_seconds * 1000),
-    }
+def _completed(event: EpochCompleted) -> None:
+    rows = event.rows()
     _log.info(
         "epoch %s of pipeline %s completed: %s in %s transactions, %.0f ms (commit %.0f ms)",
-        epoch,
-        pipeline,
+        event.epoch,
+        event.pipeline,
         ", ".join(f"{sink} {n} rows" for sink, n in rows.items()) or "no rows",
-        len(committables),
-        seconds * 1000,
-        commit_seconds * 1000,
-        extra=fields,
+        len(event.committables),
+        event.seconds * 1000,
+        event.commit_seconds * 1000,
+        extra={
+            "pipeline": event.pipeline,
+            "epoch": event.epoch,
+            "rows": sum(rows.values()),
+            "sinks": rows,
+            "transactions": len(event.committables),
+            "milliseconds": round(event.seconds * 1000),
+            "commit_milliseconds": round(event.commit_seconds * 1000),
+        },
     )
+
+
+def note_start(store: LogStore, event: Started, position: int) -> None:
+    """Leave a note of a start beside the decision log; `position` is that of its START."""
+    fields = {
+        "position": position,
+        "finished": [c.transaction for c in event.finished[:_NAMES]],
+        "aborted": [c.transaction for c in event.aborted[:_NAMES]],
+        "milliseconds": round(event.seconds * 1000),
+    }
+    note(store, "start", fields)
+
+
+def note_epoch(store: LogStore, event: EpochCompleted) -> None:
+    """Leave a note of a completed epoch beside the decision log."""
+    if event.checkpoint and not event.committables:
+        return
+    rows = event.rows()
+    fields = {
+        "epoch": event.epoch,
+        "rows": sum(rows.values()),
+        "sinks": rows,
+        "transactions": len(event.committables),
+        "milliseconds": round(event.seconds * 1000),
+        "commit_milliseconds": round(event.commit_seconds * 1000),
+    }
     note(store, "epoch", fields)

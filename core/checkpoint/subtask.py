@@ -6,11 +6,13 @@ acknowledges "nothing written".
 
 from __future__ import annotations
 
+import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LifecycleError
 from ..steps import Step, crash_point
+from ..transaction import Written
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,11 +36,18 @@ class SubtaskEpoch:
         self.context = context
         self._transaction: Any = None
         self._state = _State.NEW
+        self._rows, self._write_seconds, self._prepare_seconds = 0, 0.0, 0.0
+
+    @property
+    def written(self) -> Written:
+        """How much was written, and how long it took."""
+        return Written(self.context.sink, self._rows, self._write_seconds, self._prepare_seconds)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write a batch, opening the transaction at the first row."""
         if batch.num_rows == 0:
             return
+        began = time.monotonic()
         if self._state is _State.NEW:
             crash_point(Step.BEGIN_BEFORE)
             self._transaction = self.sink.begin(self.context)
@@ -48,6 +57,8 @@ class SubtaskEpoch:
         crash_point(Step.WRITE_BEFORE)
         self.sink.write(self._transaction, batch)
         crash_point(Step.WRITE_AFTER)
+        self._rows += batch.num_rows
+        self._write_seconds += time.monotonic() - began
 
     def pre_commit(self) -> Committable | None:
         """Prepare what was written; None if nothing was."""
@@ -55,9 +66,11 @@ class SubtaskEpoch:
             return None
         self._require_open()
         crash_point(Step.PRE_COMMIT_BEFORE)
+        began = time.monotonic()
         committable = self.sink.pre_commit(self._transaction)
         self._check(committable)
         self._state = _State.PREPARED
+        self._prepare_seconds = time.monotonic() - began
         crash_point(Step.PRE_COMMIT_AFTER)
         self.sink.warm_up(self.context)
         return committable

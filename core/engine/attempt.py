@@ -14,6 +14,7 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from ..events import CheckpointEnded, tell
 from ..log.notes import note
 from ..sink import TwoPhaseCommit
 from ..source import ResettableSource
@@ -136,14 +137,7 @@ class Attempt(ABC):
             case Remember(record, bad):
                 most = self._config.history
                 self.history = (*self.history, record)[-most:] if most else ()
-                level = logging.WARNING if bad else logging.INFO
-                pipeline = self._started.coordinator.pipeline
-                fields = {
-                    "pipeline": pipeline,
-                    "epoch": record.checkpoint,
-                    "milliseconds": round(record.duration * 1000),
-                }
-                _log.log(level, "pipeline %s: %s", pipeline, record, extra=fields)
+                tell(CheckpointEnded(self._started.coordinator.pipeline, record, bad))
                 note(self._started.setup.store, "checkpoint", record)
 
     def _post(self, message: ToTask, to: Iterable[TaskId]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..errors import OncewardError, OperatorError
+from ..events import EpochBegan, tell, wall_clock
 from ..log import EpochInput
 from ..transaction import Acknowledgement
 from .events import CheckpointFailedError, Completed, NotCompleted
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from ..checkpoint import Coordinator
-    from ..transaction import Committable
+    from ..transaction import Committable, Written
     from .channels import Barrier, TaskId
     from .events import Pending
     from .graph import Graph
@@ -62,12 +63,13 @@ class Completer:
             self._prove_savepoints()
             return Completed(barrier.target)
         try:
-            self.decide(metadata, reference, pending.committables(), began=self._since)
+            self.decide(metadata, reference, pending.committables(), pending.written(), began=self._since)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a sink does, the decision may stand
             if self._coordinator.view.awaited == barrier.checkpoint:
                 return NotCompleted(_voided(barrier.checkpoint), in_doubt=True)
             return NotCompleted(unexpected("commit", error), in_doubt=True)
         self._since = pending.triggered
+        tell(EpochBegan(metadata.pipeline, wall_clock(self._coordinator.policy.monotonic() - self._since)))
         prove(reference, metadata.log, barrier.checkpoint)
         self._prove_savepoints()
         # A savepoint belongs to the user: the pipeline's own checkpoints stay as they are.
@@ -119,6 +121,7 @@ class Completer:
         metadata: Metadata,
         reference: Reference,
         committables: Collection[Committable] = (),
+        written: tuple[Written, ...] = (),
         began: float | None = None,
     ) -> None:
         """Decide a checkpoint, and commit; without committables, where a run begins, before it reads its first row."""
@@ -136,6 +139,7 @@ class Completer:
             attempt=0,
             sinks=tuple(coordinator.sinks),
             committables=tuple(c for c in committables if c.epoch > view.decided),
+            written=written,
         )
         age = coordinator.policy.monotonic() - began if began is not None else 0.0
         savepoints = tuple(savepoint for id_, savepoint in self._savepoints.items() if id_ < epoch)

@@ -30,7 +30,7 @@ import msgspec
 from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
 _log = logging.getLogger("onceward.engine")
 _TABLES: Final = ("checkpoint", "restart")
@@ -168,13 +168,19 @@ class RestartStrategy:
             ConfigurationError: A name is unknown, or a value makes no sense.
         """
         values = _settings("restart", path)
+        return cls.of(values.pop("strategy", None), values) if values else None
+
+    @classmethod
+    def of(cls, name: str | None, values: Mapping[str, Any]) -> RestartStrategy:
+        """The strategy of this name, with these settings as numbers or text.
+
+        Raises:
+            ConfigurationError: A name is unknown, or a value makes no sense.
+        """
         makers: dict[str, Callable[..., RestartStrategy]] = {
             maker.__name__.replace("_", "-"): maker
             for maker in (cls.none, cls.fixed_delay, cls.failure_rate, cls.exponential_delay)
         }
-        if not values:
-            return None
-        name = values.pop("strategy", None)
         if name not in makers:
             raise ConfigurationError(f"settings of restart: strategy={name!r}: give one of {', '.join(makers)}")
         known = {p.name: p.default for p in signature(makers[name]).parameters.values() if p.kind is not p.KEYWORD_ONLY}

@@ -10,11 +10,13 @@ committed by the first checkpoint that completes.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Final
 
 from ..checkpoint.subtask import SubtaskEpoch
 from ..errors import OncewardError
+from ..transaction import Written
 from .logic import Frozen, Logic, nothing_to_write
 from .state.handles import SubtaskState
 
@@ -170,13 +172,15 @@ class TwoPhaseLogic(_SinkLogic):
         """Prepare; nothing for a savepoint that commits nothing."""
         if not barrier.kind.commits:
             return Frozen(nothing_to_write)
+        written = None
         if self._writing is not None:
             committable = self._writing.pre_commit()
+            written = self._writing.written
             if committable is not None:
                 self._prepared[barrier.checkpoint] = committable
         self._writing = None
         self._epoch = barrier.checkpoint + 1
-        return Frozen(nothing_to_write, tuple(self._prepared.values()))
+        return Frozen(nothing_to_write, tuple(self._prepared.values()), written=written)
 
     def confirm(self, checkpoint: int) -> None:
         self._prepared = {later: c for later, c in self._prepared.items() if later > checkpoint}
@@ -190,17 +194,26 @@ class DirectLogic(_SinkLogic):
     """One subtask of a sink whose rows become visible as they are written."""
 
     _writer: Any = None
+    _rows = 0
+    _seconds = 0.0
 
     def _write(self, batch: pa.RecordBatch) -> None:
+        began = time.monotonic()
         if self._writer is None:
             self._writer = self._sink.open(self._context(self._epoch))
         self._sink.write(self._writer, batch)
+        self._rows += batch.num_rows
+        self._seconds += time.monotonic() - began
 
-    def freeze(self, barrier: Barrier) -> Frozen:  # noqa: ARG002 - any barrier
+    def freeze(self, barrier: Barrier) -> Frozen:
         """What came before the barrier must be in the target before the source's position is stored."""
+        began = time.monotonic()
         if self._writer is not None:
             self._sink.flush(self._writer)
-        return Frozen(nothing_to_write)
+        written = Written(self._sink.name, self._rows, self._seconds, time.monotonic() - began)
+        if barrier.kind.commits:  # else the next checkpoint tells of these rows, too
+            self._rows, self._seconds = 0, 0.0
+        return Frozen(nothing_to_write, written=written)
 
     def close(self) -> None:
         if self._writer is not None:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from ..errors import OncewardError
-from ..transaction import Committable
+from ..transaction import Committable, Written
 from .channels import Barrier, Kind, TaskId
 from .state.handles import SubtaskState
 
@@ -97,6 +97,8 @@ class Acknowledged(msgspec.Struct, frozen=True):
     measured: TaskRecord = TaskRecord()
     target: str | None = None
     """Folder of the savepoint that it is for."""
+    written: Written | None = None
+    """Of a sink: what it did since the last barrier."""
 
 
 class Declined(msgspec.Struct, frozen=True):
@@ -178,6 +180,9 @@ class Pending(msgspec.Struct, frozen=True):
 
     def committables(self) -> list[Committable]:
         return [c for task in sorted(self.acks) for c in self.acks[task][0].committables]
+
+    def written(self) -> tuple[Written, ...]:
+        return tuple(ack.written for ack, _ in self.acks.values() if ack.written is not None)
 
     def record(self, now: float, status: Status, reason: str = "") -> CheckpointRecord:
         return CheckpointRecord(

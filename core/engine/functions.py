@@ -67,7 +67,7 @@ class FunctionContext:
 
 
 class ProcessFunction:
-    """A function with state and timers. Subclass it; states are class attributes."""
+    """Base class of functions with state and timers. States are class attributes."""
 
     def open(self, context: FunctionContext) -> None:
         """Called once in each subtask, before the first record; operator state is restored."""
@@ -81,21 +81,21 @@ class ProcessFunction:
         return ()
 
     def snapshot(self, checkpoint: int, context: FunctionContext) -> Iterable[Record] | None:  # noqa: ARG002
-        """A checkpoint's barrier is next: give rows that were held back, and fill operator state.
+        """Called before a checkpoint's barrier: return records that were held back, and set operator state.
 
-        What it gives belongs to the checkpoint. Keyed state is not at hand.
+        What it returns and sets belongs to the checkpoint. Keyed state is not accessible.
         """
         return ()
 
     def on_checkpoint_complete(self, checkpoint: int, context: FunctionContext) -> None:
-        """A checkpoint is completed, and what was written before its barrier is committed.
+        """Called when a checkpoint is completed: what was written before its barrier is committed.
 
         Not called for a savepoint that commits nothing, nor for a checkpoint whose run has failed since: a later one
         stands for all before it.
         """
 
     def finish(self, context: FunctionContext) -> Iterable[Record]:  # noqa: ARG002 - for subclasses
-        """The input has ended: give what was held back. Keyed state is not at hand."""
+        """Called when the input has ended: return records that were held back. Keyed state is not accessible."""
         return ()
 
     def close(self) -> None:

@@ -23,8 +23,11 @@ from .config import Mode
 from .state.keys import KeyEncoder, check_parallelism
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import pyarrow as pa
 
+    from ..source import Source
     from .config import CheckpointConfig
 
 
@@ -106,6 +109,20 @@ _ORDER: Final = (
 """From weak to strong. At-most-once is put first: a record that is lost cannot be told from one that never was."""
 
 
+class Part(NamedTuple):
+    """A part of a pipeline that weakens its guarantee.
+
+    Attributes:
+        name: For people.
+        level: What it leaves of the guarantee.
+        why: How it weakens it.
+    """
+
+    name: str
+    level: Guarantee
+    why: str
+
+
 class EndToEnd(NamedTuple):
     """A pipeline's guarantee.
 
@@ -118,38 +135,52 @@ class EndToEnd(NamedTuple):
     why: tuple[str, ...]
 
 
+def weakest(levels: Iterable[Guarantee]) -> Guarantee:
+    """The guarantee of the whole; exactly-once if there is no part."""
+    return min(levels, key=_ORDER.index, default=Guarantee.EXACTLY_ONCE)
+
+
 def end_to_end(graph: Graph, config: CheckpointConfig) -> EndToEnd:
     """The weakest of all parts, and which parts are weaker than exactly-once."""
+    parts = weaker_parts(graph, config)
+    return EndToEnd(weakest(part.level for part in parts), tuple(f"{part.name} {part.why}" for part in parts))
+
+
+def weaker_parts(graph: Graph, config: CheckpointConfig) -> list[Part]:
+    """The parts that are weaker than exactly-once."""
     parts = [_of_mode(config.mode)]
-    parts += [_of_source(operator) for operator in graph.of_kind("source")]
-    parts += [_of_sink(operator) for operator in graph.of_kind("sink")]
-    level = min((level for level, _ in parts), key=_ORDER.index)
-    return EndToEnd(level, tuple(why for part, why in parts if part is not Guarantee.EXACTLY_ONCE))
+    parts += [of_source(operator.uid, operator.what) for operator in graph.of_kind("source")]
+    parts += [of_sink(operator.uid, operator.what.guarantee) for operator in graph.of_kind("sink")]
+    return [part for part in parts if part is not None]
 
 
-def _of_mode(mode: Mode) -> tuple[Guarantee, str]:
+def _of_mode(mode: Mode) -> Part | None:
     match mode:
         case Mode.EXACTLY_ONCE:
-            return Guarantee.EXACTLY_ONCE, ""
+            return None
         case Mode.AT_LEAST_ONCE:
-            return Guarantee.AT_LEAST_ONCE, "the engine does not align barriers (mode at-least-once)"
+            return Part("the engine", Guarantee.AT_LEAST_ONCE, "does not align barriers (mode at-least-once)")
         case Mode.AT_MOST_ONCE:
-            return Guarantee.AT_MOST_ONCE, "the engine reads nothing again after a failure (mode at-most-once)"
+            why = "reads nothing again after a failure (mode at-most-once)"
+            return Part("the engine", Guarantee.AT_MOST_ONCE, why)
 
 
-def _of_source(operator: Operator) -> tuple[Guarantee, str]:
-    source, name = operator.what, f"source {operator.uid}"
+def of_source(name: str, source: Source) -> Part | None:
+    """A source; None if it is read again identically."""
+    name = f"source {name}"
     if not isinstance(source, ResettableSource):
-        return Guarantee.AT_MOST_ONCE, f"{name} cannot be read again, so a failure loses what was in progress"
-    if source.weakness:
-        return Guarantee.AT_LEAST_ONCE, f"{name} {source.weakness}"
-    return Guarantee.EXACTLY_ONCE, ""
+        return Part(name, Guarantee.AT_MOST_ONCE, "cannot be read again, so a failure loses what was in progress")
+    return Part(name, Guarantee.AT_LEAST_ONCE, source.weakness) if source.weakness else None
 
 
-def _of_sink(operator: Operator) -> tuple[Guarantee, str]:
-    level: Guarantee = operator.what.guarantee
+def of_sink(name: str, level: Guarantee) -> Part | None:
+    """A sink; None if it is exactly-once."""
     if level is Guarantee.EXACTLY_ONCE:
-        return level, ""
+        return None
     if level is Guarantee.EFFECTIVELY_ONCE:
-        return level, f"sink {operator.uid} is idempotent, not transactional: after a failure older values may show"
-    return level, f"sink {operator.uid} shows rows as they are written, and again after a failure"
+        why = "is idempotent, not transactional: after a failure older values may show"
+    elif level is Guarantee.AT_MOST_ONCE:
+        why = "may lose rows that its target acknowledged"
+    else:
+        why = "shows rows as they are written, and again after a failure"
+    return Part(f"sink {name}", level, why)

@@ -7,14 +7,17 @@ import threading
 from enum import StrEnum
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import ConfigurationError, OncewardError, ProtocolError
+from ..errors import ConfigurationError, OncewardError, ProtocolError, StoreError
+from ..events import EpochFailed, tell
+from ..log import MemoryStore
 from .channels import Kind
 from .completion import unexpected
 from .config import Retention
 from .events import CheckpointFailedError
 from .origin import Restore
+from .requests import POLL_SECONDS, serve
 from .start import start
 from .state.storage import CheckpointStorage
 from .threads import ThreadedAttempt
@@ -26,6 +29,10 @@ if TYPE_CHECKING:
     from .start import Setup, Started
 
 _log = logging.getLogger("onceward.engine")
+
+
+ANSWER_SECONDS: Final = 10.0
+"""How long a run that has ended waits for the answer to its last command."""
 
 
 class JobState(StrEnum):
@@ -60,6 +67,8 @@ class Job:
         self._begun = threading.Event()
         """The first attempt runs, or has failed."""
         self._cancel = threading.Event()
+        self._closing = threading.Event()
+        """Nobody waits for commands any more."""
         self._past: list[CheckpointRecord] = []
         self._started: Started | None = None
         self.state = JobState.CREATED
@@ -148,7 +157,25 @@ class Job:
                 ) from cause
             return self._attempt
 
+    def _serve(self) -> None:
+        """Make the savepoints that `onceward savepoint create` asks for."""
+        while not self._closing.wait(POLL_SECONDS):
+            started = self._started
+            if started is None or self.state is not JobState.RUNNING:
+                continue
+            try:
+                serve(
+                    self._setup.store,
+                    started.coordinator.writer.token.start,
+                    lambda kind, target: str(self._ask(kind, target, None)),
+                )
+            except StoreError as error:
+                _log.debug("cannot look for requests: %s", error)
+
     def _run(self) -> None:
+        commands = threading.Thread(target=self._serve, name=f"onceward-{self._setup.pipeline}-commands", daemon=True)
+        if not isinstance(self._setup.store, MemoryStore):  # which no other process reaches
+            commands.start()
         try:
             self._run_attempts()
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is kept for whoever waits
@@ -156,6 +183,9 @@ class Job:
             self.state = JobState.FAILED
             self.error = error
         finally:
+            self._closing.set()
+            if commands.is_alive():
+                commands.join(ANSWER_SECONDS)  # whoever has asked for the savepoint that ended the run
             try:
                 self._drop_state()
             finally:
@@ -170,6 +200,7 @@ class Job:
             if error is None or self._cancel.is_set():
                 self.state = JobState.STOPPED if self._cancel.is_set() else JobState.FINISHED
                 return
+            tell(EpochFailed(self._setup.pipeline, None, str(error)))
             repeated, self.failure = str(error) == str(self.failure), error
             now = clock()
             pause = None if is_hopeless(error) else restarts(now, now - began)

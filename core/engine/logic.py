@@ -14,7 +14,7 @@ from .state.handles import SubtaskState
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ..transaction import Committable
+    from ..transaction import Committable, Written
     from .channels import Barrier, TaskId
     from .state.storage import CheckpointStorage
 
@@ -32,6 +32,8 @@ class Frozen(NamedTuple):
     committables: tuple[Committable, ...] = ()
     discard: Callable[[], None] = lambda: None
     """Free what the freezing holds; called once, at the end."""
+    written: Written | None = None
+    """Of a sink: what it did since the last barrier."""
 
 
 def nothing_to_write(_storage: CheckpointStorage | None, _folder: str) -> tuple[SubtaskState, int]:

@@ -41,7 +41,7 @@ _log = logging.getLogger("onceward.engine")
 
 
 class Stream:
-    """Rows on their way through a pipeline. Made by Pipeline.source and by its own methods."""
+    """A stream of rows in a pipeline, made by `Pipeline.source` and by its own methods."""
 
     def __init__(self, pipeline: Pipeline, operator: Operator, keys: KeyEncoder | None = None) -> None:
         self._pipeline = pipeline
@@ -56,7 +56,7 @@ class Stream:
         parallelism: int | None = None,
         schema: pa.Schema | None = None,
     ) -> Stream:
-        """One record in, one out."""
+        """Apply a function to each record: one in, one out."""
         return self._then("map", function, uid, parallelism, schema)
 
     def filter(
@@ -88,7 +88,7 @@ class Stream:
         parallelism: int | None = None,
         schema: pa.Schema | None = None,
     ) -> Stream:
-        """One record in, any number out."""
+        """Apply a function that returns any number of records for each record."""
         return self._then("flat_map", function, uid, parallelism, schema)
 
     def map_batches(
@@ -99,7 +99,7 @@ class Stream:
         parallelism: int | None = None,
         schema: pa.Schema | None = None,
     ) -> Stream:
-        """One record batch in, one out.
+        """Apply a function to each record batch: one in, one out.
 
         Args:
             function: Returns a `pyarrow.RecordBatch` with any number of rows.
@@ -111,7 +111,7 @@ class Stream:
         return self._then("map_batches", function, uid, parallelism, schema)
 
     def key_by(self, *columns: str) -> Stream:
-        """Rows with the same values in these columns go to one subtask of the next operator."""
+        """Send rows with the same values in these columns to the same subtask of the next operator, in order."""
         return Stream(self._pipeline, self._operator, KeyEncoder(columns))
 
     def process(
@@ -122,7 +122,7 @@ class Stream:
         parallelism: int | None = None,
         schema: pa.Schema | None = None,
     ) -> Stream:
-        """A function with state."""
+        """Apply a function with state."""
         if not isinstance(function, ProcessFunction):
             raise ConfigurationError(f"process takes a ProcessFunction, not {type(function).__name__}")
         return self._then("process", function, uid, parallelism, schema)
@@ -134,7 +134,7 @@ class Stream:
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Totals of each key over all rows so far, computed on whole record batches.
+        """Compute totals of each key over all rows so far, on whole record batches.
 
         For every batch that comes in, one goes out: the columns of the key and the totals, with one row for each key of
         the batch. So the newest row of a key has its totals, and how many older ones there are depends on how rows came
@@ -155,12 +155,12 @@ class Stream:
         return self._then("process", aggregation(self._keys, totals), uid, parallelism)
 
     def union(self, *others: Stream, uid: str | None = None, parallelism: int | None = None) -> Stream:
-        """Rows of several streams."""
+        """Merge this stream with others; the order within each is kept."""
         inputs = [(stream._operator, stream._keys) for stream in (self, *others)]  # noqa: SLF001 - of the same class
         return Stream(self._pipeline, self._pipeline.graph.add("union", None, inputs, uid=uid, parallelism=parallelism))
 
     def sink(self, sink: Any, *, parallelism: int | None = None) -> Pipeline:
-        """Where rows go; its name is its uid. Its `select` and `where` are DuckDB's SQL here (extra `duckdb`).
+        """Write the rows to a sink, whose name is its uid; its `select` and `where` are DuckDB's SQL (extra `duckdb`).
 
         Raises:
             ConfigurationError: It is no sink, or DuckDB is needed and not there, or `select` or `where` is wrong.
@@ -233,7 +233,7 @@ class Pipeline:
         self._job: Job | None = None
 
     def source(self, source: Any, *, uid: str | None = None, parallelism: int | None = None) -> Stream:
-        """Where rows come from."""
+        """Add a source, and return the stream of its rows."""
         if not isinstance(source, (ResettableSource, LiveSource)):
             raise ConfigurationError(
                 f"{type(source).__name__} is not a source: it must be a ResettableSource or a LiveSource"
@@ -241,11 +241,11 @@ class Pipeline:
         return Stream(self, self.graph.add("source", source, [], uid=uid, parallelism=parallelism))
 
     def guarantee(self) -> EndToEnd:
-        """What a reader of the targets sees of each record, and which part of the graph weakens it."""
+        """Return what a reader of the targets sees of each record, and which parts of the graph weaken it."""
         return end_to_end(self.graph, self.setup.config)
 
     def run(self, *, restore: str | None = None, **options: Any) -> None:
-        """Run until the sources end or somebody stops it; see start for the options.
+        """Run until the sources end or the run is stopped; `start` documents the options.
 
         Raises:
             OncewardError: It failed for good.
@@ -297,7 +297,7 @@ class Pipeline:
         return job
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the run has ended; whether it has.
+        """Wait until the run has ended, and return whether it has.
 
         Raises:
             OncewardError: It failed for good.
@@ -310,21 +310,21 @@ class Pipeline:
         return True
 
     def stop(self) -> None:
-        """End the run as it is, and wait for that: what is not checkpointed is read again by the next run."""
+        """End the run without a checkpoint: the next run reads again what came after the newest one."""
         self._the_job().stop()
         self._the_job().wait()
 
     def savepoint(self, path: str | Path, timeout: float | None = None) -> str:
-        """Make a savepoint while the pipeline runs; it commits nothing. See Job.savepoint."""
+        """Make a savepoint while the pipeline runs; it commits nothing."""
         return self._the_job().savepoint(path, timeout)
 
     def stop_with_savepoint(self, path: str | Path, *, drain: bool = False, timeout: float | None = None) -> str:
-        """Make a savepoint, commit what comes before it, and end. See Job.stop_with_savepoint."""
+        """Make a savepoint, commit what comes before it, and end the run."""
         return self._the_job().stop_with_savepoint(path, drain=drain, timeout=timeout)
 
     @property
     def checkpoints(self) -> list[CheckpointRecord]:
-        """The newest checkpoints, as data."""
+        """Records of the newest checkpoints."""
         return self._job.checkpoints if self._job is not None else []
 
     def _the_job(self) -> Job:

@@ -196,7 +196,9 @@ class Task:
             uploaded=written,
         )
         self._world.tell(
-            Acknowledged(self.id, barrier.checkpoint, state, frozen.committables, measured, barrier.target)
+            Acknowledged(
+                self.id, barrier.checkpoint, state, frozen.committables, measured, barrier.target, frozen.written
+            )
         )
 
     def _drain(self) -> None:

@@ -1,6 +1,6 @@
 """The decision log: entries, stores, reading, and writing with fencing."""
 
-from .entries import Completed, Decide, Entry, EpochInput, Resolved, Rewind, Rewound, Start, Void
+from .entries import Completed, Decide, Entry, EpochInput, Moved, Resolved, Rewind, Rewound, Start, Void
 from .reader import audit_records, read
 from .store import DirectoryStore, LogStore, MemoryStore, open_store
 from .view import CommitPermit, LogView, fold
@@ -17,6 +17,7 @@ __all__ = [
     "LogView",
     "LogWriter",
     "MemoryStore",
+    "Moved",
     "Resolved",
     "Rewind",
     "Rewound",

@@ -7,15 +7,15 @@ whole bytes to learn whether a put whose answer was lost was theirs (PROTOCOL, d
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import msgspec
 
 from ..errors import LogDamagedError
+from ..sealed import seal, unseal
 from ..transaction import Committable
 
-_MAGIC = b"onceward-log/1 "
+_FORMAT = "onceward-log"
 _DIGITS = 20
 
 
@@ -114,7 +114,14 @@ class Resolved(_Entry, frozen=True, kw_only=True, tag="RESOLVED"):
     why: str
 
 
-Entry = Start | Decide | Completed | Rewind | Void | Resolved
+class Moved(_Entry, frozen=True, kw_only=True, tag="MOVED"):
+    """The last entry: the log goes on elsewhere, in a copy that ends right before it. No writer starts here again."""
+
+    to: str
+    """Where it goes on, for people and for the next restore."""
+
+
+Entry = Start | Decide | Completed | Rewind | Void | Resolved | Moved
 
 
 def _json(value: Any) -> bytes:
@@ -123,8 +130,7 @@ def _json(value: Any) -> bytes:
 
 def encode(entry: Entry) -> bytes:
     """Write an entry down; equal entries give equal bytes."""
-    body = _json(entry)
-    return _MAGIC + hashlib.sha256(body).hexdigest().encode() + b"\n" + body + b"\n"
+    return seal(_FORMAT, _json(entry))
 
 
 def decode(data: bytes, position: int) -> Entry:
@@ -132,13 +138,12 @@ def decode(data: bytes, position: int) -> Entry:
 
     Raises:
         LogDamagedError: The bytes are not what was written at `position`.
+        NewerFormatError: A newer version of the library wrote it.
     """
-    header, _, body = data.partition(b"\n")
-    body = body.removesuffix(b"\n")
-    expected = _MAGIC + hashlib.sha256(body).hexdigest().encode()
-    if header != expected:
+    body = unseal(_FORMAT, data, f"entry {position} of the decision log")
+    if body is None:
         raise LogDamagedError(
-            f"entry {position} of the decision log is damaged: its checksum does not match its {len(body)} bytes. "
+            f"entry {position} of the decision log is damaged: its checksum does not match its {len(data)} bytes. "
             "Restore the log from a copy; do not delete the entry, for it may be the decision of an epoch"
         )
     try:

@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 CONDITIONAL_PUT = {
-    "s3": "s3fs sends If-None-Match: *",
-    "s3a": "s3fs sends If-None-Match: *",
-    "gs": "gcsfs sends ifGenerationMatch=0",
-    "gcs": "gcsfs sends ifGenerationMatch=0",
-    "abfs": "adlfs sends If-None-Match: *",
-    "az": "adlfs sends If-None-Match: *",
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "az": "adlfs",
 }
-"""Protocols whose conditional put is real, and how."""
+"""Protocols whose conditional put is real, and their packages: s3fs and adlfs send `If-None-Match: *`, gcsfs sends
+`ifGenerationMatch=0`."""
 PRECONDITION_FAILED: Final = 412
 CONFLICT: Final = 409
 """Amazon's answer to one of two conditional puts at the same time: nothing was written, try again."""

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..errors import ConfigurationError, NoDecisionLogError, StoreError
+from ..errors import ConfigurationError, NoDecisionLogError, OncewardError, StoreError
 from ..names import PIPELINE_LENGTH, check_pipeline_name
 
 try:
@@ -82,10 +82,11 @@ class SqlStore:
             raise ConfigurationError("not a usable database URL for a decision log: is a part not encoded?") from None
         if self._engine.dialect.name == "sqlite":
             sa.event.listen(self._engine, "connect", _sync_every_commit)
-        if existing:
-            self._check_there()
-        else:
-            self._create()
+        try:
+            self._check_there() if existing else self._create()
+        except OncewardError:
+            self.close()
+            raise
 
     def _check_there(self) -> None:
         """Without making anything; SQLite would make the file."""

@@ -14,6 +14,7 @@ Callers treat every exception of put_if_absent as "in doubt" and offer the same 
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
+EXPLAINING: Final = ContextVar("EXPLAINING", default=False)
+"""Whether pipelines are built to be explained and not to run: then no store is opened, and no target prepared."""
 IN_CHECKPOINT: Final = "onceward"
 """Folder of the decision log inside a Spark checkpoint, so that it is copied and moved with it."""
 _SQL: Final = ("sqlite", "postgresql", "mariadb", "mysql")
@@ -34,7 +37,7 @@ _SQL: Final = ("sqlite", "postgresql", "mariadb", "mysql")
 
 @runtime_checkable
 class LogStore(Protocol):
-    """A flat folder of small values, for one pipeline. Keys have 20 characters: digits, or "R" and digits.
+    """A flat folder of small values, for one pipeline. Keys have 20 characters: digits, or a letter and digits.
 
     Every method but `describe` raises StoreError if the store did not answer.
     """
@@ -148,6 +151,20 @@ class DirectoryStore:
             raise StoreError(f"cannot {what} {self.path}: {error}") from error
 
 
+class UnopenedStore(MemoryStore):
+    """Stands for the store of a URL while pipelines are explained; it is never read or written."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.url = url
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:  # noqa: ARG002
+        raise StoreError("the pipeline is explained and not run: nothing is written")
+
+    def describe(self) -> str:
+        return "a store that was not opened"
+
+
 def open_store(url: str, *, pipeline: str = "default", existing: bool = False) -> LogStore:
     """Open the store of one pipeline's decision log.
 
@@ -164,6 +181,8 @@ def open_store(url: str, *, pipeline: str = "default", existing: bool = False) -
     """
     parts = urlsplit(url)
     scheme = parts.scheme.split("+")[0]
+    if EXPLAINING.get() and not existing:
+        return UnopenedStore(url)
     if scheme in ("", "file"):
         shared = parse_qs(parts.query).get("shared", ["false"])[-1].lower() == "true"
         path = unquote(parts.path) if scheme else url
@@ -183,6 +202,9 @@ def open_store(url: str, *, pipeline: str = "default", existing: bool = False) -
         import fsspec  # noqa: PLC0415 - an extra
 
         filesystem, prefix = fsspec.core.url_to_fs(url)
-    except ImportError as error:
-        raise ConfigurationError(f"{url} needs another package: pip install 'onceward[objects]' and {error}") from error
+    except (ImportError, ValueError) as error:
+        package = CONDITIONAL_PUT[scheme]
+        raise ConfigurationError(
+            f"{url} cannot be opened: {error}. It needs fsspec and {package}: pip install fsspec {package}"
+        ) from error
     return ObjectStore(filesystem, f"{prefix.rstrip('/')}/{pipeline}", probe=not existing)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import EpochConflictError, LifecycleError, LogDamagedError
 from ..names import NOTHING, Progress
-from .entries import Completed, Decide, Entry, EpochInput, Resolved, Rewind, Rewound, Start, Void
+from .entries import Completed, Decide, Entry, EpochInput, Moved, Resolved, Rewind, Rewound, Start, Void
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,6 +42,7 @@ class LogView:
         rewind: The newest rewind that was done, whether decisions have followed it or not.
         claimed: Sinks that have claimed their names for this log: each sink of a completed decision since the rewind.
         finished: How far the completed decisions have come.
+        moved: Where the log goes on; empty if it does here.
     """
 
     log: str = ""
@@ -60,6 +61,7 @@ class LogView:
     rewind: Rewound | None = None
     claimed: frozenset[str] = frozenset()
     finished: Progress = NOTHING
+    moved: str = ""
     positions: tuple[tuple[int, Entry], ...] = ()
 
     @property
@@ -126,7 +128,7 @@ def fold(entries: Iterable[Entry], floor: int = 0) -> LogView:
     return replace(view, positions=tuple(places))
 
 
-def _step(view: LogView, entry: Entry) -> LogView:
+def _step(view: LogView, entry: Entry) -> LogView:  # noqa: PLR0911 - one for each kind of entry
     match entry:
         case Start():
             return view
@@ -151,6 +153,8 @@ def _step(view: LogView, entry: Entry) -> LogView:
             return _void(view, entry)
         case Resolved():
             return replace(view, skipped=view.skipped | {entry.transaction})
+        case Moved():
+            return replace(view, moved=entry.to)
 
 
 def _decide(view: LogView, entry: Decide) -> LogView:

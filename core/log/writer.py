@@ -28,6 +28,7 @@ from .entries import (
     Decide,
     Entry,
     EpochInput,
+    Moved,
     Resolved,
     Rewind,
     Rewound,
@@ -93,7 +94,7 @@ class LogWriter:
         Raises:
             StoreError: The store did not give a definite answer.
             FencedError: Yet another writer started in between.
-            EpochConflictError: The log is another pipeline's.
+            EpochConflictError: The log is another pipeline's, or goes on elsewhere.
         """
         for attempt in count():
             self.view = read(self.store)
@@ -182,6 +183,14 @@ class LogWriter:
         """Record that the next decision is for `rewind.epoch` (NONE: for any), whatever was decided before."""
         self._append(Rewind(**self._fields(), rewind=rewind))
 
+    def move(self, to: str) -> None:
+        """End this log: it goes on in a copy, and every later START here is refused.
+
+        Raises:
+            FencedError: Another writer has started since this one: the copy would lack what that one decides.
+        """
+        self._append(Moved(**self._fields(), to=to))
+
     def void(self, epoch: int, proofs: Sequence[str]) -> None:
         """Void the epoch's decision, of which the target proved that nothing was committed."""
         self._append(Void(**self._fields(), epoch=epoch, proofs=tuple(proofs)))
@@ -238,6 +247,12 @@ class LogWriter:
             raise EpochConflictError(
                 f"the decision log in {self.store.describe()} belongs to pipeline {owner!r}: use that name, or a "
                 "checkpoint (or store) of its own for this pipeline",
+                pipeline=self.pipeline,
+            )
+        if self.view.moved:
+            raise EpochConflictError(
+                f"the decision log in {self.store.describe()} has ended here: a savepoint has moved the pipeline to "
+                f"{self.view.moved}. Start it there; if only a savepoint is there, restore that one first",
                 pipeline=self.pipeline,
             )
 

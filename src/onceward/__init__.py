@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from .cli.explain import Explanation, explain
     from .connectors.database.postgres_sink import PostgresSink
     from .connectors.database.sqlalchemy_sink import SqlAlchemySink
     from .connectors.files.sink import FileSink
@@ -15,10 +16,12 @@ if TYPE_CHECKING:
     from .connectors.http.sink import HttpSink
     from .connectors.kafka.sink import KafkaSink
     from .connectors.kafka.source import KafkaSource
+    from .connectors.monitoring import lineage, metrics
     from .connectors.redis.sink import RedisSink
     from .connectors.spark.any_source import read_stream
     from .connectors.spark.exactly_once import exactly_once
     from .connectors.spark.formats import register
+    from .connectors.spark.progress import ProgressListener
     from .core import (
         CheckpointConfig,
         FileBackend,
@@ -52,6 +55,7 @@ __all__ = [
     "CommitStatus",
     "Committable",
     "DirectSink",
+    "Explanation",
     "FileBackend",
     "FileSink",
     "FileSource",
@@ -71,6 +75,7 @@ __all__ = [
     "PostgresSink",
     "ProcessFunction",
     "Progress",
+    "ProgressListener",
     "RedisSink",
     "ReducingState",
     "ResettableSource",
@@ -85,12 +90,16 @@ __all__ = [
     "WriteContext",
     "__version__",
     "exactly_once",
+    "explain",
+    "lineage",
+    "metrics",
     "open_store",
     "read_stream",
     "register",
 ]
 
 _MODULES: Final = {
+    ".cli.explain": "Explanation explain",
     ".connectors.database.postgres_sink": "PostgresSink",
     ".connectors.database.sqlalchemy_sink": "SqlAlchemySink",
     ".connectors.files.sink": "FileSink",
@@ -98,10 +107,12 @@ _MODULES: Final = {
     ".connectors.http.sink": "HttpSink",
     ".connectors.kafka.sink": "KafkaSink",
     ".connectors.kafka.source": "KafkaSource",
+    ".connectors.monitoring": "lineage metrics",
     ".connectors.redis.sink": "RedisSink",
     ".connectors.spark.any_source": "read_stream",
     ".connectors.spark.exactly_once": "exactly_once",
     ".connectors.spark.formats": "register",
+    ".connectors.spark.progress": "ProgressListener",
     ".core": """
         CheckpointConfig FileBackend ListState MapState MemoryBackend OperatorState Pipeline ProcessFunction
         ReducingState RestartStrategy RocksDBBackend ValueState open_store""",

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 _POLL_SECONDS: Final = 0.2
 _FIRST_SHARE: Final = 0.2
 _FEEDS: Final = 20
-_MOMENTS: Final = 0.8
-"""The fault strikes in this share of the time in which rows are fed."""
 _LIVES_BEFORE_OUTPUT: Final = 3
 
 
@@ -110,7 +108,7 @@ class PipelineTest:
 
         repeat = f"pytest {shlex.quote(request.node.nodeid)} --faults {request.config.getoption('--faults')}"
         with ExitStack() as stack:
-            case = _Case(self, fault, pipeline_servers, tmp_path, stack)
+            case = Case(self, fault, pipeline_servers, tmp_path, stack)
             problem = case.run()
             if problem:
                 pytest.fail(f"{problem}\n\n{case.report()}\nrepeat it: {repeat}", pytrace=False)
@@ -128,7 +126,15 @@ def _several(spec: PipelineTest, name: str) -> list[Endpoint]:
     return found
 
 
-class _Case:
+class Case:
+    """One case of a pipeline.
+
+    Attributes:
+        addresses: Where its services and files are.
+        verdict: What was found at its end; None before.
+        nothing_hit: Why the fault found nothing to hit; "" if it did.
+    """
+
     def __init__(
         self, spec: PipelineTest, fault: PlannedFault, servers: Servers, folder: Path, stack: ExitStack
     ) -> None:
@@ -138,15 +144,15 @@ class _Case:
         self._inputs, self._outputs = _several(spec, "inputs"), _several(spec, "outputs")
         endpoints = [*self._inputs, *self._outputs]
         self._servers = {name: servers.get(name, spec.services) for name in {e.needs for e in endpoints} if name}
-        self._addresses = self._set_up(folder, stack)
+        self.addresses = self._set_up(folder, stack)
         for endpoint in endpoints:
-            endpoint.create(self._addresses)
+            endpoint.create(self.addresses)
         self._supervisor = Supervisor(self._start(folder), fault.environment)
         stack.callback(self._supervisor.stop, spec.stop_seconds)
         self._fed = 0
         self._notes: list[str] = []
         self._began = time.monotonic()
-        self._verdict: Verdict | None = None
+        self.verdict: Verdict | None = None
         self.nothing_hit = ""
 
     def _set_up(self, folder: Path, stack: ExitStack) -> Addresses:
@@ -163,7 +169,7 @@ class _Case:
         if command is None:
             raise ConfigurationError(f"{self._name} has no command: set command = [program, argument, …]")
         command = command.__func__ if isinstance(command, staticmethod) else command
-        variables = {**os.environ, "PYTHONUNBUFFERED": "1", **self._addresses.environment(), **self._spec.environment}
+        variables = {**os.environ, "PYTHONUNBUFFERED": "1", **self.addresses.environment(), **self._spec.environment}
         if callable(command):
             variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         here = Path(inspect.getfile(type(self._spec))).parent
@@ -181,14 +187,14 @@ class _Case:
             self._supervisor.stop_others(self._spec.stop_seconds)
             problem = self._wait_until_settled()
         self._supervisor.stop(self._spec.stop_seconds)
-        self._verdict = self._judged()
-        return problem or ("" if self._verdict.exact else f"{self._name} is not exactly once")
+        self.verdict = self._judged()
+        return problem or ("" if self.verdict.exact else f"{self._name} is not exactly once")
 
     def report(self) -> str:
         """What happened, for a case that failed."""
         head = f"fault {self._fault.name}, seed {self._fault.seed}; {self._fed} rows were fed"
         codes = f"exit codes of the driver: {', '.join(map(str, self._supervisor.exit_codes))}"
-        verdict = self._verdict.lines() if self._verdict else []
+        verdict = self.verdict.lines() if self.verdict else []
         words = self._supervisor.start.last_words()
         return "\n".join([head, *self._notes, codes, *verdict, f"the end of the driver's log:\n{words}"])
 
@@ -198,7 +204,7 @@ class _Case:
     def _feed(self, rows: Sequence[Row]) -> None:
         for number, endpoint in enumerate(self._inputs):
             offset = (number - self._fed) % len(self._inputs)
-            endpoint.feed(self._addresses, rows[offset :: len(self._inputs)])
+            endpoint.feed(self.addresses, rows[offset :: len(self._inputs)])
         self._fed += len(rows)
 
     @contextmanager
@@ -219,8 +225,8 @@ class _Case:
         feeding.result()
 
     def _inject(self, until: float) -> None:
-        time.sleep(self._dice.uniform(0, _MOMENTS) * self._spec.feed_seconds)
-        scene = Scene(self._supervisor, self._servers, self._addresses, self._dice, until, self._note)
+        time.sleep(self._dice.uniform(0, self._fault.moments) * self._spec.feed_seconds)
+        scene = Scene(self._supervisor, self._servers, self.addresses, self._dice, until, self._note)
         try:
             self._fault.inject(scene)
         except NothingToHitError as error:
@@ -256,7 +262,7 @@ class _Case:
         return f"{self._name} is not exactly once, {self._spec.timeout:g} s after the last row was fed"
 
     def _judged(self) -> Verdict:
-        inputs = [record for endpoint in self._inputs for record in endpoint.read(self._addresses)]
+        inputs = [record for endpoint in self._inputs for record in endpoint.read(self.addresses)]
         sources: defaultdict[str, list[str]] = defaultdict(list)
         for record in inputs:
             if self._spec.key is not None:
@@ -264,10 +270,10 @@ class _Case:
         expected = self._spec.expected([record.row for record in inputs])
         return Verdict(
             tuple(
-                compare(o.title, self._rows_for(o, expected), o.read(self._addresses), self._spec.key)
+                compare(o.title, self._rows_for(o, expected), o.read(self.addresses), self._spec.key)
                 for o in self._outputs
             ),
-            tuple(what for output in self._outputs for what in output.left_open(self._addresses)),
+            tuple(what for output in self._outputs for what in output.left_open(self.addresses)),
             self._spec.key,
             sources,
         )

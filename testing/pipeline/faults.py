@@ -163,12 +163,14 @@ class PlannedFault(NamedTuple):
         seed: Decides its moment, and what it hits.
         inject: The fault.
         environment: Variables of the driver's first life.
+        moments: It strikes within this share of the time in which rows are fed.
     """
 
     name: str
     seed: int
     inject: Inject
     environment: Mapping[str, str] = {}
+    moments: float = 0.8
 
     @property
     def id(self) -> str:

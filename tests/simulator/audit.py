@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from onceward.core.log import Completed, Decide, Resolved, Rewind, Start, Void
+from onceward.core.log import Completed, Decide, Moved, Resolved, Rewind, Start, Void
 from onceward.core.log.entries import decode
 
 from .world import Violation
@@ -351,5 +351,5 @@ class LogAudit:
 
 
 def _describe(entry: Entry) -> str:
-    epoch = "" if isinstance(entry, Start | Rewind) else f" epoch {entry.epoch}"
+    epoch = "" if isinstance(entry, Start | Rewind | Moved) else f" epoch {entry.epoch}"
     return f"{type(entry).__name__.upper()}{epoch} of START {entry.start}"

@@ -64,6 +64,7 @@ def seen_by_an_operator(sinks: Sequence[Any]) -> Target:
     return Target(
         title="here",
         names=lambda pipelines: {(pipeline, sink) for pipeline in pipelines for sink in named},
+        known=lambda _: named,
         holds=lambda _, sink: sink in named,
         sink=named.__getitem__,
     )

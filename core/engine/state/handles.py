@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any, Final
 
 import msgspec
 
 from ...errors import StateDamagedError
+from ...sealed import seal, unseal
 
 
 class FileRef(msgspec.Struct, frozen=True):
@@ -102,13 +102,17 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-_MAGIC: Final = b"onceward-checkpoint/1 "
+_FORMAT: Final = "onceward-checkpoint"
 
 
 def encode_metadata(metadata: Metadata) -> bytes:
     """A line with its SHA-256, and a line of JSON."""
-    body = msgspec.json.encode(metadata, order="deterministic")
-    return _MAGIC + hashlib.sha256(body).hexdigest().encode() + b"\n" + body + b"\n"
+    return seal(_FORMAT, msgspec.json.encode(metadata, order="deterministic"))
+
+
+def is_metadata(data: bytes) -> bool:
+    """Whether these bytes are a checkpoint's metadata, be they damaged."""
+    return data.startswith(f"{_FORMAT}/".encode())
 
 
 def decode_metadata(data: bytes, where: str) -> Metadata:
@@ -116,9 +120,10 @@ def decode_metadata(data: bytes, where: str) -> Metadata:
 
     Raises:
         StateDamagedError: The bytes are not what was written.
+        NewerFormatError: A newer version of the library wrote them.
     """
-    header, _, body = data.partition(b"\n")
-    if not body.endswith(b"\n") or header != _MAGIC + hashlib.sha256(body[:-1]).hexdigest().encode():
+    body = unseal(_FORMAT, data, where)
+    if body is None:
         raise StateDamagedError(f"the checkpoint's metadata {where} are damaged: their checksum does not match")
     try:
         return msgspec.json.decode(body, type=Metadata)

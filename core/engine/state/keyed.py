@@ -140,12 +140,12 @@ class ValueState(KeyedState):
         return unpack(data)
 
     def set(self, value: Any) -> None:
-        """Set it."""
+        """Set the current key's value."""
         table, row = self._place()
         table.put(row, pack(value))
 
     def clear(self) -> None:
-        """Forget it."""
+        """Delete the current key's value."""
         table, row = self._place()
         table.delete(row)
 

@@ -78,16 +78,16 @@ class CheckpointStorage:
             raise StateError(f"cannot read {source}: {error}") from error
 
     def read(self, ref: FileRef) -> bytes:
-        return b"".join(self._proven(ref))
+        return b"".join(self.proven(ref))
 
     def copy_out(self, ref: FileRef, target: Path) -> None:
         with target.open("xb") as copy:
-            copy.writelines(self._proven(ref))
+            copy.writelines(self.proven(ref))
 
-    def _proven(self, ref: FileRef) -> Iterator[bytes]:
+    def proven(self, ref: FileRef) -> Iterator[bytes]:
         """A file's bytes; an error behind them if they are not what was written."""
         digest, size = hashlib.sha256(), 0
-        for chunk in self._read(ref.path, "the checkpoint's file"):
+        for chunk in self.chunks(ref.path, "the checkpoint's file"):
             digest.update(chunk)
             size += len(chunk)
             yield chunk
@@ -97,7 +97,8 @@ class CheckpointStorage:
                 "written, or other ones"
             )
 
-    def _read(self, path: str, what: str) -> Iterator[bytes]:
+    def chunks(self, path: str, what: str) -> Iterator[bytes]:
+        """A file's bytes as they are; `what` it is, for the error."""
         try:
             with self._files.open(path) as file:
                 yield from _chunks(file)
@@ -110,7 +111,7 @@ class CheckpointStorage:
 
     def read_metadata(self, folder: str) -> Metadata:
         path = inside(folder, METADATA)
-        return decode_metadata(b"".join(self._read(path, "the checkpoint's metadata")), self.at(path))
+        return decode_metadata(b"".join(self.chunks(path, "the checkpoint's metadata")), self.at(path))
 
     def read_if_there(self, path: str) -> bytes:
         """A small file's bytes; none if it is missing."""
@@ -125,6 +126,14 @@ class CheckpointStorage:
     @property
     def is_empty(self) -> bool:
         return not self._files.names("")
+
+    def names(self, folder: str = "") -> list[str]:
+        """What is right below a folder, in no order; nothing if there is no folder."""
+        return self._files.names(folder)
+
+    def walk(self) -> dict[str, Any]:
+        """Every file below the root, and a stamp that is another one when the file has been written again."""
+        return self._files.walk()
 
     def checkpoints(self) -> list[str]:
         """Folders of checkpoints, oldest first."""
@@ -217,6 +226,16 @@ class _LocalFiles:
         except FileNotFoundError:
             return []
 
+    def walk(self) -> dict[str, Any]:
+        """All files by their paths, with what changes when one is written again."""
+        found: dict[str, Any] = {}
+        for folder, _, names in os.walk(self._root):
+            for path in (Path(folder, name) for name in names):
+                with suppress(FileNotFoundError):  # deleted meanwhile
+                    stat = path.stat()
+                    found[path.relative_to(self._root).as_posix()] = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
+        return found
+
     def delete(self, path: str) -> None:
         (self._root / path).unlink(missing_ok=True)
 
@@ -259,6 +278,16 @@ class _ObjectFiles:
                 return []
         paths = (str(path).rstrip("/") for path in found)
         return [path.rpartition("/")[2] for path in paths if path != where]  # some servers list the folder itself
+
+    def walk(self) -> dict[str, Any]:
+        with _as_os_error():
+            self._fs.invalidate_cache()
+            try:
+                found = self._fs.find(self._root, detail=True)
+            except FileNotFoundError:
+                return {}
+        start = len(self._root) + 1
+        return {path[start:]: info for path, info in found.items() if not path.endswith("/")}
 
     def delete(self, path: str) -> None:
         with suppress(FileNotFoundError), _as_os_error():

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ...errors import StateDamagedError
+from ...sealed import check_format
 from .keys import group_in
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ def encode_cells(cells: Iterable[Cell]) -> Iterator[bytes]:
 
 def decode_cells(data: bytes, where: str) -> Iterator[Cell]:
     """Read them back; a StateDamagedError if the bytes do not hold what their lengths say."""
+    check_format("onceward-rows", data[: len(_MAGIC)].rstrip(), where)
     if not data.startswith(_MAGIC):
         raise StateDamagedError(f"{where} does not hold rows of state")
     at = len(_MAGIC)

@@ -1,0 +1,91 @@
+"""What a query or a pipeline says of itself, in the form that both have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from onceward.core.checkpoint import CommitPolicy, OnLost
+from onceward.core.engine.graph import of_sink
+from onceward.core.log.store import DirectoryStore, UnopenedStore
+from onceward.core.sink import Guarantee
+from onceward.sinks.base import DirectlyWritten
+
+from ..doctor import Finding, failed, ok, warning
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from onceward.core.engine.graph import Part
+    from onceward.core.log import LogStore
+
+_ADVICE: Final = {
+    Guarantee.AT_MOST_ONCE: "use a source that can be read again (docs/sources.md), or a target that keeps its rows",
+    Guarantee.AT_LEAST_ONCE: "use a sink with two-phase commit, and a source of committed records only",
+    Guarantee.EFFECTIVELY_ONCE: "readers must bear older values for a while; or use a sink with two-phase commit",
+}
+
+
+@dataclass
+class Described:
+    """What is known without asking anybody.
+
+    Attributes:
+        name: For people.
+        pipeline: Name of the pipeline, if it is given.
+        store: URL of the decision log's store, or the checkpoint folder; None if there is none, or it has no URL.
+        checkpoint: Where the checkpoint is.
+        policy: How a commit is tried again.
+        sinks: All sinks of onceward.
+        sources: Those sources of onceward that are known as objects.
+        findings: What was seen.
+    """
+
+    name: str
+    pipeline: str | None = None
+    store: str | None = None
+    checkpoint: str | None = None
+    policy: CommitPolicy = field(default_factory=CommitPolicy)
+    sinks: list[Any] = field(default_factory=list)
+    sources: list[Any] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+
+def store_url(store: LogStore | str) -> str | None:
+    """By which a store can be looked at; None if it has no URL."""
+    if isinstance(store, str):
+        return store
+    if isinstance(store, UnopenedStore):
+        return store.url
+    return str(store.path) if isinstance(store, DirectoryStore) else None
+
+
+def part_finding(check: str, part: Part | None, name: str, fine: str) -> Finding:
+    """A source, a sink or the engine: exactly-once, or what it leaves of it."""
+    if part is None:
+        return ok(check, fine, name)
+    return warning(check, f"{part.level}: it {part.why}", _ADVICE[part.level], name, part.level)
+
+
+def sink_findings(sinks: Sequence[Any], policy: CommitPolicy) -> list[Finding]:
+    """The guarantees of sinks, and what becomes of rows that cannot be committed any more."""
+    found = []
+    for sink in sinks:
+        kind = type(sink.sink if isinstance(sink, DirectlyWritten) else sink).__name__
+        found.append(part_finding("sink", of_sink(sink.name, sink.guarantee), sink.name, f"exactly-once ({kind})"))
+    if policy.on_lost is OnLost.SKIP:
+        told = "skip: rows that can no longer be committed are left out, with an audit record"
+        found.append(warning("on_lost", told, "use 'fail', and decide case by case (onceward txn commit --skip-lost)"))
+    return found
+
+
+def shared_names(one: Described, every: Sequence[Described]) -> list[Finding]:
+    """Whether another query of the same program has the same checkpoint, decision log or pipeline name."""
+    found = []
+    for what in ("checkpoint", "store", "pipeline"):
+        value = getattr(one, what)
+        same = [other.name for other in every if other is not one and getattr(other, what) == value]
+        if value is not None and same and not (what == "store" and "://" in value):  # which keeps pipelines apart
+            told = f"{what} {value} is also that of {', '.join(same)}"
+            found.append(failed("names", told, f"give each query a {what} of its own: else they fence each other"))
+    return found

@@ -1,0 +1,201 @@
+"""The guarantee of a streaming query of Spark, from its plan and its writer's settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from onceward.connectors.spark.any_source import registered_source
+from onceward.connectors.spark.cluster import check_store, local_path
+from onceward.connectors.spark.formats import FORMATS
+from onceward.connectors.spark.options import FormatOptions
+from onceward.connectors.spark.plan import Cause, planned, streaming_sources, unstable, unstable_for
+from onceward.core.engine.graph import of_source
+from onceward.core.errors import ConfigurationError, OncewardError
+from onceward.core.sink import Guarantee
+from onceward.sinks.base import DirectlyWritten
+
+from ..doctor import Finding, failed, ok, skipped, warning
+from .described import Described, part_finding, sink_findings, store_url
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from onceward.connectors.spark.plan import PlannedQuery, StreamingSource, Unstable
+
+_UNSTABLE: Final = "non-deterministic"
+_FILES: Final = ("avro", "csv", "json", "orc", "parquet", "text", "xml", "binaryfile")
+_AGAIN: Final = "replayed identically from the offsets in the checkpoint"
+_LOST: Final = "a batch that is replayed after a restart lacks the rows: it keeps them in memory"
+_SOURCES: Final = {
+    **dict.fromkeys(_FILES, f"{_AGAIN}, as long as files are not overwritten"),
+    "rate": f"{_AGAIN}: its rows follow from the time of its first start, which is in the checkpoint",
+    "rate-micro-batch": _AGAIN,
+}
+_ADVICE: Final = {
+    Cause.RANDOM: "compute it from the record, for example xxhash64(topic, partition, offset)",
+    Cause.DECLARED: "compute it from the record alone",
+    Cause.CLOCK: "use current_timestamp() in the query itself, before exactly_once: there Spark pins it to the batch",
+    Cause.PLACE: "use columns of the record, for example topic, partition and offset",
+    Cause.ORDER: "use what does not depend on the order: min, max, sum, or max_by with a unique order",
+}
+_OTHER_FORMATS: Final = {
+    **dict.fromkeys(_FILES, "exactly-once for readers that know the folder's _spark_metadata, as Spark does"),
+    "kafka": "at-least-once: after a failure a batch is written again",
+    "foreach": "at-least-once: after a failure a batch is written again, unless the function recognizes it",
+    "foreachbatch": "at-least-once: after a failure the function gets the batch again, and must recognize it",
+}
+
+
+def described_query(writer: Any) -> Described:
+    """What a writer's settings and its plan say.
+
+    Raises:
+        ConfigurationError: The writer's format has wrong options.
+    """
+    query = planned(writer)
+    one = Described(name=query.options.get("queryname", "query"), checkpoint=query.checkpoint)
+    _read_sinks(query, one)
+    one.name = one.pipeline or one.name
+    one.findings = [
+        *[_source(source, one) for source in streaming_sources(query.df)],
+        *_unstable(query, one.sinks),
+        *sink_findings(one.sinks, one.policy),
+        *([] if one.sinks else [_other_sink(query.format)]),
+        *_mode(query, one.sinks),
+        *_checkpoint(query, one),
+    ]
+    return one
+
+
+def _read_sinks(query: PlannedQuery, one: Described) -> None:
+    kind = next((kind for kind in FORMATS if kind.format_name == query.format), None)
+    if query.handler is not None:
+        handler = query.handler
+        one.sinks, one.policy, one.pipeline = list(handler.sinks), handler.policy, handler.pipeline
+        one.store = one.checkpoint if handler.store is None else store_url(handler.store)
+    elif kind is not None:
+        given = {name: text for name, text in query.options.items() if not name.startswith("asyncprogresstracking")}
+        options = FormatOptions.parse(given)
+        one.sinks, one.policy, one.pipeline = [kind(given).own_sink()], options.policy(), options.pipeline
+        one.store = options.store or options.checkpoint
+
+
+def _source(source: StreamingSource, one: Described) -> Finding:
+    name = source.format.rpartition(".")[2]
+    made = registered_source(source.format)
+    if name == "onceward-kafka":
+        from onceward.connectors.spark.kafka_source import stream_source  # noqa: PLC0415 - an extra
+
+        made = stream_source(source.options)
+    if made is not None:
+        one.sources.append(made)
+        name = type(made).__name__
+        if getattr(made, "fail_on_data_loss", True) is False:
+            return _loses(name)
+        return part_finding("source", of_source(name, made), name, _AGAIN)
+    if name == "kafka":
+        return _spark_kafka(source)
+    if name in ("socket", "textSocket", "memory", "MemoryStream"):
+        advice = "use Kafka or files; a socket is for trials"
+        return warning("source", f"at-most-once: {_LOST}", advice, name, Guarantee.AT_MOST_ONCE)
+    if name.lower() in _SOURCES:
+        return ok("source", _SOURCES[name.lower()], name)
+    return skipped("source", "not known here. It must deliver the same rows when a batch is replayed", name)
+
+
+def _spark_kafka(source: StreamingSource) -> Finding:
+    if source.options.get("failondataloss", "true").lower() == "false":
+        return _loses("kafka")
+    if source.options.get("kafka.isolation.level") != "read_committed":
+        told = "at-least-once: Spark's Kafka source reads uncommitted records, unless it is told otherwise"
+        return warning(
+            "source",
+            f"{told}; those of a producer's aborted transaction are processed, and a replay may differ",
+            "option('kafka.isolation.level', 'read_committed')",
+            "kafka",
+            Guarantee.AT_LEAST_ONCE,
+        )
+    return ok("source", _AGAIN, "kafka")
+
+
+def _loses(name: str) -> Finding:
+    told = "at-most-once: failOnDataLoss is false, so records that Kafka has deleted are left out"
+    return warning("source", told, "leave failOnDataLoss at true", name, Guarantee.AT_MOST_ONCE)
+
+
+def _unstable(query: PlannedQuery, sinks: Sequence[Any]) -> list[Finding]:
+    every = [("query", one) for one in unstable(query.df)]
+    for sink in sinks:
+        target = sink.sink if isinstance(sink, DirectlyWritten) else sink
+        every += [(f"sink {sink.name}", one) for one in unstable_for(query.df, target)]
+    functions = sorted({one.expression for _, one in every if one.cause is Cause.PYTHON})
+    again = any(sink.guarantee is not Guarantee.EXACTLY_ONCE for sink in sinks)
+    again = again if sinks else _other_sink(query.format).guarantee is not None
+    found = [_unstable_finding(one, where, again=again) for where, one in every if one.cause is not Cause.PYTHON]
+    if functions:
+        told = f"Python functions are not looked into, and taken for deterministic: {', '.join(functions)}. Declare "
+        found.append(skipped(_UNSTABLE, f"{told}others with asNondeterministic()", "query"))
+    return found or [ok(_UNSTABLE, "every expression has the same value when a batch is computed again")]
+
+
+def _unstable_finding(one: Unstable, where: str, *, again: bool) -> Finding:
+    told, left = f"{one.expression}: {one.cause}", None
+    if again:
+        told += ". The rows of a failed attempt stay in the target beside those of the next one, which are others"
+        left = Guarantee.AT_LEAST_ONCE
+    elif one.kept:
+        told += (
+            ". State is made of it: a batch that is replayed after its decision is not written again, but its state is "
+            "computed again, and goes on from other values than those that were written"
+        )
+        left = Guarantee.AT_LEAST_ONCE if one.cause in (Cause.RANDOM, Cause.CLOCK, Cause.DECLARED) else None
+    else:
+        told += ". Each record still takes effect once: rows of a failed attempt never become visible"
+    return warning(_UNSTABLE, told, _ADVICE[one.cause], where, left)
+
+
+def _other_sink(name: str) -> Finding:
+    told = _OTHER_FORMATS.get(name, "not a sink of onceward")
+    if told.startswith("exactly"):
+        return ok("sink", told, name)
+    advice = "write through exactly_once(…), or a format of onceward"
+    return warning("sink", told, advice, name, Guarantee.AT_LEAST_ONCE)
+
+
+def _mode(query: PlannedQuery, sinks: Sequence[Any]) -> list[Finding]:
+    found = []
+    of_format = bool(sinks) and query.handler is None
+    if query.options.get("asyncprogresstrackingenabled", "").lower() == "true" and sinks:
+        advice = "remove the option: offsets must be logged before a batch is written"
+        found.append(failed("progress", "asyncProgressTrackingEnabled: refused at the start", advice))
+    if query.trigger in ("RealTimeTrigger", "ContinuousTrigger") and sinks:
+        told = f"{query.trigger}: refused at the start"
+        found.append(failed("trigger", told, "use processingTime or availableNow"))
+    if of_format and query.output_mode == "update":
+        told = "update: Spark refuses it for formats in Python"
+        found.append(failed("output mode", told, "use exactly_once(…), which can write it"))
+    elif query.output_mode == "complete":
+        found += [_complete(sink) for sink in sinks]
+    return found or [ok("output mode", query.output_mode)]
+
+
+def _complete(sink: Any) -> Finding:
+    try:
+        sink.validate_complete_mode()
+    except OncewardError as error:
+        return failed("output mode", error.message, "use append or update", sink.name)
+    return ok("output mode", "complete", sink.name)
+
+
+def _checkpoint(query: PlannedQuery, one: Described) -> list[Finding]:
+    if query.checkpoint is None:
+        told = "none: Spark makes a temporary one, so a restarted driver reads its input again"
+        return [warning("checkpoint", told, "give checkpoint=…", guarantee=Guarantee.AT_LEAST_ONCE)]
+    master, store = query.df.sparkSession.sparkContext.master, one.store
+    local = store is not None and local_path(store.partition("?")[0]) is not None and "shared=true" not in store
+    if one.sinks and local:
+        try:
+            check_store(str(store), master)
+        except ConfigurationError as error:
+            return [failed("decision log", error.message, "set store=…")]
+    return []

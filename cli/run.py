@@ -1,0 +1,137 @@
+"""`onceward run`: start a driver, and start it again after a failure, by the restart strategies of the engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path  # noqa: TC003 - typer reads it
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from onceward.core.errors import ConfigurationError
+from onceward.core.kit.options import pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import FrameType
+
+    from onceward.core.engine import RestartStrategy
+
+MISTAKES: Final = frozenset({2, 64, 78, 126, 127})
+"""Exit codes that no restart mends: wrong arguments (argparse, click, EX_USAGE), wrong settings (EX_CONFIG), a program
+that cannot be run."""
+_ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_PASSED_ON: Final = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
+_SIGNALLED: Final = 128
+"""Plus the signal's number: the exit code of a process that a signal has ended, as shells have it."""
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(help="The driver program and its arguments, after `--`.")],
+    *,
+    restart: Annotated[
+        str | None,
+        typer.Option(
+            help="Strategy: fixed-delay, exponential-delay, failure-rate or none. Default: exponential-delay, "
+            "or what --config or the environment (ONCEWARD_RESTART_…) say."
+        ),
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A setting of the strategy, such as attempts=5; repeatable."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file whose table `restart` has the strategy and its settings.")
+    ] = None,
+) -> None:
+    """Run a driver program, and start it again when it fails.
+
+    Exits with the driver's code. It is not started again after code 0, after a code that means a mistake (2, 64, 78,
+    126, 127), or after SIGTERM, SIGINT, SIGHUP or SIGQUIT, which are passed on to it.
+    """
+    from onceward.core.engine import RestartStrategy  # noqa: PLC0415 - the embedded engine
+
+    given = pairs("--setting", setting)
+    if given and restart is None:
+        raise ConfigurationError("--setting needs --restart: a strategy whose setting it is")
+    if restart is not None:
+        strategy = RestartStrategy.of(restart, given)
+    else:
+        strategy = RestartStrategy.load(config) or RestartStrategy.exponential_delay()
+    raise typer.Exit(Supervisor(command, strategy).run())
+
+
+class Supervisor:
+    """Starts a driver until it ends well, ends by a mistake, is told to stop, or the strategy gives up.
+
+    Args:
+        command: The program and its arguments.
+        strategy: When to start it again.
+        clock: Seconds, for the strategy.
+    """
+
+    def __init__(
+        self, command: Sequence[str], strategy: RestartStrategy, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._command, self._strategy, self._clock = list(command), strategy, clock
+        self._driver: subprocess.Popen[bytes] | None = None
+        self._stopping = threading.Event()
+
+    def run(self) -> int:
+        """Return the exit code of the driver's last life.
+
+        Raises:
+            ConfigurationError: The program cannot be started.
+        """
+        before = {number: signal.signal(number, self._pass_on) for number in _PASSED_ON}
+        try:
+            return self._lives()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _lives(self) -> int:
+        restarts = self._strategy.begin()
+        while True:
+            began = self._clock()
+            code = self._live()
+            if code == 0 or self._stopping.is_set():
+                return code
+            if code in MISTAKES:
+                self._say(f"ended with code {code}, which means a mistake: no restart mends it")
+                return code
+            now = self._clock()
+            pause = restarts(now, now - began)
+            if pause is None:
+                self._say(f"ended with code {code}, and strategy {self._strategy.name} gives up")
+                return code
+            self._say(f"ended with code {code}, and is started again in {pause:.1f} s")
+            if self._stopping.wait(pause):
+                return code
+
+    def _live(self) -> int:
+        """One life of the driver, in a process group of its own; what it leaves behind there is killed."""
+        try:
+            self._driver = driver = subprocess.Popen(self._command, start_new_session=True)  # noqa: S603 - the user's
+        except OSError as error:
+            raise ConfigurationError(f"the driver cannot be started: {error}") from error
+        if self._stopping.is_set():  # the signal came before there was anybody to pass it on to
+            driver.terminate()
+        code = driver.wait()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(driver.pid, signal.SIGKILL)
+        return code if code >= 0 else _SIGNALLED - code
+
+    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+        if number in _ENDING:
+            self._stopping.set()
+        if self._driver is not None and self._driver.returncode is None:
+            self._driver.send_signal(number)
+
+    def _say(self, what: str) -> None:
+        typer.echo(f"onceward run: the driver {what}", err=True)

@@ -1,0 +1,306 @@
+"""Restore a savepoint of a Spark query into a new folder, if nothing has been written since, or somebody says why not.
+
+In this order, so that an interruption leaves the query startable at one place at most, and repeating the command
+finishes it:
+
+1. START in the log that the pipeline uses now fences whoever is at work under it.
+2. Its entries are copied to where the log will be; then Spark's files, less the one with the query's id. Until that one
+   is there, Spark takes the folder for a new query's, which the log does not admit.
+3. MOVED ends the old log, if it has not grown since 1. From here on the new place alone counts.
+4. REWIND, if the sinks have gone on since: the next epoch is the savepoint's successor, once more.
+5. The file with the query's id.
+
+If the log in use is the one that the restored query will use (a database), it stays: there is nothing to copy or to
+end. If it cannot be found, nobody knows what was written since: a reason is needed, and a new log begins, which the
+targets accept in place of the lost one as after any rewind.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from onceward.core.checkpoint.admission import goes_back, with_earlier
+from onceward.core.engine.state.storage import CheckpointStorage
+from onceward.core.errors import (
+    ConfigurationError,
+    EpochConflictError,
+    LogDamagedError,
+    NoDecisionLogError,
+    StateDamagedError,
+    StateError,
+)
+from onceward.core.log import Decide, LogView, LogWriter, Rewound, open_store, read
+from onceward.core.log.store import IN_CHECKPOINT
+
+from .copies import ENTRIES, FILES, IDENTITY, entries_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from onceward.core.checkpoint import CommitPolicy
+    from onceward.core.engine.state.handles import FileRef
+    from onceward.core.log import LogStore
+
+    from .copies import Savepoint
+
+
+_log = logging.getLogger("onceward.savepoint")
+
+
+class LogAt(NamedTuple):
+    """A decision log, and where it is."""
+
+    place: str
+    store: LogStore | None
+    """None: in a savepoint, which cannot be written to."""
+    view: LogView
+
+
+@dataclass(frozen=True)
+class Restoration:
+    """What restoring a savepoint comes to.
+
+    Attributes:
+        saved: The savepoint.
+        checkpoint: The new folder.
+        place: Where the log will be, for people and for the next restore.
+        current: The log in use; None if it cannot be found.
+        goes_back: Whether the sinks have gone on since, or may have.
+    """
+
+    saved: Savepoint
+    checkpoint: CheckpointStorage
+    place: str
+    current: LogAt | None
+    goes_back: bool
+
+    def describe(self) -> str:
+        """For people, in one sentence."""
+        m = self.saved.manifest
+        said = f"restore epoch {m.epoch} of pipeline {m.pipeline} to {self.checkpoint.root}"
+        if self.goes_back:
+            said += f"; epochs from {m.epoch + 1} on are written again"
+        if self.current is not None and self.current.store is not None and self.current.place != self.place:
+            said += f"; the query cannot be started at {self.current.place} any more"
+        return said
+
+
+def examine(saved: Savepoint, checkpoint: str, store: str | None, why: str | None) -> Restoration:
+    """What restoring comes to; changes nothing.
+
+    Args:
+        saved: The savepoint.
+        checkpoint: The folder to restore to: new, empty, or with a part of this savepoint.
+        store: URL of the decision log's store; None: in the checkpoint.
+        why: Why the pipeline goes back; None if it does not.
+
+    Raises:
+        ConfigurationError: The folder holds something else.
+        EpochConflictError: The sinks have gone on since, or may have, and nobody said why the pipeline goes back.
+        StateDamagedError: The savepoint is damaged.
+        StoreError: A store did not answer.
+    """
+    m, into = saved.manifest, CheckpointStorage(checkpoint)
+    saved.verify()
+    _check_folder(saved, into)
+    target = _target(into, store, m.pipeline)
+    if target.view.moved:
+        raise ConfigurationError(f"the pipeline has moved from {into.root} to {target.view.moved}: give another folder")
+    if target.view.log not in {"", m.log} and any(isinstance(entry, Decide) for _, entry in target.view.positions):
+        raise ConfigurationError(
+            f"{target.place} holds another decision log of {m.pipeline}: give a new or empty place"
+        )
+    current = _current(saved, target)
+    at_it = current is not None and (current.store is None or _is_at(current.view, saved))
+    if not at_it and why is None:
+        raise EpochConflictError(_refusal(saved, current), pipeline=m.pipeline, epoch=m.epoch)
+    if current is not None and current.view.undone is not None:
+        raise EpochConflictError(
+            f"epoch {current.view.undone.epoch} is decided and not committed everywhere: `onceward txn commit` first",
+            pipeline=m.pipeline,
+        )
+    if current is not None and not at_it and why is not None:
+        goes_back(current.view, m.pipeline, _way_back(saved, why), None)  # or an error: it was done before
+    return Restoration(saved, into, target.place, current, goes_back=not at_it)
+
+
+def restore(asked: Restoration, store: str | None, why: str | None, policy: CommitPolicy) -> None:
+    """Do it; see the top of this module.
+
+    Raises:
+        FencedError: The pipeline was started meanwhile, where it was until now. It goes on there.
+        EpochConflictError: It has decided another epoch meanwhile.
+        StateError: A file could not be written. Repeat it.
+    """
+    saved, into, current, old = asked.saved, asked.checkpoint, asked.current, None
+    m, clock = saved.manifest, policy.writer_clock()
+    target = open_store(_log_url(into, store), pipeline=m.pipeline)
+    place = into.root if store is None else target.describe()
+    back = _way_back(saved, why) if asked.goes_back and why is not None else None
+    if current is None and back is not None:
+        _go_back(LogWriter(target, m.pipeline, clock), back)
+    elif current is not None and current.store is None:
+        saved.claim(place)
+        _put_all(target, _entries(saved), place)
+    elif current is not None and current.store is not None and current.place != place:
+        old = LogWriter(current.store, m.pipeline, clock)
+        view = old.start()
+        if _is_at(view, saved) == asked.goes_back or view.undone is not None:
+            raise EpochConflictError(f"the query was started at {current.place} meanwhile: repeat this")
+        _put_all(target, entries_of(current.store, view), place)
+    identity = _put_files(saved, into)
+    if old is not None:
+        old.move(place)
+    if current is not None and back is not None:
+        _go_back(LogWriter(target, m.pipeline, clock), back)
+    try:
+        saved.mark_restored(place)
+    except (OSError, StateError) as error:
+        if m.retired:
+            raise
+        _log.warning("the savepoint cannot remember that it was restored to %s: %s", place, error)
+    _put_file(saved, into, identity)
+
+
+def _way_back(saved: Savepoint, why: str) -> Rewound:
+    return Rewound(query=saved.manifest.query, epoch=saved.manifest.epoch + 1, why=why)
+
+
+def _go_back(writer: LogWriter, wanted: Rewound) -> None:
+    view = writer.start()
+    if goes_back(view, writer.pipeline, wanted, None):
+        writer.rewind(with_earlier(wanted, view.rewind))
+
+
+def _is_at(view: LogView, saved: Savepoint) -> bool:
+    """Whether the newest that was decided is the savepoint's epoch."""
+    m = saved.manifest
+    return (view.log, view.finished) == (m.log, m.position) and view.undone is None and not view.rewound
+
+
+def _refusal(saved: Savepoint, current: LogAt | None) -> str:
+    m = saved.manifest
+    again = "or, if the targets were set back or a second writing is wanted, go back on purpose with --rewind WHY"
+    if current is None:
+        return (
+            f"the savepoint is of epoch {m.epoch}, and the decision log that was in {m.place} cannot be found: whether "
+            f"the sinks have gone on since is not known. Give the place of the log with --store, {again}"
+        )
+    known = "has gone back since" if current.view.rewound else f"has decided epoch {current.view.progress.epoch} since"
+    return (
+        f"the savepoint is of epoch {m.epoch}, and the pipeline {known} (decision log in {current.place}): going on "
+        f"from the savepoint would write rows twice. Start the query where it is, {again}"
+    )
+
+
+# Where the log is
+
+
+def _log_url(checkpoint: CheckpointStorage, store: str | None) -> str:
+    return store if store is not None else checkpoint.at(IN_CHECKPOINT)
+
+
+def _target(into: CheckpointStorage, store: str | None, pipeline: str) -> LogAt:
+    """Where the log will be, and what is there now."""
+    try:
+        there = open_store(_log_url(into, store), pipeline=pipeline, existing=True)
+    except NoDecisionLogError:
+        return LogAt(into.root if store is None else "the store given", None, LogView())
+    try:
+        view = read(there)
+    except LogDamagedError:  # a part of a copy; if it is not, the copying will meet what is there
+        view = LogView()
+    return LogAt(into.root if store is None else there.describe(), there, view)
+
+
+def _current(saved: Savepoint, target: LogAt) -> LogAt | None:
+    """The log that the pipeline uses now, wherever it has moved to; None if it cannot be found."""
+    m, here = saved.manifest, saved.storage.root
+    for start in (m.place, here if m.retired else saved.restored_to):
+        place, seen = start, set[str]()
+        while place and place not in seen:
+            seen.add(place)
+            if place == here and not saved.restored_to and saved.claimed_by in {"", target.place}:
+                return LogAt(here, None, LogView())
+            if place == here:
+                place = saved.restored_to or saved.claimed_by
+            found = target if place == target.place else _look(place, m.pipeline)
+            view = found.view if found is not None else LogView()
+            if found is None or not view.log or (view.log != m.log and place != saved.restored_to):
+                break
+            if not view.moved:
+                return found
+            place = view.moved
+    in_one_store = m.store is not None and target.view.log == m.log
+    return target if in_one_store else None
+
+
+def _look(place: str, pipeline: str) -> LogAt | None:
+    """The log inside a checkpoint; None if there is none, or if the place is the description of a store."""
+    if " " in place.partition("/")[0]:
+        return None
+    try:
+        store = open_store(CheckpointStorage(place).at(IN_CHECKPOINT), pipeline=pipeline, existing=True)
+    except NoDecisionLogError:
+        return None
+    return LogAt(place, store, read(store))
+
+
+# Putting files and entries where they are to be; what is there already is left as it is
+
+
+def _check_folder(saved: Savepoint, into: CheckpointStorage) -> None:
+    """Refuse a folder that holds anything but a part of this savepoint."""
+    ours = {_path(ref): ref for ref in saved.manifest.files}
+    there = [path for path in into.walk() if not path.startswith(f"{IN_CHECKPOINT}/")]
+    hidden = [path for path in there if path.rpartition("/")[2].startswith(".")]  # checksums, interrupted writes
+    others = [path for path in there if (not _holds(into, ours[path]) if path in ours else path not in hidden)]
+    if others:
+        raise ConfigurationError(
+            f"{into.root} is not empty: it holds {others[0]}{' and more' if len(others) > 1 else ''}. Give a new or an "
+            "empty folder; the query's old checkpoint stays as it is"
+        )
+
+
+def _put_files(saved: Savepoint, into: CheckpointStorage) -> FileRef:
+    """Put all of Spark's files but the one with the query's id, and return that one."""
+    identity = next(ref for ref in saved.manifest.files if _path(ref) == IDENTITY)
+    for ref in saved.manifest.files:
+        if ref is not identity:
+            _put_file(saved, into, ref)
+    return identity
+
+
+def _put_file(saved: Savepoint, into: CheckpointStorage, ref: FileRef) -> None:
+    if not _holds(into, ref):
+        into.write(_path(ref), saved.storage.proven(ref))
+
+
+def _holds(into: CheckpointStorage, ref: FileRef) -> bool:
+    """Whether the file is there, just as it is in the savepoint."""
+    try:
+        for _ in into.proven(msgspec.structs.replace(ref, path=_path(ref))):
+            pass
+    except StateDamagedError:
+        return False
+    return True
+
+
+def _path(ref: FileRef) -> str:
+    """Of a file in the checkpoint."""
+    return ref.path.removeprefix(f"{FILES}/")
+
+
+def _entries(saved: Savepoint) -> Iterable[tuple[str, bytes]]:
+    for ref in saved.manifest.entries:
+        yield ref.path.removeprefix(f"{ENTRIES}/"), saved.storage.read(ref)
+
+
+def _put_all(target: LogStore, entries: Iterable[tuple[str, bytes]], place: str) -> None:
+    for key, data in entries:
+        if not target.put_if_absent(key, data) and target.get(key) != data:
+            raise ConfigurationError(f"{place} holds other entries of a decision log: give a new or an empty folder")

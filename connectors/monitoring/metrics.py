@@ -1,0 +1,258 @@
+"""Metrics of this process's pipelines, for Prometheus and OpenTelemetry.
+
+One call turns them on: `metrics.serve(9464)`, `metrics.prometheus(registry)` or `metrics.opentelemetry(provider)`. The
+formats of Spark run in processes of their own, where no user's code does: there the environment variable
+ONCEWARD_METRICS says what to do.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+
+from onceward.core.errors import ConfigurationError
+from onceward.core.events import EpochCompleted, Event, observe
+
+from .table import BUCKETS, LSO_LAG, TABLE, Kind, Metric, samples
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from onceward.core.sink import Named
+
+__all__ = ["opentelemetry", "prometheus", "serve"]
+
+_log = logging.getLogger("onceward.observers")
+VARIABLE: Final = "ONCEWARD_METRICS"
+DEFAULT_PORT: Final = 9464
+"""Of OpenTelemetry's exporter for Prometheus."""
+_MULTIPROCESS: Final = "PROMETHEUS_MULTIPROC_DIR"
+LAG_SECONDS: Final = 15.0
+"""Between two looks at the last stable offsets of a sink."""
+_made: Final[dict[int, tuple[Any, _Exporter]]] = {}
+"""By the identity of a registry or provider: each gets its metrics once."""
+
+
+def serve(port: int = DEFAULT_PORT, host: str = "0.0.0.0") -> int:  # noqa: S104 - as Prometheus' own client
+    """Serve this process's metrics to Prometheus at http://host:port/metrics, in a background thread.
+
+    With PROMETHEUS_MULTIPROC_DIR set, the metrics of all processes that use the folder are served: so those of the
+    formats too, with ONCEWARD_METRICS=prometheus.
+
+    Args:
+        port: TCP port; 0 for any free one.
+        host: Address to listen at. The page shows names of pipelines and sinks; there is no password.
+
+    Returns:
+        The port.
+
+    Raises:
+        ConfigurationError: prometheus-client is not installed, or the port is not free.
+    """
+    client = _prometheus_client()
+    prometheus()
+    registry = client.REGISTRY
+    if _MULTIPROCESS in os.environ:
+        from prometheus_client import multiprocess  # noqa: PLC0415 - an extra
+
+        registry = client.CollectorRegistry()
+        multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    try:
+        server, _ = client.start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        raise ConfigurationError(
+            f"metrics cannot be served at {host}:{port}: {error.strerror}. Is another pipeline's process on this "
+            "machine serving there? Give each its own port, or use OpenTelemetry"
+        ) from error
+    return int(server.server_port)
+
+
+def prometheus(registry: Any = None) -> None:
+    """Register this process's metrics with a registry of prometheus-client.
+
+    Args:
+        registry: A CollectorRegistry; None for the default one, which an application may serve already.
+
+    Raises:
+        ConfigurationError: prometheus-client is not installed.
+    """
+    client = _prometheus_client()
+    registry = client.REGISTRY if registry is None else registry
+    if id(registry) not in _made:
+        _start(registry, _Exporter({metric: _prometheus_recorder(client, metric, registry) for metric in TABLE}))
+
+
+def opentelemetry(provider: Any = None) -> None:
+    """Record this process's metrics with OpenTelemetry's meter `onceward`.
+
+    Args:
+        provider: A MeterProvider; None for the global one, or, where none is set and the SDK is installed, one that
+            exports as OTEL_METRICS_EXPORTER says (default: otlp) and that reads the SDK's other OTEL_* variables.
+
+    Raises:
+        ConfigurationError: opentelemetry-api is not installed, or the exporter is not.
+    """
+    try:
+        from opentelemetry import metrics as api  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise ConfigurationError("OpenTelemetry is not installed: pip install 'onceward[opentelemetry]'") from error
+    if provider is None:
+        provider = api.get_meter_provider()
+        if type(provider).__name__ == "_ProxyMeterProvider":
+            provider = _provider_of_environment()
+            api.set_meter_provider(provider)
+    if id(provider) not in _made:
+        meter = provider.get_meter("onceward")
+        _start(provider, _Exporter({metric: _otel_recorder(meter, metric) for metric in TABLE}))
+
+
+def start_if_asked() -> None:
+    """Record the metrics of a process that no user's code runs in, as ONCEWARD_METRICS asks.
+
+    It is `prometheus`, `opentelemetry` or both, with a comma in between. A mistake is logged, and fails nothing.
+    """
+    for asked in filter(None, os.environ.get(VARIABLE, "").split(",")):
+        if asked in _asked:
+            continue
+        _asked.add(asked)
+        try:
+            _ASKED[asked.strip()]()
+        except KeyError:
+            _log.warning("%s=%s is unknown: give %s", VARIABLE, asked, " or ".join(_ASKED))
+        except Exception as error:  # noqa: BLE001 - an exporter's
+            _log.warning("no metrics of this process, though %s=%s: %s", VARIABLE, asked, error)
+
+
+def _into_folder() -> None:
+    if _MULTIPROCESS not in os.environ:
+        raise ConfigurationError(
+            f"nobody could read them. Set {_MULTIPROCESS} to an empty folder, for this process and for the driver, "
+            "which serves them with metrics.serve(port)"
+        )
+    prometheus()
+
+
+_ASKED: Final[Mapping[str, Callable[[], None]]] = {"prometheus": _into_folder, "opentelemetry": opentelemetry}
+_asked: Final[set[str]] = set()
+
+
+class _Exporter:
+    """Observer that hands each sample to its instrument."""
+
+    def __init__(self, recorders: Mapping[Metric, Callable[[float, tuple[str, ...]], None]]) -> None:
+        self._recorders = recorders
+        self._lag = _LagWatch(recorders[LSO_LAG])
+
+    def __call__(self, event: Event) -> None:
+        for metric, value, labels in samples(event):
+            self._recorders[metric](value, labels)
+        if isinstance(event, EpochCompleted):
+            self._lag.look(event.pipeline, event.sinks)
+
+
+@runtime_checkable
+class HasStableOffsets(Protocol):
+    """A sink that can tell how many records its readers wait for."""
+
+    def last_stable_offset_lag(self) -> int | None:
+        """Records behind the last stable offsets; None where that is not known."""
+
+
+class _LagWatch:
+    """Asks sinks for their lag, in a thread and not too often: the epoch does not wait for it."""
+
+    def __init__(self, record: Callable[[float, tuple[str, ...]], None]) -> None:
+        self._record = record
+        self._next: dict[tuple[str, ...], float] = {}
+
+    def look(self, pipeline: str, sinks: Mapping[str, Named]) -> None:
+        due = {
+            (pipeline, name): sink
+            for name, sink in sinks.items()
+            if isinstance(sink, HasStableOffsets) and time.monotonic() >= self._next.get((pipeline, name), 0.0)
+        }
+        self._next |= dict.fromkeys(due, time.monotonic() + LAG_SECONDS)
+        if due:
+            threading.Thread(target=self._ask, args=(due,), name="onceward-lag", daemon=True).start()
+
+    def _ask(self, due: Mapping[tuple[str, ...], HasStableOffsets]) -> None:
+        for labels, sink in due.items():
+            try:
+                lag = sink.last_stable_offset_lag()
+                if lag is not None:
+                    self._record(lag, labels)
+            except Exception as error:  # noqa: BLE001 - a broker's, or an exporter's
+                _log.debug("no last stable offsets of sink %s: %s", labels[-1], error)
+
+
+def _start(owner: Any, exporter: _Exporter) -> None:
+    _made[id(owner)] = owner, exporter
+    observe(exporter)
+
+
+def _prometheus_client() -> Any:
+    try:
+        import prometheus_client  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise ConfigurationError("prometheus-client is not installed: pip install 'onceward[prometheus]'") from error
+    return prometheus_client
+
+
+def _prometheus_recorder(client: Any, metric: Metric, registry: Any) -> Callable[[float, tuple[str, ...]], None]:
+    common = (metric.prometheus, metric.help, metric.all_labels)
+    match metric.kind:
+        case Kind.COUNTER:
+            counter = client.Counter(*common, registry=registry)
+            return lambda value, labels: counter.labels(*labels).inc(value)
+        case Kind.GAUGE:
+            gauge = client.Gauge(*common, registry=registry, multiprocess_mode="mostrecent")
+            return lambda value, labels: gauge.labels(*labels).set(value)
+        case Kind.HISTOGRAM:
+            histogram = client.Histogram(*common, registry=registry, buckets=BUCKETS)
+            return lambda value, labels: histogram.labels(*labels).observe(value)
+
+
+def _otel_recorder(meter: Any, metric: Metric) -> Callable[[float, tuple[str, ...]], None]:
+    names = metric.all_labels
+    about = {"unit": metric.unit, "description": metric.help}
+    match metric.kind:
+        case Kind.COUNTER:
+            record = meter.create_counter(metric.name, **about).add
+        case Kind.GAUGE:
+            record = meter.create_gauge(metric.name, **about).set
+        case Kind.HISTOGRAM:
+            record = meter.create_histogram(metric.name, **about, explicit_bucket_boundaries_advisory=BUCKETS).record
+    return lambda value, labels: record(value, dict(zip(names, labels, strict=True)))
+
+
+def _provider_of_environment() -> Any:
+    try:
+        from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415 - an extra
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigurationError(
+            "OpenTelemetry has no MeterProvider: install opentelemetry-sdk, or give metrics.opentelemetry(provider)"
+        ) from error
+    wanted = os.environ.get("OTEL_METRICS_EXPORTER", "otlp")
+    readers = []
+    for name in (part.strip() for part in wanted.split(",") if part.strip() != "none"):
+        found = {point.name: point for point in entry_points(group="opentelemetry_metrics_exporter")}
+        point = found.get(f"{name}_proto_{_protocol()}") or found.get(name)
+        if point is None:
+            raise ConfigurationError(
+                f"OTEL_METRICS_EXPORTER={name}: no such exporter is installed (pip install opentelemetry-exporter-"
+                f"{name}); there is {', '.join(sorted(found)) or 'none'}"
+            )
+        readers.append(PeriodicExportingMetricReader(point.load()()))
+    return MeterProvider(metric_readers=readers)
+
+
+def _protocol() -> str:
+    """Of OTLP, as the entry points of its exporters are called."""
+    variables = ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+    given = next((os.environ[name] for name in variables if name in os.environ), "grpc")
+    return "http" if given.startswith("http") else given

@@ -1,0 +1,217 @@
+"""Every metric, once: what it is called, and which events change it.
+
+Names follow OpenTelemetry's conventions (dots, a unit of its own, seconds). Prometheus' names are made of them as
+OpenTelemetry's exporter makes them: underscores, the unit at the end, `_total` for counters. The terms are Flink's and
+Kafka's where they have one. What has a moment is told as that moment, not as the time since: a process that hangs would
+go on telling an old age (after "Instrumentation: timestamps, not time since", Prometheus).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from onceward.core.events import (
+    CheckpointEnded,
+    Committed,
+    CommitWaits,
+    EpochAbandoned,
+    EpochBegan,
+    EpochCompleted,
+    EpochFailed,
+    EpochReplayed,
+    Event,
+    QueryProgressed,
+    Started,
+    wall_clock,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Kind(StrEnum):
+    """How a metric's values add up."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+_UNITS: Final = {"s": "_seconds", "By": "_bytes"}
+BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""Of all histograms, in seconds."""
+
+
+class Metric(NamedTuple):
+    """One metric.
+
+    Attributes:
+        name: In OpenTelemetry.
+        kind: How values add up.
+        unit: As UCUM writes it: s, By, {row}.
+        labels: Besides `pipeline`.
+        help: What it is.
+    """
+
+    name: str
+    kind: Kind
+    unit: str
+    labels: tuple[str, ...]
+    help: str
+
+    @property
+    def all_labels(self) -> tuple[str, ...]:
+        """Names of its labels."""
+        return ("pipeline", *self.labels)
+
+    @property
+    def prometheus(self) -> str:
+        """Its name in Prometheus."""
+        total = "_total" if self.kind is Kind.COUNTER else ""
+        return f"{self.name.replace('.', '_')}{_UNITS.get(self.unit, '')}{total}"
+
+
+TABLE: Final[list[Metric]] = []
+
+
+def _metric(name: str, kind: Kind, unit: str, help_: str, *labels: str) -> Metric:
+    metric = Metric(f"onceward.{name}", kind, unit, labels, help_)
+    TABLE.append(metric)
+    return metric
+
+
+STARTS = _metric("starts", Kind.COUNTER, "{start}", "Starts of the pipeline; with a format, one for each epoch.")
+COMPLETED = _metric("epochs.completed", Kind.COUNTER, "{epoch}", "Epochs that are committed in every sink.")
+REPLAYED = _metric(
+    "epochs.replayed", Kind.COUNTER, "{epoch}", "Completed epochs that Spark ran again: nothing was written."
+)
+FAILED = _metric(
+    "epochs.failed", Kind.COUNTER, "{epoch}", "Epochs, or attempts of the embedded engine, that ended with an error."
+)
+LAST_EPOCH = _metric("epoch.last", Kind.GAUGE, "", "Number of the newest completed epoch.")
+LAST_COMPLETED = _metric(
+    "epoch.last.completed.timestamp", Kind.GAUGE, "s", "When the newest epoch was completed, in seconds since 1970."
+)
+ROWS = _metric("rows", Kind.COUNTER, "{row}", "Rows of completed epochs.", "sink")
+TRANSACTIONS = _metric("transactions", Kind.COUNTER, "{transaction}", "Transactions of completed epochs.", "sink")
+EPOCH = _metric("epoch.duration", Kind.HISTOGRAM, "s", "From an epoch's beginning until it is completed.")
+WRITE = _metric("write.duration", Kind.HISTOGRAM, "s", "Writing an epoch's rows: the slowest subtask.", "sink")
+PREPARE = _metric("prepare.duration", Kind.HISTOGRAM, "s", "Flush and prepare: the slowest subtask.", "sink")
+DECIDE = _metric("decide.duration", Kind.HISTOGRAM, "s", "Making the decision durable.")
+COMMIT = _metric("commit.duration", Kind.HISTOGRAM, "s", "From the decision until the sink has committed it.", "sink")
+RETRIES = _metric(
+    "commit.retries", Kind.COUNTER, "{retry}", "Times that a commit was repeated, because it did not succeed.", "sink"
+)
+IN_DOUBT = _metric(
+    "in_doubt.since.timestamp",
+    Kind.GAUGE,
+    "s",
+    "Since when the oldest transaction that has not ended may be open, or, where its commit waits, since when it is "
+    "decided, in seconds since 1970; 0: there is none.",
+)
+EXPIRY = _metric(
+    "decided.expiry.timestamp",
+    Kind.GAUGE,
+    "s",
+    "When the target aborts a decided transaction that could not be committed yet, in seconds since 1970; 0: no such "
+    "transaction waits, or it never expires.",
+    "sink",
+)
+LSO_LAG = _metric(
+    "last_stable_offset.lag",
+    Kind.GAUGE,
+    "{record}",
+    "Records of the sink's topic that read_committed readers cannot see yet: a transaction before them is open.",
+    "sink",
+)
+CHECKPOINTS = _metric("checkpoints", Kind.COUNTER, "{checkpoint}", "Checkpoints that have ended.", "status")
+CHECKPOINT = _metric("checkpoint.duration", Kind.HISTOGRAM, "s", "From the trigger until the checkpoint is completed.")
+ALIGNMENT = _metric("checkpoint.alignment", Kind.HISTOGRAM, "s", "Alignment of barriers: the slowest task.")
+SIZE = _metric("checkpoint.size", Kind.GAUGE, "By", "State of the newest completed checkpoint.")
+SPARK_ROWS = _metric("spark.input.rows", Kind.COUNTER, "{row}", "Input rows of micro-batches, as Spark counts them.")
+SPARK_BATCH = _metric("spark.batch.duration", Kind.HISTOGRAM, "s", "Spark's triggerExecution of micro-batches.")
+SPARK_STATE = _metric("spark.state.rows", Kind.GAUGE, "{row}", "Rows in the query's state stores.")
+
+
+class Sample(NamedTuple):
+    """A counter's increase, a gauge's new value, or a histogram's observation."""
+
+    metric: Metric
+    value: float
+    labels: tuple[str, ...]
+
+
+def samples(event: Event) -> Iterator[Sample]:  # noqa: C901 - one case for each kind of event
+    """What an event changes."""
+    one = (event.pipeline,)
+    match event:
+        case Started():
+            yield Sample(STARTS, 1, one)
+            yield Sample(FAILED, 0, one)
+            yield Sample(IN_DOUBT, 0, one)
+        case EpochBegan(_, since):
+            yield Sample(IN_DOUBT, since, one)
+        case EpochAbandoned():
+            yield Sample(IN_DOUBT, 0, one)
+        case CommitWaits():
+            yield from _waits(event)
+        case Committed():
+            yield from _committed(event)
+        case EpochCompleted():
+            yield from _completed(event)
+        case EpochReplayed():
+            yield Sample(REPLAYED, 1, one)
+        case EpochFailed():
+            yield Sample(FAILED, 1, one)
+        case CheckpointEnded():
+            yield from _checkpoint(event)
+        case QueryProgressed(_, progress):
+            yield Sample(SPARK_ROWS, progress.get("numInputRows") or 0, one)
+            took = progress.get("durationMs", {}).get("triggerExecution", 0)
+            yield Sample(SPARK_BATCH, took / 1000, one)
+            yield Sample(SPARK_STATE, sum(o.get("numRowsTotal", 0) for o in progress.get("stateOperators", [])), one)
+
+
+def _waits(event: CommitWaits) -> Iterator[Sample]:
+    yield Sample(IN_DOUBT, event.since, (event.pipeline,))
+    for sink, expiry in event.waiting.items():
+        yield Sample(RETRIES, 1, (event.pipeline, sink))
+        yield Sample(EXPIRY, expiry or 0, (event.pipeline, sink))
+    for sink in event.done:
+        yield Sample(EXPIRY, 0, (event.pipeline, sink))
+
+
+def _committed(event: Committed) -> Iterator[Sample]:
+    for sink, took in event.seconds.items():
+        yield Sample(EXPIRY, 0, (event.pipeline, sink))
+        if not event.voided:
+            yield Sample(COMMIT, took, (event.pipeline, sink))
+
+
+def _checkpoint(event: CheckpointEnded) -> Iterator[Sample]:
+    one, record = (event.pipeline,), event.record
+    yield Sample(CHECKPOINTS, 1, (event.pipeline, record.status))
+    if record.status == "completed":
+        yield Sample(CHECKPOINT, record.duration, one)
+        yield Sample(ALIGNMENT, max((task.alignment for task in record.tasks), default=0.0), one)
+        yield Sample(SIZE, sum(task.state for task in record.tasks), one)
+
+
+def _completed(event: EpochCompleted) -> Iterator[Sample]:
+    pipeline, one = event.pipeline, (event.pipeline,)
+    yield Sample(COMPLETED, 1, one)
+    yield Sample(LAST_EPOCH, event.epoch, one)
+    yield Sample(LAST_COMPLETED, wall_clock(), one)
+    yield Sample(EPOCH, event.seconds, one)
+    yield Sample(DECIDE, event.decide_seconds, one)
+    if not event.checkpoint:  # the next rows of the embedded engine are being written already
+        yield Sample(IN_DOUBT, 0, one)
+    for sink, rows in event.rows().items():
+        yield Sample(ROWS, rows, (pipeline, sink))
+    for sink in event.sinks:
+        yield Sample(TRANSACTIONS, sum(c.sink == sink for c in event.committables), (pipeline, sink))
+    for sink in sorted({written.sink for written in event.written}):
+        mine = [written for written in event.written if written.sink == sink]
+        yield Sample(WRITE, max(written.write for written in mine), (pipeline, sink))
+        yield Sample(PREPARE, max(written.prepare for written in mine), (pipeline, sink))

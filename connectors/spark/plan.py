@@ -1,0 +1,230 @@
+"""What a streaming query is, read from its analyzed plan and its writer before it is started.
+
+What is computed otherwise in another attempt of a micro-batch, as measured on pyspark 4.2 (docs/explain.md has the
+table, and integration/test_explain.py measures it):
+
+- Spark gives `rand`, `uuid` and their like a new seed whenever it plans a batch, even where the query names one.
+- It pins `current_timestamp`, `localtimestamp` and `current_date` to the time in the batch's offsets file, but neither
+  `now` nor `current_time`, and none of them in `select` and `where` of a sink, which each attempt evaluates anew.
+- Since Spark 3.1, Catalyst calls `first`, `collect_list` and their like deterministic, although their values depend on
+  the order in which rows arrive after a shuffle.
+- Of a Python function it knows what it was told: `asNondeterministic()`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+from py4j.protocol import Py4JJavaError
+
+from onceward.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from onceward.sinks.base import Sink
+
+
+handlers: WeakKeyDictionary[DataStreamWriter, Any] = WeakKeyDictionary()
+"""The EpochHandler behind a writer that exactly_once returned: Spark keeps it where Python cannot ask for it."""
+
+
+class Cause(StrEnum):
+    """Why another attempt of a batch may compute other values."""
+
+    RANDOM = "another value in each attempt"
+    CLOCK = "the time of each attempt"
+    PLACE = "depends on how rows are distributed to partitions"
+    ORDER = "depends on the order in which rows arrive after a shuffle"
+    DECLARED = "a Python function that is declared non-deterministic"
+    PYTHON = "a Python function, which Spark takes for deterministic"
+
+
+class Unstable(NamedTuple):
+    """An expression whose value may differ when a batch is computed again."""
+
+    expression: str
+    cause: Cause
+    kept: bool
+    """Whether state is made of it: an aggregate, a deduplication, a join of streams, or a function with state."""
+
+
+class StreamingSource(NamedTuple):
+    """A streaming leaf of a plan: its format, and its options in lower case."""
+
+    format: str
+    options: dict[str, str]
+
+
+@dataclass(frozen=True)
+class PlannedQuery:
+    """A query that is described and not started.
+
+    Attributes:
+        df: What it computes.
+        format: Where it writes: a format's name, `foreachbatch`, `foreach`.
+        output_mode: append, update or complete.
+        trigger: Class of its trigger, for example ProcessingTimeTrigger.
+        options: In lower case.
+        handler: The EpochHandler of exactly_once; None for any other writer.
+    """
+
+    df: DataFrame
+    format: str
+    output_mode: str
+    trigger: str
+    options: dict[str, str]
+    handler: Any
+
+    @property
+    def checkpoint(self) -> str | None:
+        """The checkpoint location, of the query or of the session; None if Spark makes a temporary one or refuses."""
+        of_session = self.df.sparkSession.conf.get("spark.sql.streaming.checkpointLocation", None)
+        return self.options.get("checkpointlocation") or of_session
+
+
+def planned(writer: DataStreamWriter) -> PlannedQuery:
+    """Read a writer's settings out of Spark's fields, for there is no public way to ask.
+
+    Raises:
+        ConfigurationError: Spark has no such fields.
+    """
+    jwriter: Any = writer._jwrite  # noqa: SLF001
+
+    def field(name: str) -> Any:
+        try:
+            found = jwriter.getClass().getDeclaredField(name)
+        except Py4JJavaError:
+            raise ConfigurationError(f"this version of Spark keeps the {name} of a writer elsewhere") from None
+        found.setAccessible(True)
+        return found.get(jwriter)
+
+    return PlannedQuery(
+        df=writer._df,  # noqa: SLF001
+        format=str(field("source")).lower(),
+        output_mode=str(field("outputMode").toString()).lower(),
+        trigger=str(field("trigger").getClass().getSimpleName()).removesuffix("$"),
+        options={name.lower(): text for name, text in _pairs(field("extraOptions"))},
+        handler=handlers.get(writer),
+    )
+
+
+def _pairs(scala_map: Any) -> Iterator[tuple[str, str]]:
+    iterator = scala_map.iterator()
+    while iterator.hasNext():
+        pair = iterator.next()
+        yield str(pair._1()), str(pair._2())  # noqa: SLF001 - a Scala tuple
+
+
+def streaming_leaves(df: DataFrame) -> list[Any]:
+    """The streaming relations of a plan, in the order in which the checkpoint's offsets files list them."""
+    jdf: Any = getattr(df, "_jdf", None)
+    if jdf is None:
+        return []
+    leaves = jdf.queryExecution().analyzed().collectLeaves()
+    return [leaf for leaf in _items(leaves) if leaf.isStreaming()]
+
+
+def streaming_sources(df: DataFrame) -> list[StreamingSource]:
+    """What the query reads as streams."""
+    return [_source(leaf) for leaf in streaming_leaves(df)]
+
+
+def _source(leaf: Any) -> StreamingSource:
+    name, options = leaf.nodeName(), dict[str, str]()  # a MemoryStream has neither
+    if name == "StreamingRelationV2":
+        name, options = leaf.sourceName(), dict(leaf.extraOptions())
+    elif name == "StreamingRelation":
+        name, options = leaf.dataSource().className(), dict(_pairs(leaf.dataSource().options()))
+    return StreamingSource(str(name), {key.lower(): value for key, value in options.items()})
+
+
+_STATEFUL: Final = frozenset(
+    {
+        "Aggregate",
+        "Deduplicate",
+        "DeduplicateWithinWatermark",
+        "Distinct",
+        "FlatMapGroupsWithState",
+        "FlatMapGroupsInPandasWithState",
+        "GlobalLimit",
+        "TransformWithState",
+        "TransformWithStateInPySpark",
+    }
+)
+"""Nodes of a logical plan that keep state, if what they read is a stream; and a join of two streams."""
+_PINNED: Final = frozenset({"current_timestamp", "localtimestamp", "current_date"})
+_CLOCKS: Final = _PINNED | {"now", "current_time"}
+_PLACES: Final = frozenset({"monotonically_increasing_id", "spark_partition_id", "input_file_name"})
+_ORDERS: Final = frozenset({"first", "last", "any_value", "collect_list", "array_agg", "listagg", "string_agg"})
+_PYTHON: Final = ("PythonUDF", "PythonUDAF", "PythonUDTF")
+
+
+def unstable(df: DataFrame) -> list[Unstable]:
+    """What a streaming query computes otherwise when a batch is computed again."""
+    found: list[Unstable] = []
+    waiting = [(df._jdf.queryExecution().analyzed(), False)]  # noqa: SLF001
+    while waiting:
+        node, kept = waiting.pop()
+        kept = kept or _is_stateful(node)
+        found += [Unstable(text, cause, kept) for text, cause in _unstable_in(node, pinned=True)]
+        waiting += [(child, kept) for child in _items(node.children())]
+    return list(dict.fromkeys(found))
+
+
+def unstable_for(df: DataFrame, sink: Sink) -> list[Unstable]:
+    """What `select` and `where` of a sink compute otherwise when a batch is computed again."""
+    frames = [df.selectExpr(*sink.select)] if sink.select is not None else []
+    frames += [df.where(sink.where)] if sink.where is not None else []
+    nodes = [frame._jdf.queryExecution().analyzed() for frame in frames]  # noqa: SLF001
+    found = [pair for node in nodes for pair in _unstable_in(node, pinned=False)]
+    return [Unstable(text, cause, kept=False) for text, cause in dict.fromkeys(found)]
+
+
+def _is_stateful(node: Any) -> bool:
+    children = _items(node.children())
+    streams = [child for child in children if child.isStreaming()]
+    return (node.nodeName() in _STATEFUL and bool(streams)) or (node.nodeName() == "Join" and len(streams) > 1)
+
+
+def _unstable_in(node: Any, *, pinned: bool) -> Iterator[tuple[str, Cause]]:
+    """Of one node of the plan: the innermost expressions whose values may differ.
+
+    Args:
+        node: Of a logical plan.
+        pinned: Whether Spark pins clocks to the batch here.
+    """
+    waiting = list(_items(node.expressions()))
+    while waiting:
+        expression = waiting.pop()
+        inner = _items(expression.children())
+        cause = _cause(expression, inner, pinned=pinned)
+        if cause is not None:
+            yield f"{_name(expression)}()", cause
+        waiting += inner
+
+
+def _cause(expression: Any, inner: Sequence[Any], *, pinned: bool) -> Cause | None:
+    if expression.getClass().getSimpleName() in _PYTHON:
+        return Cause.PYTHON if expression.udfDeterministic() else Cause.DECLARED
+    name = _name(expression)
+    for names, cause in ((_CLOCKS, Cause.CLOCK), (_PLACES, Cause.PLACE), (_ORDERS, Cause.ORDER)):
+        if name in names:
+            return None if pinned and name in _PINNED else cause
+    differs = not expression.deterministic() and all(child.deterministic() for child in inner)
+    return Cause.RANDOM if differs else None
+
+
+def _name(expression: Any) -> str:
+    is_python = expression.getClass().getSimpleName() in _PYTHON
+    return str(expression.name() if is_python else expression.prettyName().lower())
+
+
+def _items(seq: Any) -> Sequence[Any]:
+    return [seq.apply(number) for number in range(seq.size())]

@@ -1,0 +1,127 @@
+"""Savepoints by command: a request in the store of the decision log, which the running pipeline looks for.
+
+A request is addressed to a START, so that no later run finds what was asked of this one. The run takes it out of the
+store before it acts, hence acts once, and puts its answer beside it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from ..errors import ConfigurationError, OncewardError, StoreError
+from ..log import read
+from ..log.entries import key_of
+from .channels import Kind
+from .events import CheckpointFailedError
+from .reference import Decided
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..log import LogStore
+
+POLL_SECONDS: Final = 1.0
+"""How often a run looks."""
+_LOOK_SECONDS: Final = 0.2
+"""How often the command looks for the answer."""
+_REQUEST, _ANSWER = "Q", "A"
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What a command asks of a run. JSON-serialisable."""
+
+    id: str
+    kind: str
+    """Name of a Kind."""
+    target: str
+    """Location of the savepoint."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What became of a request. JSON-serialisable."""
+
+    id: str
+    made: str = ""
+    error: str = ""
+
+
+def _key(kind: str, start: int) -> str:
+    return kind + key_of(start)[1:]
+
+
+def ask(store: LogStore, kind: Kind, target: str, *, timeout: float) -> str:
+    """Ask the run that uses this log for a savepoint, and wait for it; where it is.
+
+    Args:
+        store: Of the pipeline's decision log.
+        kind: SAVEPOINT, SUSPEND or DRAIN.
+        target: Location of an empty or new folder, as the run's machine sees it.
+        timeout: Seconds to wait.
+
+    Raises:
+        ConfigurationError: The log is not one of the embedded engine.
+        CheckpointFailedError: It was not made, or not in time.
+        StoreError: The store did not answer.
+    """
+    view = read(store)
+    if Decided.of(view.newest) is None:
+        raise ConfigurationError(
+            f"the decision log in {store.describe()} is not one of the embedded engine, or its first checkpoint is "
+            "still to come. For a Spark query, give --checkpoint"
+        )
+    request, start = Request(secrets.token_hex(8), kind.name, target), view.start
+    for key in store.list_keys():  # of commands that were interrupted
+        if key.startswith((_REQUEST, _ANSWER)):
+            store.delete(key)
+    store.put_if_absent(_key(_REQUEST, start), msgspec.json.encode(request))
+    try:
+        return _wait(store, request, start, time.monotonic() + timeout)
+    finally:
+        with suppress(StoreError):
+            store.delete(_key(_REQUEST, start))
+
+
+def _wait(store: LogStore, request: Request, start: int, until: float) -> str:
+    while True:
+        late, restarted = time.monotonic() >= until, read(store).start != start
+        untaken = store.get(_key(_REQUEST, start)) is not None
+        data = store.get(_key(_ANSWER, start))
+        answer = msgspec.json.decode(data, type=Answer) if data is not None else None
+        if answer is not None and answer.id == request.id:
+            store.delete(_key(_ANSWER, start))
+            if answer.error:
+                raise CheckpointFailedError(answer.error)
+            return answer.made
+        if restarted:
+            raise CheckpointFailedError("the pipeline was started again meanwhile, so nobody answers: ask once more")
+        if late and untaken:
+            raise CheckpointFailedError(
+                f"no run answers: does the pipeline run, with the decision log in {store.describe()}? Nothing was made"
+            )
+        if late:
+            raise CheckpointFailedError(f"the savepoint {request.target} is still being made: look for it later")
+        time.sleep(_LOOK_SECONDS)
+
+
+def serve(store: LogStore, start: int, make: Callable[[Kind, str], str]) -> None:
+    """Take the request that waits for the run of this START, if there is one, and answer it.
+
+    Raises:
+        StoreError: The store did not answer.
+    """
+    data = store.get(_key(_REQUEST, start))
+    if data is None:
+        return
+    request = msgspec.json.decode(data, type=Request)
+    store.delete(_key(_REQUEST, start))
+    try:
+        answer = Answer(request.id, made=make(Kind[request.kind], request.target))
+    except OncewardError as error:
+        answer = Answer(request.id, error=str(error))
+    store.delete(_key(_ANSWER, start))
+    store.put_if_absent(_key(_ANSWER, start), msgspec.json.encode(answer))

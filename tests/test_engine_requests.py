@@ -1,0 +1,164 @@
+"""Savepoints of a running engine pipeline by command: made once, by the run that was asked, and answered."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from onceward.cli.main import app
+from onceward.core import CheckpointConfig, FileBackend
+from onceward.core.engine import CheckpointFailedError, JobState, job, requests
+from onceward.core.engine.channels import Kind
+from onceward.core.engine.requests import Request, ask, serve
+from onceward.core.errors import ConfigurationError
+from onceward.core.log import DirectoryStore, LogWriter, read
+from onceward.core.log.entries import key_of
+
+from .core_fakes import policy
+from .engine_kit import Slowly, Target, TargetSink, numbers, pipeline, reach
+
+ROWS = numbers(100, keys=5)
+
+
+class Run:
+    """A pipeline with its log in a folder; ten batches of ten rows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.target = folder, Target()
+        self.store = DirectoryStore(folder / "log")
+        self.save = str(folder / "save")
+        self.source = Slowly(ROWS, batch_rows=10)
+
+    def start(self, **options: Any) -> Any:
+        backend = FileBackend(self.folder / "state")
+        made = pipeline(checkpoint=CheckpointConfig(interval=0.05), store=self.store, backend=backend)
+        made.source(self.source, uid="numbers").sink(TargetSink(self.target))
+        return made.start(**options)
+
+    def create(self, *arguments: str, code: int = 0) -> str:
+        log = str(self.folder / "log")
+        done = CliRunner().invoke(app, ["savepoint", "create", self.save, "--store", log, *arguments])
+        assert done.exit_code == code, done.output
+        return done.output
+
+    def finish(self, **options: Any) -> None:
+        """Each row is there once when it has run to its end."""
+        self.source = Slowly(ROWS, batch_rows=10)
+        running = self.start(**options)
+        self.source.let(10)
+        assert running.wait(20)
+        assert self.target.counts("n") == Counter(range(100))
+        assert self.target.prepared == {}
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setattr(job, "POLL_SECONDS", 0.05)
+    return Run(tmp_path)
+
+
+def test_a_running_pipeline_makes_a_savepoint_by_command_and_goes_on(run: Run) -> None:
+    running = run.start()
+    reach(run.source, running, 3)
+    assert "would ask the running pipeline p" in run.create()
+    assert f"savepoint {run.save}" in run.create("--yes")
+    assert running.state is JobState.RUNNING
+    listed = CliRunner().invoke(app, ["savepoint", "list", run.save])
+    assert "engine: pipeline p, epoch" in listed.output
+    run.source.let(10)
+    assert running.wait(20)
+    assert run.target.counts("n") == Counter(range(100))
+    assert [key for key in run.store.list_keys() if key[0] in "QA"] == []
+    refused = CliRunner().invoke(app, ["savepoint", "restore", run.save, "--checkpoint", str(run.folder / "new")])
+    assert "its program restores it, with pipeline.run(restore=" in str(refused.exception)
+    assert CliRunner().invoke(app, ["savepoint", "delete", run.save, "--yes"]).exit_code == 0
+    assert not Path(run.save).exists()
+
+
+@pytest.mark.parametrize("how", ["--stop", "--drain"])
+def test_a_running_pipeline_stops_with_a_savepoint_by_command_and_goes_on_from_it(run: Run, how: str) -> None:
+    running = run.start()
+    reach(run.source, running, 3)
+    run.create("--yes", how)
+    assert running.wait(20)
+    assert running.state is JobState.FINISHED
+    assert run.target.counts("n") == Counter(range(30))
+    run.finish(restore=run.save)
+
+
+def test_the_reason_why_a_savepoint_was_not_made_reaches_the_command(run: Run) -> None:
+    running = run.start()
+    reach(run.source, running, 1)
+    Path(run.save).mkdir()
+    (Path(run.save) / "mine").write_text("mine")
+    with pytest.raises(CheckpointFailedError, match="the folder is not empty"):
+        ask(run.store, Kind.SAVEPOINT, run.save, timeout=20)
+    running.stop()
+
+
+def test_nobody_answers_for_a_pipeline_that_does_not_run(run: Run) -> None:
+    run.finish()
+    with pytest.raises(CheckpointFailedError, match=r"no run answers.*Nothing was made"):
+        ask(run.store, Kind.SUSPEND, run.save, timeout=0.1)
+    assert [key for key in run.store.list_keys() if key[0] in "QA"] == []
+
+
+def test_a_later_run_does_not_find_what_was_asked_of_an_earlier_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.finish()
+    start = read(run.store).start
+    run.store.put_if_absent(f"Q{key_of(start)[1:]}", msgspec.json.encode(Request("a", "SUSPEND", run.save)))
+    LogWriter(run.store, "p", policy().writer_clock()).start()
+    made: list[str] = []
+    serve(run.store, read(run.store).start, lambda _kind, target: made.append(target) or target)
+    assert made == []
+    monkeypatch.setattr(requests.time, "sleep", lambda _: LogWriter(run.store, "p", policy().writer_clock()).start())
+    with pytest.raises(CheckpointFailedError, match="was started again meanwhile"):
+        ask(run.store, Kind.SAVEPOINT, run.save, timeout=20)
+    assert [key for key in run.store.list_keys() if key[0] in "QA"] == []
+
+
+def test_a_request_is_acted_upon_once_also_when_its_answer_is_lost(run: Run) -> None:
+    run.finish()
+    start = read(run.store).start
+    run.store.put_if_absent(f"Q{key_of(start)[1:]}", msgspec.json.encode(Request("a", "SAVEPOINT", run.save)))
+    made: list[str] = []
+
+    def make(_kind: Kind, target: str) -> str:
+        made.append(target)
+        raise KeyboardInterrupt  # the run dies in it
+
+    with pytest.raises(KeyboardInterrupt):
+        serve(run.store, start, make)
+    serve(run.store, start, make)
+    assert made == [run.save]
+
+
+def test_an_older_answer_is_not_taken_for_the_own_one(run: Run) -> None:
+    run.finish()
+    start = read(run.store).start
+    stop = threading.Event()
+
+    def answering() -> None:
+        while not stop.wait(0.01):
+            serve(run.store, start, lambda _kind, target: f"made {target}")
+
+    thread = threading.Thread(target=answering)
+    thread.start()
+    try:
+        assert ask(run.store, Kind.SAVEPOINT, "one", timeout=20) == "made one"
+        assert ask(run.store, Kind.SAVEPOINT, "two", timeout=20) == "made two"
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_the_log_of_a_spark_query_answers_no_request(run: Run) -> None:
+    LogWriter(run.store, "p", policy().writer_clock()).start()
+    with pytest.raises(ConfigurationError, match="For a Spark query, give --checkpoint"):
+        ask(run.store, Kind.SAVEPOINT, run.save, timeout=1)

@@ -1,0 +1,468 @@
+"""What pipelines tell of themselves becomes log lines, metrics and lineage, and no exporter's error fails an epoch."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import prometheus_client
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+from onceward import CommitStatus, FileSink, KafkaSink, SqlAlchemySink, lineage, metrics
+from onceward.connectors.monitoring.table import TABLE
+from onceward.core import events
+from onceward.core.errors import CommitPendingError, ConfigurationError
+from onceward.core.events import CheckpointEnded, EpochCompleted, Event, QueryProgressed, observe, tell
+from onceward.core.log import EpochInput
+from onceward.core.transaction import Written
+
+from .core_fakes import FakeSink, acknowledgement
+from .engine_kit import TargetSink
+from .test_core_coordinator import LATER, Bench, about
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from onceward.core.transaction import Committable
+
+ROOT = Path(__file__).parent.parent
+BOARD = ROOT / "docs" / "monitoring" / "grafana-dashboard.json"
+RULES = ROOT / "docs" / "monitoring" / "prometheus-rules.yml"
+
+
+@pytest.fixture(autouse=True)
+def own_observers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that a test adds are gone after it."""
+    monkeypatch.setattr(events, "_observers", list(events._observers))
+    monkeypatch.setattr(events, "_complained", [])
+
+
+@pytest.fixture
+def told() -> list[Event]:
+    found: list[Event] = []
+    observe(found.append)
+    return found
+
+
+class Registry:
+    """A registry of prometheus-client, and what it says."""
+
+    def __init__(self) -> None:
+        self.client = prometheus_client.CollectorRegistry()
+        metrics.prometheus(self.client)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.client.get_sample_value(name, {"pipeline": "p", **labels})
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    made = Registry()
+    yield made
+    metrics._made.pop(id(made.client))
+
+
+class ExpiringSink(FakeSink):
+    def expires_at(self, committable: Committable) -> float | None:
+        return 1000.0 + committable.subtask
+
+
+def kinds(told: list[Event]) -> list[str]:
+    return [type(event).__name__ for event in told]
+
+
+class TestEvents:
+    def test_an_epoch_tells_that_it_began_was_committed_and_completed(self, told: list[Event]) -> None:
+        bench = Bench()
+        bench.run(bench.opened(), 0)
+        assert kinds(told) == ["Started", "EpochBegan", "Committed", "EpochCompleted"]
+
+    def test_a_commit_that_waits_is_told_each_time(self, told: list[Event]) -> None:
+        bench = Bench()
+        bench.sink.answers = [LATER, LATER]
+        bench.run(bench.opened(), 0)
+        assert kinds(told)[2:] == ["CommitWaits", "CommitWaits", "Committed", "EpochCompleted"]
+
+    def test_an_epoch_that_is_given_up_is_told_after_its_transactions_are_aborted(self, told: list[Event]) -> None:
+        bench = Bench()
+        coordinator = bench.opened()
+        coordinator.admit(0, about(0))
+        coordinator.give_up()
+        assert kinds(told) == ["Started", "EpochBegan", "EpochAbandoned"]
+
+    def test_what_an_observer_raises_is_logged_once_and_fails_no_epoch(self, caplog: pytest.LogCaptureFixture) -> None:
+        def broken(_: Event) -> None:
+            raise OSError("the exporter is away")
+
+        observe(broken)
+        bench = Bench()
+        coordinator = bench.opened()
+        for epoch in range(3):
+            bench.run(coordinator, epoch)
+        assert coordinator.view.completed == 2
+        [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
+        assert "OSError: the exporter is away" in record.getMessage()
+        assert "broken" in record.getMessage()
+
+    def test_a_sink_that_cannot_say_when_a_transaction_expires_fails_no_epoch(self, told: list[Event]) -> None:
+        class Broken(FakeSink):
+            def expires_at(self, committable: Committable) -> float | None:
+                raise OSError(f"no broker to ask about {committable.transaction}")
+
+        bench = Bench(Broken())
+        bench.sink.answers = [LATER]
+        bench.run(bench.opened(), 0)
+        assert kinds(told)[-1] == "EpochCompleted"
+
+    def test_rows_of_a_direct_sink_are_those_that_its_subtasks_counted(self) -> None:
+        written = [Written("direct", 3), Written("direct", 4), Written("a", 9)]
+        bench = Bench()
+        one = bench.committable(bench.opened(), 0)
+        assert completed(committables=[one], written=written).rows() == {"a": 1, "direct": 7}
+
+
+def completed(**changes: Any) -> EpochCompleted:
+    values: dict[str, Any] = {
+        "pipeline": "p",
+        "log": "0badcafe",
+        "epoch": 7,
+        "input": EpochInput(),
+        "committables": [],
+        "written": [],
+        "sinks": {},
+        "seconds": 1.5,
+        "decide_seconds": 0.25,
+        "commit_seconds": 0.5,
+        **changes,
+    }
+    return EpochCompleted(**values)
+
+
+class TestPrometheus:
+    def test_epochs_and_their_rows_and_seconds_are_counted(self, registry: Registry) -> None:
+        bench = Bench()
+        coordinator = bench.opened()
+        for epoch in range(3):
+            coordinator.admit(epoch, about(epoch))
+            one = bench.committable(coordinator, epoch)
+            written = (Written("a", 1, write=0.5, prepare=0.25),)
+            coordinator.commit(epoch, [acknowledgement(one, epoch=epoch, written=written)], about(epoch))
+        assert registry.value("onceward_epochs_completed_total") == 3
+        assert registry.value("onceward_epochs_failed_total") == 0
+        assert registry.value("onceward_epoch_last") == 2
+        assert registry.value("onceward_rows_total", sink="a") == 3
+        assert registry.value("onceward_transactions_total", sink="a") == 3
+        assert registry.value("onceward_write_duration_seconds_sum", sink="a") == 1.5
+        assert registry.value("onceward_prepare_duration_seconds_sum", sink="a") == 0.75
+        assert registry.value("onceward_commit_duration_seconds_count", sink="a") == 3
+        assert registry.value("onceward_decide_duration_seconds_count") == 3
+        assert registry.value("onceward_in_doubt_since_timestamp_seconds") == 0
+
+    def test_a_decided_transaction_that_waits_says_when_it_expires_until_it_is_committed(
+        self, registry: Registry
+    ) -> None:
+        bench = Bench(ExpiringSink())
+        coordinator = bench.opened()
+        bench.sink.answers = [LATER] * 4
+        with pytest.raises(CommitPendingError):
+            bench.run(coordinator, 0)
+        assert registry.value("onceward_decided_expiry_timestamp_seconds", sink="a") == 1000
+        assert registry.value("onceward_commit_retries_total", sink="a") == 4
+        assert registry.value("onceward_in_doubt_since_timestamp_seconds") != 0
+        bench.opened()
+        assert registry.value("onceward_decided_expiry_timestamp_seconds", sink="a") == 0
+        assert registry.value("onceward_in_doubt_since_timestamp_seconds") == 0
+
+    def test_a_sink_that_has_committed_does_not_expire_with_one_that_waits(self, registry: Registry) -> None:
+        bench, other = Bench(ExpiringSink()), ExpiringSink("b")
+        coordinator = bench.opened(other)
+        coordinator.admit(0, about(0))
+        found = [bench.committable(coordinator, 0), named(coordinator, "b")]
+        bench.sink.answers, other.answers = [CommitStatus.RETRY_LATER], [CommitStatus.RETRY_LATER] * 4
+        with pytest.raises(CommitPendingError):
+            coordinator.commit(0, [acknowledgement(*found, sinks=("a", "b"))], about(0))
+        assert registry.value("onceward_decided_expiry_timestamp_seconds", sink="a") == 0
+        assert registry.value("onceward_decided_expiry_timestamp_seconds", sink="b") == 1000
+
+    def test_checkpoints_of_the_engine_have_duration_size_and_alignment(self, registry: Registry) -> None:
+        from onceward.core.engine.events import CheckpointRecord, TaskRecord
+
+        tasks = [TaskRecord(alignment=0.5, state=100), TaskRecord(alignment=2.0, state=20)]
+        made = CheckpointRecord(checkpoint=4, kind="checkpoint", status="completed", duration=3.0, tasks=tasks)
+        tell(CheckpointEnded("p", made, bad=False))
+        tell(CheckpointEnded("p", CheckpointRecord(checkpoint=5, kind="checkpoint", status="failed"), bad=True))
+        assert registry.value("onceward_checkpoints_total", status="completed") == 1
+        assert registry.value("onceward_checkpoints_total", status="failed") == 1
+        assert registry.value("onceward_checkpoint_duration_seconds_sum") == 3
+        assert registry.value("onceward_checkpoint_alignment_seconds_sum") == 2
+        assert registry.value("onceward_checkpoint_size_bytes") == 120
+
+    def test_records_behind_the_last_stable_offset_are_asked_for_beside_the_epoch(self, registry: Registry) -> None:
+        import threading
+
+        asked = threading.Event()
+
+        class Topic(FakeSink):
+            def last_stable_offset_lag(self) -> int | None:
+                asked.set()
+                return 12
+
+        bench = Bench(Topic())
+        coordinator = bench.opened()
+        bench.run(coordinator, 0)
+        assert asked.wait(10)
+        for thread in threading.enumerate():
+            if thread.name == "onceward-lag":
+                thread.join(10)
+        assert registry.value("onceward_last_stable_offset_lag", sink="a") == 12
+        asked.clear()
+        bench.run(coordinator, 1)
+        assert not asked.is_set()
+
+    def test_the_same_registry_is_counted_into_once(self, registry: Registry) -> None:
+        metrics.prometheus(registry.client)
+        bench = Bench()
+        bench.run(bench.opened(), 0)
+        assert registry.value("onceward_epochs_completed_total") == 1
+
+    def test_a_port_that_is_taken_is_an_error_that_names_it(self) -> None:
+        code = (
+            "from onceward import metrics; port = metrics.serve(0, '127.0.0.1')\n"
+            "import urllib.request; url = f'http://127.0.0.1:{port}/metrics'\n"
+            "assert b'onceward_epochs_completed' in urllib.request.urlopen(url).read()\n"
+            "from onceward.core.errors import ConfigurationError\n"
+            "try: metrics.serve(port, '127.0.0.1')\n"
+            "except ConfigurationError as error: print(f':{port}' in str(error))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "True"
+
+    def test_an_extra_that_is_missing_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for module in ("prometheus_client", "opentelemetry", "openlineage.client"):
+            monkeypatch.setitem(sys.modules, module, None)
+        for call in (metrics.prometheus, metrics.opentelemetry, lineage.openlineage):
+            with pytest.raises(ConfigurationError, match=rf"pip install 'onceward\[{call.__name__}\]'"):
+                call()
+
+
+def named(coordinator: Any, sink: str) -> Committable:
+    context = coordinator.context(sink, 0, subtask=0)
+    return context.committable(kind="fake", transaction=str(context.transaction_name()), rows=1)
+
+
+FORMAT_PROCESS = """
+from onceward import metrics
+from onceward.core.events import EpochReplayed, tell
+metrics.start_if_asked()
+tell(EpochReplayed("p", 3))
+"""
+
+
+@pytest.mark.parametrize(("asked", "complaint"), [("prometheus", ""), ("statsd", "ONCEWARD_METRICS=statsd is unknown")])
+def test_a_process_of_a_format_records_as_the_environment_asks(asked: str, complaint: str, tmp_path: Path) -> None:
+    import os
+
+    environment = {**os.environ, "ONCEWARD_METRICS": asked, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    read = (
+        "import urllib.request; from onceward import metrics\n"
+        "url = f'http://127.0.0.1:{metrics.serve(0, \"127.0.0.1\")}/metrics'\n"
+        "print(urllib.request.urlopen(url).read().decode())"
+    )
+    told = run(FORMAT_PROCESS, environment)
+    shown = run(read, environment)
+    assert complaint in told.stderr
+    assert ('onceward_epochs_replayed_total{pipeline="p"} 1.0' in shown.stdout) is (not complaint)
+
+
+def test_metrics_of_a_format_that_nobody_could_read_are_a_warning() -> None:
+    import os
+
+    environment = {**os.environ, "ONCEWARD_METRICS": "prometheus"}
+    environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
+    assert "Set PROMETHEUS_MULTIPROC_DIR to an empty folder" in run(FORMAT_PROCESS, environment).stderr
+
+
+def run(code: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+
+
+class TestOpenTelemetry:
+    def test_each_metric_is_recorded_under_its_own_name_and_unit(self) -> None:
+        reader = InMemoryMetricReader()
+        provider = MeterProvider(metric_readers=[reader])
+        metrics.opentelemetry(provider)
+        bench = Bench()
+        bench.run(bench.opened(), 0)
+        data: Any = reader.get_metrics_data()
+        [found] = [scope.metrics for resource in data.resource_metrics for scope in resource.scope_metrics]
+        by_name = {metric.name: metric for metric in found}
+        assert by_name["onceward.commit.duration"].unit == "s"
+        [rows] = by_name["onceward.rows"].data.data_points
+        assert (rows.value, dict(rows.attributes)) == (1, {"pipeline": "p", "sink": "a"})
+        metrics._made.pop(id(provider))
+        provider.shutdown()
+
+    def test_without_a_provider_the_sdk_is_set_up_as_its_variables_say(self) -> None:
+        import os
+
+        code = (
+            "from onceward import metrics\nfrom onceward.core.events import EpochReplayed, tell\n"
+            "metrics.opentelemetry()\ntell(EpochReplayed('p', 3))"
+        )
+        done = run(code, {**os.environ, "OTEL_METRICS_EXPORTER": "console"})
+        assert '"name": "onceward.epochs.replayed"' in done.stdout
+        code = "from onceward import metrics; metrics.opentelemetry()"
+        with pytest.raises(subprocess.CalledProcessError) as failed:
+            run(code, {**os.environ, "OTEL_METRICS_EXPORTER": "nothing"})
+        assert "OTEL_METRICS_EXPORTER=nothing: no such exporter is installed" in failed.value.stderr
+
+
+@dataclass
+class Transport:
+    """What an OpenLineageClient would send."""
+
+    emitted: list[dict[str, Any]]
+
+    def emit(self, event: Any) -> None:
+        from openlineage.client.serde import Serde
+
+        self.emitted.append(json.loads(Serde.to_json(event)))
+
+
+@pytest.fixture
+def transport() -> Iterator[Transport]:
+    made = Transport([])
+    lineage.openlineage(made, namespace="shop")
+    yield made
+    lineage._lineages.pop(id(made))
+
+
+class TestLineage:
+    def test_an_epoch_is_a_run_with_inputs_by_offsets_and_outputs_by_rows(self, transport: Transport) -> None:
+        sink: Any = KafkaSink(name="a", bootstrap_servers="one:9092,two:9092", topic="totals")
+        ends = ['{"orders":{"0":9,"1":7}}', '{"logOffset":3}']
+        offsets = EpochInput(query="q", start=['{"orders":{"0":5,"1":7}}'], end=ends)
+        one = Bench()
+        tell(completed(input=offsets, committables=[one.committable(one.opened(), 0)], sinks={"a": sink}))
+        [event] = transport.emitted
+        assert (event["eventType"], event["job"]["namespace"], event["job"]["name"]) == ("COMPLETE", "shop", "p")
+        orders, other = event["inputs"]
+        assert (orders["namespace"], orders["name"], other["name"]) == ("shop", "orders", "p.source-1")
+        first, second = orders["inputFacets"]["subset"]["inputCondition"]["partitions"]
+        assert first["dimensions"] == {"partition": "0", "startOffset": 5, "endOffset": 9}
+        assert second["dimensions"] == {"partition": "1", "startOffset": 7, "endOffset": 7}
+        [output] = event["outputs"]
+        assert (output["namespace"], output["name"]) == ("kafka://one:9092", "totals")
+        assert output["outputFacets"]["outputStatistics"]["rowCount"] == 1
+
+    def test_the_same_epoch_is_the_same_run_wherever_it_is_told(self, transport: Transport) -> None:
+        for seconds in (1.0, 2.0):
+            tell(completed(written=[Written("a", 1)], seconds=seconds))
+        tell(completed(written=[Written("a", 1)], epoch=8))
+        one, again, other = (event["run"]["runId"] for event in transport.emitted)
+        assert one == again != other
+
+    def test_a_checkpoint_that_wrote_nothing_is_no_run(self, transport: Transport) -> None:
+        tell(completed(checkpoint=True))
+        assert transport.emitted == []
+
+    def test_targets_are_named_as_openlineage_names_them_and_without_passwords(self, tmp_path: Path) -> None:
+        assert FileSink("files", tmp_path).dataset() == ("file", str(tmp_path))
+        mine = SqlAlchemySink(name="t", url="postgresql+psycopg://me:secret@db/shop", table="totals", commit="staging")
+        assert mine.dataset() == ("postgres://db:5432", "shop.public.totals")
+        assert KafkaSink(name="k", bootstrap_servers="b:1").dataset() is None
+        assert TargetSink.dataset(FakeSink()) is None  # type: ignore[arg-type]
+
+
+REPORT = {
+    "id": "q",
+    "name": None,
+    "batchId": 7,
+    "numInputRows": 100,
+    "durationMs": {"triggerExecution": 1500},
+    "stateOperators": [{"numRowsTotal": 4}],
+    "sink": {"description": "ForeachBatchSink", "numOutputRows": -1},
+}
+
+
+class TestSparkProgress:
+    def report(self, **changes: Any) -> Any:
+        from types import SimpleNamespace
+
+        return SimpleNamespace(progress=SimpleNamespace(json=json.dumps({**REPORT, **changes})))
+
+    def test_a_report_has_the_rows_that_were_committed(self, registry: Registry) -> None:
+        from onceward import ProgressListener
+
+        listener = ProgressListener()
+        bench = Bench()
+        one = bench.committable(bench.opened(), 0)
+        written = [Written("direct", 5)]
+        tell(completed(input=EpochInput(query="q"), committables=[one], written=written))
+        assert listener.last_progress("q") is None
+        listener.onQueryProgress(self.report())
+        progress: Any = listener.last_progress("q")
+        assert progress["sink"]["numOutputRows"] == 6
+        assert progress["sink"]["onceward"] == {"a": 1, "direct": 5}
+        assert registry.value("onceward_spark_input_rows_total") == 100
+        assert registry.value("onceward_spark_batch_duration_seconds_sum") == 1.5
+        assert registry.value("onceward_spark_state_rows") == 4
+
+    def test_a_report_of_another_query_stays_as_it_is(self, told: list[Event]) -> None:
+        from onceward import ProgressListener
+
+        listener = ProgressListener()
+        listener.onQueryProgress(self.report(name="other"))
+        progress: Any = listener.last_progress("q")
+        assert progress["sink"]["numOutputRows"] == -1
+        [event] = [event for event in told if isinstance(event, QueryProgressed)]
+        assert event.pipeline == "other"
+
+
+NAME = re.compile(r"onceward_[a-z_]+")
+SHOWN = {
+    name
+    for metric in TABLE
+    for name in (
+        [f"{metric.prometheus}{end}" for end in ("_bucket", "_sum", "_count")]
+        if metric.kind == "histogram"
+        else [metric.prometheus]
+    )
+}
+
+
+@pytest.mark.parametrize("path", [BOARD, RULES], ids=lambda path: path.name)
+def test_each_metric_of_the_dashboard_and_the_rules_exists(path: Path) -> None:
+    used = set(NAME.findall(path.read_text()))
+    assert used
+    assert used <= SHOWN
+
+
+def test_the_dashboard_shows_every_metric() -> None:
+    text = BOARD.read_text()
+    assert [metric.prometheus for metric in TABLE if metric.prometheus not in text] == []
+
+
+def test_names_follow_prometheus_rules() -> None:
+    for metric in TABLE:
+        assert metric.prometheus.endswith("_total") == (metric.kind == "counter")
+        assert metric.prometheus.endswith("_seconds") == (metric.unit == "s")
+        assert metric.help.endswith(".")
+
+
+def test_the_table_in_the_docs_is_that_of_the_code() -> None:
+    lines = ["| Prometheus | OpenTelemetry | type | labels | meaning |", "|---|---|---|---|---|"]
+    lines += [
+        f"| `{m.prometheus}` | `{m.name}` | {m.kind} | {', '.join(f'`{label}`' for label in m.all_labels)} | {m.help} |"
+        for m in TABLE
+    ]
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    assert "\n".join(lines) in text
