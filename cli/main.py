@@ -25,6 +25,7 @@ from .operate.commands import checkpoints
 from .operate.show import print_json
 from .run import run
 from .savepoint.commands import app as savepoint_app
+from .ui.command import ui
 from .verify.command import verify
 
 EXIT_FAILED, EXIT_MISUSED, EXIT_INTERRUPTED = 1, 2, 130
@@ -38,6 +39,7 @@ app.add_typer(txn_app, name="txn")
 app.add_typer(savepoint_app, name="savepoint")
 app.add_typer(dev_app, name="dev")
 app.command()(checkpoints)
+app.command("ui")(ui)
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(verify)
 

@@ -41,6 +41,7 @@ from onceward.core.engine.graph import Graph
 from onceward.core.engine.start import EngineWorld
 from onceward.core.engine.state.handles import KeyedHandle, ListHandle, SubtaskState
 from onceward.core.errors import DecisionInDoubtError, StateError
+from onceward.core.log import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -363,7 +364,8 @@ class Shell(Attempt):
 
     def __init__(self) -> None:
         coordinator = SimpleNamespace(pipeline="p")
-        setup = SimpleNamespace(graph=Graph(1), config=CheckpointConfig().checked(), world=EngineWorld())
+        config, store = CheckpointConfig().checked(), MemoryStore()
+        setup = SimpleNamespace(graph=Graph(1), config=config, world=EngineWorld(), store=store)
         started: Any = SimpleNamespace(setup=setup, backend=MemoryBackend(), coordinator=coordinator, next_id=5)
         super().__init__(started)
 

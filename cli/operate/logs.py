@@ -115,13 +115,18 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     given_up: list[GivenUp]
 
 
-def history(log: Log) -> History:
-    """What a decision log tells of the past. It is pruned at each completion, so there are few epochs."""
+def history(log: Log, *, retained: bool = True) -> History:
+    """What a decision log tells of the past. It is pruned at each completion, so there are few epochs.
+
+    Args:
+        log: The decision log.
+        retained: Look for earlier checkpoints of the embedded engine, too: this reads the metadata of each.
+    """
     epochs: dict[int, Epoch] = {}
     records = {record.position: record for record in audit_records(log.store)}
     for _, entry in log.view.positions:
         if isinstance(entry, Decide):
-            epochs[entry.epoch] = _epoch(log.pipeline, entry)
+            epochs[entry.epoch] = _epoch(log.pipeline, entry, retained=retained)
         elif isinstance(entry, Completed) and entry.epoch in epochs:
             epochs[entry.epoch] = msgspec.structs.replace(epochs[entry.epoch], completed=entry.at)
         elif isinstance(entry, Void):
@@ -138,7 +143,7 @@ def _given_up(record: Resolved | Void) -> GivenUp:
     return msgspec.convert(record, GivenUp, from_attributes=True)
 
 
-def _epoch(pipeline: str, decision: Decide) -> Epoch:
+def _epoch(pipeline: str, decision: Decide, *, retained: bool) -> Epoch:
     from onceward.core.engine.reference import Decided, older_checkpoints  # noqa: PLC0415 - the embedded engine
 
     decided = Decided.of(decision)
@@ -152,5 +157,5 @@ def _epoch(pipeline: str, decision: Decide) -> Epoch:
         rows=sum(committable.rows for committable in decision.committables),
         input=decision.input.end,
         checkpoint=folder,
-        retained=older_checkpoints(folder, decision.epoch) if folder is not None else (),
+        retained=older_checkpoints(folder, decision.epoch) if retained and folder is not None else (),
     )

@@ -25,6 +25,7 @@ from ..transaction import Acknowledgement, Committable, WriteContext
 from .admission import Admission, admission, check_age, check_query, gather, goes_back, with_earlier
 from .commit import finish
 from .policy import CommitPolicy
+from .report import note_epoch, note_start
 from .sweep import Swept, sweep
 
 if TYPE_CHECKING:
@@ -125,17 +126,17 @@ class Coordinator:
         for error in (*unowned.values(), unswept):
             if error is not None:
                 raise error
-        tell(
-            Started(
-                pipeline=self.pipeline,
-                epoch=self.view.decided if self.view.newest is not None else None,
-                log=self.view.log,
-                store=self.writer.store.describe(),
-                finished=finished,
-                aborted=self._last_sweep.aborted,
-                seconds=self.policy.monotonic() - began,
-            )
+        started = Started(
+            pipeline=self.pipeline,
+            epoch=self.view.decided if self.view.newest is not None else None,
+            log=self.view.log,
+            store=self.writer.store.describe(),
+            finished=finished,
+            aborted=self._last_sweep.aborted,
+            seconds=self.policy.monotonic() - began,
         )
+        tell(started)
+        note_start(self.writer.store, started, self.view.start)
         return self.view
 
     def resume(self, token: WriterToken) -> None:
@@ -327,19 +328,19 @@ class Coordinator:
         return self._left_behind or self.policy.monotonic() - self._swept >= self.policy.sweep_every
 
     def _tell_completed(self, decision: Decide, written: Sequence[Written] = (), took: Took | None = None) -> None:
-        tell(
-            EpochCompleted(
-                pipeline=self.pipeline,
-                log=decision.log,
-                epoch=decision.epoch,
-                input=decision.input,
-                committables=[c for c in decision.committables if c.transaction not in self.view.skipped],
-                sinks=self.sinks,
-                checkpoint=self.gaps,
-                written=written,
-                took=took,
-            )
+        completed = EpochCompleted(
+            pipeline=self.pipeline,
+            log=decision.log,
+            epoch=decision.epoch,
+            input=decision.input,
+            committables=[c for c in decision.committables if c.transaction not in self.view.skipped],
+            sinks=self.sinks,
+            checkpoint=self.gaps,
+            written=written,
+            took=took,
         )
+        tell(completed)
+        note_epoch(self.writer.store, completed)
 
     def _finish_decided(self) -> Sequence[Committable]:
         permit = self.view.permit()

@@ -6,13 +6,17 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ..events import CheckpointEnded, EpochCompleted, EpochReplayed, Event, Started, Took, observe
+from ..log.notes import note
 
 if TYPE_CHECKING:
+    from ..log import LogStore
     from ..transaction import Committable
 
 _log = logging.getLogger("onceward.coordinator")
 _spark = logging.getLogger("onceward.spark")
 _engine = logging.getLogger("onceward.engine")
+_NAMES = 50
+"""How many transactions a note names at most."""
 
 
 def about(committable: Committable) -> dict[str, Any]:
@@ -82,3 +86,31 @@ def _completed(event: EpochCompleted, took: Took) -> None:
             "commit_milliseconds": round(took.commit * 1000),
         },
     )
+
+
+def note_start(store: LogStore, event: Started, position: int) -> None:
+    """Leave a note of a start beside the decision log; `position` is that of its START."""
+    fields = {
+        "position": position,
+        "finished": [c.transaction for c in event.finished[:_NAMES]],
+        "aborted": [c.transaction for c in event.aborted[:_NAMES]],
+        "milliseconds": round(event.seconds * 1000),
+    }
+    note(store, "start", fields)
+
+
+def note_epoch(store: LogStore, event: EpochCompleted) -> None:
+    """Leave a note of a completed epoch beside the decision log."""
+    took = event.took
+    if took is None or (event.checkpoint and not event.committables):
+        return
+    rows = event.rows()
+    fields = {
+        "epoch": event.epoch,
+        "rows": sum(rows.values()),
+        "sinks": rows,
+        "transactions": len(event.committables),
+        "milliseconds": round(took.epoch * 1000),
+        "commit_milliseconds": round(took.commit * 1000),
+    }
+    note(store, "epoch", fields)

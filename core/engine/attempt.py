@@ -15,6 +15,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from ..events import CheckpointEnded, tell
+from ..log.notes import note
 from ..sink import TwoPhaseCommit
 from ..source import ResettableSource
 from .aggregate import AggregateLogic, Aggregation
@@ -137,6 +138,7 @@ class Attempt(ABC):
                 most = self._config.history
                 self.history = (*self.history, record)[-most:] if most else ()
                 tell(CheckpointEnded(self._started.coordinator.pipeline, record, bad))
+                note(self._started.setup.store, "checkpoint", record)
 
     def _post(self, message: ToTask, to: Iterable[TaskId]) -> None:
         for task in to:

@@ -55,6 +55,8 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
     triggered: float = 0.0
     """Seconds on the job's clock."""
     duration: float = 0.0
+    subtasks: int = 0
+    """How many were to acknowledge; `tasks` has those that did."""
     tasks: list[TaskRecord] = []
 
     def __str__(self) -> str:
@@ -190,6 +192,7 @@ class Pending(msgspec.Struct, frozen=True):
             reason=reason,
             triggered=self.triggered,
             duration=now - self.triggered,
+            subtasks=len(self.acks) + len(self.missing),
             tasks=[
                 msgspec.structs.replace(
                     ack.measured, task=str(task), acknowledged=at - self.triggered, state=ack.state.size

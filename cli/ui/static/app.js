@@ -1,0 +1,502 @@
+// The page of `onceward ui`. What it shows is written as text, never as HTML.
+"use strict";
+
+const EVERY = 2000; // milliseconds between two looks
+const OLD = 10; // seconds after which a waiting decision is worth a warning
+const $ = (id) => document.getElementById(id);
+
+let token = "";
+let tag = null;
+let state = null;
+let found = null; // what the targets showed: {at, rows} or {error}
+let looking = false;
+let drawn = 0; // when
+let message = null; // what the last action did: {kind, text}
+let chosenEpoch = null;
+const checked = new Set();
+const open = new Set();
+
+// Small helpers
+
+function h(name, props, ...children) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(props ?? {})) {
+    if (value === undefined || value === null || value === false) continue;
+    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else node.setAttribute(key, value === true ? "" : String(value));
+  }
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
+  return node;
+}
+
+const many = (n, what) => `${number(n)} ${what}${n === 1 ? "" : "s"}`;
+const number = (n) => (n === null || n === undefined ? "" : new Intl.NumberFormat("en").format(n));
+
+function duration(ms) {
+  if (ms === null || ms === undefined) return "";
+  if (ms < 1000) return `${Math.round(ms)} ms`;
+  const s = ms / 1000;
+  if (s < 60) return `${s.toFixed(s < 10 ? 2 : 1)} s`;
+  if (s < 5400) return `${Math.round(s / 60)} min`;
+  return s < 129600 ? `${Math.round(s / 3600)} h` : `${Math.round(s / 86400)} days`;
+}
+
+function bytes(n) {
+  if (n === null || n === undefined) return "";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  for (; n >= 1024 && unit < 4; unit++) n /= 1024;
+  return `${unit && n < 10 ? n.toFixed(1) : Math.round(n)} ${units[unit]}`;
+}
+
+const age = (at) => (at ? Date.now() - new Date(at).getTime() : NaN);
+const ago = (at) => {
+  const seconds = Math.round(age(at) / 1000);
+  if (Number.isNaN(seconds)) return "";
+  if (seconds < 2) return "just now";
+  return seconds < 90 ? `${seconds} s ago` : `${duration(age(at))} ago`;
+};
+
+function clock(at, full) {
+  const when = new Date(at ?? "");
+  if (Number.isNaN(when.getTime())) return at ?? "";
+  const time = when.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: full ? 3 : undefined });
+  const today = when.toDateString() === new Date().toDateString();
+  return today ? time : `${when.toLocaleDateString("en-CA")} ${time}`;
+}
+
+const KINDS = {
+  completed: "good", committed: "good", decided: "warn", "in doubt": "warn", "in progress": "", lingering: "warn",
+  failed: "bad", declined: "bad", subsumed: "", "ahead of the log": "bad",
+};
+const pill = (text) => h("span", { class: `pill ${KINDS[text] ?? ""}` }, text);
+
+// Talking to the server
+
+async function ask(path, body, headers = {}) {
+  const options = { headers: { "x-onceward-token": token, ...headers }, cache: "no-store" };
+  if (body !== undefined) {
+    options.method = "POST";
+    options.body = JSON.stringify(body);
+    options.headers["content-type"] = "application/json";
+  }
+  const answer = await fetch(path, options);
+  if (answer.status === 304) return { answer };
+  const told = await answer.json();
+  if (answer.ok) return { answer, told };
+  const error = new Error(told.error);
+  error.status = answer.status;
+  throw error;
+}
+
+async function refresh() {
+  try {
+    const { answer, told } = await ask("/api/state", undefined, tag ? { "if-none-match": tag } : {});
+    if (told) {
+      state = told;
+      tag = answer.headers.get("etag");
+    }
+    live("live", "Live");
+    $("enter").hidden = true;
+    // "3 s ago" grows old; but what somebody selects to copy is not drawn again under his hand.
+    if (told || (Date.now() - drawn > 10000 && getSelection().isCollapsed)) render();
+  } catch (error) {
+    if (error.status === 401) {
+      live("", "");
+      askForToken(error.message);
+      return;
+    }
+    live("lost", error.status ? error.message : "The server does not answer; retrying");
+  }
+}
+
+function live(kind, text) {
+  const line = $("live");
+  if (line.textContent !== text) line.textContent = text; // a status is read out when it changes
+  line.dataset.state = kind;
+}
+
+async function loop() {
+  for (;;) {
+    if (token && !document.hidden && $("enter").hidden) await refresh();
+    await new Promise((resolve) => setTimeout(resolve, EVERY));
+  }
+}
+
+async function look() {
+  looking = true;
+  render();
+  try {
+    found = { at: new Date().toISOString(), rows: (await ask("/api/look", {})).told.done };
+  } catch (error) {
+    found = { error: error.message };
+  }
+  looking = false;
+  const held = new Set((found.rows ?? []).map((one) => one.transaction));
+  for (const name of checked) if (!held.has(name)) checked.delete(name);
+  render();
+}
+
+async function act(path, body) {
+  const { told } = await ask(path, body);
+  message = { kind: "good", text: `${told.done}.` };
+  tag = null;
+  await refresh();
+  if (state?.targets) await look();
+}
+
+// The token
+
+function askForToken(text) {
+  $("refused").textContent = token ? text : "";
+  token = "";
+  sessionStorage.removeItem("onceward-token");
+  $("content").replaceChildren();
+  $("pipelines").replaceChildren();
+  $("enter").hidden = false;
+  $("token").focus();
+}
+
+function takeToken() {
+  const given = /^#token=(.+)$/.exec(location.hash);
+  if (given) {
+    sessionStorage.setItem("onceward-token", decodeURIComponent(given[1]));
+    history.replaceState(null, "", location.pathname); // so that it is in no bookmark or screenshot
+  }
+  token = sessionStorage.getItem("onceward-token") ?? "";
+}
+
+// Rendering. All is drawn anew when something has changed; focus and scroll positions stay.
+
+function render() {
+  if (!state) return;
+  drawn = Date.now();
+  const focused = document.activeElement?.dataset?.key;
+  const scrolled = [...document.querySelectorAll("[data-scroll]")].map((node) => [node.dataset.scroll, node.scrollLeft]);
+  const current = state.pipelines.find((one) => `#/${one.id}` === location.hash) ?? state.pipelines[0];
+  document.title = current ? `${current.name} · onceward` : "onceward";
+  $("pipelines").replaceChildren(...list(current));
+  $("content").replaceChildren(
+    ...state.errors.map((error) => h("p", { class: "note" }, error)),
+    ...(current ? pipeline(current) : [nothing()]),
+  );
+  for (const [key, left] of scrolled) {
+    const node = document.querySelector(`[data-scroll="${key}"]`);
+    if (node) node.scrollLeft = left;
+  }
+  if (focused && !$("confirm").open) document.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+}
+
+function nothing() {
+  return h("section", { class: "card" }, h("h2", {}, "No pipeline yet"),
+    h("p", { class: "soft" }, "There is no decision log in the given stores. A pipeline appears here when it starts for the first time."));
+}
+
+function list(current) {
+  const items = state.pipelines.map((one) => h("li", {},
+    h("a", { href: `#/${one.id}`, "aria-current": one === current ? "page" : undefined, "data-key": `nav-${one.id}`, title: one.store },
+      h("strong", {}, one.name),
+      h("span", { class: "small soft" }, summary(one)))));
+  return [h("h2", {}, `Pipelines (${items.length})`), h("ul", { "data-scroll": "nav" }, items)];
+}
+
+function summary(one) {
+  if (one.error) return "cannot be read";
+  if (isStuck(one)) return "waits for its commit";
+  return one.epochs[0] ? `epoch ${one.epochs[0].epoch}, ${ago(one.newest)}` : "no epoch yet";
+}
+
+const waitingEpoch = (one) => (one.waiting === null ? undefined : one.epochs.find((row) => row.position === one.waiting && !row.completed));
+const isStuck = (one) => age(waitingEpoch(one)?.decided) > OLD * 1000;
+
+function pipeline(one) {
+  const newest = one.epochs[0];
+  const last = one.epochs.find((row) => row.completed);
+  const selected = one.epochs.find((row) => `${one.id}/${row.epoch}` === chosenEpoch) ?? newest;
+  return [
+    h("section", { class: "card", "aria-labelledby": "title" },
+      h("div", { class: "head" }, h("h2", { id: "title" }, one.name), h("span", { class: "small soft" }, one.driver)),
+      one.error ? h("p", { class: "note" }, one.error) : null,
+      h("dl", { class: "facts" },
+        fact("Newest epoch", newest ? number(newest.epoch) : "none", newest?.status),
+        fact("Last commit", last ? ago(last.completed) : "none", last ? clock(last.completed) : ""),
+        fact("Rows in it", last ? number(last.rows ?? 0) : "", last ? sinks(last) : ""),
+        fact("Writer", `START ${one.writer}`, one.starts[0] ? `started ${ago(one.starts[0].at)}` : "")),
+      h("p", { class: "small soft" }, `Decision log ${one.log} in `, h("code", {}, one.store))),
+    doubt(one),
+    epochs(one, selected),
+    selected ? life(one, selected) : null,
+    starts(one),
+    givenUp(one),
+  ].filter(Boolean);
+}
+
+const fact = (name, value, note) => h("div", {}, h("dt", {}, name), h("dd", {}, value, note ? h("small", {}, note) : null));
+const sinks = (row) => Object.entries(row.sinks).map(([name, rows]) => (rows === null ? name : `${name} ${number(rows)}`)).join(", ");
+
+// Epochs and checkpoints
+
+function epochs(one, selected) {
+  const rows = one.epochs;
+  if (!rows.length) return h("section", { class: "card" }, h("h3", {}, "Epochs"), h("p", { class: "soft" }, "No epoch is recorded yet."));
+  const engine = rows.some((row) => row.subtasks !== null);
+  const columns = [
+    [engine ? "Checkpoint" : "Epoch", "", (row) => pick(one, row, selected)],
+    ["Status", "", (row) => [pill(row.status), row.kind !== "epoch" && row.kind !== "checkpoint" ? ` ${row.kind}` : ""]],
+    ["Ended", "", (row) => clock(row.completed ?? row.logged)],
+    ["Duration", "number", (row) => duration(row.milliseconds)],
+    ["Commit", "number", (row) => duration(row.commit_milliseconds)],
+    ["Rows", "number", (row) => number(row.rows)],
+    ["Transactions", "number", (row) => number(row.transactions)],
+  ];
+  if (engine) columns.push(
+    ["State", "number", (row) => bytes(row.size)],
+    ["Alignment", "number", (row) => (row.alignment === null ? "" : duration(row.alignment * 1000))],
+    ["Acknowledged", "number", (row) => (row.subtasks ? `${row.acknowledged} of ${row.subtasks}` : "")],
+  );
+  return h("section", { class: "card", "aria-labelledby": "epochs-title" },
+    h("div", { class: "head" }, h("h3", { id: "epochs-title" }, engine ? "Checkpoints" : "Epochs"),
+      h("span", { class: "small soft" }, `newest ${rows.length}`)),
+    chart(rows, selected),
+    table("epochs", columns, open.has("all") ? rows : rows.slice(0, 12), (row) => (row === selected ? "chosen" : "")),
+    rows.length > 12 ? h("button", { type: "button", class: "quiet", "data-key": "more", "aria-expanded": open.has("all"), onclick: () => toggle("all") },
+      open.has("all") ? "Show the newest 12" : `Show all ${rows.length}`) : null);
+}
+
+function toggle(key) {
+  open.has(key) ? open.delete(key) : open.add(key);
+  render();
+}
+
+function pick(one, row, selected) {
+  return h("button", { type: "button", class: "pick", "data-key": `pick-${row.epoch}`, "aria-pressed": row === selected, "aria-label": `Show the life of ${row.epoch}`,
+    onclick: () => { chosenEpoch = `${one.id}/${row.epoch}`; render(); $("life")?.scrollIntoView({ block: "nearest" }); } }, String(row.epoch));
+}
+
+function table(key, columns, rows, className = () => "") {
+  const head = h("tr", { role: "row" }, columns.map(([name, kind]) => h("th", { role: "columnheader", scope: "col", class: kind }, name)));
+  const body = rows.map((row) => h("tr", { role: "row", class: className(row) }, columns.map(([name, kind, show]) => {
+    const shown = [show(row)].flat();
+    return h("td", { role: "cell", class: `${kind} ${shown.every((part) => part === "") ? "none" : ""}`, "data-label": name }, shown);
+  })));
+  return h("div", { class: "scroll", "data-scroll": key },
+    h("table", { class: "cards", role: "table" }, h("thead", { role: "rowgroup" }, head), h("tbody", { role: "rowgroup" }, body)));
+}
+
+function chart(rows, selected) {
+  const shown = rows.filter((row) => row.milliseconds !== null).slice(0, 40).reverse();
+  if (shown.length < 2) return null;
+  const most = Math.max(...shown.map((row) => row.milliseconds), 1);
+  const bars = shown.map((row) => {
+    const commit = h("i", {}), write = h("i", {});
+    const part = Math.min(row.commit_milliseconds ?? 0, row.milliseconds);
+    commit.style.height = `${(100 * part) / most}%`;
+    write.style.height = `${(100 * (row.milliseconds - part)) / most}%`;
+    const failed = row.status === "failed" || row.status === "declined";
+    return h("div", { class: `${failed ? "failed" : ""} ${row === selected ? "chosen" : ""}`, title: `${row.epoch}: ${duration(row.milliseconds)}` }, commit, write);
+  });
+  return h("div", {},
+    h("div", { class: "chart", role: "img", "aria-label": `Durations of the newest ${shown.length}; the longest took ${duration(most)}. The table below has the numbers.` }, bars),
+    h("div", { class: "legend", "aria-hidden": "true" }, h("span", {}, h("b", {}), "write and prepare"), h("span", {}, h("b", { class: "commit" }), "decide and commit"), h("span", {}, `longest ${duration(most)}`)));
+}
+
+// The life of an epoch's transactions
+
+function life(one, row) {
+  const what = row.subtasks === null ? "Epoch" : "Checkpoint";
+  let before = null;
+  const steps = row.steps.map((step) => {
+    const gap = step.at && before ? new Date(step.at) - new Date(before) : NaN;
+    before = step.at ?? before;
+    return h("li", { class: step.state },
+      h("strong", {}, step.step),
+      step.state === "done" ? null : h("span", {}, { waiting: "in progress", ahead: "not yet" }[step.state] ?? step.state),
+      step.at ? h("span", {}, clock(step.at, true)) : null,
+      gap > 0 ? h("span", {}, `+ ${duration(gap)}`) : null,
+      step.detail ? h("span", {}, step.detail) : null);
+  });
+  const lost = new Set(one.given_up.filter((given) => given.epoch === row.epoch).map((given) => given.transaction));
+  const status = (tx) => (lost.has(tx.transaction) ? "skipped" : row.completed ? "committed" : "decided");
+  const columns = [
+    ["Transaction", "wide", (tx) => h("span", { class: "name" }, tx.transaction)],
+    ["Sink", "", (tx) => tx.sink],
+    ["Subtask", "number", (tx) => String(tx.subtask)],
+    ["Rows", "number", (tx) => number(tx.rows)],
+    ["Status", "", (tx) => pill(status(tx))],
+  ];
+  const tasks = [
+    ["Subtask", "wide", (task) => h("span", { class: "name" }, task.task)],
+    ["Acknowledged after", "number", (task) => duration(task.acknowledged * 1000)],
+    ["Alignment", "number", (task) => duration(task.alignment * 1000)],
+    ["Snapshot", "number", (task) => duration((task.sync + task.asynchronous) * 1000)],
+    ["Uploaded", "number", (task) => bytes(task.uploaded)],
+    ["State", "number", (task) => bytes(task.state)],
+  ];
+  return h("section", { class: "card", id: "life", "aria-labelledby": "life-title" },
+    h("div", { class: "head" }, h("h3", { id: "life-title" }, `${what} ${row.epoch}`), pill(row.status)),
+    row.reason ? h("p", { class: "note" }, row.reason) : null,
+    h("ol", { class: "life" }, steps),
+    row.written.length ? table("transactions", columns, row.written) : null,
+    !row.written.length && row.transactions ? h("p", { class: "small soft" }, `${many(row.transactions, "transaction")} (${sinks(row)}). The names were in the decision log, which has been pruned since.`) : null,
+    row.written.length && row.transactions > row.written.length ? h("p", { class: "small soft" }, `${row.transactions - row.written.length} more are not shown.`) : null,
+    row.tasks.length ? folded(`tasks-${row.epoch}`, `Subtasks (${row.tasks.length})`, () => table("tasks", tasks, row.tasks)) : null);
+}
+
+function folded(key, title, inside) {
+  return h("details", { open: open.has(key), ontoggle: (event) => { event.target.open ? open.add(key) : open.delete(key); } },
+    h("summary", { "data-key": `fold-${key}` }, title), inside());
+}
+
+// What is in doubt
+
+function doubt(one) {
+  const waits = waitingEpoch(one);
+  const stuck = isStuck(one);
+  const mine = (found?.rows ?? []).filter((tx) => tx.pipeline === one.name);
+  const others = (found?.rows ?? []).filter((tx) => !state.pipelines.some((known) => known.name === tx.pipeline));
+  const rows = [...mine, ...others];
+  const chosen = mine.filter((tx) => checked.has(tx.transaction) && mayAbort(tx)).map((tx) => tx.transaction);
+  return h("section", { class: `card ${stuck ? "warn" : ""}`, "aria-labelledby": "doubt-title" },
+    h("div", { class: "head" }, h("h3", { id: "doubt-title" }, "In doubt"),
+      state.targets ? h("button", { type: "button", class: "quiet", "data-key": "look", disabled: looking, onclick: look }, looking ? "Asking the targets …" : "Ask the targets") : null),
+    message ? h("p", { class: `note ${message.kind}`, role: "status" }, message.text) : null,
+    waits
+      ? h("p", { class: stuck ? "note warn" : "soft" }, `Epoch ${waits.epoch} was decided ${ago(waits.decided)} and is not completed: ${many(waits.transactions, "transaction")} (${sinks(waits)}). The pipeline commits it, or its next start does.`)
+      : h("p", { class: "soft" }, "The decision log has no decision that waits for its commit."),
+    waits && state.actions ? h("div", { class: "row" }, h("button", { type: "button", "data-key": "commit", onclick: () => confirmCommit(one, waits) }, `Commit epoch ${waits.epoch} …`)) : null,
+    found?.error ? h("p", { class: "note", role: "alert" }, found.error) : null,
+    found?.rows ? h("p", { class: "small soft" }, `${rows.length ? "" : "No open, prepared or waiting transactions. "}Asked ${ago(found.at)}: ${state.targets}`) : null,
+    rows.length ? h("ul", { class: "found" }, rows.map((tx) => transaction(one, tx))) : null,
+    chosen.length && state.actions ? h("div", { class: "row" }, h("button", { type: "button", class: "danger", "data-key": "abort", onclick: () => confirmAbort(one, chosen) }, `Abort ${chosen.length} …`)) : null,
+    state.targets ? null : h("p", { class: "small soft" }, "To see what is open in the targets, start onceward ui with --bootstrap-servers, --dsn or --sinks."));
+}
+
+const mayAbort = (tx) => tx.held && (tx.status === "in doubt" || tx.status === "lingering");
+
+function transaction(one, tx) {
+  const where = tx.target ? `${tx.state} in ${tx.target}` : "in none of the targets";
+  const known = [`sink ${tx.sink} of ${tx.pipeline}`, tx.epoch === null ? "" : `epoch ${tx.epoch}, subtask ${tx.subtask}`, tx.rows ? `${number(tx.rows)} rows` : ""];
+  const box = h("input", { type: "checkbox", "aria-label": `Select ${tx.transaction}`, "data-key": `tx-${tx.transaction}`,
+    onchange: (event) => { event.target.checked ? checked.add(tx.transaction) : checked.delete(tx.transaction); render(); } });
+  box.checked = checked.has(tx.transaction);
+  return h("li", {},
+    h("div", {}, mayAbort(tx) && tx.pipeline === one.name && state.actions ? box : ""),
+    h("div", {},
+      h("div", { class: "row" }, pill(tx.status), h("span", { class: "name" }, tx.transaction)),
+      h("span", { class: "small" }, [where, ...known].filter(Boolean).join("; ")),
+      h("span", { class: "small soft" }, `→ ${tx.next}`),
+      folded(`handle-${tx.transaction}`, "Inspect", () => h("pre", {}, JSON.stringify(tx, null, 2)))));
+}
+
+// Confirmation
+
+function confirmCommit(one, row) {
+  confirm(one, `Commit epoch ${row.epoch}`, [
+    `Commits ${many(row.transactions, "decided transaction")} (${sinks(row)}) and records the epoch as completed, as the pipeline's next start would do.`,
+    `The newest entry of this log was written ${ago(one.newest)}: ${state.warnings.copy}.`,
+  ], "Commit", (name) => act("/api/commit", { pipeline: one.id, position: row.position, confirm: name }));
+}
+
+function confirmAbort(one, names) {
+  confirm(one, `Abort ${many(names.length, "transaction")}`, [
+    "Aborts what is listed here, which no decision names. What was decided in the meantime is left alone.",
+    h("pre", {}, names.join("\n")),
+    `The newest entry of this log was written ${ago(one.newest)}: ${state.warnings.copy}.`,
+  ], "Abort", (name) => act("/api/abort", { pipeline: one.id, transactions: names, confirm: name }));
+}
+
+function confirm(one, title, text, verb, run) {
+  const dialog = $("confirm"), typed = $("confirm-name"), button = $("confirm-do");
+  $("confirm-title").textContent = title;
+  $("confirm-text").replaceChildren(
+    ...text.map((part) => (typeof part === "string" ? h("p", {}, part) : part)),
+    h("p", { class: "note warn" }, `Careful: ${state.warnings.fences}.`));
+  $("confirm-label").textContent = `To confirm, type the name of the pipeline: ${one.name}`;
+  $("confirm-error").textContent = "";
+  typed.value = "";
+  button.textContent = verb;
+  button.disabled = true;
+  typed.oninput = () => { button.disabled = typed.value !== one.name; };
+  $("confirm-cancel").onclick = () => dialog.close();
+  const asked = document.activeElement?.dataset?.key;
+  dialog.onclose = () => document.querySelector(`[data-key="${CSS.escape(asked ?? "")}"]`)?.focus();
+  dialog.querySelector("form").onsubmit = async (event) => {
+    event.preventDefault();
+    if (typed.value !== one.name) return;
+    button.disabled = true;
+    button.textContent = "Working …";
+    try {
+      await run(typed.value);
+      dialog.close();
+    } catch (error) {
+      $("confirm-error").textContent = error.message;
+      button.textContent = verb;
+      button.disabled = false;
+    }
+  };
+  dialog.showModal();
+  typed.focus();
+}
+
+// Starts, and what was given up
+
+function starts(one) {
+  if (!one.starts.length) return null;
+  const columns = [
+    ["Started", "", (start) => clock(start.at)],
+    ["Entry", "number", (start) => (start.position === null ? "" : String(start.position))],
+    ["Took", "number", (start) => duration(start.milliseconds)],
+    ["Committed for an earlier run", "wide", (start) => names(start.finished)],
+    ["Swept", "wide", (start) => names(start.aborted)],
+  ];
+  return h("section", { class: "card", "aria-labelledby": "starts-title" }, h("h3", { id: "starts-title" }, "Starts"), table("starts", columns, one.starts));
+}
+
+const names = (list) => (list.length ? list.map((name) => h("div", { class: "name" }, name)) : "none");
+
+function givenUp(one) {
+  if (!one.given_up.length) return null;
+  const columns = [
+    ["Epoch", "", (given) => String(given.epoch)],
+    ["Action", "", (given) => given.action],
+    ["Transaction", "wide", (given) => h("span", { class: "name" }, given.transaction || "all of the epoch")],
+    ["By", "", (given) => given.who],
+    ["Reason", "wide", (given) => given.why],
+    ["When", "", (given) => clock(given.at)],
+  ];
+  return h("section", { class: "card", "aria-labelledby": "given-title" }, h("h3", { id: "given-title" }, "Skipped or written again"), table("given", columns, one.given_up));
+}
+
+// Light and dark
+
+const THEMES = ["system", "light", "dark"];
+
+function showTheme(theme) {
+  if (theme === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  $("theme").textContent = `Theme: ${theme}`;
+  localStorage.setItem("onceward-theme", theme);
+}
+
+$("theme").addEventListener("click", () => {
+  const now = localStorage.getItem("onceward-theme") ?? "system";
+  showTheme(THEMES[(THEMES.indexOf(now) + 1) % THEMES.length]);
+});
+$("enter").addEventListener("submit", (event) => {
+  event.preventDefault();
+  token = $("token").value.trim();
+  $("token").value = "";
+  sessionStorage.setItem("onceward-token", token);
+  tag = null;
+  refresh();
+});
+addEventListener("hashchange", () => {
+  message = null;
+  if (location.hash.startsWith("#token=")) { takeToken(); tag = null; refresh(); } else render();
+});
+
+showTheme(THEMES.includes(localStorage.getItem("onceward-theme")) ? localStorage.getItem("onceward-theme") : "system");
+takeToken();
+if (token) refresh();
+else askForToken("");
+loop();

@@ -1,0 +1,88 @@
+"""Notes beside a decision log: what its writers did, how long it took, and how many rows it was.
+
+For people, who see them in `onceward ui`: the log itself is pruned at each completion. Nothing depends on a note. It is
+not synced, one that cannot be written is left out, and the oldest go when the file has grown. Only a log in a directory
+has them: elsewhere each would be a request.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from .store import DirectoryStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .store import LogStore
+
+FILE: Final = ".history"
+"""In the log's directory; a store does not list names with a dot."""
+OLDER: Final = ".history.1"
+MOST_BYTES: Final = 1 << 18
+"""Size at which the file becomes the older one, in place of the one before."""
+_TAIL: Final = 1 << 17
+"""How much of each file is read."""
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the file."""
+
+    what: str
+    """`start`, `epoch` or `checkpoint`."""
+    at: str
+    """Wall-clock time (UTC) of the end of it."""
+    fields: dict[str, Any] = {}
+
+
+def note(store: LogStore, what: str, fields: Any) -> None:
+    """Append a note. Fails nothing.
+
+    Args:
+        store: Of the decision log.
+        what: Kind of the note.
+        fields: JSON values, or a Struct.
+    """
+    if not isinstance(store, DirectoryStore):
+        return
+    with suppress(OSError, TypeError):
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line = msgspec.json.encode({"what": what, "at": at, "fields": fields}) + b"\n"
+        # One write at the end of the file: lines of two processes do not mix.
+        handle = os.open(store.path / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(handle, line)
+            full = os.fstat(handle).st_size > MOST_BYTES
+        finally:
+            os.close(handle)
+        if full:
+            (store.path / FILE).replace(store.path / OLDER)
+
+
+def notes(folder: Path, most: int) -> list[Note]:
+    """The newest notes in a log's directory, oldest first; lines that are not notes are left out.
+
+    Args:
+        folder: The directory.
+        most: How many at most.
+    """
+    found: list[Note] = []
+    for name in (FILE, OLDER):
+        if len(found) < most:
+            found = _read(folder / name) + found
+    return found[-most:]
+
+
+def _read(path: Path) -> list[Note]:
+    found: list[Note] = []
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+        for line in file.read(_TAIL).splitlines():
+            with suppress(msgspec.MsgspecError):
+                found.append(msgspec.json.decode(line, type=Note))
+    return found

@@ -1,0 +1,400 @@
+"""The local page: what it shows, whom it answers, and that its actions are those of the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from onceward.cli.main import app
+from onceward.cli.operate.logs import open_log
+from onceward.cli.ui.watch import EPOCHS, Unsynced, Watch
+from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, read
+from onceward.core.log.notes import FILE, MOST_BYTES, OLDER, note, notes
+from onceward.core.transaction import Committable
+
+from .ui_kit import TOKEN, Folder
+
+starlette = pytest.importorskip("starlette", reason="the extra `ui` is not installed")
+pytest.importorskip("httpx", reason="starlette's test client needs httpx")
+
+from starlette.testclient import TestClient  # noqa: E402
+
+from onceward.cli.ui.web import STATIC, make_app  # noqa: E402
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEADERS = {"x-onceward-token": TOKEN}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    monkeypatch.chdir(tmp_path)
+    sys.modules.pop("ui_jobs", None)
+    return Folder(tmp_path)
+
+
+def client(folder: Folder, host: str = "127.0.0.1:8461", names: Any = None, **options: Any) -> TestClient:
+    return TestClient(make_app(folder.desk(**options), TOKEN, names), base_url=f"http://{host}", headers=HEADERS)
+
+
+def shown(asked: TestClient, name: str = "orders") -> dict[str, Any]:
+    answer = asked.get("/api/state")
+    assert answer.status_code == 200
+    return next(one for one in answer.json()["pipelines"] if one["name"] == name)
+
+
+class TestWhatIsShown:
+    def test_epochs_of_a_spark_query_with_rows_durations_and_sparks_own_times(self, folder: Folder) -> None:
+        for epoch in range(12):
+            folder.finish(epoch)
+        told = shown(client(folder))
+        assert [row["epoch"] for row in told["epochs"]] == list(range(11, -1, -1))
+        newest, oldest = told["epochs"][0], told["epochs"][-1]
+        assert (newest["status"], newest["rows"], newest["sinks"]) == ("completed", 6, {"files": 6})
+        assert (told["driver"], told["waiting"], newest["transactions"]) == ("Spark", None, 2)
+        assert newest["milliseconds"] is not None
+        assert newest["logged"] is not None
+        assert [one["sink"] for one in newest["written"]] == ["files", "files"]
+        assert (oldest["rows"], oldest["written"]) == (6, [])
+        assert [step["state"] for step in newest["steps"]] == ["done"] * 6
+        assert len(told["starts"]) == 1
+
+    def test_a_batch_that_spark_has_planned_is_in_progress(self, folder: Folder) -> None:
+        folder.finish(0)
+        (folder.orders / "offsets" / "1").write_text("v1")
+        newest = shown(client(folder))["epochs"][0]
+        assert (newest["epoch"], newest["status"]) == (1, "in progress")
+        assert [step["state"] for step in newest["steps"]][:2] == ["waiting", "ahead"]
+
+    def test_a_decision_that_waits_is_a_step_in_progress(self, folder: Folder) -> None:
+        folder.finish(0)
+        folder.die_after_deciding(1)
+        told = shown(client(folder))
+        newest = told["epochs"][0]
+        assert (newest["epoch"], newest["status"], newest["position"]) == (1, "decided", told["waiting"])
+        states = {step["step"]: step["state"] for step in newest["steps"]}
+        assert (states["decide"], states["commit"], states["complete"]) == ("done", "waiting", "ahead")
+
+    def test_the_engines_checkpoints_with_size_alignment_and_acknowledged_subtasks(self, folder: Folder) -> None:
+        folder.run_engine()
+        told = shown(client(folder), "totals")
+        newest = next(row for row in told["epochs"] if row["subtasks"])
+        assert told["driver"] == "embedded engine"
+        assert (newest["status"], newest["subtasks"], newest["acknowledged"]) == ("completed", 2, 2)
+        assert newest["alignment"] >= 0
+        assert newest["size"] is not None
+        assert len(newest["tasks"]) == 2
+
+    def test_what_a_start_finished_and_swept_is_shown(self, folder: Folder) -> None:
+        swept = folder.case.prepare(0, subtask=7)
+        decided = folder.die_after_deciding(0)
+        folder.case.start()
+        newest = shown(client(folder))["starts"][0]
+        assert (newest["finished"], newest["aborted"]) == ([decided.transaction], [swept.transaction])
+
+    def test_pipelines_are_found_in_a_folder_of_checkpoints_and_by_name(self, folder: Folder) -> None:
+        folder.finish(0)
+        folder.run_engine()
+        assert sorted(one.log.pipeline for one in folder.watch().look()) == ["orders", "totals"]
+        assert [one.log.pipeline for one in folder.watch(pipeline="totals").look()] == ["totals"]
+        for inside in ("", "onceward"):
+            assert len(Watch([str(folder.orders / inside)]).look()) == 1
+
+    def test_a_pipeline_appears_when_it_starts(self, folder: Folder) -> None:
+        now = [0.0]
+        watch = folder.watch(clock=lambda: now[0])
+        assert len(watch.look()) == 1
+        folder.run_engine()
+        assert len(watch.look()) == 1
+        now[0] = 60.0
+        assert len(watch.look()) == 2
+
+    def test_another_store_is_shown_by_name_with_what_was_seen_of_it(self, tmp_path: Path) -> None:
+        url = f"sqlite:///{tmp_path}/log.db"
+        from onceward.core.checkpoint import CommitPolicy
+        from onceward.core.log import EpochInput, open_store
+
+        writer = LogWriter(open_store(url, pipeline="p"), "p", CommitPolicy().writer_clock())
+        writer.start()
+        writer.decide(0, [], sinks=["out"], epoch_input=EpochInput())
+        writer.complete(0)
+        [watched] = Watch([url], "p").look()
+        assert [(row.epoch, row.status) for row in watched.shown.epochs] == [(0, "completed")]
+        unnamed = Watch([url])
+        assert unnamed.look() == []
+        assert "--pipeline" in unnamed.errors[0]
+
+
+class TestWorkIsBounded:
+    def test_nothing_is_read_while_nothing_changes(self, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+        folder.finish(0)
+        watch = folder.watch()
+        watch.look()
+        reads: list[str] = []
+        real = Unsynced.get
+        monkeypatch.setattr(Unsynced, "get", lambda self, key: reads.append(key) or real(self, key))
+        watch.look()
+        assert reads == []
+        folder.finish(1)
+        watch.look()
+        assert 0 < len(reads) < 20
+
+    def test_reading_syncs_nothing(self, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+        folder.finish(0)
+        monkeypatch.setattr("os.fsync", lambda _: pytest.fail("the page synced a folder of a running pipeline"))
+        assert folder.watch().look()
+
+    def test_the_number_of_epochs_and_the_size_of_the_notes_have_a_limit(self, folder: Folder) -> None:
+        store = DirectoryStore(folder.orders / "onceward")
+        fields = {"rows": 1, "sinks": {"files": 1}, "transactions": 1, "milliseconds": 5, "pad": "x" * 1000}
+        for epoch in range(3 * MOST_BYTES // 1000):
+            note(store, "epoch", {"epoch": epoch, **fields})
+        kept = [store.path / FILE, store.path / OLDER]
+        assert all(path.stat().st_size < MOST_BYTES + 2000 for path in kept)
+        assert len(shown(client(folder))["epochs"]) == EPOCHS
+
+    def test_pages_that_ask_at_the_same_time_share_one_look(self, folder: Folder) -> None:
+        folder.finish(0)
+        asked = TestClient(make_app(folder.desk(), TOKEN), base_url="http://localhost", headers=HEADERS)
+        first = asked.get("/api/state")
+        again = asked.get("/api/state", headers={"if-none-match": first.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+
+
+class TestNotes:
+    def test_a_note_that_cannot_be_written_or_read_fails_nothing(self, tmp_path: Path) -> None:
+        store = DirectoryStore(tmp_path / "log")
+        note(store, "epoch", {"a": object()})
+        note(MemoryStore(), "epoch", {})
+        note(store, "epoch", {"epoch": 1})
+        with (store.path / FILE).open("ab") as file:
+            file.write(b'{"what": "epo\n\xff\n[]\n')
+        note(store, "epoch", {"epoch": 2})
+        assert [one.fields["epoch"] for one in notes(store.path, 10)] == [1, 2]
+        (store.path / FILE).unlink()
+        store.path.rmdir()
+        note(store, "epoch", {"epoch": 3})
+        assert notes(store.path, 10) == []
+
+    def test_notes_are_no_entries_of_the_log(self, folder: Folder) -> None:
+        folder.finish(0)
+        store = folder.case.store
+        assert (folder.orders / "onceward" / FILE).exists()
+        assert FILE not in store.list_keys()
+        assert read(store).completed == 0
+
+
+class TestWhoIsAnswered:
+    @pytest.mark.parametrize("path", ["/api/state", "/api/look", "/api/commit", "/api/abort"])
+    @pytest.mark.parametrize("token", [None, "", "wrong", "a-token-for-test", "é"])
+    def test_without_the_token_nothing_is_told_or_done(self, folder: Folder, path: str, token: str | None) -> None:
+        headers = {} if token is None else {"x-onceward-token": token.encode()}
+        asked = TestClient(make_app(folder.desk(), TOKEN), base_url="http://localhost")
+        method = "GET" if path == "/api/state" else "POST"
+        answer = asked.request(method, path, headers=headers, content=b"{}")
+        assert (answer.status_code, list(answer.json())) == (401, ["error"])
+
+    @pytest.mark.parametrize("path", ["/", "/api/state", "/static/app.js"])
+    @pytest.mark.parametrize(
+        "host",
+        ["evil.example", "evil.example:8461", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.7", "[", ""],
+    )
+    def test_another_host_name_is_refused(self, folder: Folder, path: str, host: str) -> None:
+        answer = client(folder).get(path, headers={"host": host})
+        assert answer.status_code == 403
+
+    @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:9000", "[::1]:8461", "127.8.0.1:80"])
+    def test_this_machine_is_answered_under_any_port(self, folder: Folder, host: str) -> None:
+        assert client(folder).get("/api/state", headers={"host": host}).status_code == 200
+
+    def test_an_exposed_page_answers_to_addresses_and_its_own_name_only(self, folder: Folder) -> None:
+        asked = client(folder, names={"box"})
+        for host, status in (("10.0.0.7:8461", 200), ("box:8461", 200), ("evil.example", 403)):
+            assert asked.get("/", headers={"host": host}).status_code == status
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"origin": "http://evil.example"},
+            {"origin": "null"},
+            {"sec-fetch-site": "cross-site"},
+            {"sec-fetch-site": "same-site"},
+        ],
+    )
+    def test_requests_of_other_sites_are_refused_even_with_the_token(
+        self, folder: Folder, headers: dict[str, str]
+    ) -> None:
+        assert client(folder).post("/api/look", headers=headers).status_code == 403
+
+    def test_the_pages_own_requests_are_answered(self, folder: Folder) -> None:
+        headers = {"origin": "http://127.0.0.1:8461", "sec-fetch-site": "same-origin"}
+        assert client(folder).post("/api/look", headers=headers).status_code == 200
+
+    def test_an_action_needs_a_post(self, folder: Folder) -> None:
+        assert client(folder).get("/api/commit").status_code == 405
+
+    def test_every_answer_has_a_policy_without_inline_scripts(self, folder: Folder) -> None:
+        asked = client(folder)
+        for path in ("/", "/static/app.js", "/api/state", "/nothing"):
+            headers = asked.get(path).headers
+            policy = headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            assert headers["x-content-type-options"] == "nosniff"
+            assert "access-control-allow-origin" not in headers
+
+    def test_the_page_has_no_inline_script_or_style_and_loads_nothing_from_elsewhere(self) -> None:
+        html, script = (STATIC / "index.html").read_text(), (STATIC / "app.js").read_text()
+        assert html.count("<script") == html.count('<script type="module" src="/static/app.js"></script>') == 1
+        for word in ("<style", "style=", "onclick=", "://", "javascript:"):
+            assert word not in html
+        for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "://"):
+            assert word not in script
+
+    @pytest.mark.parametrize("path", ["/static/../web.py", "/static/%2e%2e/web.py", "/static//etc/passwd", "/static/"])
+    def test_no_other_file_is_served(self, folder: Folder, path: str) -> None:
+        assert client(folder).get(path).status_code == 404
+
+    @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"pipeline": 1}', b'{"position": 1}', b"\xff"])
+    def test_a_request_that_cannot_be_read_is_refused(self, folder: Folder, body: bytes) -> None:
+        answer = client(folder).post("/api/commit", content=body)
+        assert (answer.status_code, list(answer.json())) == (400, ["error"])
+
+    def test_a_request_that_is_too_long_is_refused(self, folder: Folder) -> None:
+        assert client(folder).post("/api/commit", content=b"x" * (2 << 20)).status_code == 413
+
+
+class TestActions:
+    def commit(self, asked: TestClient, told: dict[str, Any], **other: Any) -> Any:
+        order = {"pipeline": told["id"], "position": told["waiting"], "confirm": "orders", **other}
+        return asked.post("/api/commit", json=order)
+
+    def test_a_decision_is_committed_as_by_txn_commit(self, folder: Folder) -> None:
+        folder.finish(0)
+        committable = folder.die_after_deciding(1)
+        asked = client(folder)
+        [found] = asked.post("/api/look").json()["done"]
+        assert (found["transaction"], found["status"], found["held"]) == (committable.transaction, "decided", True)
+        answer = self.commit(asked, shown(asked))
+        assert answer.json() == {"done": "Epoch 1 is completed: 1 transactions are committed"}
+        told = shown(asked)
+        assert (told["waiting"], told["epochs"][0]["status"]) == (None, "completed")
+        assert asked.post("/api/look").json() == {"done": []}
+
+    def test_a_decision_that_was_not_seen_is_not_committed(self, folder: Folder) -> None:
+        folder.die_after_deciding(0)
+        asked = client(folder)
+        told = shown(asked)
+        answer = self.commit(asked, told, position=told["waiting"] + 1)
+        assert answer.status_code == 409
+        assert "nothing was done" in answer.json()["error"]
+        assert open_log(str(folder.orders)).view.tail == told["waiting"]
+
+    @pytest.mark.parametrize("other", [{"confirm": "order"}, {"confirm": ""}, {"pipeline": "12345678"}])
+    def test_without_the_confirmation_nothing_is_done(self, folder: Folder, other: dict[str, str]) -> None:
+        folder.die_after_deciding(0)
+        asked = client(folder)
+        told = shown(asked)
+        assert self.commit(asked, told, **other).status_code == 400
+        assert open_log(str(folder.orders)).view.tail == told["waiting"]
+
+    def test_a_page_that_only_shows_does_nothing(self, folder: Folder) -> None:
+        folder.die_after_deciding(0)
+        asked = client(folder, actions=False)
+        assert asked.get("/api/state").json()["actions"] is False
+        assert self.commit(asked, shown(asked)).status_code == 400
+
+    def test_what_no_decision_names_is_aborted_by_name_and_what_is_decided_never(self, folder: Folder) -> None:
+        doubtful = folder.case.prepare(0, subtask=3).transaction
+        decided = folder.die_after_deciding(0).transaction
+        asked = client(folder)
+        order = {"pipeline": shown(asked)["id"], "confirm": "orders"}
+        refused = asked.post("/api/abort", json={**order, "transactions": [doubtful, decided]})
+        assert refused.status_code == 400
+        assert "never aborted" in refused.json()["error"]
+        assert asked.post("/api/abort", json={**order, "transactions": []}).status_code == 400
+        done = asked.post("/api/abort", json={**order, "transactions": [doubtful]})
+        assert done.json() == {"done": "Aborted 1 of 1"}
+        assert [one["transaction"] for one in asked.post("/api/look").json()["done"]] == [decided]
+
+
+class TestHostileNames:
+    def test_names_are_told_as_json_text_and_stay_in_it(self, folder: Folder) -> None:
+        """The page writes text, not HTML; the browser's test shows it."""
+        evil = "</script><img src=x onerror=alert(1)>\u202e\x00"
+        store = DirectoryStore(folder.orders / "onceward")
+        note(store, "epoch", {"epoch": 7, "sinks": {evil: 1}, "rows": 1, "transactions": 1, "milliseconds": 1})
+        note(store, "start", {"finished": [evil], "aborted": [], "milliseconds": "soon"})
+        answer = client(folder).get("/api/state")
+        assert answer.headers["content-type"] == "application/json"
+        row = next(row for row in answer.json()["pipelines"][0]["epochs"] if row["epoch"] == 7)
+        assert row["sinks"] == {evil: 1}
+
+    def test_an_error_is_told_as_json(self, folder: Folder) -> None:
+        order = {"pipeline": "<b>", "position": 0, "confirm": "<script>"}
+        answer = client(folder).post("/api/commit", json=order)
+        assert answer.headers["content-type"] == "application/json"
+
+    def test_a_damaged_log_is_an_error_on_its_pipeline_and_not_of_the_page(self, folder: Folder) -> None:
+        folder.finish(0)
+        asked = client(folder)
+        assert shown(asked)["error"] == ""
+        next(path for path in sorted((folder.orders / "onceward").iterdir()) if path.name[0] != ".").write_text("<i>")
+        (folder.orders / "offsets" / "1").write_text("v1")
+        assert "damaged" in shown(asked)["error"]
+
+
+@pytest.mark.usefixtures("folder")
+class TestCommand:
+    def run(self, *arguments: str) -> Any:
+        return CliRunner().invoke(app, ["ui", *arguments])
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ([], "--store"),
+            (["--store", "nowhere"], "no such folder: nowhere"),
+            (["--store", ".", "--host", "0.0.0.0"], "--expose"),
+            (["--store", ".", "--host", "192.0.2.1"], "--expose"),
+            (["--store", ".", "--host", "192.0.2.1", "--expose"], "cannot listen on 192.0.2.1"),
+            (["--store", ".", "--sinks", "nothing"], "--sinks"),
+            (["--store", "sqlite:///nothing.db"], "--pipeline"),
+            (["--store", "ftp://x/y", "--pipeline", "p"], "ftp"),
+        ],
+    )
+    def test_a_mistake_is_one_message(self, arguments: list[str], words: str) -> None:
+        done = self.run(*arguments)
+        assert done.exception is not None
+        assert words in str(done.exception)
+        assert not isinstance(done.exception, SystemExit) or words in done.output
+
+    def test_a_port_that_is_in_use_is_one_message(self) -> None:
+        import socket
+
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            done = self.run("--store", ".", "--port", str(taken.getsockname()[1]))
+        assert "Give another --port" in str(done.exception)
+
+    def test_a_missing_extra_is_one_message(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "uvicorn", None)
+        assert "pip install 'onceward[ui]'" in str(self.run("--store", ".").exception)
+
+
+def test_committables_of_many_transactions_are_shown_in_part(folder: Folder) -> None:
+    folder.finish(0, subtasks=2)
+    store = folder.case.store
+    decision = read(store).newest
+    assert decision is not None
+    many = tuple(msgspec.structs.replace(decision.committables[0], subtask=n) for n in range(1000))
+    from onceward.cli.ui.watch import TRANSACTIONS, _of_decision
+
+    row = _of_decision(msgspec.structs.replace(decision, committables=many), None)
+    assert (row.transactions, len(row.written)) == (1000, TRANSACTIONS)
+    assert isinstance(json.loads(msgspec.json.encode(row)), dict)
+    assert isinstance(many[0], Committable)
