@@ -194,7 +194,7 @@ class TestWhoIsAnswered:
     @pytest.mark.parametrize("path", ["/api/state", "/api/look", "/api/commit", "/api/abort"])
     @pytest.mark.parametrize("token", [None, "", "wrong", "a-token-for-test", "é"])
     def test_without_the_token_nothing_is_told_or_done(self, folder: Folder, path: str, token: str | None) -> None:
-        headers = {} if token is None else {"x-onceward-token": token.encode()}
+        headers: Any = {} if token is None else {"x-onceward-token": token.encode()}
         asked = TestClient(make_app(folder.desk(), TOKEN), base_url="http://localhost")
         method = "GET" if path == "/api/state" else "POST"
         answer = asked.request(method, path, headers=headers, content=b"{}")
