@@ -257,7 +257,7 @@ class CountsForItself(Coordinator):
 
 def _finish_too_early(permit: CommitPermit, log: LogWriter, sinks: Any, policy: CommitPolicy) -> bool:
     log.complete(permit.decision.epoch)
-    for share in [commit._Share(permit, sink, log) for sink in sinks.values()]:
+    for share in [commit._Share(permit, sink, log, policy.monotonic) for sink in sinks.values()]:
         for attempt in range(policy.commits.attempts or 0):
             if share.waits:
                 share.ask()
@@ -272,7 +272,7 @@ def _resolve_voiding_parts(permit: CommitPermit, failures: Any, log: LogWriter, 
 
 def _finish_in_turns(permit: CommitPermit, log: LogWriter, sinks: Any, policy: CommitPolicy) -> bool:
     """Sink after sink, as they are given; the first that does not answer ends it."""
-    shares = [commit._Share(permit, sink, log) for sink in sinks.values()]
+    shares = [commit._Share(permit, sink, log, policy.monotonic) for sink in sinks.values()]
     for share in shares:
         attempt = 0
         while share.waits:
