@@ -101,6 +101,10 @@ simulate-engine: setup ## Run the embedded engine's simulator at length; ARGS ar
 endure-engine: java setup ## Kill the embedded engine at random until Ctrl-C, on a real Kafka and PostgreSQL
 	@ONCEWARD_ENGINE_KILLS=$(or $(KILLS),1000000) $(BIN)/python -m pytest integration/test_engine_end_to_end.py -q -s -m nightly --timeout 0 $(ARGS)
 
+.PHONY: crash-matrix
+crash-matrix: java setup ## Kill drivers at every durable step, an hour for 2,000 kills (writes docs/crash-matrix.md)
+	@PYTHONPATH=src TMPDIR=$(SCRATCH) $(BIN)/python -m integration.crash_matrix $(ARGS)
+
 .PHONY: simulate
 simulate: setup ## Run the protocol's simulator at length; ARGS are its own
 	@$(BIN)/python -m tests.simulator $(ARGS)

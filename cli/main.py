@@ -26,6 +26,7 @@ from .operate.show import print_json
 from .run import run
 from .savepoint.commands import app as savepoint_app
 from .ui.command import ui
+from .verify.command import verify
 
 EXIT_FAILED, EXIT_MISUSED, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -40,6 +41,7 @@ app.add_typer(dev_app, name="dev")
 app.command()(checkpoints)
 app.command("ui")(ui)
 app.command(context_settings={"allow_interspersed_args": False})(run)
+app.command()(verify)
 
 
 def _version(asked: bool) -> None:

@@ -67,6 +67,16 @@ class Committed(NamedTuple):
     voided: bool = False
 
 
+class Took(NamedTuple):
+    """Seconds of an epoch."""
+
+    epoch: float
+    """Since the first of its transactions may have begun."""
+    decide: float
+    commit: float
+    """From the acknowledgements to COMPLETED, the decision included."""
+
+
 class EpochCompleted(NamedTuple):
     """An epoch is committed everywhere, and COMPLETED is durable."""
 
@@ -75,16 +85,13 @@ class EpochCompleted(NamedTuple):
     epoch: int
     input: EpochInput
     committables: Sequence[Committable]
-    written: Sequence[Written]
-    """What each subtask did for each sink, as far as it is known."""
     sinks: Mapping[str, Named]
-    seconds: float
-    """Since the first of its transactions may have begun."""
-    decide_seconds: float
-    commit_seconds: float
-    """From the acknowledgements to COMPLETED, the decision included."""
     checkpoint: bool = False
     """Whether it is a checkpoint of the embedded engine: these are also made where nothing is written."""
+    written: Sequence[Written] = ()
+    """What each subtask did for each sink, as far as it is known."""
+    took: Took | None = None
+    """None if an earlier run had decided it, and a start has finished it."""
 
     def rows(self) -> dict[str, int]:
         """Rows of each sink that took any part: of its transactions, or, if it has none, as its subtasks counted."""

@@ -10,6 +10,7 @@ import msgspec
 from .errors import LogDamagedError
 from .names import Progress, Scope, TransactionName
 from .outcome import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation, abort_outcome, commit_outcome
+from .proof import Proof
 
 __all__ = [
     "ANY_EPOCH",
@@ -57,9 +58,11 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
     handle: dict[str, Any] = {}
     """What the external system needs beyond the name (JSON values only), for example producer id and epoch."""
     rows: int = 0
+    proof: Proof | None = None
+    """What it wrote; None if that was not asked for, or is not known."""
 
     @classmethod
-    def named(cls, kind: str, name: TransactionName, *, rows: int = 0) -> Self:
+    def named(cls, kind: str, name: TransactionName, *, rows: int = 0, proof: Proof | None = None) -> Self:
         """The handle of a listed transaction, whose name says whose it is, and which."""
         return cls(
             kind=kind,
@@ -72,6 +75,7 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
             attempt=name.attempt,
             transaction=str(name),
             rows=rows,
+            proof=proof,
         )
 
     def identity(self) -> tuple[str, str, str]:
@@ -164,7 +168,14 @@ class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
         return TransactionName(self.scope, self.writer, self.epoch, self.subtask, self.attempt, secrets.token_hex(4))
 
     def committable(
-        self, *, kind: str, transaction: str, handle: dict[str, Any] | None = None, rows: int = 0, version: int = 1
+        self,
+        *,
+        kind: str,
+        transaction: str,
+        handle: dict[str, Any] | None = None,
+        rows: int = 0,
+        version: int = 1,
+        proof: Proof | None = None,
     ) -> Committable:
         """The handle of a transaction that was prepared in this context.
 
@@ -174,6 +185,7 @@ class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
             handle: What the external system needs beyond the name (JSON values only).
             rows: How many it holds.
             version: Layout of `handle` for this kind.
+            proof: What its rows were.
         """
         return Committable(
             kind=kind,
@@ -188,6 +200,7 @@ class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
             transaction=transaction,
             handle=handle or {},
             rows=rows,
+            proof=proof,
         )
 
     def may_reuse(self, writer: int, epoch: int) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import confluent_kafka
 import psycopg
 import pytest
+from psycopg import sql
 
 from onceward import FileBackend, Pipeline, PostgresSink, SequenceSource
 from onceward.cli.doctor import Finding, Health
@@ -100,8 +101,8 @@ def test_a_log_that_is_lost_is_told(dsn: str, tmp_path: Path) -> None:
 @pytest.mark.postgres
 def test_a_timeout_that_cuts_writers_off_is_told(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:
-        name = psycopg.sql.Identifier(connection.info.dbname)
-        setting = psycopg.sql.SQL("ALTER DATABASE {} SET idle_in_transaction_session_timeout = '30s'")
+        name = sql.Identifier(connection.info.dbname)
+        setting = sql.SQL("ALTER DATABASE {} SET idle_in_transaction_session_timeout = '30s'")
         connection.execute(setting.format(name))
     assert by_check(run_checks(dsn=dsn))["session timeouts"].found == "idle_in_transaction_session_timeout 30 s"
 

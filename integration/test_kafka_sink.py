@@ -495,3 +495,15 @@ def test_no_broker_is_said_at_once():
     with pytest.raises(KafkaError, match="no broker answers") as caught:
         sink.validate(rows("x").schema)
     assert caught.value.retryable
+
+
+def test_a_prepared_transaction_says_when_it_expires_and_how_many_records_readers_wait_for(bench):
+    began = time.time()
+    committable = bench.write(numbered(0, 5))
+    timeout = bench.sink.transaction_timeout
+    expiry = bench.sink.expires_at(committable)
+    assert began - 1 <= expiry - timeout <= time.time() + 1
+    assert bench.sink.last_stable_offset_lag() == 5
+    assert bench.sink.commit(committable).settled
+    eventually(lambda: bench.sink.last_stable_offset_lag() == 0, "readers are through")
+    assert bench.sink.dataset() == (f"kafka://{bench.sink.settings['bootstrap.servers']}", bench.sink.topic)

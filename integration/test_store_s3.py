@@ -123,7 +123,7 @@ def test_a_query_moves_with_its_log_into_an_object_store_and_back(url: str, tmp_
         save = f"{url}/saves/{retire}"
         log = open_log(here, "orders", writing=True)
         create(here, save, log, policy, store=None, retire=retire, quiet=0.0)
-        restore(examine(Savepoint.load(save), there, None, None), None, None, policy)
+        restore(examine(Savepoint.load(save), there, None, None), policy)
         with pytest.raises(EpochConflictError, match="has ended here"):
             LogWriter(log.store, "orders", policy.writer_clock()).start()
         assert open_log(there, "orders").view.finished == log.view.finished

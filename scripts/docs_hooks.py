@@ -81,7 +81,7 @@ def _target(source: Path, link: str) -> Path | None:
     path = (source.parent / link).resolve()
     if "://" in link or not path.exists():
         return None
-    return path / "README.md" if path.is_dir() else path
+    return path / "README.md" if (path / "README.md").exists() else path
 
 
 def _uri(path: Path) -> str:
@@ -103,6 +103,9 @@ def _title(path: Path, anchor: str | None = None) -> str:
 def _content(path: Path) -> str:
     if path.suffix == ".md":
         return path.read_text()
+    if path.is_dir():
+        files = sorted(each.name for each in path.iterdir() if each.is_file())
+        return f"# {path.relative_to(ROOT).as_posix()}\n\n" + "".join(f"- `{name}`\n" for name in files)
     return f"# {path.relative_to(ROOT).as_posix()}\n\n````{path.suffix[1:] or 'text'}\n{path.read_text()}````\n"
 
 

@@ -20,7 +20,7 @@ from onceward import CommitStatus, FileSink, KafkaSink, SqlAlchemySink, lineage,
 from onceward.connectors.monitoring.table import TABLE
 from onceward.core import events
 from onceward.core.errors import CommitPendingError, ConfigurationError
-from onceward.core.events import CheckpointEnded, EpochCompleted, Event, QueryProgressed, observe, tell
+from onceward.core.events import CheckpointEnded, EpochCompleted, Event, QueryProgressed, Took, observe, tell
 from onceward.core.log import EpochInput
 from onceward.core.transaction import Written
 
@@ -112,6 +112,16 @@ class TestEvents:
         assert "OSError: the exporter is away" in record.getMessage()
         assert "broken" in record.getMessage()
 
+    def test_an_epoch_that_a_start_finishes_is_told_without_durations(self, told: list[Event]) -> None:
+        bench = Bench()
+        coordinator = bench.opened()
+        one = bench.committable(coordinator, 0)
+        coordinator.writer.decide(0, [one], sinks=["a"], epoch_input=about(0))
+        bench.opened()
+        assert kinds(told) == ["Started", "Committed", "EpochCompleted", "Started"]
+        [event] = [event for event in told if isinstance(event, EpochCompleted)]
+        assert (event.epoch, event.rows(), event.input, event.took) == (0, {"a": 1}, about(0), None)
+
     def test_a_sink_that_cannot_say_when_a_transaction_expires_fails_no_epoch(self, told: list[Event]) -> None:
         class Broken(FakeSink):
             def expires_at(self, committable: Committable) -> float | None:
@@ -138,9 +148,7 @@ def completed(**changes: Any) -> EpochCompleted:
         "committables": [],
         "written": [],
         "sinks": {},
-        "seconds": 1.5,
-        "decide_seconds": 0.25,
-        "commit_seconds": 0.5,
+        "took": Took(1.5, 0.25, 0.5),
         **changes,
     }
     return EpochCompleted(**values)
@@ -364,8 +372,8 @@ class TestLineage:
         assert output["outputFacets"]["outputStatistics"]["rowCount"] == 1
 
     def test_the_same_epoch_is_the_same_run_wherever_it_is_told(self, transport: Transport) -> None:
-        for seconds in (1.0, 2.0):
-            tell(completed(written=[Written("a", 1)], seconds=seconds))
+        for took in (Took(1.0, 0.1, 0.1), None):
+            tell(completed(written=[Written("a", 1)], took=took))
         tell(completed(written=[Written("a", 1)], epoch=8))
         one, again, other = (event["run"]["runId"] for event in transport.emitted)
         assert one == again != other

@@ -124,7 +124,7 @@ class Case:
     def restore(self, query: Query | None = None, why: str | None = None, place: str = "") -> None:
         query = query or self.new
         asked = examine(Savepoint.load(place or self.place), str(query.folder), query.store, why)
-        restore(asked, query.store, why, policy())
+        restore(asked, policy())
 
     @property
     def shown(self) -> Counter[int]:

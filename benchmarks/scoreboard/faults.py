@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from onceward.testing.pipeline import FAULTS, NothingToHitError
 from onceward.testing.pipeline.faults import Inject, PlannedFault, planned_faults
 
+from .table import RECOVERY_SECONDS
 from .watch import wait_for_growth
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 WINDOW = "kill-when-visible"
 KILL_SECONDS = 75.0
 """For which rows are fed where the driver is killed again and again."""
-RECOVERY_SECONDS = 90.0
 
 
 @dataclass

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 TEMPLATE = Path(__file__).with_name("page.md")
+RECOVERY_SECONDS = 90.0
+"""For which a recovery is waited for."""
 DRIVER_KILLS = ("kill-when-visible", "kill-driver")
 
 
@@ -145,7 +147,9 @@ class Line:
         """The line, as text."""
         blocked = [run.blocked for run in self.runs if run.blocked is not None]
         back = [run.went_back for run in self.runs if run.went_back is not None]
-        recoveries = [seconds for run in self.runs if run.fault in DRIVER_KILLS for seconds in run.recoveries]
+        killed = [run for run in self.runs if run.fault in DRIVER_KILLS]
+        recoveries = [seconds for run in killed for seconds in run.recoveries]
+        slow = sum(run.faults for run in killed) - len(recoveries)
         starts = [run.start for run in self.runs if run.start is not None]
         middle = f"{median(recoveries):.1f} ({max(recoveries):.1f})" if recoveries else ""
         torn = self.total("torn")
@@ -161,7 +165,7 @@ class Line:
             str(self.not_exact),
             f"{max(blocked):.1f}" if blocked else "",
             f"{median(starts):.1f}" if starts else "",
-            middle,
+            ", ".join(filter(None, [middle, f"{slow} over {RECOVERY_SECONDS:.0f}" if slow else ""])),
         ]
 
 

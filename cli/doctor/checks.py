@@ -57,7 +57,10 @@ def run_checks(
         return check_kafka(KafkaSettings(bootstrap_servers, kafka_config or {}), topics, pipeline)
 
     def log_server() -> list[Finding]:
-        if store is None or not store.startswith(("postgresql", "mariadb", "mysql")):
+        scheme = urlsplit(store or "").scheme.partition("+")[0]
+        if scheme in ("mariadb", "mysql"):
+            return [skipped("standbys", "of PostgreSQL only: see whether this server is replicated synchronously")]
+        if store is None or scheme != "postgresql":
             return []
         from .postgres import check_log_server  # noqa: PLC0415 - an extra
 

@@ -10,7 +10,7 @@ from onceward.connectors.database.engines import dialect_for, reading
 from onceward.connectors.database.target import TableName, Target, Url
 from onceward.core.errors import SinkError
 
-from . import Finding, failed, ok, skipped, warning
+from . import Finding, failed, ok, warning
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -60,9 +60,6 @@ def check_postgres(target: Target) -> list[Finding]:
 def check_log_server(url: str) -> Finding:
     """Whether the server of a decision log can lose entries when a standby takes over."""
     target = target_of(Url(url))
-    if target.url.backend != "postgresql":
-        told = "of PostgreSQL only: is this server replicated synchronously, or not at all?"
-        return skipped("standbys", told, str(target.url))
     try:
         with reading(target, "cannot look") as connection:
             return _standbys(connection).of("the decision log's server")

@@ -150,7 +150,7 @@ def restore_(
     if not yes:
         typer.echo(f"would {asked.describe()}. Pass --yes to do it")
         return
-    restore.restore(asked, store, rewind, CommitPolicy())
+    restore.restore(asked, CommitPolicy())
     typer.echo(f"restored epoch {saved.manifest.epoch}: start the query with checkpoint {asked.checkpoint.root}")
 
 

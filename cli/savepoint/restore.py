@@ -67,22 +67,24 @@ class Restoration:
     Attributes:
         saved: The savepoint.
         checkpoint: The new folder.
+        store: URL of the store where the log will be; None: in the checkpoint.
+        why: Why the pipeline goes back; None if it does not.
         place: Where the log will be, for people and for the next restore.
         current: The log in use; None if it cannot be found.
-        goes_back: Whether the sinks have gone on since, or may have.
     """
 
     saved: Savepoint
     checkpoint: CheckpointStorage
+    store: str | None
+    why: str | None
     place: str
     current: LogAt | None
-    goes_back: bool
 
     def describe(self) -> str:
         """For people, in one sentence."""
         m = self.saved.manifest
         said = f"restore epoch {m.epoch} of pipeline {m.pipeline} to {self.checkpoint.root}"
-        if self.goes_back:
+        if self.why is not None:
             said += f"; epochs from {m.epoch + 1} on are written again"
         if self.current is not None and self.current.store is not None and self.current.place != self.place:
             said += f"; the query cannot be started at {self.current.place} any more"
@@ -123,12 +125,13 @@ def examine(saved: Savepoint, checkpoint: str, store: str | None, why: str | Non
             f"epoch {current.view.undone.epoch} is decided and not committed everywhere: `onceward txn commit` first",
             pipeline=m.pipeline,
         )
-    if current is not None and not at_it and why is not None:
+    why = None if at_it else why
+    if current is not None and why is not None:
         goes_back(current.view, m.pipeline, _way_back(saved, why), None)  # or an error: it was done before
-    return Restoration(saved, into, target.place, current, goes_back=not at_it)
+    return Restoration(saved, into, store, why, target.place, current)
 
 
-def restore(asked: Restoration, store: str | None, why: str | None, policy: CommitPolicy) -> None:
+def restore(asked: Restoration, policy: CommitPolicy) -> None:
     """Do it; see the top of this module.
 
     Raises:
@@ -138,9 +141,9 @@ def restore(asked: Restoration, store: str | None, why: str | None, policy: Comm
     """
     saved, into, current, old = asked.saved, asked.checkpoint, asked.current, None
     m, clock = saved.manifest, policy.writer_clock()
-    target = open_store(_log_url(into, store), pipeline=m.pipeline)
-    place = into.root if store is None else target.describe()
-    back = _way_back(saved, why) if asked.goes_back and why is not None else None
+    target = open_store(_log_url(into, asked.store), pipeline=m.pipeline)
+    place = into.root if asked.store is None else target.describe()
+    back = _way_back(saved, asked.why) if asked.why is not None else None
     if current is None and back is not None:
         _go_back(LogWriter(target, m.pipeline, clock), back)
     elif current is not None and current.store is None:
@@ -149,7 +152,7 @@ def restore(asked: Restoration, store: str | None, why: str | None, policy: Comm
     elif current is not None and current.store is not None and current.place != place:
         old = LogWriter(current.store, m.pipeline, clock)
         view = old.start()
-        if _is_at(view, saved) == asked.goes_back or view.undone is not None:
+        if _is_at(view, saved) != (back is None) or view.undone is not None:
             raise EpochConflictError(f"the query was started at {current.place} meanwhile: repeat this")
         _put_all(target, entries_of(current.store, view), place)
     identity = _put_files(saved, into)
@@ -304,3 +307,4 @@ def _put_all(target: LogStore, entries: Iterable[tuple[str, bytes]], place: str)
     for key, data in entries:
         if not target.put_if_absent(key, data) and target.get(key) != data:
             raise ConfigurationError(f"{place} holds other entries of a decision log: give a new or an empty folder")
+    read(target)  # or an error: the old log goes on

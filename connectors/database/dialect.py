@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sqlalchemy.sql.dml import Insert
 
     from onceward.core.names import Scope, TransactionName
+    from onceward.core.row_hash import RowHash
 
     from .target import Access, CommitPath, TableName, Target
 
@@ -95,6 +96,9 @@ class TwoPhase(Protocol):
 
 class RowWriter(ABC):
     """Rows on their way into one table, inside of a transaction."""
+
+    hash: RowHash | None = None
+    """Of what was written, if that was asked for."""
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
@@ -208,8 +212,8 @@ class BulkDialect(Dialect):
         """The table, which nobody alters until the transaction ends; an error if it is missing."""
 
     @abstractmethod
-    def writer(self, connection: sa.Connection, table: Any, schema: pa.Schema) -> RowWriter:
-        """Open the stream of rows of this schema into a table that `lock_and_read` gave.
+    def writer(self, connection: sa.Connection, table: Any, schema: pa.Schema, hashed: Sequence[str] = ()) -> RowWriter:
+        """Open the stream of rows of this schema into a table that `lock_and_read` gave; some columns are hashed.
 
         Raises:
             SchemaError: The schema does not fit.

@@ -44,6 +44,8 @@ class PostgresSink(DatabaseSink):
             are.
         parallelism: Number of subtasks that write at the same time. If given, `validate` warns if the server allows too
             few prepared transactions.
+        proof: Hash the rows that are inserted, so that `onceward verify` can tell whether the table still holds them.
+            Rows of an upsert are not hashed: the table keeps only the last of each key.
         select: SQL expressions that make this sink's columns out of the pipeline's. Default: all columns.
         where: SQL condition; the sink takes only the rows for which it is true. Default: all rows.
 
@@ -69,6 +71,7 @@ class PostgresSink(DatabaseSink):
         ledger_schema: str = LEDGER_SCHEMA,
         ledger_epochs: int = 1000,
         parallelism: int | None = None,
+        proof: bool = True,
         select: Sequence[str] | None = None,
         where: str | None = None,
     ) -> None:
@@ -86,6 +89,7 @@ class PostgresSink(DatabaseSink):
             answer_within=answer_within,
             ledger_schema=ledger_schema,
             tries_rows=False,
+            proof=proof and not key,
         )
         super().__init__(
             name,

@@ -47,7 +47,7 @@ class PreparedWriting(HeldWriting):
             two_phase(self.target).prepare(self.connection, self.name, insert, identity_row(self.name, self.rows))
             connection, self.held = self.connection, None
             two_phase(self.target).hand_over(connection)
-        return Committable.named(PREPARED, self.name, rows=self.rows)
+        return Committable.named(PREPARED, self.name, rows=self.rows, proof=self.proof)
 
 
 def commit_prepared(target: Target, committables: Sequence[Committable]) -> list[CommitOutcome]:

@@ -233,6 +233,8 @@ class Target:
     """Schema (on MariaDB: database) of onceward's own tables; None for the connection's default one."""
     tries_rows: bool = True
     """Whether rows are tried before they are staged, see staging.py."""
+    proof: bool = False
+    """Whether rows are hashed, where a table keeps them all as they were written."""
 
     @property
     def access(self) -> Access:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from onceward.core.proof import Proof
     from onceward.core.transaction import Committable, WriteContext
 
     from .dialect import RowWriter, TwoPhase
@@ -146,7 +147,7 @@ class HeldWriting(Writing):
             return InsertWriter(self.connection, plan_for(self.target, schema))
         table = self.lock_and_read(dialect, schema)
         with self.limited():
-            return dialect.writer(self.connection, table, schema)
+            return dialect.writer(self.connection, table, schema, schema.names if self.target.proof else ())
 
     def lock_and_read(self, dialect: BulkDialect, schema: pa.Schema) -> Any:
         """The table; it is created first if that was asked for."""
@@ -167,6 +168,10 @@ class HeldWriting(Writing):
     def finish_rows(self) -> None:
         if self.writer is not None:
             self.writer.finish()
+
+    @property
+    def proof(self) -> Proof | None:
+        return None if self.writer is None or self.writer.hash is None else self.writer.hash.proof()
 
     def discard(self) -> None:
         """Close the connection, on which the server rolls back."""

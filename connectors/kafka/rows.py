@@ -162,6 +162,22 @@ def _headers(column: pa.Array) -> Sequence[list[tuple[str, bytes | None]] | None
     return rows
 
 
+def hashed(batch: pa.RecordBatch, *, own_topic: bool) -> pa.RecordBatch:
+    """What is hashed of each message: key, value and headers, and the topic where each row names its own."""
+    names = [name for name in ("key", "value", *(["topic"] if own_topic else [])) if name in batch.schema.names]
+    columns = [batch.column(name) for name in names]
+    if "headers" in batch.schema.names and batch.column("headers").null_count < batch.num_rows:
+        names.append("headers")
+        rows = [None if not row else b"".join(map(_framed, chain(*row))) for row in _headers(batch.column("headers"))]
+        columns.append(pa.array(rows, pa.large_binary()))
+    return pa.RecordBatch.from_arrays(columns, names=names)
+
+
+def _framed(text: str | bytes | None) -> bytes:
+    data = text.encode() if isinstance(text, str) else text
+    return b"\xff" * 4 if data is None else len(data).to_bytes(4, "big") + data
+
+
 PLAIN: Final = pa.schema(
     {
         "key": pa.binary(),

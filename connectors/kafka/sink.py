@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from onceward.core.errors import ConfigurationError, KafkaError
 from onceward.core.kit.options import arguments
 from onceward.core.names import NOTHING
+from onceward.core.row_hash import RowHash
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable
 from onceward.sinks.base import TwoPhaseCommitSink
 
@@ -23,9 +24,9 @@ from .lookup import Lookup
 from .pool import PoolKey, pool_of
 from .positions import LATEST, Partition
 from .producer import check_settings
-from .rows import Rows, check_columns
+from .rows import Rows, check_columns, hashed
 from .settings import KafkaSettings, split_options
-from .transaction import KIND, OBSERVED, VERSION, Fate, Prepared
+from .transaction import KIND, OBSERVED, VERSION, Fate, Prepared, mark_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -51,6 +52,7 @@ class KafkaTransaction(NamedTuple):
     context: WriteContext
     pool: ProducerPool
     producer: TransactionalProducer
+    hash: RowHash | None = None
 
 
 class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
@@ -75,6 +77,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         transaction_timeout: Seconds after which the brokers abort a transaction that has not ended. Make it longer than
             any outage that decided rows must survive: after a longer one they are lost, and the run stops with an
             error. Default: as long as the brokers allow (`transaction.max.timeout.ms`).
+        proof: Hash the rows, so that `onceward verify` can tell whether the topic still holds them.
         select: SQL expressions that make this sink's columns out of the pipeline's. Default: all columns.
         where: SQL condition; the sink takes only the rows for which it is true. Default: all rows.
 
@@ -91,6 +94,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         config: Mapping[str, Any] | None = None,
         create_topic: bool | int = False,
         transaction_timeout: float | None = None,
+        proof: bool = True,
         select: Sequence[str] | None = None,
         where: str | None = None,
     ) -> None:
@@ -111,6 +115,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         self.settings = settings.without("transaction.timeout.ms")
         self.topic = topic
         self.create_topic = create_topic
+        self.proof = proof
         self._timeout = transaction_timeout
 
     @classmethod
@@ -208,22 +213,31 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     def begin(self, context: WriteContext) -> KafkaTransaction:
         pool = self._pool(context.scope)
-        return KafkaTransaction(context, pool, pool.take(context))
+        return KafkaTransaction(context, pool, pool.take(context), RowHash() if self.proof else None)
 
     def write(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> None:
         rows = Rows(batch, self.topic)
         if self.topic is None:
             cluster_of(self.settings).check_topics(rows.topics)
         transaction.producer.write(rows)
+        if transaction.hash is not None:
+            transaction.hash.add(hashed(batch, own_topic=self.topic is None))
 
     def pre_commit(self, transaction: KafkaTransaction) -> Committable:
         """Wait for the brokers' acknowledgements, ask for the handle, and release the producer."""
         producer, context = transaction.producer, transaction.context
         producer.flush(time.monotonic() + self.transaction_timeout * FLUSH_SHARE)
         prepared = self._prepared(str(producer.name)) if producer.rows else None
-        handle = prepared.to_json() if prepared is not None else {}
+        proof = None
+        if transaction.hash is not None and prepared is not None:
+            proof = transaction.hash.proof(mark_of(*prepared.producer))
         committable = context.committable(
-            kind=KIND, version=VERSION, transaction=str(producer.name), handle=handle, rows=producer.rows
+            kind=KIND,
+            version=VERSION,
+            transaction=str(producer.name),
+            handle=prepared.to_json() if prepared is not None else {},
+            rows=producer.rows,
+            proof=proof,
         )
         transaction.pool.keep(producer.name, context, prepared)
         producer.drop()

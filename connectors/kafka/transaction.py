@@ -99,6 +99,11 @@ class Prepared(NamedTuple):
         return self._replace(topic_ids=frozenset(known))
 
 
+def mark_of(producer_id: int, producer_epoch: int) -> str:
+    """What shows in a topic that a record belongs to a transaction: a producer epoch is used for one only."""
+    return f"{producer_id}/{producer_epoch}"
+
+
 def by_topic(partitions: Iterable[Partition]) -> dict[str, list[int]]:
     """Partition numbers of each topic, in order."""
     topics: dict[str, list[int]] = {}

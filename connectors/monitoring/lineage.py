@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from onceward.core.errors import ConfigurationError
-from onceward.core.events import EpochCompleted, Event, observe, wall_clock
+from onceward.core.events import EpochCompleted, Event, Took, observe, wall_clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +69,7 @@ class _Lineage:
         return event_v2.RunEvent(
             eventType=event_v2.RunState.COMPLETE,
             eventTime=datetime.fromtimestamp(wall_clock(), UTC).isoformat(),
-            run=event_v2.Run(runId=str(uuid.uuid5(_RUNS, f"{event.log} {event.epoch}")), facets=_times(event)),
+            run=event_v2.Run(runId=str(uuid.uuid5(_RUNS, f"{event.log} {event.epoch}")), facets=_times(event.took)),
             job=event_v2.Job(namespace=self._namespace, name=event.pipeline, facets={"jobType": job_type}),
             inputs=list(self._inputs(event)),
             outputs=list(self._outputs(event)),
@@ -95,11 +95,13 @@ class _Lineage:
             yield OutputDataset(namespace=namespace, name=name, outputFacets={"outputStatistics": counted})
 
 
-def _times(event: EpochCompleted) -> dict[str, Any]:
+def _times(took: Took | None) -> dict[str, Any]:
     """When the epoch began and ended."""
+    if took is None:
+        return {}
     from openlineage.client.facet_v2 import nominal_time_run  # noqa: PLC0415 - an extra
 
-    began, ended = (datetime.fromtimestamp(wall_clock(ago), UTC).isoformat() for ago in (event.seconds, 0.0))
+    began, ended = (datetime.fromtimestamp(wall_clock(ago), UTC).isoformat() for ago in (took.epoch, 0.0))
     return {"nominalTime": nominal_time_run.NominalTimeRunFacet(began, ended, producer=PRODUCER)}
 
 

@@ -203,8 +203,9 @@ def _completed(event: EpochCompleted) -> Iterator[Sample]:
     yield Sample(COMPLETED, 1, one)
     yield Sample(LAST_EPOCH, event.epoch, one)
     yield Sample(LAST_COMPLETED, wall_clock(), one)
-    yield Sample(EPOCH, event.seconds, one)
-    yield Sample(DECIDE, event.decide_seconds, one)
+    if event.took is not None:
+        yield Sample(EPOCH, event.took.epoch, one)
+        yield Sample(DECIDE, event.took.decide, one)
     if not event.checkpoint:  # the next rows of the embedded engine are being written already
         yield Sample(IN_DOUBT, 0, one)
     for sink, rows in event.rows().items():

@@ -16,7 +16,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, DataLossError, EpochConflictError, ExternalError, FencedError, StoreError
-from ..events import EpochAbandoned, EpochBegan, EpochCompleted, Started, tell, wall_clock
+from ..events import EpochAbandoned, EpochBegan, EpochCompleted, Started, Took, tell, wall_clock
 from ..log import EpochInput, LogStore, LogView, LogWriter, Rewound, WriterToken
 from ..log.view import NONE
 from ..names import Scope, check_pipeline_name
@@ -31,7 +31,9 @@ from .sweep import Swept, sweep
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from ..log import Decide
     from ..sink import TwoPhaseCommit
+    from ..transaction import Written
 
 _log = logging.getLogger("onceward.coordinator")
 
@@ -226,21 +228,9 @@ class Coordinator:
                 epoch=epoch,
             )
         took = self.policy.monotonic() - acknowledged
-        completed = EpochCompleted(
-            pipeline=self.pipeline,
-            log=permit.decision.log,
-            epoch=epoch,
-            input=epoch_input,
-            committables=committables,
-            written=[written for ack in acknowledgements for written in ack.written],
-            sinks=self.sinks,
-            seconds=took + (acknowledged - self._began if age is None else age),
-            decide_seconds=decided - acknowledged,
-            commit_seconds=took,
-            checkpoint=self.gaps,
-        )
-        tell(completed)
-        note_epoch(self.writer.store, completed)
+        seconds = took + (acknowledged - self._began if age is None else age)
+        written = [written for ack in acknowledgements for written in ack.written]
+        self._tell_completed(permit.decision, written, Took(seconds, decided - acknowledged, took))
         if sweep_after or self._sweep_is_due() or any(ack.retried for ack in acknowledgements):
             self._sweep_after(epoch)
         for sink in self.sinks.values():
@@ -337,10 +327,28 @@ class Coordinator:
         """An attempt that Spark gave up may live on and prepare after its epoch's sweep: look now and then."""
         return self._left_behind or self.policy.monotonic() - self._swept >= self.policy.sweep_every
 
+    def _tell_completed(self, decision: Decide, written: Sequence[Written] = (), took: Took | None = None) -> None:
+        completed = EpochCompleted(
+            pipeline=self.pipeline,
+            log=decision.log,
+            epoch=decision.epoch,
+            input=decision.input,
+            committables=[c for c in decision.committables if c.transaction not in self.view.skipped],
+            sinks=self.sinks,
+            checkpoint=self.gaps,
+            written=written,
+            took=took,
+        )
+        tell(completed)
+        note_epoch(self.writer.store, completed)
+
     def _finish_decided(self) -> Sequence[Committable]:
         permit = self.view.permit()
         if permit is None:
             return ()
         epoch = permit.decision.epoch
         _log.info("finishing epoch %s, decided by an earlier writer", epoch, extra=self._fields(epoch))
-        return permit.decision.committables if finish(permit, self.writer, self.sinks, self.policy) else ()
+        if not finish(permit, self.writer, self.sinks, self.policy):
+            return ()
+        self._tell_completed(permit.decision)
+        return permit.decision.committables

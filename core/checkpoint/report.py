@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from ..events import CheckpointEnded, EpochCompleted, EpochReplayed, Event, Started, observe
+from ..events import CheckpointEnded, EpochCompleted, EpochReplayed, Event, Started, Took, observe
 from ..log.notes import note
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ def log(event: Event) -> None:
     match event:
         case Started():
             _started(event)
-        case EpochCompleted() if event.committables or not event.checkpoint:
-            _completed(event)
+        case EpochCompleted(took=Took() as took) if event.committables or not event.checkpoint:
+            _completed(event, took)
         case EpochReplayed(pipeline, epoch):
             fields = {"pipeline": pipeline, "epoch": epoch}
             _spark.info("epoch %s is completed already: Spark runs it again, nothing is written", epoch, extra=fields)
         case CheckpointEnded(pipeline, record, bad):
-            took = round(record.duration * 1000)
-            fields = {"pipeline": pipeline, "epoch": record.checkpoint, "milliseconds": took}
+            milliseconds = round(record.duration * 1000)
+            fields = {"pipeline": pipeline, "epoch": record.checkpoint, "milliseconds": milliseconds}
             _engine.log(logging.WARNING if bad else logging.INFO, "pipeline %s: %s", pipeline, record, extra=fields)
 
 
@@ -66,7 +66,7 @@ def _started(event: Started) -> None:
     )
 
 
-def _completed(event: EpochCompleted) -> None:
+def _completed(event: EpochCompleted, took: Took) -> None:
     rows = event.rows()
     _log.info(
         "epoch %s of pipeline %s completed: %s in %s transactions, %.0f ms (commit %.0f ms)",
@@ -74,16 +74,16 @@ def _completed(event: EpochCompleted) -> None:
         event.pipeline,
         ", ".join(f"{sink} {n} rows" for sink, n in rows.items()) or "no rows",
         len(event.committables),
-        event.seconds * 1000,
-        event.commit_seconds * 1000,
+        took.epoch * 1000,
+        took.commit * 1000,
         extra={
             "pipeline": event.pipeline,
             "epoch": event.epoch,
             "rows": sum(rows.values()),
             "sinks": rows,
             "transactions": len(event.committables),
-            "milliseconds": round(event.seconds * 1000),
-            "commit_milliseconds": round(event.commit_seconds * 1000),
+            "milliseconds": round(took.epoch * 1000),
+            "commit_milliseconds": round(took.commit * 1000),
         },
     )
 
@@ -109,7 +109,7 @@ def note_epoch(store: LogStore, event: EpochCompleted) -> None:
         "rows": sum(rows.values()),
         "sinks": rows,
         "transactions": len(event.committables),
-        "milliseconds": round(event.seconds * 1000),
-        "commit_milliseconds": round(event.commit_seconds * 1000),
+        "milliseconds": round(event.took.epoch * 1000) if event.took is not None else None,
+        "commit_milliseconds": round(event.took.commit * 1000) if event.took is not None else None,
     }
     note(store, "epoch", fields)

@@ -14,6 +14,7 @@ import msgspec
 from ..errors import LogDamagedError
 from ..sealed import seal, unseal
 from ..transaction import Committable
+from .proven import Proofs
 
 _FORMAT = "onceward-log"
 _DIGITS = 20
@@ -82,6 +83,8 @@ class Decide(_Entry, frozen=True, kw_only=True, tag="DECIDE"):
     """Where numbers may have gaps, because checkpoints of the embedded engine were given up: the epoch before."""
     rewind: Rewound | None = None
     """The newest rewind before this decision: its own entry is pruned."""
+    proofs: Proofs | None = None
+    """What the epochs before wrote: their own decisions are pruned. None if an older version wrote this."""
 
 
 class Completed(_Entry, frozen=True, kw_only=True, tag="COMPLETED"):

@@ -5,12 +5,13 @@ State after a restart is derived from this and from nothing a process remembers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..errors import EpochConflictError, LifecycleError, LogDamagedError
 from ..names import NOTHING, Progress
 from .entries import Completed, Decide, Entry, EpochInput, Moved, Resolved, Rewind, Rewound, Start, Void
+from .proven import Proofs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,6 +44,7 @@ class LogView:
         claimed: Sinks that have claimed their names for this log: each sink of a completed decision since the rewind.
         finished: How far the completed decisions have come.
         moved: Where the log goes on; empty if it does here.
+        proofs: What the completed decisions wrote.
     """
 
     log: str = ""
@@ -62,6 +64,7 @@ class LogView:
     claimed: frozenset[str] = frozenset()
     finished: Progress = NOTHING
     moved: str = ""
+    proofs: Proofs = field(default_factory=Proofs)
     positions: tuple[tuple[int, Entry], ...] = ()
 
     @property
@@ -200,7 +203,11 @@ def _complete(view: LogView, entry: Completed) -> LogView:
     if done is None:
         return replace(view, completed=entry.epoch, floor=floor)
     claimed = view.claimed | set(done.sinks)
-    return replace(view, completed=entry.epoch, undone=None, floor=floor, claimed=claimed, finished=_progress(done))
+    before = done.proofs if done.proofs is not None else Proofs(whole=False)
+    proofs = before.plus(done.committables, view.skipped, done.input.start, done.input.end)
+    return replace(
+        view, completed=entry.epoch, undone=None, floor=floor, claimed=claimed, finished=_progress(done), proofs=proofs
+    )
 
 
 def _progress(decision: Decide) -> Progress:

@@ -156,6 +156,7 @@ class LogWriter:
             state=state or {},
             follows=follows,
             rewind=self.view.rewind,
+            proofs=self.view.proofs,
         )
         self._append(decision)
         crash_point(Step.DECIDE_AFTER)

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from sqlalchemy import exc
 
 from onceward.core.errors import SchemaError
+from onceward.core.row_hash import RowHash
 
 from ..conversions import is_text
 from ..dialect import RowWriter
@@ -33,14 +34,28 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
-    from .catalog import Table
+    from .catalog import PgType, Table
 
 _ROWS_AT_ONCE: Final = 65_536
 """Bounds the memory of one encoded piece."""
 _UPSERTS: Final = ("insert", "update", "upsert", "update_postimage", "c", "u", "r", "+i", "+u")
 _DELETES: Final = ("delete", "d", "-d")
 _IGNORED: Final = ("update_preimage", "-u")
+_HASHED: Final = frozenset(
+    {"bool", "int2", "int4", "int8", "float4", "float8", "numeric", "text", "varchar", "bytea", "date", "uuid"}
+)
+_TIMES: Final = frozenset({"timestamp", "timestamptz", "time"})
 _CHANGES: Final = (*_UPSERTS, *_DELETES, *_IGNORED)
+
+
+def is_hashed(kind: PgType) -> bool:
+    """Whether a value of this type reads back as it was written, so that its hash proves something.
+
+    Not so: json and jsonb (spelled anew), char(n) (padded), times of a declared precision (rounded), xml, and arrays.
+    """
+    if kind.element is not None:
+        return False
+    return kind.enum or kind.name in _HASHED or (kind.name in _TIMES and kind.modifier < 0)
 
 
 @dataclass(frozen=True)
@@ -86,10 +101,13 @@ class CopyWriter(RowWriter):
         connection: In a transaction; nothing else can be done on it until `finish`.
         table: Where to.
         schema: Of the batches.
+        hashed: Columns to hash, where their type allows it.
     """
 
-    def __init__(self, connection: sa.Connection, table: Table, schema: pa.Schema) -> None:
+    def __init__(self, connection: sa.Connection, table: Table, schema: pa.Schema, hashed: Sequence[str] = ()) -> None:
         self._plan = plan_copy(schema, table)
+        self._hashed = [column.name for column in table.columns if column.name in hashed and is_hashed(column.type)]
+        self.hash = RowHash() if self._hashed else None
         columns = ", ".join(quoted(name) for name in schema.names)
         statement = f"COPY {TableName(table.schema, table.name).quoted} ({columns}) FROM STDIN (FORMAT BINARY)"
         self._connection = connection
@@ -104,7 +122,10 @@ class CopyWriter(RowWriter):
         check_same(batch.schema, self._plan.schema)
         with session(self._connection):
             for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-                self._copy.write(self._encode(self._plan.convert(batch.slice(start, _ROWS_AT_ONCE))))
+                piece = self._plan.convert(batch.slice(start, _ROWS_AT_ONCE))
+                self._copy.write(self._encode(piece))
+                if self.hash is not None:
+                    self.hash.add(piece.select(self._hashed))
 
     def finish(self) -> None:
         with session(self._connection):

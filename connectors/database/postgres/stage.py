@@ -55,8 +55,10 @@ class Copying(BulkDialect):
                 raise psycopg.errors.UndefinedTable(f"table {name} does not exist")
             return table
 
-    def writer(self, connection: sa.Connection, table: Table, schema: pa.Schema) -> RowWriter:
-        return CopyWriter(connection, table, schema)
+    def writer(
+        self, connection: sa.Connection, table: Table, schema: pa.Schema, hashed: Sequence[str] = ()
+    ) -> RowWriter:
+        return CopyWriter(connection, table, schema, hashed)
 
     def check_table(
         self, connection: sa.Connection, target: Target, sink: str, schema: pa.Schema, path: CommitPath

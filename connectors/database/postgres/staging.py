@@ -50,8 +50,9 @@ class TableWriting(HeldWriting):
         plan_copy(schema, self.table, self.target.key)
         self.id = secrets.randbits(62)
         self.columns = (*schema.names, *([DELETE] if self.target.change else []))
+        hashed = schema.names if self.target.proof else ()
         with self.limited():
-            return CopyWriter(self.connection, self._find_stage(), pa.schema([*schema, *self._own_fields()]))
+            return CopyWriter(self.connection, self._find_stage(), pa.schema([*schema, *self._own_fields()]), hashed)
 
     def _find_stage(self) -> Table:
         with session(self.connection) as lent:
@@ -104,7 +105,7 @@ class TableWriting(HeldWriting):
                 lent.execute("COMMIT")
             connection, self.held = self.connection, None
             connection.close()
-        return Committable.named(STAGED, self.name, rows=self.rows)
+        return Committable.named(STAGED, self.name, rows=self.rows, proof=self.proof)
 
     def _movement(self) -> dict[str, Any]:
         if self.writer is None:

@@ -287,7 +287,8 @@ class _ObjectFiles:
             except FileNotFoundError:
                 return {}
         start = len(self._root) + 1
-        return {path[start:]: info for path, info in found.items() if not path.endswith("/")}
+        # Some servers list folders too, the root itself among them.
+        return {path[start:]: info for path, info in found.items() if info["type"] == "file" and path[-1] != "/"}
 
     def delete(self, path: str) -> None:
         with suppress(FileNotFoundError), _as_os_error():

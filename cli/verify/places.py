@@ -1,0 +1,137 @@
+"""What is compared: topics and tables, by the names that a person gives them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from onceward.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from onceward.core.log.proven import ProvenEpoch
+    from onceward.core.names import Scope
+    from onceward.core.reread import Reread
+
+    Rows = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+KINDS: Final = ("kafka", "postgres")
+
+
+@dataclass(frozen=True)
+class Access:
+    """How systems are reached: the options that all places share."""
+
+    servers: str | None = None
+    config: Mapping[str, str] | None = None
+    dsn: str | None = None
+    ledger_schema: str | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """A topic or a table.
+
+    Attributes:
+        kind: "kafka" or "postgres".
+        name: Its name.
+        access: How its system is reached.
+    """
+
+    kind: str
+    name: str
+    access: Access
+
+    @classmethod
+    def parse(cls, text: str, access: Access) -> Place:
+        """Read `kafka:TOPIC` or `postgres:TABLE`.
+
+        Raises:
+            ConfigurationError: It is neither, or the option that says where its system is was not given.
+        """
+        kind, _, name = text.partition(":")
+        if kind not in KINDS or not name:
+            raise ConfigurationError(f"{text!r} is no place: give kafka:TOPIC or postgres:TABLE")
+        option = {"kafka": ("--bootstrap-servers", access.servers), "postgres": ("--dsn", access.dsn)}[kind]
+        if option[1] is None:
+            raise ConfigurationError(f"{text} needs {option[0]}")
+        return cls(kind, name, access)
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"{self.kind}:{self.name}"
+
+    def reread(self, scope: Scope | None, columns: Sequence[str]) -> Reread:
+        """What it holds, with what shows the transaction that wrote each row; see onceward.core.reread.
+
+        Raises:
+            SinkError: Its system does not answer, or refuses.
+            ConfigurationError: An extra is not installed.
+        """
+        try:
+            if self.kind == "kafka":
+                from onceward.connectors.kafka import reread as kafka  # noqa: PLC0415 - an extra
+
+                return kafka.reread(self.access.servers or "", self.access.config or {}, self.name)
+            from onceward.connectors.database.postgres import reread as postgres  # noqa: PLC0415 - an extra
+            from onceward.connectors.database.postgres_sink import PostgresSink  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[{self.kind}]'") from error
+        schema: dict[str, Any] = (
+            {} if self.access.ledger_schema is None else {"ledger_schema": self.access.ledger_schema}
+        )
+        sink = PostgresSink("any", dsn=self.access.dsn or "", table=self.name, **schema)
+        return postgres.reread(sink.target, scope, columns)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """All rows, as they are."""
+        if self.kind != "kafka":
+            yield from (piece.rows for piece in self.reread(None, ()).pieces)
+            return
+        from onceward.connectors.kafka.reread import messages  # noqa: PLC0415 - an extra
+
+        yield from messages(self.access.servers or "", self.access.config or {}, self.name)
+
+    def of_epoch(self, epoch: ProvenEpoch) -> Iterator[pa.RecordBatch]:
+        """What an epoch read from it; it must be a topic.
+
+        Raises:
+            ConfigurationError: It is none, or the decision log does not say which offsets the epoch read.
+            SourceError: The brokers do not answer, or do not hold these offsets any more.
+        """
+        if self.kind != "kafka":
+            raise ConfigurationError(f"{self.title}: only of a topic a decision log says what each epoch read")
+        from onceward.connectors.kafka.reread import messages, offsets_in  # noqa: PLC0415 - an extra
+
+        start, end = offsets_in(epoch.start, self.name), offsets_in(epoch.end, self.name)
+        if not end:
+            raise ConfigurationError(f"epoch {epoch.epoch}: the decision log names no offsets of {self.title}")
+        position = {self.name: dict.fromkeys(end, 0) | start}
+        access = self.access
+        yield from messages(access.servers or "", access.config or {}, self.name, position, {self.name: end})
+
+
+def load_function(reference: str) -> Rows:
+    """Import the function from a source's rows to a target's: of record batches.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    module, _, name = reference.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(f"cannot import {reference}: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.pop(0)
+    if not callable(found):
+        raise ConfigurationError(f"{reference} is no function")
+    return found  # type: ignore[no-any-return]

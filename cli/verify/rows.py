@@ -1,0 +1,129 @@
+"""Rows of a source and of a target side by side, for whoever wants to see which ones differ."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+
+from onceward.core.errors import ConfigurationError
+from onceward.core.reread import NUMBER
+from onceward.testing.pipeline.endpoints import Record
+from onceward.testing.pipeline.judge import compare
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from onceward.core.reread import Reread
+    from onceward.testing.pipeline.judge import Comparison
+
+    from .places import Place, Rows
+
+
+def records(reread: Reread, marks: Collection[str] | None = None) -> Iterator[Record]:
+    """Rows of a target, of transactions with these marks alone."""
+    for piece in reread.pieces:
+        told = zip(piece.rows.to_pylist(), piece.marks, piece.positions, strict=True)
+        yield from (Record(_shown(row), place) for row, mark, place in told if marks is None or mark in marks)
+
+
+def mapped(
+    batches: Iterable[pa.RecordBatch], place: Place, schema: pa.Schema, function: Rows | None
+) -> Iterator[pa.RecordBatch]:
+    """What must come of a source's rows in a target, with the columns and types of its own rows.
+
+    Args:
+        batches: The source's.
+        place: The target.
+        schema: Of the target's rows.
+        function: From the source's rows to the target's; None: a topic gets a copy, a table the columns of JSON.
+
+    Raises:
+        ConfigurationError: The rows do not fit the target.
+    """
+    for batch in batches:
+        try:
+            made = function(batch) if function is not None else batch if place.kind == "kafka" else _from_json(batch)
+            yield as_hashed(made) if place.kind == "kafka" else _fitted(made, schema)
+        except (pa.ArrowException, ArithmeticError, LookupError, ValueError, TypeError) as error:
+            raise ConfigurationError(
+                f"the source's rows do not fit {place.title} ({error}): --map MODULE:FUNCTION says what comes of them"
+            ) from error
+
+
+def as_hashed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Messages as a topic's are hashed."""
+    from onceward.connectors.kafka.rows import hashed  # noqa: PLC0415 - an extra
+
+    return hashed(batch, own_topic=False)
+
+
+def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    names = [name for name in schema.names if name in batch.schema.names]
+    columns = [_cast(batch.column(name), schema.field(name)) for name in names]
+    return pa.RecordBatch.from_arrays(columns, names=names)
+
+
+def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
+    if NUMBER.encode() not in (field.metadata or {}):
+        return array.cast(field.type)
+    numbers = [None if text is None else f"{Decimal(text):f}" for text in array.cast(pa.string()).to_pylist()]
+    short = [number if number is None or "." not in number else number.rstrip("0").rstrip(".") for number in numbers]
+    return pa.array(short, pa.string())
+
+
+def _from_json(batch: pa.RecordBatch) -> pa.RecordBatch:
+    if "value" not in batch.schema.names:
+        return batch
+    try:
+        rows = [
+            msgspec.json.decode(value or b"null", type=dict[str, Any]) for value in batch.column("value").to_pylist()
+        ]
+    except msgspec.MsgspecError as error:
+        raise ConfigurationError(
+            f"a message of the source is no JSON object ({error}): say with --map MODULE:FUNCTION what comes of it"
+        ) from error
+    return pa.RecordBatch.from_pylist(rows)
+
+
+def shown(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+    """Rows as a person reads them."""
+    for batch in batches:
+        yield from map(_shown, batch.to_pylist())
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """With text for bytes that are text, and without what is null: a missing column and a null are the same."""
+    return {name: _text(value) for name, value in row.items() if value is not None}
+
+
+def _text(value: Any) -> Any:
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.hex()
+
+
+def compared(source: Place, target: Place, function: Rows | None, key: str | None) -> Comparison:
+    """Everything that a source holds against everything in a target, on the columns that both have.
+
+    Raises:
+        ConfigurationError: They have no column in common, or not the key.
+    """
+    reread = target.reread(None, ())
+    present = list(records(reread))
+    rows = list(shown(mapped(source.batches(), target, reread.schema, function)))
+    columns = {name for row in rows for name in row} & set(reread.schema.names)
+    if rows and present and (not columns or (key is not None and key not in columns)):
+        raise ConfigurationError(
+            f"{source.title} and {target.title} have the columns {sorted(columns)} in common"
+            f"{f', and not the key {key}' if key is not None and columns else ''}: say with --map MODULE:FUNCTION what "
+            "comes of the source's rows"
+        )
+    both = [{name: value for name, value in row.items() if name in columns} for row in rows]
+    seen = [Record({name: value for name, value in r.row.items() if name in columns}, r.position) for r in present]
+    return compare(target.title, both, seen, key)

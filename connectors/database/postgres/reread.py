@@ -1,0 +1,143 @@
+# ruff: noqa: S608 - names are quoted, and nothing else comes from outside
+"""Rows that are read back from a table, with the transaction that wrote each.
+
+A row's system column xmin is the id of the transaction that inserted it, and an epoch's ledger rows are written in the
+same one: so they have the same xmin, and no column of the table has to say to which epoch a row belongs. A row that
+somebody updates gets the xmin of that transaction. VACUUM keeps it (since 9.4); a dump does not, and a rewind changes
+that of the ledger's rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from onceward.core.errors import SchemaError
+from onceward.core.reread import NUMBER, Piece, Reread
+
+from ..dialect import no_such_table
+from ..engines import autocommitting
+from ..failures import translated
+from ..target import TableName, quoted
+from .catalog import read_table
+from .copy import is_hashed
+from .session import session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from onceward.core.names import Scope
+
+    from ..plan import Column
+    from ..target import Target
+    from .session import Session
+
+_ROWS_AT_ONCE: Final = 10_000
+_ARROW: Final = {
+    "bool": pa.bool_(),
+    "int2": pa.int64(),
+    "int4": pa.int64(),
+    "int8": pa.int64(),
+    "float4": pa.float32(),
+    "float8": pa.float64(),
+    "bytea": pa.binary(),
+    "uuid": pa.binary(),
+    "date": pa.date32(),
+    "time": pa.time64("us"),
+    "timestamp": pa.timestamp("us"),
+    "timestamptz": pa.timestamp("us", "UTC"),
+}
+"""What a column's values are read as; text if it is not here."""
+_READ: Final = {"numeric": "trim_scale({})::text", "uuid": "uuid_send({})"}
+
+
+def reread(target: Target, scope: Scope | None, columns: Sequence[str] = ()) -> Reread:
+    """What the table holds now.
+
+    Args:
+        target: Where.
+        scope: Whose ledger says which epoch wrote a row; None: it does not matter.
+        columns: What to read; none: whatever can be compared.
+
+    Raises:
+        SchemaError: There is no such table, or a column is missing.
+        SinkError: The database does not answer, or refuses.
+    """
+    with translated("cannot read", target), autocommitting(target) as connection, session(connection) as lent:
+        table = read_table(lent, target.table)
+        if table is None:
+            raise no_such_table(target.table)
+        missing = sorted(set(columns) - {column.name for column in table.columns})
+        if missing:
+            raise SchemaError(f"table {target.table} has no columns {missing} any more, which were written")
+        chosen = [c for c in table.columns if (c.name in columns if columns else is_hashed(c.type))]
+    left_out = [f"{c.name} ({c.declared})" for c in table.columns if c not in chosen]
+    ledger = _Ledger()
+    schema = pa.schema([_field(column) for column in chosen])
+    pieces = _pieces(target, chosen, schema, scope, ledger)
+    return Reread(pieces, ledger.epochs, schema, lambda _: ledger.complete, ledger.rows, ledger.rewound, left_out)
+
+
+def _field(column: Column) -> pa.Field:
+    kind = _ARROW.get(column.type.name, pa.string())
+    return pa.field(column.name, kind, metadata={NUMBER: ""} if column.type.name == "numeric" else None)
+
+
+class _Ledger:
+    """What the ledger says in the snapshot in which the table is read.
+
+    Attributes:
+        epochs: Of each transaction.
+        rows: How many each epoch wrote.
+        rewound: Epochs from before a rewind, which has changed their rows in the ledger, and so their xmin.
+        complete: Whether it tells all transactions.
+    """
+
+    def __init__(self) -> None:
+        self.epochs: dict[str, int] = {}
+        self.rows: Counter[int] = Counter()
+        self.rewound: set[int] = set()
+        self.complete = False
+
+
+def _read_ledger(lent: Session, target: Target, scope: Scope, into: _Ledger) -> None:
+    schema = target.ledger_schema or ""
+    ledger, logs = (TableName(schema, name).quoted for name in ("ledger", "logs"))
+    mine = "WHERE pipeline = %(pipeline)s AND sink = %(sink)s AND log = %(log)s"
+    query = f"SELECT xmin::text, epoch, row_count, rewound FROM {ledger} {mine}"
+    for xmin, epoch, rows, rewound in lent.execute(query.encode(), scope._asdict()):
+        into.epochs[xmin] = epoch
+        into.rows[epoch] += rows
+        if rewound:
+            into.rewound.add(epoch)
+    pruned = lent.execute(f"SELECT max(pruned) FROM {logs} {mine}".encode(), scope._asdict()).fetchone()
+    into.complete = pruned == (-1,) and not into.rewound
+
+
+def _pieces(
+    target: Target, columns: Sequence[Column], schema: pa.Schema, scope: Scope | None, ledger: _Ledger
+) -> Iterator[Piece]:
+    shown = [_READ.get(c.type.name, "{}::text" if c.type.enum else "{}").format(quoted(c.name)) for c in columns]
+    query = f"SELECT {', '.join(['xmin::text', 'ctid::text', *shown])} FROM {target.table.quoted}"
+    with (
+        translated("cannot read", target),
+        autocommitting(target) as connection,
+        session(connection) as lent,
+        lent.transaction(),
+        lent.cursor(name="onceward_reread") as cursor,
+    ):
+        lent.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        if scope is not None:
+            _read_ledger(lent, target, scope, ledger)
+        cursor.execute(query.encode())
+        while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+            marks, places, *cells = map(list, zip(*rows, strict=True))
+            yield Piece(_batch(cells, schema), marks, [f"{target.table}@{place}" for place in places])
+
+
+def _batch(cells: list[Any], schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, kind) for column, kind in zip(cells, schema.types, strict=True)], schema=schema
+    )

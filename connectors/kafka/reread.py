@@ -1,0 +1,161 @@
+"""Messages that are read back from a topic, with the transaction that wrote each.
+
+A record batch's header names the producer's id and epoch, and a producer epoch is used for one transaction here. No
+client shows that header to its users, so partitions are fetched twice: once for the headers alone, and once as any
+consumer reads them, in read_committed.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from onceward.core.errors import KafkaError
+from onceward.core.reread import Piece, Reread
+
+from .admin import cluster_of
+from .errors import Code, code_name
+from .positions import Partition
+from .rows import hashed
+from .source import KafkaSource
+from .transaction import mark_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from onceward.core.source import Position
+
+    from .admin import Cluster
+
+OUTSIDE: Final = "outside of any transaction"
+_HEADER: Final = struct.Struct(">qiibIhiqqqhi")
+"""Of a record batch ("Kafka protocol guide", Record Batch): base offset, length, leader epoch, magic, checksum,
+attributes, last offset's distance, two timestamps, producer id and epoch, base sequence."""
+_SCHEMA: Final = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("headers", pa.large_binary())])
+_LENGTH_ENDS: Final = 12
+_MAGIC: Final = 2
+_TRANSACTIONAL: Final = 0x10
+_FETCH_BYTES: Final = 16 * 2**20
+_SECONDS: Final = 30.0
+
+
+def reread(servers: str, config: Mapping[str, Any], topic: str) -> Reread:
+    """What read_committed consumers see of a topic, up to its last stable offset.
+
+    Args:
+        servers: Addresses of brokers.
+        config: Further settings under librdkafka's names.
+        topic: Its name.
+
+    Raises:
+        KafkaError: The brokers do not answer, or refuse.
+        SourceError: The same.
+    """
+    return Reread(_pieces(servers, config, topic), {}, _SCHEMA, lambda mark: mark == OUTSIDE)
+
+
+def messages(
+    servers: str, config: Mapping[str, Any], topic: str, start: Position = None, end: Position = None
+) -> Iterator[pa.RecordBatch]:
+    """Messages between two positions ({"topic": {"0": 123}}; None: all there is), as KafkaSource has them.
+
+    Raises:
+        SourceError: The brokers do not answer, or do not hold them any more.
+    """
+    source = _source(servers, config, topic)
+    first, last = source.range()
+    for split in source.splits(first if start is None else start, last if end is None else end):
+        for piece in source.read(split):
+            yield piece.batch
+
+
+def _source(servers: str, config: Mapping[str, Any], topic: str) -> KafkaSource:
+    return KafkaSource(bootstrap_servers=servers, config=config, topics=[topic], ending="latest", include_headers=True)
+
+
+def _pieces(servers: str, config: Mapping[str, Any], topic: str) -> Iterator[Piece]:
+    source = _source(servers, config, topic)
+    cluster = cluster_of(source.settings)
+    for split in source.splits(*source.range()):
+        partition = Partition.named(split.unit)
+        firsts, marks = _spans(cluster, partition, split.start, split.end)
+        for piece in source.read(split):
+            offsets = piece.batch.column("offset").to_pylist()
+            of_rows = [marks[bisect_right(firsts, offset) - 1] for offset in offsets]
+            positions = [f"{partition}@{offset}" for offset in offsets]
+            yield Piece(hashed(piece.batch, own_topic=False), of_rows, positions)
+
+
+def _spans(cluster: Cluster, partition: Partition, start: int, end: int) -> tuple[list[int], list[str]]:
+    """First offsets of the partition's record batches, in order, and the mark of each."""
+    firsts, marks = [-1], [OUTSIDE]
+    at = start
+    while at < end:
+        before = at
+        for first, last, mark in _headers(_fetched(cluster, partition, at)):
+            at = max(at, last + 1)
+            if mark != marks[-1]:
+                firsts.append(first)
+                marks.append(mark)
+        if at == before:
+            raise KafkaError(f"{partition} gives no record batch at offset {at}, and its end is {end}")
+    return firsts, marks
+
+
+def _fetched(cluster: Cluster, partition: Partition, at: int) -> bytes:
+    from kafka.protocol.consumer import FetchRequest  # noqa: PLC0415 - an extra
+
+    leaders = cluster.wire.leaders([partition.topic], seconds=_SECONDS)
+    fetch = FetchRequest.FetchTopic
+    place = fetch.FetchPartition(partition=partition.number, fetch_offset=at, partition_max_bytes=_FETCH_BYTES)
+    request = FetchRequest(
+        max_wait_ms=500,
+        min_bytes=1,
+        max_bytes=_FETCH_BYTES,
+        isolation_level=0,
+        session_id=0,
+        session_epoch=-1,
+        topics=[fetch(topic=partition.topic, partitions=[place])],
+        forgotten_topics_data=[],
+        rack_id="",
+        max_version=12,
+    )
+    [answer] = cluster.wire.exchange([(leaders.get(partition), request)], seconds=_SECONDS)
+    if answer.result != Code.NONE:
+        raise KafkaError(f"cannot fetch {partition}: {answer.detail or code_name(answer.result)}")
+    [[found]] = [topic.partitions for topic in answer.response.responses]
+    if found.error_code != Code.NONE:
+        raise KafkaError(f"cannot fetch {partition} at offset {at}: {code_name(found.error_code)}")
+    return bytes(found.records or b"")
+
+
+def _headers(data: bytes) -> Iterator[tuple[int, int, str]]:
+    """First and last offset of each whole record batch, and its mark."""
+    at = 0
+    while at + _HEADER.size <= len(data):
+        first, length, _, magic, _, attributes, distance, _, _, producer, epoch, _ = _HEADER.unpack_from(data, at)
+        if at + _LENGTH_ENDS + length > len(data):
+            return
+        if magic < _MAGIC:
+            raise KafkaError("a record batch is older than Kafka 0.11: it does not name its producer")
+        yield first, first + distance, mark_of(producer, epoch) if attributes & _TRANSACTIONAL else OUTSIDE
+        at += _LENGTH_ENDS + length
+
+
+def offsets_in(value: Any, topic: str) -> dict[str, int]:
+    """A topic's offsets in what a decision says of its input, of however many sources: JSON, or text of it."""
+    if isinstance(value, str) and value.startswith(("[", "{")):
+        value = msgspec.json.decode(value)
+    if isinstance(value, dict):
+        mine = value.get(topic)
+        if isinstance(mine, dict) and all(isinstance(offset, int) for offset in mine.values()):
+            return mine
+        value = list(value.values())
+    found: dict[str, int] = {}
+    for part in value if isinstance(value, list) else ():
+        found |= offsets_in(part, topic)
+    return found

@@ -1,0 +1,186 @@
+"""Rows that are removed, duplicated or altered behind onceward's back are found and named, in Kafka and PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import confluent_kafka
+import psycopg
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from onceward import KafkaSink, PostgresSink
+from onceward.cli.main import app
+from onceward.core.checkpoint import Coordinator
+from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.log import DirectoryStore, EpochInput
+from onceward.core.transaction import Acknowledgement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from onceward.testing.services import KafkaServer
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+
+EPOCHS, ROWS, SUBTASKS = 3, 10, 2
+
+
+class Job:
+    """A pipeline that copies a topic of JSON into a topic and a table, with two subtasks."""
+
+    def __init__(self, servers: str, topics: list[str], dsn: str, folder: Path, commit: str, **proof: bool) -> None:
+        self.servers, (self.orders, self.copies), self.dsn, self.folder = servers, topics, dsn, folder
+        self.look = psycopg.connect(dsn, autocommit=True)
+        self.table = f"orders_{uuid.uuid4().hex[:8]}"
+        self.look.execute(
+            f"CREATE TABLE {self.table} (id bigint, word varchar(20), price numeric(10, 2), at timestamptz)"
+        )
+        self.producer = confluent_kafka.Producer({"bootstrap.servers": servers, "log_level": 0})
+        self.sinks = [
+            KafkaSink("topic", bootstrap_servers=servers, topic=self.copies, **proof),
+            PostgresSink("table", dsn=dsn, table=self.table, commit=commit, **proof),
+        ]
+        self.coordinator = Coordinator(f"orders-{uuid.uuid4().hex[:8]}", DirectoryStore(folder), self.sinks)
+        self.coordinator.open()
+        self.written = 0
+
+    def run(self, epochs: int = EPOCHS) -> None:
+        for _ in range(epochs):
+            self.epoch()
+
+    def epoch(self) -> None:
+        number, first = self.written, self.written * ROWS
+        orders = [_order(at) for at in range(first, first + ROWS)]
+        for order in orders:
+            self.producer.produce(self.orders, json.dumps(order), str(order["id"]), 0)
+        self.producer.flush()
+        start = [json.dumps({self.orders: {"0": first}})] if number else None
+        about = EpochInput(query="q", start=start, end=[json.dumps({self.orders: {"0": first + ROWS}})])
+        self.coordinator.admit(number, about)
+        acks = []
+        for subtask in range(SUBTASKS):
+            mine = orders[subtask::SUBTASKS]
+            committables = [self._written(sink, number, subtask, mine) for sink in self.sinks]
+            names = tuple(sink.name for sink in self.sinks)
+            acks.append(
+                Acknowledgement(
+                    epoch=number,
+                    subtask=subtask,
+                    attempt=0,
+                    sinks=names,
+                    committables=tuple(filter(None, committables)),
+                )
+            )
+        self.coordinator.commit(number, acks, about)
+        self.written += 1
+
+    def _written(self, sink: Any, epoch: int, subtask: int, orders: list[dict[str, Any]]) -> Any:
+        if sink.name == "topic":
+            rows = {"key": [str(o["id"]) for o in orders], "value": [json.dumps(o) for o in orders]}
+            batch = pa.record_batch(rows)
+        else:
+            columns = pa.RecordBatch.from_pylist(orders)
+            price = columns.column("price").cast(pa.decimal128(10, 2))
+            at = columns.column("at").cast(pa.timestamp("us", "UTC"))
+            batch = pa.record_batch(
+                {"id": columns.column("id"), "word": columns.column("word"), "price": price, "at": at}
+            )
+        attempt = SubtaskEpoch(sink, self.coordinator.context(sink.name, epoch, subtask=subtask))
+        attempt.write(batch)
+        return attempt.pre_commit()
+
+    def verify(self, *arguments: str, code: int = 0) -> str:
+        where = ["--bootstrap-servers", self.servers, "--dsn", self.dsn]
+        done = CliRunner().invoke(app, ["verify", *arguments, *where])
+        assert done.exit_code == code, (done.output, done.exception)
+        return done.stdout
+
+    def audits(self, *arguments: str, code: int = 0) -> dict[str, Any]:
+        targets = ("--target", f"topic=kafka:{self.copies}", "--target", f"table=postgres:{self.table}")
+        told = json.loads(self.verify(str(self.folder), *targets, "--json", *arguments, code=code))
+        return {one["sink"]: one for one in told}
+
+
+def _order(number: int) -> dict[str, Any]:
+    return {
+        "id": number,
+        "word": f"wörd {number % 4}",
+        "price": f"{number}.50",
+        "at": f"2026-11-22T10:00:{number % 60:02}Z",
+    }
+
+
+@pytest.fixture
+def make_job(kafka: KafkaServer, topic: Callable[..., str], dsn: str, tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    made: list[Job] = []
+
+    def make(commit: str = "prepared", **proof: bool) -> Job:
+        made.append(Job(kafka.bootstrap_servers, [topic(1), topic(2)], dsn, tmp_path / "log", commit, **proof))
+        return made[-1]
+
+    yield make
+    for job in made:
+        job.look.close()
+
+
+def wrong_epochs(audit: dict[str, Any]) -> list[Any]:
+    return [line["epoch"] for line in audit["epochs"] if line["verdict"] != "proven"]
+
+
+@pytest.mark.parametrize("commit", ["prepared", "staging"])
+def test_a_row_that_is_removed_doubled_or_altered_is_found_and_named(make_job: Callable[..., Job], commit: str) -> None:
+    job = make_job(commit)
+    job.run()
+    found = job.audits("--source", f"kafka:{job.orders}")
+    assert [audit["proven"] for audit in found.values()] == [True, True]
+    assert [line["found"] for line in found["table"]["epochs"]] == [ROWS] * EPOCHS
+
+    job.look.execute(f"DELETE FROM {job.table} WHERE id = 3")
+    job.look.execute(f"UPDATE {job.table} SET word = 'other' WHERE id = 25")
+    job.look.execute(f"INSERT INTO {job.table} SELECT * FROM {job.table} WHERE id = 14")
+    job.producer.produce(job.copies, json.dumps(_order(14)), "14", 1)
+    job.producer.flush()
+
+    found = job.audits("--source", f"kafka:{job.orders}", "--key", "id", code=1)
+    topic, table = found["topic"], found["table"]
+    assert wrong_epochs(topic) == []
+    assert topic["foreign"] == 1
+    [doubled] = topic["rows"]["findings"]
+    assert doubled["row"]["key"] == "14"
+    assert doubled["positions"][0].startswith(f"{job.copies}-1@")
+
+    assert wrong_epochs(table) == [0, 2]
+    assert table["foreign"] == 2
+    named = {(one["kind"], one["row"]["id"]) for one in table["rows"]["findings"]}
+    assert named == {("missing", 3), ("wrong", 25), ("wrong", 14)}
+
+    assert wrong_epochs(job.audits("--epochs", "1:1", code=1)["table"]) == []
+    told = job.verify(str(job.folder), "--target", f"table=postgres:{job.table}", code=1)
+    assert "epoch 0: 10 rows were written, 9 of them are there" in told
+    assert "2 rows that no epoch wrote" in told
+
+
+def test_without_a_decision_log_a_topic_and_a_table_are_compared_by_key(make_job: Callable[..., Job]) -> None:
+    job = make_job()
+    job.run(1)
+    places = ("--source", f"kafka:{job.orders}", "--target", f"postgres:{job.table}", "--key", "id")
+    assert "0 missing, 0 duplicated, 0 wrong" in job.verify(*places)
+    job.look.execute(f"DELETE FROM {job.table} WHERE id = 3")
+    job.look.execute(f"INSERT INTO {job.table} SELECT * FROM {job.table} WHERE id = 4")
+    told = job.verify(*places, code=1)
+    assert "1 missing, 1 duplicated, 0 wrong" in told
+    assert '"id": 3' in told
+
+
+def test_epochs_without_a_proof_are_said_to_have_none(make_job: Callable[..., Job]) -> None:
+    job = make_job(proof=False)
+    job.run(1)
+    found = job.audits(code=1)
+    assert [audit["epochs"][0]["verdict"] for audit in found.values()] == ["unproven", "unproven"]
+    told = job.verify(str(job.folder), "--target", f"topic=kafka:{job.copies}", code=1)
+    assert "no proof was recorded" in told
