@@ -101,8 +101,7 @@ def note_start(store: LogStore, event: Started, position: int) -> None:
 
 def note_epoch(store: LogStore, event: EpochCompleted) -> None:
     """Leave a note of a completed epoch beside the decision log."""
-    took = event.took
-    if took is None or (event.checkpoint and not event.committables):
+    if event.checkpoint and not event.committables:
         return
     rows = event.rows()
     fields = {
@@ -110,7 +109,7 @@ def note_epoch(store: LogStore, event: EpochCompleted) -> None:
         "rows": sum(rows.values()),
         "sinks": rows,
         "transactions": len(event.committables),
-        "milliseconds": round(took.epoch * 1000),
-        "commit_milliseconds": round(took.commit * 1000),
+        "milliseconds": round(event.took.epoch * 1000) if event.took is not None else None,
+        "commit_milliseconds": round(event.took.commit * 1000) if event.took is not None else None,
     }
     note(store, "epoch", fields)
