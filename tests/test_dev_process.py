@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SOURCE = Path(__file__).parent.parent / "src"
+pytestmark = pytest.mark.slow
 PARENT = "import subprocess, sys, time; subprocess.Popen(['sleep', '60'], start_new_session=True); "
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 OWNER = """
