@@ -18,6 +18,7 @@ from confluent_kafka.admin import (
 )
 
 from onceward.cli.doctor.kafka import check_kafka
+from onceward.connectors.kafka.settings import KafkaSettings
 from onceward.connectors.kafka.sink import KafkaSink
 from onceward.core.errors import KafkaError, OncewardError
 from onceward.core.names import NOTHING
@@ -197,7 +198,7 @@ def test_the_documented_permissions_are_enough_and_read_is_asked_for(secured):
     eventually(lambda: "permission to Read" in refused(bench.sink), "refused for want of Read")
 
     def found(name):
-        findings = check_kafka(places["SASL"], config, ["guarded", "nowhere"], bench.pipeline)
+        findings = check_kafka(KafkaSettings(places["SASL"], config), ["guarded", "nowhere"], bench.pipeline)
         [finding] = [f for f in findings if f.check == name]
         return f"{finding.health}: {finding.found}"
 

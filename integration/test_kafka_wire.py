@@ -68,7 +68,7 @@ def test_many_are_committed_in_one_call(opened, client, kafka, topic):
     into = topic(partitions=3)
     handles = [opened(into=into)[2] for _ in range(7)]
     assert client.end_many(handles, commit=True) == [Code.NONE] * 7
-    assert len(read_all(kafka.bootstrap_servers, into)) == 7
+    eventually(lambda: len(read_all(kafka.bootstrap_servers, into)) == 7, "visible")  # when the markers are written
 
 
 def test_abort_by_end_txn_is_exact_and_ends_in_invalid_state(opened, client):

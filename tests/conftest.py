@@ -14,8 +14,6 @@ SLOW: Final = (
     "test_every_record_takes_effect_exactly_once",
     "test_the_simulator_catches",
     "test_in_at_least_once_mode_nothing_is_lost",
-    "test_in_every_order_of_events_the_laws_hold",
-    "that_dies_anywhere",
     "test_a_decision_of_any_size_fits",
     "test_62_and_65_a_process_killed",
     "test_client_libraries_are_quiet",
