@@ -10,7 +10,7 @@ String Hashing is Fast", 2014), is mixed with the length and the column's key.
 Equal values are equal words: an int32 and an int64, a float32 and the float64 that it widens to, a text and its bytes
 in UTF-8, a timestamp in milliseconds and one in microseconds, 1.5 and 1.50.
 
-So a word costs about five nanoseconds. A cryptographic hash would be called row by row, for about a microsecond.
+So a row of 100 bytes costs about 0.14 microseconds. A cryptographic hash would be called row by row, for about one.
 """
 
 from __future__ import annotations
