@@ -54,7 +54,7 @@ java:
 	@scripts/prerequisites.sh java
 
 .PHONY: test
-test: java check long integration ## All but nightly and container tests, on a real Kafka and PostgreSQL: about ten minutes
+test: java check long integration ## All but nightly and container tests, on a real Kafka and PostgreSQL: half an hour on two cores
 
 .PHONY: test-all
 test-all: ## For nights: `make test` on the disk, with long simulator runs, kill series, more variants; container tests
@@ -116,6 +116,10 @@ mutants: setup ## Put errors into a copy of the code, one by one: a fast test mu
 .PHONY: scoreboard
 scoreboard: java setup ## What everybody's sinks lose and duplicate under faults: hours (writes docs/scoreboard.md); ARGS="--only NAME"
 	@PYTHONPATH=src $(BIN)/python -m benchmarks.scoreboard $(ARGS)
+
+.PHONY: soak
+soak: java setup ## A Spark pipeline under continuous faults for hours (writes docs/soak.md); ARGS="--hours 8"
+	@PYTHONPATH=src $(BIN)/python -m benchmarks.soak $(ARGS)
 
 .PHONY: lock
 lock: ## Resolve the dependencies anew into requirements.lock, with hashes (needs uv)

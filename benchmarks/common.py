@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 PARTITIONS = 4
+_service_pids: list[int] = []
 
 
 @dataclass
@@ -95,11 +96,15 @@ class Bench:
 
 @dataclass(frozen=True)
 class Run:
-    """One timed query: seconds and CPU seconds of its batches, and each batch's milliseconds."""
+    """One timed query: seconds and CPU seconds of its batches, and each batch's milliseconds.
+
+    `cpu` is that of all processes, `clients` that of all but the services.
+    """
 
     rows: int
     seconds: float
     cpu: float
+    clients: float
     batches: list[int]
 
 
@@ -110,6 +115,7 @@ def bench() -> Iterator[Bench]:
     here = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]  # workers import what they run
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, here))
     with tempfile.TemporaryDirectory(prefix="onceward-bench-") as folder, dev_services(Path(folder) / "s") as services:
+        _service_pids[:] = [service.pid for service in services.each if service.pid is not None]
         jars = ",".join(str(jar) for jar in ensure_jars(PEER_JARS).glob("*.jar"))
         builder = SparkSession.builder.master("local[2]").config("spark.jars", jars)
         builder = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
@@ -123,19 +129,30 @@ def bench() -> Iterator[Bench]:
 
 def timed(writer: DataStreamWriter) -> Run:
     """Run a query over all there is."""
-    before = _cpu()
+    before, services = _cpu(), _cpu_of_services()
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
     progress = [p for p in query.recentProgress if p.numInputRows > 0]
     batches = [p.durationMs["triggerExecution"] for p in progress]
-    return Run(sum(p.numInputRows for p in progress), sum(batches) / 1000, _cpu() - before, batches)
+    cpu, served = _cpu() - before, _cpu_of_services() - services
+    return Run(sum(p.numInputRows for p in progress), sum(batches) / 1000, cpu, cpu - served, batches)
 
 
 def _cpu() -> float:
     """CPU seconds of this process and all below it: driver, JVM, Python workers; broker and database too."""
     me = psutil.Process()
+    return _seconds([me, *me.children(recursive=True)])
+
+
+def _cpu_of_services() -> float:
+    """CPU seconds of broker and database."""
+    found = [psutil.Process(pid) for pid in _service_pids]
+    return _seconds([each for one in found for each in [one, *one.children(recursive=True)]])
+
+
+def _seconds(processes: list[psutil.Process]) -> float:
     total = 0.0
-    for process in [me, *me.children(recursive=True)]:
+    for process in processes:
         try:
             times = process.cpu_times()
         except psutil.NoSuchProcess:

@@ -26,14 +26,19 @@ class RunningSum(ProcessFunction):
         yield {"key": record["key"], "value": json.dumps({"user": value["user"], "total": total}).encode()}
 
 
-def main(servers: str, topic_in: str, topic_out: str, folder: str) -> None:
-    """Run until it is killed."""
-    pipeline = Pipeline(
+def new_pipeline(folder: str) -> Pipeline:
+    """Checkpoints every second, state in RocksDB."""
+    return Pipeline(
         Path(folder).name,
         checkpoint=CheckpointConfig(interval=1.0),
         store=open_store(f"{folder}/log"),
         backend=RocksDBBackend(f"{folder}/state"),
     )
+
+
+def main(servers: str, topic_in: str, topic_out: str, folder: str) -> None:
+    """Run until it is killed."""
+    pipeline = new_pipeline(folder)
     source = KafkaSource(bootstrap_servers=servers, topics=[topic_in], starting="earliest")
     sums = pipeline.source(source, uid="in").key_by("key").process(RunningSum(), uid="sum")
     sums.sink(KafkaSink(name="out", bootstrap_servers=servers, topic=topic_out))

@@ -6,14 +6,13 @@ The newest total of each user in a batch, not one for each order: what a compact
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from engine_job import new_pipeline
 from pyarrow import json
 
 from onceward import KafkaSink, KafkaSource
-from onceward.core import CheckpointConfig, Pipeline, RocksDBBackend, open_store
 
 ORDER = pa.schema({"user": pa.string(), "amount": pa.int64()})
 
@@ -35,12 +34,7 @@ def messages(totals: pa.RecordBatch) -> pa.RecordBatch:
 
 def main(servers: str, topic_in: str, topic_out: str, folder: str) -> None:
     """Run until it is killed."""
-    pipeline = Pipeline(
-        Path(folder).name,
-        checkpoint=CheckpointConfig(interval=1.0),
-        store=open_store(f"{folder}/log"),
-        backend=RocksDBBackend(f"{folder}/state"),
-    )
+    pipeline = new_pipeline(folder)
     source = KafkaSource(bootstrap_servers=servers, topics=[topic_in], starting="earliest")
     orders = pipeline.source(source, uid="in").map_batches(parse)
     totals = orders.key_by("user").aggregate({"total": ("amount", "sum")}, uid="sum").map_batches(messages)

@@ -1,11 +1,13 @@
 """What grows while a pipeline runs for a day: many epochs in fast motion, without Spark.
 
-    python benchmarks/growth.py [--epochs 10000] [--plot growth.png]
+    python benchmarks/growth.py [--epochs 10000] [--fakes] [--plot docs/growth.png]
 
 Four pipelines run side by side, an epoch of each in turn, as driver and one task would drive them: Kafka, PostgreSQL by
 prepared transactions, PostgreSQL by staging tables with an upsert, and all three together in one pipeline. Measured
 at twenty points: milliseconds of an epoch, entries of the decision logs, rows of the ledgers, prepared transactions and
 staging tables, transactional ids at the broker, and of this process memory, threads and file handles.
+
+With --fakes, the one pipeline's target and its decision log are in memory, so that 100,000 epochs take a minute.
 """
 
 from __future__ import annotations
@@ -26,17 +28,28 @@ import pyarrow as pa
 from common import machine, show
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from onceward import KafkaSink, PostgresSink
+from onceward import (
+    AbortOutcome,
+    AbortStatus,
+    CommitOutcome,
+    CommitStatus,
+    Committable,
+    KafkaSink,
+    PostgresSink,
+    Scope,
+    TwoPhaseCommitSink,
+    WriteContext,
+)
 from onceward.connectors.kafka.admin import cluster_of
 from onceward.connectors.spark.task import write_partition
 from onceward.core.checkpoint import Coordinator
-from onceward.core.log import EpochInput, open_store
+from onceward.core.log import EpochInput, MemoryStore, open_store
 from onceward.testing.services import dev_services
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from onceward.sinks.base import TwoPhaseCommitSink
+    from onceward.core.log import LogStore
     from onceward.testing.services import DevServices
 
 POINTS = 20
@@ -45,12 +58,41 @@ KEYS = 1000
 TABLES = "SELECT quote_ident(schemaname) || '.' || quote_ident(tablename) FROM pg_tables WHERE schemaname = 'onceward'"
 
 
+class MemorySink(TwoPhaseCommitSink[WriteContext]):
+    """A target that keeps nothing but what is prepared."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.prepared: set[str] = set()
+
+    def begin(self, context: WriteContext) -> WriteContext:
+        return context
+
+    def write(self, transaction: WriteContext, batch: pa.RecordBatch) -> None:
+        pass
+
+    def pre_commit(self, transaction: WriteContext) -> Committable:
+        name = str(transaction.transaction_name())
+        self.prepared.add(name)
+        return transaction.committable(kind="memory", transaction=name, rows=ROWS)
+
+    def commit(self, committable: Committable) -> CommitOutcome:
+        self.prepared.remove(committable.transaction)
+        return CommitOutcome(CommitStatus.COMMITTED)
+
+    def abort(self, committable: Committable) -> AbortOutcome:
+        self.prepared.discard(committable.transaction)
+        return AbortOutcome(AbortStatus.ABORTED)
+
+    def lingering(self, scope: Scope) -> Iterable[Committable]:
+        return ()
+
+
 class Line:
     """One pipeline."""
 
-    def __init__(self, name: str, folder: Path, *sinks: TwoPhaseCommitSink[Any]) -> None:
-        self.sinks = sinks
-        self.store = open_store(str(folder / name), pipeline=name)
+    def __init__(self, name: str, store: LogStore, *sinks: TwoPhaseCommitSink[Any]) -> None:
+        self.sinks, self.store = sinks, store
         self.coordinator = Coordinator(name, self.store, sinks)
         self.coordinator.open()
         self.milliseconds: list[float] = []
@@ -86,13 +128,14 @@ def lines(services: DevServices, folder: Path) -> Iterator[dict[str, Line]]:
                 connection.execute(f"ALTER TABLE {table} ADD PRIMARY KEY (key)")
         return PostgresSink(name, dsn=services.dsn, table=table, **options)
 
+    def line(name: str, *sinks: TwoPhaseCommitSink[Any]) -> Line:
+        return Line(name, open_store(str(folder / name), pipeline=name), *sinks)
+
     yield {
-        "Kafka": Line("kafka", folder, kafka()),
-        "PostgreSQL, prepared": Line("prepared", folder, postgres("prepared", commit="prepared")),
-        "PostgreSQL, staging": Line("staging", folder, postgres("staging", commit="staging", key=["key"])),
-        "all together": Line(
-            "all", folder, kafka(), postgres("prepared", commit="prepared"), postgres("staging", key=["key"])
-        ),
+        "Kafka": line("kafka", kafka()),
+        "PostgreSQL, prepared": line("prepared", postgres("prepared", commit="prepared")),
+        "PostgreSQL, staging": line("staging", postgres("staging", commit="staging", key=["key"])),
+        "all together": line("all", kafka(), postgres("prepared", commit="prepared"), postgres("staging", key=["key"])),
     }
 
 
@@ -106,14 +149,21 @@ def counts(services: DevServices, running: dict[str, Line]) -> dict[str, float]:
         [connections] = connection.execute(
             "SELECT count(*) FROM pg_stat_activity WHERE datname IS NOT NULL"
         ).fetchone() or (0,)
-    me = psutil.Process()
     return {
-        "entries of the decision logs": sum(len(line.store.list_keys()) for line in running.values()),
+        **of_process(running),
         "rows in tables of onceward": sum(rows for row in ledger if row for rows in row),
         "tables of onceward": len(own),
         "prepared transactions": prepared,
         "connections of PostgreSQL": connections,
         "transactional ids": len(cluster_of(sink.settings).transactions.list_transactions()),
+    }
+
+
+def of_process(running: dict[str, Line]) -> dict[str, float]:
+    """What this process and the decision logs hold now."""
+    me = psutil.Process()
+    return {
+        "entries of the decision logs": sum(len(line.store.list_keys()) for line in running.values()),
         "memory, MiB": round(me.memory_info().rss / 2**20),
         "threads": me.num_threads(),
         "Python threads": threading.active_count(),
@@ -121,23 +171,38 @@ def counts(services: DevServices, running: dict[str, Line]) -> dict[str, float]:
     }
 
 
-def measured(services: DevServices, folder: Path, epochs: int) -> dict[str, list[float]]:
+def measured(running: dict[str, Line], epochs: int, count: Callable[[], dict[str, float]]) -> dict[str, list[float]]:
     """Each quantity at each point."""
     found: dict[str, list[float]] = {}
-    with lines(services, folder) as running:
-        for epoch in range(epochs):
-            for line in running.values():
-                line.run(epoch)
-            if (epoch + 1) % max(1, epochs // POINTS):
-                continue
-            now = {"epochs": epoch + 1, **counts(services, running)}
-            now |= {f"{name}, ms": round(statistics.median(line.milliseconds), 1) for name, line in running.items()}
-            for line in running.values():
-                line.milliseconds.clear()
-            for what, value in now.items():
-                found.setdefault(what, []).append(value)
-            print(" ".join(f"{what}: {value};" for what, value in now.items()), flush=True)
+    for epoch in range(epochs):
+        for line in running.values():
+            line.run(epoch)
+        if (epoch + 1) % max(1, epochs // POINTS):
+            continue
+        now = {"epochs": epoch + 1, **count()}
+        now |= {f"{name}, ms": round(statistics.median(line.milliseconds), 2) for name, line in running.items()}
+        for line in running.values():
+            line.milliseconds.clear()
+        for what, value in now.items():
+            found.setdefault(what, []).append(value)
+        print(" ".join(f"{what}: {value};" for what, value in now.items()), flush=True)
     return found
+
+
+def on_services(epochs: int) -> dict[str, list[float]]:
+    """The four pipelines."""
+    with (
+        tempfile.TemporaryDirectory(prefix="onceward-growth-") as folder,
+        dev_services(Path(folder) / "s") as services,
+        lines(services, Path(folder)) as running,
+    ):
+        return measured(running, epochs, lambda: counts(services, running))
+
+
+def in_memory(epochs: int) -> dict[str, list[float]]:
+    """One pipeline without services."""
+    running = {"memory": Line("memory", MemoryStore(), MemorySink("memory"))}
+    return measured(running, epochs, lambda: of_process(running))
 
 
 def plot(found: dict[str, list[float]], path: str) -> None:
@@ -160,9 +225,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=10_000)
     parser.add_argument("--plot", help="file for a picture")
+    parser.add_argument("--fakes", action="store_true", help="a target and a log in memory")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="onceward-growth-") as folder, dev_services(Path(folder) / "s") as services:
-        found = measured(services, Path(folder), arguments.epochs)
+    found = (in_memory if arguments.fakes else on_services)(arguments.epochs)
     if arguments.plot:
         plot(found, arguments.plot)
     picks = [0, POINTS // 2, -1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path  # noqa: TC003 - typer reads it
@@ -27,6 +26,8 @@ MISTAKES: Final = frozenset({2, 64, 78, 126, 127})
 that cannot be run."""
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON: Final = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
+_LOOK_SECONDS: Final = 0.2
+"""A signal ends a pause within this time."""
 _SIGNALLED: Final = 128
 """Plus the signal's number: the exit code of a process that a signal has ended, as shells have it."""
 
@@ -80,7 +81,7 @@ class Supervisor:
     ) -> None:
         self._command, self._strategy, self._clock = list(command), strategy, clock
         self._driver: subprocess.Popen[bytes] | None = None
-        self._stopping = threading.Event()
+        self._stopping = False  # no Event: a signal handler that sets it may wait for a lock that this thread holds
 
     def run(self) -> int:
         """Return the exit code of the driver's last life.
@@ -100,7 +101,7 @@ class Supervisor:
         while True:
             began = self._clock()
             code = self._live()
-            if code == 0 or self._stopping.is_set():
+            if code == 0 or self._stopping:
                 return code
             if code in MISTAKES:
                 self._say(f"ended with code {code}, which means a mistake: no restart mends it")
@@ -111,7 +112,8 @@ class Supervisor:
                 self._say(f"ended with code {code}, and strategy {self._strategy.name} gives up")
                 return code
             self._say(f"ended with code {code}, and is started again in {pause:.1f} s")
-            if self._stopping.wait(pause):
+            self._pause(pause)
+            if self._stopping:
                 return code
 
     def _live(self) -> int:
@@ -120,16 +122,21 @@ class Supervisor:
             self._driver = driver = subprocess.Popen(self._command, start_new_session=True)  # noqa: S603 - the user's
         except OSError as error:
             raise ConfigurationError(f"the driver cannot be started: {error}") from error
-        if self._stopping.is_set():  # the signal came before there was anybody to pass it on to
+        if self._stopping:  # the signal came before there was anybody to pass it on to
             driver.terminate()
         code = driver.wait()
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(driver.pid, signal.SIGKILL)
         return code if code >= 0 else _SIGNALLED - code
 
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._stopping and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _LOOK_SECONDS))
+
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
         if number in _ENDING:
-            self._stopping.set()
+            self._stopping = True
         if self._driver is not None and self._driver.returncode is None:
             self._driver.send_signal(number)
 

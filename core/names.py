@@ -21,7 +21,7 @@ PIPELINE_LENGTH = 64
 SINK_LENGTH = 32
 _PART = re.compile(r"[A-Za-z0-9._-]+")
 _UNIQUE = re.compile(r"[0-9a-f]{4,32}")
-_NUMBER = re.compile(r"0|[1-9][0-9]*")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 _IN_FILE_NAMES = "~"
 """In place of ":" in the names of files; no part of a name holds either."""
 

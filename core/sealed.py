@@ -10,8 +10,12 @@ import hashlib
 import re
 from typing import Final
 
+import msgspec
+
 from .errors import NewerFormatError
 
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that it cannot read."""
 _HEADER: Final = re.compile(rb"([a-z-]+)/(\d+)(?: ([0-9a-f]{64}))?")
 
 

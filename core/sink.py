@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from .errors import ExternalError
 from .transaction import Observation
@@ -64,7 +64,15 @@ class Named(ABC):
 
 
 class TwoPhaseCommit(Named, Generic[Txn]):
-    """A sink whose target can prepare a transaction that outlives the process which wrote it."""
+    """A sink whose target can prepare a transaction that outlives the process which wrote it.
+
+    Attributes:
+        keeps_ledger: Whether `inspect_many` tells what the newest completed epoch committed from what was never
+            committed. Then each start sees whether the target still has it: one that was replaced by an older copy of
+            itself (a standby that lagged was promoted, a backup was restored) does not.
+    """
+
+    keeps_ledger: ClassVar[bool] = False
 
     @property
     def transaction_timeout(self) -> float | None:

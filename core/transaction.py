@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -11,6 +11,7 @@ from .errors import LogDamagedError
 from .names import Progress, Scope, TransactionName
 from .outcome import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation, abort_outcome, commit_outcome
 from .proof import Proof
+from .sealed import UNREADABLE
 
 __all__ = [
     "ANY_EPOCH",
@@ -28,8 +29,16 @@ __all__ = [
     "commit_outcome",
 ]
 
+T = TypeVar("T")
 ANY_EPOCH = -1
 """Epoch or writer of a committable that was listed from a target whose names do not carry it."""
+
+
+def _decoded(text: str | bytes, kind: type[T], what: str) -> T:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except UNREADABLE as error:
+        raise LogDamagedError(f"not {what}: {error}") from error
 
 
 class Committable(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,10 +102,24 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             LogDamagedError: Not a committable.
         """
+        return _decoded(text, cls, "a committable")
+
+    def read_handle(self, layout: type[T]) -> T:
+        """The handle, checked.
+
+        Raises:
+            LogDamagedError: It has another layout: it is another kind's, or somebody altered it.
+        """
         try:
-            return msgspec.json.decode(text, type=cls)
-        except msgspec.MsgspecError as error:
-            raise LogDamagedError(f"not a committable: {error}") from error
+            return msgspec.convert(self.handle, layout)
+        except msgspec.ValidationError as error:
+            raise LogDamagedError(
+                f"the handle of a committable of kind {self.kind!r} cannot be read: {error}",
+                pipeline=self.pipeline,
+                sink=self.sink,
+                epoch=self.epoch,
+                transaction=self.transaction,
+            ) from error
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -131,8 +154,12 @@ class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Acknowledgement:
-        """Read what to_json wrote."""
-        return msgspec.json.decode(text, type=cls)
+        """Read what to_json wrote.
+
+        Raises:
+            LogDamagedError: Not an acknowledgement.
+        """
+        return _decoded(text, cls, "an acknowledgement")
 
 
 class WriteContext(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +11,15 @@ from onceward.testing.pipeline import KafkaTopic, PipelineTest, Table
 
 HERE = Path(__file__).parent
 THIS_SOURCE = {"PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parent / "src"), os.environ.get("PYTHONPATH")]))}
+
+
+def run_pytest(folder: Path, *arguments: str) -> str:
+    """What a user's pytest prints in this folder."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:randomly", *arguments]
+    environment = {**os.environ, **SparkPipeline.environment}
+    return subprocess.run(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    ).stdout
 
 
 class SparkPipeline(PipelineTest):

@@ -6,12 +6,10 @@ import itertools
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -27,27 +25,57 @@ from onceward.core.transaction import CommitStatus, Committable, WriteContext
 from onceward.testing.services import PostgresServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 LOG = "0123abcd"
 SCHEMA = pa.schema([("id", pa.int64()), ("word", pa.string())])
 _numbers = itertools.count()
 
 
+class StandbyServer(PostgresServer):
+    """A copy of a server, which follows it by streaming replication until it is promoted."""
+
+    def __init__(self, folder: Path, primary: PostgresServer, **config: str) -> None:
+        super().__init__(folder, config=config)
+        self._primary = primary
+        self.settings["password"] = primary.settings["password"]  # the roles are those of the primary
+
+    def _initialise(self, data: Path) -> None:
+        options = ["--dbname", self._primary.dsn, "--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
+        done = self._run("pg_basebackup", "--pgdata", data, *options)
+        assert done.returncode == 0, done.stdout
+
+
 @contextmanager
 def running_server(**config: str) -> Iterator[PostgresServer]:
+    with _folder() as folder, _running(PostgresServer(folder, config=config)) as server:
+        yield server
+
+
+@contextmanager
+def running_standby(primary: PostgresServer, **config: str) -> Iterator[PostgresServer]:
+    with _folder() as folder, _running(StandbyServer(folder, primary, **config)) as server:
+        yield server
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
     # Not in pytest's own folders, which only their owner may enter: the server runs as another user than root.
     with TemporaryDirectory(prefix="onceward-test-") as folder:
         Path(folder).chmod(0o755)
-        server = PostgresServer(Path(folder), config=config)
-        server.start()
-        try:
-            server.wait_ready()
-            yield server
-        finally:
-            close_idle()
-            _free.pop(server.port, None)
-            server.stop()
+        yield Path(folder)
+
+
+@contextmanager
+def _running(server: PostgresServer) -> Iterator[PostgresServer]:
+    server.start()
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        close_idle()
+        _free.pop(server.port, None)
+        server.stop()
 
 
 def data_directory(server: PostgresServer) -> Path:
@@ -193,69 +221,3 @@ def in_child(body: str, *arguments: Any) -> str:
     )
     assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
     return done.stdout.decode()
-
-
-class Proxy:
-    """A TCP proxy in front of a server, which can lose answers.
-
-    When `when` is true of a piece of the client's data, the piece is passed on, the server's answer is awaited, and
-    both sides are cut (`hang`: the answer is swallowed and the client left waiting).
-    """
-
-    def __init__(self, port: int, when: Callable[[bytes], bool], *, hang: bool = False, times: int = 1) -> None:
-        self._port = port
-        self._when = when
-        self._hang = hang
-        self.times = times
-        self.lost = 0
-        self._sockets: list[socket.socket] = []
-        self._threads: list[threading.Thread] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self._start(self._accept)
-
-    def _start(self, run: Callable[..., None], *arguments: Any) -> None:
-        thread = threading.Thread(target=run, args=arguments, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._port))
-                self._sockets += [client, server]
-                losing = threading.Event()
-                self._start(self._upward, client, server, losing)
-                self._start(self._downward, server, client, losing)
-
-    def _upward(self, client: socket.socket, server: socket.socket, losing: threading.Event) -> None:
-        with suppress(OSError):
-            while data := client.recv(65536):
-                if self.lost < self.times and self._when(data):
-                    self.lost += 1
-                    losing.set()
-                server.sendall(data)
-            server.shutdown(socket.SHUT_WR)
-
-    def _downward(self, server: socket.socket, client: socket.socket, losing: threading.Event) -> None:
-        with suppress(OSError):
-            while data := server.recv(65536):
-                if not losing.is_set():
-                    client.sendall(data)
-                elif not self._hang:
-                    break
-            client.shutdown(socket.SHUT_RDWR)
-            server.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for link in self._sockets:
-            with suppress(OSError):
-                link.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(5)
-        for link in self._sockets:
-            link.close()

@@ -41,8 +41,8 @@ def test_each_cell_comes_before_one_comes_again(style: Style) -> None:
 
 def test_the_page_names_what_was_not_exact() -> None:
     strikes = (Strike(Step.DECIDE_AFTER, 1, Death.KILL), Strike(Step.COMMIT_AFTER, 2, Death.PAUSE))
-    good = Outcome("engine-1", Style.ENGINE, "Kafka", strikes, 2, 0, 0, 0, (), "", 1.0)
-    bad = Outcome("format-2", Style.FORMAT, "files", strikes, 1, 3, 0, 0, ("pending files",), "", 1.0)
+    good = Outcome("engine-1", Style.ENGINE, "Kafka", strikes, 2, 1.0)
+    bad = Outcome("format-2", Style.FORMAT, "files", strikes, 1, 1.0, missing=3, left=("pending files",))
     page = document([good, bad], SEED)
     assert "**3 kills in 2 cases, 1 of them not exact (below).**" in page
     assert "| format-2 | format | files | SIGKILL at `decide.after`, pass 1 | 3 | 0 | 0 | pending files |" in page

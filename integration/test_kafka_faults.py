@@ -6,15 +6,15 @@ import uuid
 
 import pytest
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
 
 from onceward.connectors.kafka.admin import cluster_of
 from onceward.connectors.kafka.coordinator import TransactionCoordinatorClient
 from onceward.connectors.kafka.wire import Wire
 from onceward.core.errors import KafkaError
 from onceward.core.transaction import AbortStatus, CommitStatus, Observation
-from onceward.testing.services import KafkaServer
 
+from .kafka_cluster import KafkaCluster
 from .kafka_kit import Bench, eventually, handle_of, numbered, rows, writer_process
 
 pytestmark = pytest.mark.kafka
@@ -124,54 +124,26 @@ def test_after_pre_commit_only_the_driver_needs_the_broker(bench, kafka):
     assert bench.values() == [b"x"]
 
 
-def two_brokers(folder):
-    """Two brokers; the transaction log lives on both, so that its coordinators can move."""
-    replicated = {
-        "transaction.state.log.replication.factor": "2",
-        "transaction.state.log.num.partitions": "6",
-        "offsets.topic.replication.factor": "2",
-        "default.replication.factor": "2",
-        "min.insync.replicas": "1",
-    }
-    first = KafkaServer(folder / "first", config=replicated)
-    first.start()
-    first.wait_ready()
-    controller = f"1@127.0.0.1:{first.settings['controller_port']}"
-    second = KafkaServer(
-        folder / "second",
-        config={**replicated, "node.id": "2", "process.roles": "broker", "controller.quorum.voters": controller},
-    )
-    second.settings["cluster_id"] = first.settings["cluster_id"]
-    broker_only = f"PLAINTEXT://127.0.0.1:{second.settings['port']}"
-    second.config |= {"listeners": broker_only}
-    second.start()
-    second.wait_ready()
-    yield first, second
-    second.delete()
-    first.delete()
-
-
 @pytest.fixture
 def pair(tmp_path):
-    """Two brokers of the test's own."""
-    yield from two_brokers(tmp_path)
+    """Two brokers of the test's own; the log of transactions is on both, so that its coordinators can move."""
+    with KafkaCluster(tmp_path, brokers=2, controllers=1) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
 def shared_pair(tmp_path_factory):
-    yield from two_brokers(tmp_path_factory.mktemp("pair"))
+    with KafkaCluster(tmp_path_factory.mktemp("pair"), brokers=2, controllers=1) as cluster:
+        yield cluster
 
 
 @pytest.fixture
 def apart(shared_pair):
     """A topic that lives on the second broker alone, while coordinators survive on the first."""
-    first, second = shared_pair
-    second.start()
-    second.wait_ready()
-    servers, topic = f"{first.bootstrap_servers},{second.bootstrap_servers}", f"apart-{uuid.uuid4().hex[:8]}"
-    admin = AdminClient({"bootstrap.servers": servers})
-    admin.create_topics([NewTopic(topic, 1, replica_assignment=[[2]])])[topic].result()
-    return servers, topic, second
+    second = shared_pair.brokers[2]
+    second.start_again()
+    topic = shared_pair.create(f"apart-{uuid.uuid4().hex[:8]}", replicas=[[2]])
+    return shared_pair.direct, topic, second
 
 
 def leaderless(bench):
@@ -259,14 +231,12 @@ def test_rows_that_the_coordinator_forgot_to_abort_stay_invisible_and_readers_go
 
 @pytest.mark.slow
 def test_78_a_coordinator_that_moves_is_followed(pair):
-    first, second = pair
-    servers = f"{first.bootstrap_servers},{second.bootstrap_servers}"
-    bench = Bench(servers, "moving", create_topic=True)
+    bench = Bench(pair.direct, "moving", create_topic=True)
     bench.sink.validate(rows("x").schema)
     committables = [bench.write(numbered(100 * n, 10), subtask=n) for n in range(6)]
     before = dict(bench.client._nodes)
     assert set(before.values()) == {1, 2}
-    second.kill()
+    pair.brokers[2].kill()
     waiting = dict(enumerate(committables))
 
     def settle():

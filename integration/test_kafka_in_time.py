@@ -114,13 +114,9 @@ def test_a_handle_says_which_topics_it_wrote_to(kafka: KafkaServer, topic: Calla
 @pytest.mark.timeout(300)
 def test_a_partition_that_is_silent_for_longer_than_the_timeout_loses_nothing(pair: Any) -> None:  # noqa: F811
     """The coordinator would abort the transaction at its timeout, and with it the rows of the healthy partition."""
-    first, second = pair
-    servers = f"{first.bootstrap_servers},{second.bootstrap_servers}"
-    admin = AdminClient({"bootstrap.servers": servers})
-    layout = {"here": [[1]], "apart": [[2]]}
-    new = [NewTopic(name, 1, replica_assignment=where) for name, where in layout.items()]
-    for future in admin.create_topics(new).values():
-        future.result(30)
+    servers, second = pair.direct, pair.brokers[2]
+    for name, where in {"here": [[1]], "apart": [[2]]}.items():
+        pair.create(name, replicas=where)
     pipeline = Pipeline(servers, transaction_timeout=2 * TIMEOUT)
     began = time.monotonic()
     pipeline.decide("here", "apart")

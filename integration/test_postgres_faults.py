@@ -18,7 +18,6 @@ from .postgres_kit import (
     SCHEMA,
     SCOPE,
     Database,
-    Proxy,
     asked_again,
     context,
     data_directory,
@@ -30,6 +29,7 @@ from .postgres_kit import (
     words_table,
     write,
 )
+from .proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

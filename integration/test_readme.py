@@ -1,7 +1,7 @@
-"""README.md and docs/getting-started.md as a new user follows them.
+"""README.md, docs/testing.md and docs/getting-started.md as a new user follows them.
 
-README: the wheel in an empty environment, with what README installs and nothing else. The getting-started page: the
-project's own environment, so its installation is left out.
+README and the page on testing: the wheel in an empty environment, with what they install and nothing else. The
+getting-started page: the project's own environment, so its installation is left out.
 
 Every `bash` block runs as it stands, in order, in one shell session; the `python` blocks are the files that it runs.
 Only two things are ours: versions are those of requirements.lock, and `.` is the wheel of this checkout. No `python3`
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 GETTING_STARTED = (ROOT / "docs" / "getting-started.md").read_text()
+TESTING = (ROOT / "docs" / "testing.md").read_text()
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -37,28 +38,22 @@ class Shell:
 
     Args:
         folder: The folder.
-        home: The environment; by default an empty one of its own.
+        home: The environment.
     """
 
-    def __init__(self, folder: Path, home: Path | None = None) -> None:
+    def __init__(self, folder: Path, home: Path) -> None:
         self.folder = folder
         self._variables = folder / "variables"
         self._bin = folder / "bin"
-        if home is None:
-            home = folder / "environment"
-            venv.create(home, with_pip=False)
         self._bin.mkdir()
         pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python")]
-        for name, command in {
-            "pip": pip,
-            "python": [home / "bin" / "python"],
-            "onceward": [home / "bin" / "onceward"],
-        }.items():
+        programs = {name: [home / "bin" / name] for name in ("python", "onceward", "pytest")}
+        for name, command in {"pip": pip, **programs}.items():
             program = self._bin / name
             program.write_text(f'#!/bin/sh\nexec {" ".join(map(str, command))} "$@"\n')
             program.chmod(0o755)
         self._environment = self._new_environment()
-        if home != folder / "environment":
+        if home == Path(sys.executable).parent.parent:
             self._environment["PYTHONPATH"] = str(ROOT / "src")
 
     def run(self, commands: str) -> str:
@@ -99,12 +94,30 @@ class Shell:
         }
 
 
+class Installed(NamedTuple):
+    """An environment with what README installs first, and nothing else; from which wheel, and what was printed."""
+
+    home: Path
+    wheel: Path
+    output: str
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    folder = tmp_path_factory.mktemp("user")
+    home, wheel = folder / "environment", build_wheel(folder / "wheel")
+    venv.create(home, with_pip=False)
+    return Installed(home, wheel, Shell(folder, home).run(bash(README, "'.[", wheel)[0]))
+
+
+def bash(page: str, package: str, wheel: Path) -> list[str]:
+    """The bash blocks of a page, with the wheel instead of the package."""
+    return [block[2].replace(package, f"'{wheel}[") for block in BLOCK.finditer(page) if block[1] == "bash"]
+
+
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
-    for file, text in programs():
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).write_text(text)
-    yield from session(Shell(tmp_path))
+def shell(tmp_path: Path, environment: Installed) -> Iterator[Shell]:
+    yield from session(Shell(tmp_path, environment.home))
 
 
 @pytest.fixture
@@ -134,11 +147,12 @@ def build_wheel(folder: Path) -> Path:
     return wheel
 
 
-def test_a_new_user_follows_it_from_top_to_bottom(shell: Shell, tmp_path: Path) -> None:
-    wheel = build_wheel(tmp_path / "wheel")
-    blocks = [block[2].replace("'.[", f"'{wheel}[") for block in BLOCK.finditer(README) if block[1] == "bash"]
-    told = {block.splitlines()[0]: shell.run(block) for block in blocks}
-    install, services, quickstart, sink, engine = told.values()
+def test_a_new_user_follows_it_from_top_to_bottom(shell: Shell, environment: Installed) -> None:
+    for file, text in programs():
+        (shell.folder / file).parent.mkdir(exist_ok=True)
+        (shell.folder / file).write_text(text)
+    install = environment.output
+    services, quickstart, sink, engine = (shell.run(block) for block in bash(README, "'.[", environment.wheel)[1:])
     assert "Successfully installed" in install
     assert "failed" not in install.partition("ok       java")[2]
     assert "bootstrap_servers" in services
@@ -171,3 +185,14 @@ def test_a_pipeline_survives_as_the_getting_started_page_says(installed: Shell) 
     assert restarted.splitlines()[-1] == "(999, Decimal('499500'))"
     assert "topic, table" in installed.run(kill)
     assert "PostgreSQL stopped, deleted\n" in installed.run(clean_up)
+
+
+def test_a_pipeline_is_tested_as_the_page_on_testing_says(shell: Shell, environment: Installed) -> None:
+    driver, test = [block[2] for block in BLOCK.finditer(TESTING) if block[1] == "python"][:2]
+    (shell.folder / "driver.py").write_text(driver)
+    (shell.folder / "test_orders.py").write_text(test)
+    [with_docker, without_docker, run] = bash(TESTING, "'onceward[", environment.wheel)[0].splitlines()
+    assert "# with Docker" in with_docker
+    shell.run(without_docker)
+    shell.run("export DOCKER_HOST=unix:///nowhere PYTEST_ADDOPTS='-k kill-jvm'")  # containers: integration/containers
+    assert "1 passed" in shell.run(run)

@@ -27,7 +27,7 @@ from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Acknowledgement, CommitStatus, Progress
 from onceward.testing.conformance import SinkConformance, SinkUnderTest
 
-from .postgres_kit import Proxy
+from .proxy import Proxy
 from .redis_kit import Valkey, running_valkey
 
 if TYPE_CHECKING:

@@ -1,5 +1,7 @@
 """A real cluster (Spark's standalone master and a worker), where a decision log on a local disk is refused.
 
+Its executors are not in the driver's process tree, and the kit for pipelines finds them all the same.
+
 A Python data source's driver-side processes are not told the master; its tasks are, in a stream and in a batch.
 """
 
@@ -13,9 +15,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pyarrow.dataset
 import pyspark
 import pytest
+
+from onceward.testing.pipeline.driver import DriverProcess, Start
+from onceward.testing.pipeline.processes import jvms
 
 from .spark_kit import Feed
 
@@ -55,12 +61,12 @@ for run in (stream, batch):
 
 
 @contextlib.contextmanager
-def daemon(name: str, log: Path, environment: dict[str, str], *arguments: str) -> Iterator[None]:
+def daemon(name: str, log: Path, environment: dict[str, str], *arguments: str) -> Iterator[int]:
     command = [str(HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", *arguments]
     with log.open("w") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
     try:
-        yield
+        yield process.pid
     finally:
         process.terminate()
         process.wait(30)
@@ -77,27 +83,40 @@ def said(log: Path, pattern: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def cluster(driver_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def cluster(driver_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    """The master's URL, and the process id of the worker."""
     folder = tmp_path_factory.mktemp("cluster")
     environment = {**driver_environment, "SPARK_HOME": str(HOME), "SPARK_DAEMON_MEMORY": "256m"}
     master, worker = folder / "master.log", folder / "worker.log"
     with daemon("master.Master", master, environment, "--port", "0", "--webui-port", "0"):
         url = said(master, r"spark://127.0.0.1:[1-9][0-9]*")
         options = ("--cores", "1", "--memory", "512m", "--webui-port", "0", "--work-dir", str(folder / "work"))
-        with daemon("worker.Worker", worker, environment, *options, url):
+        with daemon("worker.Worker", worker, environment, *options, url) as pid:
             said(worker, "Successfully registered with master")
-            yield url
+            yield url, pid
 
 
 def test_a_log_on_a_local_disk_is_refused_on_a_cluster_and_a_shared_one_is_not(
-    cluster: str, tmp_path: Path, driver_environment: dict[str, str]
+    cluster: tuple[str, int], tmp_path: Path, driver_environment: dict[str, str]
 ) -> None:
     feed = Feed(tmp_path)
     feed.add()
-    command = [sys.executable, "-c", DRIVER, cluster, str(tmp_path)]
-    done = subprocess.run(command, env=driver_environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-    assert done.stdout.splitlines()[-2:] == ["stream refused", "batch refused"]
+    url, worker = cluster
+    command = [sys.executable, "-c", DRIVER, url, str(tmp_path)]
+    log, started_by = tmp_path / "driver.log", set[int]()
+    driver = DriverProcess(Start(command, driver_environment, tmp_path, log))
+    try:
+        while driver.exit_code is None:
+            for jvm in set(jvms(driver)) - set(driver.family()):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    started_by.add(jvm.ppid())
+            time.sleep(0.2)
+    finally:
+        driver.kill()
+    printed = log.read_text()
+    assert driver.exit_code == 0, printed[-3000:]
+    assert [line for line in printed.splitlines() if "refused" in line] == ["stream refused", "batch refused"]
+    assert started_by == {worker}
     for folder in ("stream", "batch"):
         found = pyarrow.dataset.dataset(tmp_path / folder).to_table()["id"].to_pylist()
         assert sorted(found) == list(range(feed.rows))

@@ -22,9 +22,17 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar
 
-from onceward.core.errors import ConfigurationError, RetryableSinkError, SinkError
+from onceward.core.errors import ConfigurationError, LogDamagedError, RetryableSinkError, SinkError
 from onceward.core.folders import make_folder, put_once, sync_folder
-from onceward.core.names import NOTHING, Scope, file_name, other_log, outdated_log, parse_file_name
+from onceward.core.names import (
+    NOTHING,
+    Scope,
+    file_name,
+    other_log,
+    outdated_log,
+    parse_file_name,
+    parse_transaction_name,
+)
 from onceward.core.sink import Txn
 from onceward.core.transaction import (
     AbortOutcome,
@@ -90,6 +98,8 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
     """
 
     kind: ClassVar[str]
+    layout: ClassVar[type[Any]] = dict
+    """Of its committables' handles; a listed committable has an empty one."""
 
     def __init__(
         self, name: str, directory: str | Path, *, select: Sequence[str] | None = None, where: str | None = None
@@ -130,13 +140,27 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
     def _forget(self, name: TransactionName, *, give_up: bool) -> None:
         """Delete the proof of a commit. One that was not finished is left alone, or given up: then it is pending."""
 
+    def _check(self, committable: Committable) -> None:
+        """Refuse what somebody has altered: names become paths.
+
+        Raises:
+            LogDamagedError: It cannot be one of this sink's.
+        """
+        name = committable.transaction
+        if parse_transaction_name(name) is None:
+            raise LogDamagedError(f"{name!r} is not a name that this sink gives", sink=self.name, transaction=name)
+        if committable.handle:
+            committable.read_handle(self.layout)
+
     def commit(self, committable: Committable) -> CommitOutcome:
+        self._check(committable)
         try:
             return self._commit(committable)
         except RetryableSinkError as error:
             return CommitOutcome(CommitStatus.RETRY_LATER, str(error))
 
     def abort(self, committable: Committable) -> AbortOutcome:
+        self._check(committable)
         try:
             return self._abort(committable)
         except RetryableSinkError as error:
@@ -144,6 +168,8 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
 
     @with_file_errors
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
+        for committable in committables:
+            self._check(committable)
         return [self._look(committable)[0] for committable in committables]
 
     @with_file_errors

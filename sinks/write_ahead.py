@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+
+import msgspec
 
 from onceward.core.errors import ConfigurationError, DataLossError
 from onceward.core.folders import sync_folder
@@ -67,6 +69,15 @@ class Delivery(NamedTuple):
         return f"{self.transaction}:{self.first}:{self.rows}"
 
 
+class _Layout(msgspec.Struct, frozen=True):
+    """Of a committable's handle."""
+
+    sha256: str
+    rows_per_send: Annotated[int, msgspec.Meta(ge=1)]
+    pinned: dict[str, Any] = {}
+    folder: str | None = None
+
+
 class WriteAheadLogSink(FolderSink[Segment]):
     """Base of sinks for targets without transactions. Subclass it and write `send`.
 
@@ -84,6 +95,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
     """
 
     kind = "write-ahead-log"
+    layout = _Layout
     remembers = False
     """Whether the target recognizes a delivery's identity that it has taken before."""
 

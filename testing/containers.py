@@ -25,7 +25,7 @@ from testcontainers.core.container import DockerContainer
 from onceward.core.errors import ConfigurationError, ExternalError
 
 from .machine import LOOPBACK, broker_answers, free_port
-from .services.kafka import FAST_ONE_NODE
+from .services.kafka import FAST_ONE_NODE, listener_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -106,6 +106,8 @@ class KafkaContainer(_Crashable):
         image: The image.
         config: Broker settings beside or instead of those for one fast node.
         alias: Name by which other containers of the same network reach the broker, at port 29092.
+        behind_proxy: A port of this machine on which the broker listens too, and the address `host:port` that its
+            clients there are told: that of a proxy before it.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class KafkaContainer(_Crashable):
         *,
         config: Mapping[str, str] | None = None,
         alias: str = "localhost",
+        behind_proxy: tuple[int, str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(image, "KAFKA", **kwargs)
@@ -121,13 +124,21 @@ class KafkaContainer(_Crashable):
         if alias != "localhost":
             self.with_network_aliases(alias)
         listeners = {
-            "listeners": f"CLIENT://:{self.port},BROKER://:{_BROKER_PORT},CONTROLLER://:{_CONTROLLER_PORT}",
-            "advertised.listeners": f"CLIENT://{self.bootstrap_servers},BROKER://{alias}:{_BROKER_PORT}",
-            "listener.security.protocol.map": "CLIENT:PLAINTEXT,BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "CLIENT": (f":{self.port}", self.bootstrap_servers),
+            "BROKER": (f":{_BROKER_PORT}", f"{alias}:{_BROKER_PORT}"),
+            "CONTROLLER": (f":{_CONTROLLER_PORT}", ""),
+        }
+        if behind_proxy is not None:
+            port, told = behind_proxy
+            self.with_bind_ports(port, port)
+            listeners["PROXIED"] = (f":{port}", told)
+        settings = {
+            **FAST_ONE_NODE,
+            **listener_settings(listeners),
             "inter.broker.listener.name": "BROKER",
             "controller.quorum.voters": f"1@localhost:{_CONTROLLER_PORT}",
         }
-        for setting, value in {**FAST_ONE_NODE, **listeners, **(config or {})}.items():
+        for setting, value in {**settings, **(config or {})}.items():
             # The spelling of apache/kafka's image.
             name = setting.replace("_", "__").replace("-", "___").replace(".", "_").upper()
             self.with_env(f"KAFKA_{name}", value)

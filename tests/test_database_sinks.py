@@ -141,6 +141,21 @@ def test_the_users_connection_settings_win_over_the_defaults() -> None:
     assert "target_session_attrs" not in parameters("host=a")
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        Url.from_dsn("postgresql://u:geheim@a:1,b:2/d"),
+        Url.from_dsn("host=a,b port=1,2 user=u password=geheim dbname=d"),
+        Url("postgresql+psycopg://u:geheim@/d?host=a:1&host=b:2"),
+    ],
+)
+def test_several_hosts_with_ports_of_their_own_reach_the_driver(url: Url) -> None:
+    expected = {"host": "a,b", "port": "1,2", "user": "u", "password": "geheim", "dbname": "d"}
+    assert url.libpq() == pickle.loads(pickle.dumps(url)).libpq() == expected
+    sa.create_engine(url.parsed)
+    assert "geheim" not in str(url)
+
+
 # Settings
 
 

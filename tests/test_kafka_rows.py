@@ -1,5 +1,7 @@
 """Record batches as messages: columns, nulls, headers, and going on where a full queue stopped."""
 
+from types import SimpleNamespace
+
 import pyarrow as pa
 import pytest
 
@@ -14,7 +16,7 @@ def messages(batch, topic: str | None = "t"):
     rows = Rows(batch, topic)
     done = 0
     while done < len(rows):
-        done = rows.feed(lambda *arguments: taken.append(arguments), done)
+        done = rows.feed(SimpleNamespace(produce=lambda *arguments: taken.append(arguments)), done)
     return taken
 
 
@@ -90,7 +92,7 @@ def test_a_full_queue_loses_and_doubles_nothing(capacity):
     done = 0
     while done < total:
         try:
-            done = rows.feed(produce, done)
+            done = rows.feed(SimpleNamespace(produce=produce), done)
         except QueueFull as full:
             done = full.done
         taken += queue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -93,7 +94,7 @@ def test_a_function_that_no_file_holds_at_its_top_level_cannot_be_started() -> N
 
 
 TESTS = """
-import json, os, sqlite3, time
+import json, os, random, sqlite3, time
 from pathlib import Path
 from onceward.testing.pipeline import FAULTS, Folder, NothingToHitError, PipelineTest, Table
 
@@ -104,7 +105,7 @@ def copy(once):
     database = sqlite3.connect(folder / "out.db", timeout=30, isolation_level=None)
     database.execute("CREATE TABLE IF NOT EXISTS done (file text)")
     while True:
-        for file in sorted((folder / "in").glob("*.json")):
+        for file in sorted((folder / "in").glob("[!.]*.json")):  # hidden files are not complete
             database.execute("BEGIN IMMEDIATE")
             done = database.execute("SELECT 1 FROM done WHERE file = ?", [file.name]).fetchone()
             for line in () if done else file.read_text().splitlines():
@@ -132,7 +133,7 @@ class TestExact(PipelineTest):
     command = copy_once
     inputs = Folder("in")
     outputs = [Table("copies", "id int, value text", url=URL)]
-    faults = {"kill-driver": FAULTS["kill-driver"], "mine": hit_nothing}
+    faults = {"kill-driver": FAULTS["kill-driver"], "kill-jvm": FAULTS["kill-jvm"], "mine": hit_nothing}
     feed_seconds = 1.0
     quiet = 0.2
 
@@ -141,11 +142,42 @@ class TestLoose(TestExact):
     faults = {"kill-driver": FAULTS["kill-driver"]}
 
 class TestLossy(TestExact):
-    timeout = 1.0
+    timeout = 2.5
     faults = {"clean": FAULTS["clean"]}
 
     def expected(self, rows):
         return {"copies": [*rows, {"id": 1000, "value": ""}]}
+
+class TestLikeTheReference(TestExact):
+    reference_run = True
+    quiet = 1.0
+    faults = {"kill-driver": FAULTS["kill-driver"]}
+
+    def expected(self, rows):
+        return []
+
+class TestUnlikeTheReference(TestLoose):
+    reference_run = True
+    quiet = 1.0
+    row_count = 10
+
+class TestRandom(TestExact):
+    reference_run = True
+    row_count = 10
+    faults = {"clean": FAULTS["clean"]}
+
+    def row(self, number):
+        return {"id": number, "value": str(random.random())}
+
+class Blocked(Table):
+    def left_open(self, addresses):
+        age = time.time() - (addresses.folder / "in").stat().st_mtime
+        return ["t1 is prepared"] if age < 1.5 else []
+
+class TestBlocked(TestExact):
+    outputs = [Blocked("copies", "id int, value text", url=URL)]
+    faults = {"clean": FAULTS["clean"]}
+    max_blocked_seconds = 0.5
 
 class TestBroken(TestExact):
     command = ["python", "-c", "import sys; sys.exit('no such table')"]
@@ -153,19 +185,44 @@ class TestBroken(TestExact):
 """
 
 
-def test_cases_on_files_and_sqlite_say_what_is_wrong(tmp_path: Path) -> None:
-    (tmp_path / "test_files.py").write_text(TESTS)
+def run_cases(folder: Path, selection: str) -> str:
+    (folder / "test_files.py").write_text(TESTS)
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:randomly", "-rA"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:randomly", "-rA", "-k", selection]
+    return subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=False).stdout
+
+
+def test_cases_on_files_and_sqlite_say_what_is_wrong(tmp_path: Path) -> None:
+    done = run_cases(tmp_path, "not Reference and not Random and not Blocked")
     for line in (
         "PASSED test_files.py::TestExact::test_exactly_once[kill-driver-1]",
         "test_files.py::TestExact: there is nothing",
+        "test_files.py::TestExact: the driver has no JVM",
         "TestLoose is not exactly once",
         "repeat it: pytest 'test_files.py::TestLoose::test_exactly_once[kill-driver-1]' --faults smoke",
         "table copies: 301 rows expected, 300 found: 1 missing, 0 duplicated, 0 wrong",
         "TestBroken does not work without faults: the driver ended",
         "no such table",
-        "3 failed, 1 passed, 1 skipped",
+        "3 failed, 1 passed, 2 skipped",
     ):
-        assert line in done.stdout, f"{line}\n{done.stdout}"
+        assert line in done, f"{line}\n{done}"
+
+
+@pytest.mark.slow
+def test_outputs_are_compared_with_those_of_a_run_without_faults(tmp_path: Path) -> None:
+    done = run_cases(tmp_path, "Reference or Random")
+    for line in (
+        "PASSED test_files.py::TestLikeTheReference::test_exactly_once[kill-driver-1]",
+        "TestUnlikeTheReference is not exactly once",
+        "table copies: 10 rows expected",
+        "0 missing, 1 duplicated, 0 wrong",
+        "other rows went into TestRandom than in the run without faults: is row() random?",
+        "2 failed, 1 passed",
+    ):
+        assert line in done, f"{line}\n{done}"
+
+
+def test_a_transaction_that_blocks_readers_for_longer_than_stated_is_reported(tmp_path: Path) -> None:
+    done = run_cases(tmp_path, "Blocked")
+    assert re.search(r"readers were blocked for \d.\d s after the fault, not 0.5: t1 is prepared", done), done
+    assert "1 failed" in done, done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -19,7 +20,9 @@ from typer.testing import CliRunner
 from onceward.cli.main import app, main
 from onceward.cli.operate.logs import open_log
 from onceward.cli.savepoint import copies
-from onceward.cli.savepoint.copies import Manifest, Savepoint, create, delete, listed
+from onceward.cli.savepoint.copies import create
+from onceward.cli.savepoint.listing import delete, listed
+from onceward.cli.savepoint.manifest import Manifest, Savepoint
 from onceward.cli.savepoint.restore import examine, restore
 from onceward.connectors.spark.exactly_once import EpochHandler
 from onceward.core.engine.state.storage import CheckpointStorage
@@ -27,6 +30,7 @@ from onceward.core.errors import (
     ConfigurationError,
     EpochConflictError,
     FencedError,
+    NewerFormatError,
     OncewardError,
     StateDamagedError,
 )
@@ -442,6 +446,21 @@ def test_a_damaged_savepoint_is_refused_before_anything_is_written(case: Case, f
         case.restore()
     assert not case.new.folder.exists()
     assert case.old.can_start()
+
+
+def test_a_savepoint_of_a_newer_version_is_listed_and_refused_with_what_to_do(case: Case) -> None:
+    case.old.run(1)
+    case.save()
+    manifest = Path(case.place, "manifest")
+    header, body = manifest.read_bytes().split(b"\n", 1)
+    later = header.split()[0].replace(b"/1", b"/2")
+    digest = hashlib.sha256(later + b"\n" + body.removesuffix(b"\n")).hexdigest().encode()
+    manifest.write_bytes(later + b" " + digest + b"\n" + body)
+    with pytest.raises(NewerFormatError, match=r"has format 2, .*: upgrade onceward"):
+        case.restore()
+    assert not case.new.folder.exists()
+    (found,) = listed(case.place)
+    assert (found.kind, "upgrade onceward" in found.problem) == ("newer", True)
 
 
 # Interruptions

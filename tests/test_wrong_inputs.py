@@ -67,11 +67,11 @@ def test_an_address_that_is_none_is_told_at_once(make: Callable[..., object], ad
 NOBODY = """
 import contextlib, logging, sys, time
 logging.basicConfig(level=sys.argv[1])
-from onceward.connectors.kafka.producer import _made
+from onceward.connectors.kafka.producer import DeliveryFailures, _made
 from onceward.connectors.kafka.settings import KafkaSettings
 from onceward.connectors.kafka.wire import Wire
 Wire({"bootstrap_servers": "127.0.0.1:1"}).nodes(seconds=1)
-producer = _made(KafkaSettings("127.0.0.1:1", None), "id", 1000, {})
+producer = _made(KafkaSettings("127.0.0.1:1", None), "id", 1000, {}, DeliveryFailures())
 with contextlib.suppress(Exception):
     producer.init_transactions(1)
 producer.poll(0)

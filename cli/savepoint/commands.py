@@ -99,9 +99,9 @@ def list_(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List savepoints: of which pipeline and epoch, when they were made, and where they were restored to."""
-    from . import copies  # noqa: PLC0415 - the embedded engine
+    from . import listing  # noqa: PLC0415 - the embedded engine
 
-    found = copies.listed(folder)
+    found = listing.listed(folder)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
         return
@@ -135,17 +135,17 @@ def restore_(
 
     If the sinks have gone on since the savepoint, this is refused without --rewind: rows would be written twice.
     """
-    from . import copies, restore  # noqa: PLC0415 - the embedded engine
+    from . import listing, manifest, restore  # noqa: PLC0415 - the embedded engine
 
     if rewind is not None and not rewind.strip():
         raise ConfigurationError("--rewind needs a reason, which is recorded in the decision log")
-    found = copies.found_at(folder)
+    found = listing.found_at(folder)
     if found.kind == "engine":
         raise ConfigurationError(
             f"{found.place} is a savepoint of the embedded engine: its program restores it, with "
             f"pipeline.run(restore={found.place!r})"
         )
-    saved = copies.Savepoint.load(folder)
+    saved = manifest.Savepoint.load(folder)
     asked = restore.examine(saved, checkpoint, store, rewind)
     if not yes:
         typer.echo(f"would {asked.describe()}. Pass --yes to do it")
@@ -157,9 +157,9 @@ def restore_(
 @app.command()
 def delete(folder: Folder, *, yes: Yes = False) -> None:
     """Delete a savepoint, or what an interrupted copy has left of one."""
-    from . import copies  # noqa: PLC0415 - the embedded engine
+    from . import listing  # noqa: PLC0415 - the embedded engine
 
-    found = copies.found_at(folder)
+    found = listing.found_at(folder)
     only = found.retired and not found.restored_to
     warning = (
         f", which is all that is left of pipeline {found.pipeline}: it moves, and was never restored" if only else ""
@@ -169,5 +169,5 @@ def delete(folder: Folder, *, yes: Yes = False) -> None:
             f"would delete {found.place} ({found.kind}, pipeline {found.pipeline}){warning}. Pass --yes to do it"
         )
         return
-    copies.delete(folder)
+    listing.delete(folder)
     typer.echo(f"deleted {found.place}")

@@ -1,18 +1,10 @@
-"""A savepoint of a Spark query: its checkpoint and its decision log, copied when nobody can write to them any more.
+"""Making a savepoint of a Spark query: its checkpoint and decision log, copied when nobody can write to them any more.
 
-    <savepoint>/begun            written first: whose savepoint it is going to be
-    <savepoint>/checkpoint/…     the files of Spark's checkpoint
-    <savepoint>/log/…            the entries of the decision log
-    <savepoint>/manifest         written last: size and SHA-256 of all of these, and the position of the sinks
-    <savepoint>/claimed          where the first restore of a retired one was begun
-    <savepoint>/restored         where the last restore was finished
-
-1. What has no manifest is no savepoint: a copy that was interrupted is never restored.
-2. The copy is consistent because it is made after a START: no epoch can be decided between the log's last entry and the
+1. The copy is consistent because it is made after a START: no epoch can be decided between the log's last entry and the
    end of the copying. That START is still the newest when the manifest is written, and no file of the checkpoint has
    changed since before it, or there is no manifest.
-3. The savepoint is of a whole epoch: it is the newest decided one, completed, and Spark has logged it.
-4. A pipeline that moves has one log at any time: MOVED ends the old one before the copy can be started.
+2. The savepoint is of a whole epoch: it is the newest decided one, completed, and Spark has logged it.
+3. A pipeline that moves has one log at any time: MOVED ends the old one before the copy can be started.
 """
 
 from __future__ import annotations
@@ -20,164 +12,31 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from onceward.core.engine.reference import Decided
-from onceward.core.engine.state.handles import FileRef, decode_metadata, is_metadata
-from onceward.core.engine.state.storage import METADATA, CheckpointStorage, inside
-from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, StateDamagedError, StateError
+from onceward.core.engine.state.storage import CheckpointStorage
+from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, StateDamagedError
 from onceward.core.log import LogWriter, Moved
 from onceward.core.log.entries import key_of, position_of, position_of_record
 from onceward.core.log.store import IN_CHECKPOINT
-from onceward.core.names import Progress
+
+from .manifest import BEGUN, ENTRIES, FILES, IDENTITY, MANIFEST, Manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from onceward.core.checkpoint import CommitPolicy
-    from onceward.core.engine.state.handles import Metadata
     from onceward.core.log import Decide, LogStore, LogView
 
     from ..operate.logs import Log
 
-BEGUN: Final = "begun"
-MANIFEST: Final = "manifest"
-CLAIMED: Final = "claimed"
-RESTORED: Final = "restored"
-FILES: Final = "checkpoint"
-ENTRIES: Final = "log"
-IDENTITY: Final = "metadata"
-"""Spark's file with the query's id. Without it a checkpoint is a new query's, which no log of an old one admits."""
 QUIET_SECONDS: Final = 2.0
 """For which a checkpoint must not change before its query is taken for stopped."""
-_MAGIC: Final = b"onceward-savepoint/1 "
 _STOP: Final = (
     "Stop it (query.stop(), or SIGTERM to its driver, and wait until the process has ended), then repeat this"
 )
-
-
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a savepoint of a Spark query holds. JSON-serialisable."""
-
-    pipeline: str
-    query: str
-    """Spark's id of the query."""
-    log: str
-    """Identity of the decision log."""
-    generation: int
-    """Position of the START under which the newest epoch was decided."""
-    epoch: int
-    """The newest epoch that the sinks have."""
-    sinks: tuple[str, ...]
-    input: Any = None
-    """Offsets where that epoch's input ended."""
-    made: str
-    checkpoint: str
-    """Location of the checkpoint that it is a copy of."""
-    store: str | None = None
-    """Where its decision log was; None: in the checkpoint."""
-    retired: bool = False
-    """Whether that log has ended with this savepoint."""
-    files: tuple[FileRef, ...]
-    entries: tuple[FileRef, ...]
-
-    @property
-    def position(self) -> Progress:
-        """How far the sinks had come."""
-        return Progress(self.generation, self.epoch)
-
-    @property
-    def size(self) -> int:
-        """Bytes of its files."""
-        return sum(ref.size for ref in (*self.files, *self.entries))
-
-    @property
-    def place(self) -> str:
-        """Where its decision log was."""
-        return self.checkpoint if self.store is None else self.store
-
-
-def _sealed(manifest: Manifest) -> bytes:
-    body = msgspec.json.encode(manifest)
-    return _MAGIC + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
-
-
-def _unsealed(data: bytes, where: str) -> Manifest:
-    header, _, body = data.partition(b"\n")
-    if header != _MAGIC + hashlib.sha256(body).hexdigest().encode():
-        raise StateDamagedError(f"the savepoint's manifest {where} is damaged: its checksum does not match")
-    return msgspec.json.decode(body, type=Manifest)
-
-
-@dataclass(frozen=True)
-class Savepoint:
-    """A complete savepoint of a Spark query."""
-
-    storage: CheckpointStorage
-    manifest: Manifest
-
-    @classmethod
-    def load(cls, place: str) -> Savepoint:
-        """Read a savepoint's manifest.
-
-        Raises:
-            ConfigurationError: There is no savepoint of a Spark query, or only a part of one.
-            StateDamagedError: The manifest is not what was written.
-        """
-        storage = CheckpointStorage(place)
-        data = storage.read_if_there(MANIFEST)
-        if data:
-            return cls(storage, _unsealed(data, storage.at(MANIFEST)))
-        if storage.read_if_there(BEGUN):
-            raise ConfigurationError(
-                f"{storage.root} holds only a part of a savepoint: its copying was interrupted. Make it again, or "
-                "delete it with `onceward savepoint delete`"
-            )
-        raise ConfigurationError(f"{storage.root} is not a savepoint of a Spark query")
-
-    @property
-    def restored_to(self) -> str:
-        """Where it was restored to, the last time; empty if it never was."""
-        return self.storage.read_if_there(RESTORED).decode()
-
-    @property
-    def claimed_by(self) -> str:
-        """Where a restore of it was begun that needed no other log; empty if none was."""
-        return self.storage.read_if_there(CLAIMED).decode()
-
-    def claim(self, place: str) -> None:
-        """Let no other place go on from the log in it.
-
-        Raises:
-            EpochConflictError: Another one was first.
-        """
-        if not self.claimed_by:
-            self.storage.write(CLAIMED, [place.encode()])
-        if self.claimed_by != place:
-            raise EpochConflictError(f"{self.storage.root} is being restored to {self.claimed_by}: finish it there")
-
-    def mark_restored(self, place: str) -> None:
-        """Remember where the pipeline is now."""
-        if self.restored_to != place:
-            self.storage.delete([RESTORED])
-            self.storage.write(RESTORED, [place.encode()])
-
-    def verify(self) -> None:
-        """Read every file.
-
-        Raises:
-            StateDamagedError: One is missing, or not what was written.
-        """
-        for ref in (*self.manifest.files, *self.manifest.entries):
-            for _ in self.storage.proven(ref):
-                pass
-
-
-# Making one
 
 
 def create(
@@ -234,7 +93,7 @@ def create(
         files=tuple(files),
         entries=tuple(entries),
     )
-    into.write(MANIFEST, [_sealed(manifest)])
+    into.write(MANIFEST, [manifest.encode()])
     return manifest
 
 
@@ -341,111 +200,3 @@ def _stamps(source: CheckpointStorage) -> dict[str, Any]:
 
 def _text(source: CheckpointStorage, path: str) -> bytes:
     return b"".join(source.chunks(path, "the checkpoint's file"))
-
-
-# Those that there are
-
-
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """A savepoint, as `--json` shows it."""
-
-    place: str
-    kind: str
-    """"spark", "engine", "incomplete" or "damaged"."""
-    pipeline: str
-    epoch: int | None = None
-    made: str = ""
-    size: int | None = None
-    """Bytes."""
-    retired: bool = False
-    restored_to: str = ""
-    problem: str = ""
-
-
-def look(place: str) -> Listed | None:
-    """What a folder holds; None if that is no savepoint."""
-    storage = CheckpointStorage(place)
-    begun = storage.read_if_there(BEGUN).decode()
-    try:
-        if not begun:
-            made = engine_savepoint(storage)
-            return _of_engine(storage.root, made) if made is not None else None
-        if not storage.read_if_there(MANIFEST):
-            return Listed(place=storage.root, kind="incomplete", pipeline=begun)
-        saved = Savepoint.load(place)
-    except StateDamagedError as error:
-        return Listed(place=storage.root, kind="damaged", pipeline=begun, problem=str(error))
-    m = saved.manifest
-    return Listed(
-        place=storage.root,
-        kind="spark",
-        pipeline=m.pipeline,
-        epoch=m.epoch,
-        made=m.made,
-        size=m.size,
-        retired=m.retired,
-        restored_to=saved.restored_to,
-    )
-
-
-def _of_engine(place: str, made: Metadata) -> Listed:
-    size = sum(ref.size for refs in made.files().values() for ref in refs)
-    return Listed(place=place, kind="engine", pipeline=made.pipeline, epoch=made.checkpoint, size=size)
-
-
-def engine_savepoint(storage: CheckpointStorage) -> Metadata | None:
-    """The metadata of a savepoint of the embedded engine; None if there is none.
-
-    Raises:
-        StateDamagedError: They are not what was written.
-    """
-    data = storage.read_if_there(METADATA)
-    if not is_metadata(data):  # a Spark checkpoint has a file of that name too
-        return None
-    metadata = decode_metadata(data, storage.at(METADATA))
-    return metadata if metadata.savepoint else None
-
-
-def listed(place: str) -> list[Listed]:
-    """The savepoint in a folder, or those in the folders right below it.
-
-    Raises:
-        ConfigurationError: There is no such folder.
-    """
-    storage = CheckpointStorage(place)
-    names = storage.names()
-    if not names:
-        raise ConfigurationError(f"{storage.root}: there is no such folder, or it is empty")
-    own = look(storage.root)
-    found = [own] if own is not None else [look(inside(storage.root, name)) for name in sorted(names)]
-    return [one for one in found if one is not None]
-
-
-def found_at(place: str) -> Listed:
-    """What a folder holds.
-
-    Raises:
-        ConfigurationError: That is no savepoint.
-    """
-    found = look(place)
-    if found is None:
-        raise ConfigurationError(f"{CheckpointStorage(place).root} is not a savepoint")
-    return found
-
-
-def delete(place: str) -> None:
-    """Delete a savepoint, or a part of one: first the file without which nobody takes the rest for one.
-
-    Raises:
-        ConfigurationError: The folder is not a savepoint.
-        StateError: Something could not be deleted.
-    """
-    pipeline, storage = found_at(place).pipeline, CheckpointStorage(place)
-    try:
-        if not storage.read_if_there(BEGUN):
-            storage.write(BEGUN, [pipeline.encode()])  # so that the rest of it is known for what it is
-        storage.delete([MANIFEST, METADATA])
-        storage.delete(path for path in storage.walk() if path != BEGUN)
-        storage.delete_folder("")
-    except OSError as error:
-        raise StateError(f"{storage.root} is deleted in part only: {error}. Repeat this") from error

@@ -36,7 +36,8 @@ from onceward.core.errors import (
 from onceward.core.log import Decide, LogView, LogWriter, Rewound, open_store, read
 from onceward.core.log.store import IN_CHECKPOINT
 
-from .copies import ENTRIES, FILES, IDENTITY, entries_of
+from .copies import entries_of
+from .manifest import ENTRIES, FILES, IDENTITY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from onceward.core.engine.state.handles import FileRef
     from onceward.core.log import LogStore
 
-    from .copies import Savepoint
+    from .manifest import Savepoint
 
 
 _log = logging.getLogger("onceward.savepoint")

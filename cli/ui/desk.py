@@ -19,13 +19,13 @@ from onceward.core.errors import ConfigurationError, EpochConflictError
 from ..operate import show
 from ..operate.logs import open_log
 from ..operate.resolve import abort_undecided, chosen, commit_decided
-from .watch import Pipeline, Watched
+from .model import Pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..operate.commands import Search
-    from .watch import Watch
+    from .watch import Watch, Watched
 
 _PAUSE: Final = 1.0
 """Seconds for which what was read is shown again."""

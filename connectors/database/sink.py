@@ -49,6 +49,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         mode: "insert" or "upsert".
     """
 
+    keeps_ledger: ClassVar[bool] = True
     default_name: ClassVar[str]
     mode: str
     target: Target

@@ -139,14 +139,16 @@ class Url:
             ) from None
         names = ("username", "password", "host", "database")
         parts: dict[str, Any] = {name: given.pop(_LIBPQ.get(name, name), None) for name in names}
-        if given.get("port", "").isdigit():  # else there are several, for several hosts
+        if given.get("port", "").isdigit():
             parts["port"] = int(given.pop("port"))
+        elif "port" in given:  # several hosts with ports of their own: in a URL of SQLAlchemy they are parameters
+            given["host"] = parts.pop("host")
         return cls(URL.create(f"postgresql+{DRIVERS['postgresql']}", **parts, query=given))
 
     def libpq(self) -> dict[str, Any]:
         """The same as libpq's parameters, secrets included."""
-        query = {key: value if isinstance(value, str) else ",".join(value) for key, value in self.parsed.query.items()}
-        return self.parsed.translate_connect_args(**_LIBPQ) | query
+        _, given = self.parsed.get_dialect()().create_connect_args(self.parsed)  # which knows several hosts
+        return {key: ",".join(value) if isinstance(value, tuple) else value for key, value in given.items()}
 
     @property
     def backend(self) -> str:

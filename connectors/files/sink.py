@@ -29,8 +29,9 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Annotated, Final, Self
 
+import msgspec
 import pyarrow as pa
 
 from onceward.core.errors import ConfigurationError, SinkError
@@ -62,6 +63,14 @@ ROLL_BYTES: Final = 128 * 2**20
 _UNWRITABLE: Final = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 
+class _Layout(msgspec.Struct, frozen=True):
+    """Of a committable's handle."""
+
+    files: list[Annotated[str, msgspec.Meta(pattern=r"^(?!/)(?!(.*/)?\.\.(/|$))")]]
+    """Below the folder."""
+    folder: str | None = None
+
+
 class FileSink(FolderSink[Files]):
     """Sink that writes files into a folder; each file appears whole, once, after its epoch's decision.
 
@@ -82,6 +91,7 @@ class FileSink(FolderSink[Files]):
     """
 
     kind = "files"
+    layout = _Layout
 
     def __init__(
         self,

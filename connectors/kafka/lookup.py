@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from onceward.core.errors import ConfigurationError, SourceError
 
-from .admin import REACH_SECONDS, admin_of
+from .admin import ATTEMPT_SECONDS, REACH_SECONDS, admin_of
 from .errors import confluent
 from .planning import Held
 from .positions import EARLIEST, LATEST, AtTime, Bound, Partition, assignment_from_json, spread
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from .settings import KafkaSettings
 
 ASK_SECONDS: Final = 10.0
-"""Bound of one request."""
+"""Longest bound of one request."""
+FIRST_SECONDS: Final = 2.5
+"""Bound of the first request; it doubles. A broker that is dead may be waited for in vain: see _find_brokers."""
 PAUSE_SECONDS: Final = 0.2
 """Between two tries."""
 LEAST_SECONDS: Final = 0.5
@@ -114,15 +117,18 @@ class Lookup:
         admin.complaints.clear()
         retry_seconds = self._retry_seconds if admin.answered else min(self._retry_seconds, REACH_SECONDS)
         give_up = time.monotonic() + retry_seconds
+        bound = FIRST_SECONDS
         while True:
-            seconds = ASK_SECONDS if admin.answered else max(LEAST_SECONDS, give_up - time.monotonic())
+            seconds = bound if admin.answered else max(LEAST_SECONDS, give_up - time.monotonic())
             try:
                 answer = question(admin.client, seconds)
             except confluent().KafkaException as error:
+                _find_brokers(admin)
                 self._check(admin, what, error.args[0], last=time.monotonic() >= give_up)
             else:
                 admin.answered = True
                 return answer
+            bound = min(ASK_SECONDS, 2 * bound)
             time.sleep(PAUSE_SECONDS)
 
     def _check(self, admin: Admin, what: str, error: Any, *, last: bool) -> None:
@@ -135,6 +141,17 @@ class Lookup:
         if last:
             words = f"no broker answers: {complaints.newest}" if complaints.newest else error.str()
             raise SourceError(f"cannot {what} at {servers}: {words}") from None
+
+
+def _find_brokers(admin: Admin) -> None:
+    """Ask any broker for metadata.
+
+    librdkafka describes topics through the broker that its metadata call the controller, and waits for that one alone:
+    once it is dead, every later question of this client fails, for longer than 100 s (measured), though the cluster is
+    well.
+    """
+    with suppress(confluent().KafkaException):
+        admin.client.list_topics(timeout=ATTEMPT_SECONDS)
 
 
 def passes(error: Any) -> bool:

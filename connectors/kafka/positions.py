@@ -9,6 +9,7 @@ from zlib import crc32
 import msgspec
 
 from onceward.core.errors import ConfigurationError
+from onceward.core.sealed import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -79,7 +80,7 @@ def _shaped(value: Any, kind: Any, what: str, shape: str) -> Any:
         return msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{what} must have the shape {shape}, not {value!r}: {error}") from error
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ConfigurationError(f"{what} must be JSON such as {shape}: {error}") from error
 
 

@@ -138,6 +138,8 @@ def _headers(data: bytes) -> Iterator[tuple[int, int, str]]:
     at = 0
     while at + _HEADER.size <= len(data):
         first, length, _, magic, _, attributes, distance, _, _, producer, epoch, _ = _HEADER.unpack_from(data, at)
+        if length < _HEADER.size - _LENGTH_ENDS:
+            raise KafkaError(f"a record batch at offset {first} says that it has {length} bytes: it is damaged")
         if at + _LENGTH_ENDS + length > len(data):
             return
         if magic < _MAGIC:

@@ -18,13 +18,15 @@ import pyarrow.compute as pc
 from onceward.core.errors import KafkaError, SchemaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from .positions import Partition
 
 SLICE: Final = 5000
 """Rows between two looks at delivery failures."""
 UNASSIGNED: Final = -1
+TOPIC_IS_NULL: Final = "a row's topic is null and the sink has no topic: set one of them"
+HEADER_IS_NULL: Final = "a header or its key is null: only a header's value may be null"
 _BYTES: Final = "binary or string"
 
 
@@ -55,13 +57,13 @@ class Rows:
         self._topics: list[str] | None = None
         if topic is None:
             if batch.column("topic").null_count:
-                raise KafkaError("a row's topic is null and the sink has no topic: set one of them")
+                raise KafkaError(TOPIC_IS_NULL)
             self._topics = batch.column("topic").to_pylist()
 
     def __len__(self) -> int:
         return self._length
 
-    def feed(self, produce: Callable[..., None], begin: int) -> int:
+    def feed(self, producer: Any, begin: int) -> int:
         """Produce up to SLICE rows from row `begin` on; how many rows are done then.
 
         Raises:
@@ -70,7 +72,7 @@ class Rows:
         end = min(self._length, begin + SLICE)
         position = iter(self._values[begin:end])
         try:
-            deque(map(produce, *self._arguments(begin, end, position)), maxlen=0)
+            deque(map(producer.produce, *self._arguments(begin, end, position)), maxlen=0)
         except BufferError:
             raise QueueFull(end - length_hint(position) - 1) from None
         return end
@@ -151,7 +153,7 @@ def _headers(column: pa.Array) -> Sequence[list[tuple[str, bytes | None]] | None
     """Each row's headers in order; names may repeat."""
     flat = column.flatten()
     if flat.null_count or flat.field("key").null_count:
-        raise KafkaError("a header or its key is null: only a header's value may be null")
+        raise KafkaError(HEADER_IS_NULL)
     pairs = list(zip(flat.field("key").to_pylist(), _cells(flat.field("value")), strict=True))
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_pylist()
     rows: list[list[tuple[str, bytes | None]] | None] = []

@@ -24,7 +24,7 @@ from .lookup import Lookup
 from .pool import PoolKey, pool_of
 from .positions import LATEST, Partition
 from .producer import check_settings
-from .rows import Rows, check_columns, hashed
+from .rows import check_columns, hashed
 from .settings import KafkaSettings, split_options
 from .transaction import KIND, OBSERVED, VERSION, Fate, Prepared, mark_of
 
@@ -216,7 +216,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return KafkaTransaction(context, pool, pool.take(context), RowHash() if self.proof else None)
 
     def write(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> None:
-        rows = Rows(batch, self.topic)
+        rows = transaction.producer.messages(batch, self.topic)
         if self.topic is None:
             cluster_of(self.settings).check_topics(rows.topics)
         transaction.producer.write(rows)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
+
 from onceward.core.errors import LogDamagedError
 from onceward.core.names import parse_pooled_name
 from onceward.core.transaction import ANY_EPOCH, Committable, Observation
@@ -44,6 +46,16 @@ class Handle(NamedTuple):
     """Broker's clock when the transaction's first partition was added, in milliseconds; only ever compared."""
 
 
+class _Layout(msgspec.Struct, frozen=True):
+    """Of a committable's handle."""
+
+    producer_id: int
+    producer_epoch: int
+    started_ms: int
+    partitions: dict[str, list[int]]
+    topic_ids: dict[str, str] = {}
+
+
 class Prepared(NamedTuple):
     """A transaction and where its data are."""
 
@@ -68,10 +80,10 @@ class Prepared(NamedTuple):
             )
         if not committable.handle:
             return None
-        fields = committable.handle
-        handle = Handle(committable.transaction, fields["producer_id"], fields["producer_epoch"], fields["started_ms"])
-        partitions = ((topic, number) for topic, numbers in fields["partitions"].items() for number in numbers)
-        return cls(handle, frozenset(partitions), frozenset(fields.get("topic_ids", {}).items()))
+        fields = committable.read_handle(_Layout)
+        handle = Handle(committable.transaction, fields.producer_id, fields.producer_epoch, fields.started_ms)
+        partitions = ((topic, number) for topic, numbers in fields.partitions.items() for number in numbers)
+        return cls(handle, frozenset(partitions), frozenset(fields.topic_ids.items()))
 
     @property
     def producer(self) -> tuple[int, int]:

@@ -13,27 +13,38 @@ from datetime import datetime
 from itertools import count, groupby
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import CommitPendingError, DataLossError, EpochConflictError, ExternalError, FencedError
+from ..errors import (
+    CommitPendingError,
+    DataLossError,
+    EpochConflictError,
+    ExternalError,
+    FencedError,
+    RetryableSinkError,
+)
 from ..events import Committed, CommitWaits, tell, wall_clock
 from ..names import Scope
 from ..outcome import PROVEN_NOT_COMMITTED
 from ..sink import by_urgency
 from ..steps import Step, crash_point
-from ..transaction import CommitStatus
+from ..transaction import CommitOutcome, CommitStatus, Observation
 from . import report
 from .policy import CommitPolicy, OnLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ..log import CommitPermit, LogWriter
+    from ..log import CommitPermit, Decide, LogWriter
     from ..sink import TwoPhaseCommit
-    from ..transaction import CommitOutcome, Committable
+    from ..transaction import Committable
 
 _log = logging.getLogger("onceward.commit")
 
 TOLD_AFTER: Final = 8
 """Repetitions before a warning names what is waited for: three seconds by default, if each attempt fails at once."""
+TAKEN_BACK: Final = (
+    "it was committed, and the target does not have it any more: was a standby promoted that lagged, or a backup "
+    "restored? Then earlier epochs may be missing, too"
+)
 Failures = list[tuple["Committable", "CommitOutcome"]]
 
 
@@ -72,6 +83,41 @@ def finish(
     seconds = {share.sink.name: share.seconds for share in shares if share.took_part}
     tell(Committed(permit.decision.pipeline, permit.decision.epoch, seconds, voided=not stands))
     return stands
+
+
+def check_kept(writer: LogWriter, sink: TwoPhaseCommit[Any], policy: CommitPolicy) -> None:
+    """See that the target still has what the newest completed decision committed, if it keeps a ledger.
+
+    It has not if it was replaced by an older copy of itself: a standby that lagged was promoted, or a backup was
+    restored. What is prepared there again is committed again, as the decision says.
+
+    Raises:
+        DataLossError: Some of it is gone, and the policy does not say to skip it.
+        FencedError: A newer writer has started.
+        SinkError: The target did not answer.
+    """
+    view = writer.view
+    if not sink.keeps_ledger or view.undone is not None or view.newest is None:
+        return
+    mine = [c for c in view.newest.committables if c.sink == sink.name and c.transaction not in view.skipped]
+    seen = list(zip(mine, sink.inspect_many(mine), strict=True))
+    failures: Failures = [
+        (c, CommitOutcome(CommitStatus.LOST, TAKEN_BACK)) for c, at in seen if at is Observation.ABORTED
+    ]
+    again = [c for c, at in seen if at is Observation.PREPARED]
+    for committable, outcome in zip(again, sink.commit_many(again) if again else (), strict=True):
+        if outcome.status is CommitStatus.RETRY_LATER:
+            raise RetryableSinkError(f"cannot commit again what the target took back: {outcome.detail}", sink=sink.name)
+        if not outcome.settled:
+            failures.append((committable, outcome))
+        _log.warning(
+            "%s was committed, and was prepared again: the target went back to an older state. Committing it again: %s",
+            committable.transaction,
+            outcome.status,
+            extra=report.about(committable),
+        )
+    if failures:
+        _resolve(view.newest, failures, writer, policy)
 
 
 def _waits(permit: CommitPermit, shares: Sequence[_Share]) -> CommitWaits:
@@ -177,7 +223,7 @@ def _conclude(permit: CommitPermit, shares: Sequence[_Share], writer: LogWriter,
         errors.append(_pending(permit, pending))
     if failures and not (pending and policy.on_lost is OnLost.REPLAY):  # it may turn out that nothing was committed
         try:
-            if not _resolve(permit, failures, writer, policy):
+            if not _resolve(permit.decision, failures, writer, policy):
                 return False
         except DataLossError as error:
             errors.insert(0, error)
@@ -219,9 +265,8 @@ def _deadline(sink: TwoPhaseCommit[Any]) -> str:
     return f", unless they end before: the target aborts a transaction {timeout:.0f} s after it began. Restart soon"
 
 
-def _resolve(permit: CommitPermit, failures: Failures, writer: LogWriter, policy: CommitPolicy) -> bool:
+def _resolve(decision: Decide, failures: Failures, writer: LogWriter, policy: CommitPolicy) -> bool:
     """Settle what cannot be committed as the policy says; whether the decision still stands."""
-    decision = permit.decision
     if not writer.still_newest():
         # A newer writer may have finished it and made the names ready again: then "unknown" means nothing here.
         raise FencedError("a newer writer finishes this epoch", pipeline=decision.pipeline, epoch=decision.epoch)
@@ -238,15 +283,15 @@ def _resolve(permit: CommitPermit, failures: Failures, writer: LogWriter, policy
             )
             writer.resolve(decision.epoch, committable.transaction, action="skip", who=policy.skipped_by, why=why)
         return True
-    proven = [c for c, outcome in failures if outcome.status in PROVEN_NOT_COMMITTED]
+    waits = writer.view.undone is not None  # a completed decision cannot be voided
+    proven = [c for c, outcome in failures if waits and outcome.status in PROVEN_NOT_COMMITTED]
     if policy.on_lost is OnLost.REPLAY and len(proven) == len(decision.committables):
         writer.void(decision.epoch, [f"{c.transaction}: {outcome.detail}" for c, outcome in failures])
         return False
-    raise _data_loss(permit, failures, policy)
+    raise _data_loss(decision, failures, policy, waits=waits)
 
 
-def _data_loss(permit: CommitPermit, failures: Failures, policy: CommitPolicy) -> DataLossError:
-    decision = permit.decision
+def _data_loss(decision: Decide, failures: Failures, policy: CommitPolicy, *, waits: bool) -> DataLossError:
     rows = sum(c.rows for c, _ in failures)
     listed = "; ".join(
         f"sink {c.sink} subtask {c.subtask} {c.transaction} ({c.rows} rows): {outcome.status}, {outcome.detail}"
@@ -254,13 +299,18 @@ def _data_loss(permit: CommitPermit, failures: Failures, policy: CommitPolicy) -
     )
     refused = (
         " Replay was asked for and refused: not every transaction of the epoch is proven not committed."
-        if policy.on_lost is OnLost.REPLAY
+        if policy.on_lost is OnLost.REPLAY and waits
         else ""
+    )
+    replay = (
+        "on_lost='replay' writes the epoch again if every one of its transactions is proven not committed and the "
+        "source still has the rows"
+        if waits
+        else "rewind='why', with an older checkpoint, writes again what comes after it"
     )
     return DataLossError(
         f"{len(failures)} decided transactions with {rows} rows can no longer be committed: {listed}.{refused} "
-        "Choices: on_lost='replay' writes the epoch again if every one of its transactions is proven not committed "
-        "and the source still has the rows; on_lost='skip' goes on without them and leaves an audit record",
+        f"Choices: {replay}; on_lost='skip' goes on without them and leaves an audit record",
         pipeline=decision.pipeline,
         sink=failures[0][0].sink,
         epoch=decision.epoch,

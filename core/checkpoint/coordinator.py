@@ -23,7 +23,7 @@ from ..names import Scope, check_pipeline_name
 from ..steps import Step, crash_point
 from ..transaction import Acknowledgement, Committable, WriteContext
 from .admission import Admission, admission, check_age, check_query, gather, goes_back, with_earlier
-from .commit import finish
+from .commit import check_kept, finish
 from .policy import CommitPolicy
 from .report import note_epoch, note_start
 from .sweep import Swept, sweep
@@ -276,8 +276,9 @@ class Coordinator:
         """Refuse names that are not this log's, or make the targets forget whose they were before a rewind.
 
         Returns:
-            What each sink raised whose target did not answer. It is not swept now: it may know more than this log,
-            which then is an outdated copy that calls undecided what is decided. The others are, and all are committed.
+            What each sink raised whose target did not answer, or has lost what was committed. It is not swept now: it
+            may know more than this log, which then is an outdated copy that calls undecided what is decided; or the
+            other way round. The others are, and all are committed.
         """
         unanswered: dict[str, Exception] = {}
         for sink in self.sinks.values():
@@ -286,7 +287,8 @@ class Coordinator:
                     sink.release(self._scope(sink))
                 else:
                     sink.check_claim(self._scope(sink), self.view.progress)
-            except ExternalError as error:
+                    check_kept(self.writer, sink, self.policy)
+            except (ExternalError, DataLossError) as error:
                 unanswered[sink.name] = error
         return unanswered
 

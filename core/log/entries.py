@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ..errors import LogDamagedError
-from ..sealed import seal, unseal
+from ..sealed import UNREADABLE, seal, unseal
 from ..transaction import Committable
 from .proven import Proofs
 
@@ -151,7 +151,7 @@ def decode(data: bytes, position: int) -> Entry:
         )
     try:
         entry: Entry = msgspec.json.decode(body, type=Entry)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise LogDamagedError(f"entry {position} of the decision log is not readable: {error}") from error
     if entry.position != position:
         raise LogDamagedError(f"entry {position} of the decision log says that it is entry {entry.position}")

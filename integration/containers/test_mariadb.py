@@ -31,7 +31,8 @@ from onceward.core.transaction import (
 from onceward.testing.conformance import SinkConformance, SinkUnderTest
 from onceward.testing.containers import MariaDbContainer
 
-from ..postgres_kit import SCHEMA, SCOPE, Proxy, context, expected, in_child, words, write
+from ..postgres_kit import SCHEMA, SCOPE, context, expected, in_child, words, write
+from ..proxy import Proxy
 from ..simulator_kit import ledger_contract
 from ..sql_kit import MariaDatabase, maria_database
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Results:
-    """Outcomes in a file, a line each, as they come: an interrupted campaign goes on where it was.
+    """Outcomes in a file, a line each, as they come: an interrupted campaign goes on where it was, days later too.
 
     Several campaigns of one seed may fill it at the same time, for different styles.
 
@@ -103,25 +103,26 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2, help="each with services and Spark sessions of its own")
     parser.add_argument("--style", choices=list(Style), action="append", help="only this one; can be repeated")
-    parser.add_argument("--results", type=Path, help="default: .cache/crash-matrix/SEED.jsonl")
+    parser.add_argument("--results", type=Path, help="default: SEED.jsonl in the folder results")
     parser.add_argument("--case", action="append", help="only this one again, without results; can be repeated")
     parser.add_argument("--page", action="store_true", help="only write the page of the results")
     arguments = parser.parse_args()
     styles = [Style(name) for name in arguments.style or Style]
-    file: Path = arguments.results or Path(".cache", "crash-matrix", f"{arguments.seed}.jsonl")
+    file: Path = arguments.results or Path(__file__).with_name("results") / f"{arguments.seed}.jsonl"
+    evidence = Path(".cache", "crash-matrix", f"{arguments.seed}.evidence")
     results = Results(file, arguments.seed, arguments.kills)
     if arguments.page:
         results.write_page()
         return 0
     environment()
     if arguments.case:
-        return _again(arguments.seed, set(arguments.case), file.with_suffix(".evidence"))
+        return _again(arguments.seed, set(arguments.case), evidence)
     groups = iter(list(itertools.islice(campaign(arguments.seed, styles), 10 + arguments.kills)))
     signal.signal(signal.SIGTERM, _interrupted)
     try:
         with _home() as folder, ThreadPoolExecutor() as pool:
             homes = [Path(folder, str(number)) for number in range(arguments.workers)]
-            tasks = [pool.submit(work, home, file.with_suffix(".evidence"), groups, results) for home in homes]
+            tasks = [pool.submit(work, home, evidence, groups, results) for home in homes]
             try:
                 for task in tasks:
                     task.result()

@@ -46,7 +46,7 @@ _drivers = multiprocessing.get_context("forkserver")
 _drivers.set_forkserver_preload([f"{__package__}.preload"])
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     """What came of a case.
 
     Attributes:
@@ -55,10 +55,10 @@ class Outcome(msgspec.Struct, frozen=True):
         combination: Of sinks.
         strikes: What was to happen.
         struck: How many of them did.
+        seconds: That the case took.
         missing, duplicated, wrong: Rows, over all targets.
         left: What was left open, prepared, staged or pending.
         problem: What else was wrong: the next driver did not finish, a run did not end.
-        seconds: That the case took.
         log: End of the drivers' log, if something was wrong.
     """
 
@@ -67,12 +67,12 @@ class Outcome(msgspec.Struct, frozen=True):
     combination: str
     strikes: tuple[Strike, ...]
     struck: int
-    missing: int
-    duplicated: int
-    wrong: int
-    left: tuple[str, ...]
-    problem: str
     seconds: float
+    missing: int = 0
+    duplicated: int = 0
+    wrong: int = 0
+    left: tuple[str, ...] = ()
+    problem: str = ""
     log: str = ""
 
     @property
@@ -211,6 +211,7 @@ class Bench:
                 for struck in self._trap.struck[done:]:
                     done += 1
                     self._assist(struck.strike.death, struck.pid)
+                    deadline = time.monotonic() + _RUN_SECONDS  # another driver's run does not count
                 if time.monotonic() > deadline:
                     self._wait_no_longer(driver)
                 time.sleep(_POLL_SECONDS)

@@ -18,9 +18,9 @@ Each fault is one case (faults.py); `pytest --faults smoke|full|hours` selects t
 
 from __future__ import annotations
 
-from .case import PipelineTest
 from .endpoints import Addresses, Custom, Endpoint, Folder, KafkaTopic, Record, Row, Table, UnreadableError
 from .faults import FAULTS, NothingToHitError, Scene
+from .suite import PipelineTest
 
 __all__ = [
     "FAULTS",

@@ -9,121 +9,39 @@ from __future__ import annotations
 
 import inspect
 import os
-import shlex
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 from onceward.core.errors import ConfigurationError
 
-from .driver import Command, Start, Supervisor, arguments_of
-from .endpoints import KAFKA, POSTGRES, Addresses, Endpoint, UnreadableError
-from .faults import FAULTS, Inject, NothingToHitError, PlannedFault, Scene, planned_faults
+from .blocked import BlockedReaders
+from .driver import Start, Supervisor, arguments_of
+from .endpoints import KAFKA, POSTGRES, Addresses, UnreadableError
+from .expectation import ReferenceRun, counted, from_function
+from .faults import NothingToHitError, PlannedFault, Scene
 from .judge import Verdict, compare
 from .servers import empty_kafka, new_database
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    import pytest
-
-    from .endpoints import Row
+    from .endpoints import Record, Row
     from .servers import Servers
+    from .spec import PipelineSpec
 
 _POLL_SECONDS: Final = 0.2
 _FIRST_SHARE: Final = 0.2
 _FEEDS: Final = 20
 _LIVES_BEFORE_OUTPUT: Final = 3
-
-
-class PipelineTest:
-    """Test a pipeline's driver program: subclass it, and say how it starts, what it reads and what must come out.
-
-    The driver is restarted whenever it ends. It gets KAFKA_BOOTSTRAP_SERVERS, DATABASE_URL and PIPELINE_FOLDER (for
-    checkpoints) in environment variables, and runs in the folder of the test's file.
-
-    Attributes:
-        command: The program and its arguments, or a function at the top level of a file.
-        inputs: One or several; the n-th row goes to input n modulo their number.
-        outputs: One or several.
-        services: "containers", "local" for processes on this machine, or "auto": containers if Docker answers.
-        key: Column that identifies a row in inputs and outputs, so that offending rows are traced to their source.
-        row_count: Number of rows that are fed.
-        feed_seconds: How long they are fed, after the first output was seen.
-        timeout: Seconds for the first output, and for all output after the fault.
-        quiet: Seconds for which the outputs must not change at the end.
-        stop_seconds: How long the driver has to end after SIGTERM.
-        uses_onceward: Also crash the driver at onceward's durable steps (ONCEWARD_CRASH_AT).
-        environment: Further variables for the driver.
-        faults: The faults to choose from, by name.
-    """
-
-    command: Command
-    inputs: Endpoint | Sequence[Endpoint]
-    outputs: Endpoint | Sequence[Endpoint]
-    services: Literal["auto", "containers", "local"] = "auto"
-    key: str | None = "id"
-    row_count: int = 300
-    feed_seconds: float = 3.0
-    timeout: float = 120.0
-    quiet: float = 1.0
-    stop_seconds: float = 5.0
-    uses_onceward: bool = False
-    environment: ClassVar[Mapping[str, str]] = {}
-    faults: ClassVar[Mapping[str, Inject]] = FAULTS
-
-    def row(self, number: int) -> Row:
-        """Return the row with this number, counted from 0."""
-        return {"id": number, "value": f"v{number}"}
-
-    def expected(self, rows: list[Row]) -> Sequence[Row] | Mapping[str, Sequence[Row]]:
-        """Return what must come out of these rows: the rows of every output, or a mapping from output names to rows.
-
-        Args:
-            rows: What the inputs hold, by input, partition and offset.
-        """
-        return rows
-
-    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Make one case for each fault of the selection that `--faults` names."""
-        if "fault" in metafunc.fixturenames:
-            level = metafunc.config.getoption("--faults")
-            needs = frozenset(endpoint.needs for endpoint in [*_several(self, "inputs"), *_several(self, "outputs")])
-            planned = planned_faults(level, self.faults, needs, steps=self.uses_onceward)
-            metafunc.parametrize("fault", planned, ids=lambda fault: fault.id)
-
-    def test_exactly_once(
-        self, fault: PlannedFault, pipeline_servers: Servers, tmp_path: Path, request: pytest.FixtureRequest
-    ) -> None:
-        """Each row takes effect exactly once in every output, whatever goes wrong, and nothing is left open."""
-        import pytest  # noqa: PLC0415 - the demo uses the other parts of the kit without it
-
-        from ..plugin import NOT_APPLICABLE  # noqa: PLC0415
-
-        repeat = f"pytest {shlex.quote(request.node.nodeid)} --faults {request.config.getoption('--faults')}"
-        with ExitStack() as stack:
-            case = Case(self, fault, pipeline_servers, tmp_path, stack)
-            problem = case.run()
-            if problem:
-                pytest.fail(f"{problem}\n\n{case.report()}\nrepeat it: {repeat}", pytrace=False)
-            if case.nothing_hit:
-                pytest.skip(f"{NOT_APPLICABLE}{case.nothing_hit}")
-
-
-def _several(spec: PipelineTest, name: str) -> list[Endpoint]:
-    given = getattr(spec, name, [])
-    found = [given] if isinstance(given, Endpoint) else list(given)
-    if not found:
-        raise ConfigurationError(
-            f"{type(spec).__name__} has no {name}: set {name} = KafkaTopic(…), Table(…) or another"
-        )
-    return found
+_RECORD_QUIET: Final = 5
 
 
 class Case:
@@ -136,14 +54,24 @@ class Case:
     """
 
     def __init__(
-        self, spec: PipelineTest, fault: PlannedFault, servers: Servers, folder: Path, stack: ExitStack
+        self,
+        spec: PipelineSpec,
+        fault: PlannedFault,
+        servers: Servers,
+        folder: Path,
+        stack: ExitStack,
+        *,
+        reference: ReferenceRun | None = None,
     ) -> None:
-        self._spec, self._fault = spec, fault
+        self._spec, self._fault, self._reference = spec, fault, reference
+        self._expectation = from_function(spec.expected) if reference is None else reference.expectation
         self._name = type(spec).__name__
         self._dice = Random(fault.id)  # noqa: S311 - repeatable on purpose
-        self._inputs, self._outputs = _several(spec, "inputs"), _several(spec, "outputs")
+        self._inputs, self._outputs = spec.endpoints("inputs"), spec.endpoints("outputs")
         endpoints = [*self._inputs, *self._outputs]
-        self._servers = {name: servers.get(name, spec.services) for name in {e.needs for e in endpoints} if name}
+        running = {name: servers.get(name, spec.services) for name in {e.needs for e in endpoints} if name}
+        self._servers = {name: server for name, (server, _) in running.items()}
+        self._proxies = {name: proxy for name, (_, proxy) in running.items() if fault.needs_proxies}
         self.addresses = self._set_up(folder, stack)
         for endpoint in endpoints:
             endpoint.create(self.addresses)
@@ -169,26 +97,74 @@ class Case:
         if command is None:
             raise ConfigurationError(f"{self._name} has no command: set command = [program, argument, …]")
         command = command.__func__ if isinstance(command, staticmethod) else command
-        variables = {**os.environ, "PYTHONUNBUFFERED": "1", **self.addresses.environment(), **self._spec.environment}
+        told = self._addresses_of_driver().environment()
+        variables = {**os.environ, "PYTHONUNBUFFERED": "1", **told, **self._spec.environment}
         if callable(command):
             variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         here = Path(inspect.getfile(type(self._spec))).parent
         return Start(arguments_of(command), variables, here, folder / "driver.log")
 
+    def _addresses_of_driver(self) -> Addresses:
+        """Those of the case, or of the proxies before its servers."""
+        found = self.addresses
+        if KAFKA in self._proxies:
+            found = replace(found, bootstrap_servers=self._proxies[KAFKA].address)
+        if POSTGRES in self._proxies:
+            dsn = urlsplit(found.dsn)
+            login = dsn.netloc.rpartition("@")[0]
+            found = replace(found, dsn=dsn._replace(netloc=f"{login}@{self._proxies[POSTGRES].address}").geturl())
+        return found
+
     def run(self) -> str:
         """What is wrong, in a sentence; nothing if nothing is."""
+        limit = self._spec.max_blocked_seconds
+        with ExitStack() as watch:
+            rest, problem = self._begin()
+            if not problem:
+                with self._feeding(rest) as until:
+                    self._inject(until)
+                    blocked = BlockedReaders(self._outputs if limit is not None else [], self.addresses)
+                    watch.enter_context(blocked)
+                self._supervisor.stop_others(self._spec.stop_seconds)
+                problem = self._other_inputs() or self._not_settled()
+        self._supervisor.stop(self._spec.stop_seconds)
+        self.verdict = self._judged()
+        if problem or not self.verdict.exact:
+            return problem or f"{self._name} is not exactly once"
+        if limit is not None and blocked.longest > limit:
+            return f"readers were blocked for {blocked.longest:.1f} s after the fault, not {limit:g}: {blocked.where}"
+        return ""
+
+    def _other_inputs(self) -> str:
+        if self._reference is None or counted(self._rows_in()) == self._reference.inputs:
+            return ""
+        return f"other rows went into {self._name} than in the run without faults: is row() random?"
+
+    def _not_settled(self) -> str:
+        if self._settled(self._spec.quiet, lambda verdict: not verdict.may_improve):
+            return ""
+        return f"{self._name} is not exactly once, {self._spec.timeout:g} s after the last row was fed"
+
+    def record(self) -> tuple[ReferenceRun | None, str]:
+        """Run until the outputs have not changed for five times `quiet` seconds: what is in them, or why not."""
+        rest, problem = self._begin()
+        if not problem:
+            with self._feeding(rest):
+                pass
+            if not self._settled(_RECORD_QUIET * self._spec.quiet, lambda verdict: not verdict.left_open):
+                problem = f"{self._name} still changes its outputs {self._spec.timeout:g} s after the last row was fed"
+        self._supervisor.stop(self._spec.stop_seconds)
+        if problem:
+            return None, f"the run without faults, with which the others are compared, failed: {problem}"
+        outputs = [[record.row for record in endpoint.read(self.addresses)] for endpoint in self._outputs]
+        return ReferenceRun(counted(self._rows_in()), list(outputs)), ""
+
+    def _begin(self) -> tuple[Sequence[Row], str]:
+        """Feed the first rows and wait for output: the other rows, and what is wrong."""
         rows = [self._spec.row(number) for number in range(self._spec.row_count)]
         first = round(len(rows) * _FIRST_SHARE)
         self._feed(rows[:first])
-        problem = self._wait_for_output()
-        if not problem:
-            with self._feeding(rows[first:]) as until:
-                self._inject(until)
-            self._supervisor.stop_others(self._spec.stop_seconds)
-            problem = self._wait_until_settled()
-        self._supervisor.stop(self._spec.stop_seconds)
-        self.verdict = self._judged()
-        return problem or ("" if self.verdict.exact else f"{self._name} is not exactly once")
+        return rows[first:], self._wait_for_output()
 
     def report(self) -> str:
         """What happened, for a case that failed."""
@@ -226,7 +202,7 @@ class Case:
 
     def _inject(self, until: float) -> None:
         time.sleep(self._dice.uniform(0, self._fault.moments) * self._spec.feed_seconds)
-        scene = Scene(self._supervisor, self._servers, self.addresses, self._dice, until, self._note)
+        scene = Scene(self._supervisor, self._servers, self.addresses, self._dice, until, self._note, self._proxies)
         try:
             self._fault.inject(scene)
         except NothingToHitError as error:
@@ -245,8 +221,8 @@ class Case:
                 return f"nothing came out of {self._name} within {self._spec.timeout:g} s, before any fault"
             time.sleep(_POLL_SECONDS)
 
-    def _wait_until_settled(self) -> str:
-        """Wait until the outputs are complete and do not change any more; what is wrong if they do not get there."""
+    def _settled(self, quiet: float, complete: Callable[[Verdict], bool]) -> bool:
+        """Wait until the outputs are complete and have not changed for so many seconds; False if they never are."""
         deadline, last, since = time.monotonic() + self._spec.timeout, None, 0.0
         while time.monotonic() < deadline:
             try:
@@ -254,33 +230,29 @@ class Case:
             except UnreadableError as error:
                 self._note(str(error))
                 verdict = None
-            if verdict is None or verdict.may_improve or verdict != last:
+            if verdict is None or not complete(verdict) or verdict != last:
                 last, since = verdict, time.monotonic()
-            elif time.monotonic() - since >= self._spec.quiet:
-                return ""
+            elif time.monotonic() - since >= quiet:
+                return True
             time.sleep(_POLL_SECONDS)
-        return f"{self._name} is not exactly once, {self._spec.timeout:g} s after the last row was fed"
+        return False
+
+    def _rows_in(self) -> list[Record]:
+        return [record for endpoint in self._inputs for record in endpoint.read(self.addresses)]
 
     def _judged(self) -> Verdict:
-        inputs = [record for endpoint in self._inputs for record in endpoint.read(self.addresses)]
+        inputs = self._rows_in()
         sources: defaultdict[str, list[str]] = defaultdict(list)
         for record in inputs:
             if self._spec.key is not None:
                 sources[str(record.row.get(self._spec.key))].append(record.position)
-        expected = self._spec.expected([record.row for record in inputs])
+        expected = self._expectation(inputs, self._outputs)
         return Verdict(
             tuple(
-                compare(o.title, self._rows_for(o, expected), o.read(self.addresses), self._spec.key)
-                for o in self._outputs
+                compare(output.title, rows, output.read(self.addresses), self._spec.key)
+                for output, rows in zip(self._outputs, expected, strict=True)
             ),
             tuple(what for output in self._outputs for what in output.left_open(self.addresses)),
             self._spec.key,
             sources,
         )
-
-    def _rows_for(self, output: Endpoint, expected: Sequence[Row] | Mapping[str, Sequence[Row]]) -> Sequence[Row]:
-        if not isinstance(expected, Mapping):
-            return expected
-        if output.name not in expected:
-            raise ConfigurationError(f"expected() of {self._name} says nothing of {output.title}: add {output.name!r}")
-        return expected[output.name]

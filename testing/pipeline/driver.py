@@ -20,7 +20,8 @@ import psutil
 from onceward.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
+    from contextlib import AbstractContextManager
 
 Command: TypeAlias = Sequence[str | Path] | Callable[[], object]
 
@@ -102,6 +103,13 @@ class DriverProcess:
         except psutil.NoSuchProcess:
             return []
 
+    def family(self) -> list[psutil.Process]:
+        """The driver and all its descendants; nothing if it has ended."""
+        try:
+            return [psutil.Process(self._process.pid), *self.descendants()] if self.exit_code is None else []
+        except psutil.NoSuchProcess:
+            return []
+
     def kill(self, grace: float = 0.0) -> None:
         """SIGKILL the process group; return when the descendants of other groups are gone too.
 
@@ -123,19 +131,23 @@ class DriverProcess:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> AbstractContextManager[None]:
         """SIGSTOP the driver and all its descendants while the block runs."""
-        family = [psutil.Process(self._process.pid), *self.descendants()] if self.exit_code is None else []
-        for process in family:
+        return paused(self.family())
+
+
+@contextmanager
+def paused(processes: Collection[psutil.Process]) -> Iterator[None]:
+    """SIGSTOP these processes while the block runs, and SIGCONT those that are left."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
             with suppress(psutil.NoSuchProcess):
-                process.suspend()
-        try:
-            yield
-        finally:
-            for process in family:
-                with suppress(psutil.NoSuchProcess):
-                    process.resume()
+                process.resume()
 
 
 @dataclass

@@ -104,7 +104,11 @@ class Endpoint(ABC):
         """
 
     def left_open(self, addresses: Addresses) -> list[str]:  # noqa: ARG002 - for subclasses
-        """What is open or prepared in it, in words; nothing if it has no transactions."""
+        """What is open or prepared in it, in words that stay the same while it blocks readers at the same place.
+
+        Raises:
+            UnreadableError: It does not answer now.
+        """
         return []
 
 
@@ -195,7 +199,7 @@ class KafkaTopic(Endpoint):
         """Partitions whose last stable offset is below the end: a transaction is open and holds readers up."""
         ends = {level: self._ends(addresses, level) for level in ("read_committed", "read_uncommitted")}
         return [
-            f"topic {self.name}-{partition}: a transaction is open; readers wait at offset {stable} of {end}"
+            f"topic {self.name}-{partition}: a transaction is open; readers wait at offset {stable}"
             for (partition, stable), end in zip(
                 ends["read_committed"].items(), ends["read_uncommitted"].values(), strict=True
             )

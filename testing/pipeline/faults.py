@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-import psutil
-
 from onceward.core.steps import CRASH_VARIABLE, Step
 
+from .driver import paused
 from .endpoints import KAFKA, POSTGRES
+from .processes import jvms, python_workers
 
 if TYPE_CHECKING:
-    from .driver import Supervisor
+    import psutil
+
+    from ..proxy import Proxy
+    from .driver import DriverProcess, Supervisor
     from .endpoints import Addresses
     from .servers import Server
 
@@ -39,6 +42,7 @@ class Scene:
         dice: Seeded.
         until: When rows cease to be fed, in seconds of time.monotonic().
         note: Keeps a line for the report.
+        proxies: Between the driver and each of the services, if the fault's name begins with `cut-`; else none.
     """
 
     supervisor: Supervisor
@@ -47,9 +51,13 @@ class Scene:
     dice: Random
     until: float
     note: Callable[[str], None]
+    proxies: Mapping[str, Proxy] = field(default_factory=dict)
 
 
 Inject: TypeAlias = Callable[[Scene], None]
+
+_ANSWERS_ONLY: Final = 0.7
+"""Share of the cuts whose requests still arrive: what was committed unheard must not be written again."""
 
 
 def _clean(scene: Scene) -> None:
@@ -61,23 +69,38 @@ def _kill_driver(scene: Scene) -> None:
     scene.supervisor.driver.kill()
 
 
-def _kill_worker(scene: Scene) -> None:
-    while time.monotonic() < scene.until:
-        workers = [child for child in scene.supervisor.driver.descendants() if _is_worker(child)]
-        if workers:
-            chosen = scene.dice.choice(sorted(workers, key=lambda worker: worker.pid))
-            scene.note(f"SIGKILL to Python worker {chosen.pid} of {len(workers)}")
-            chosen.kill()
-            return
-        time.sleep(0.01)
-    raise NothingToHitError("the driver has no Python workers")
+@dataclass(frozen=True)
+class _Part:
+    """A kind of process of a driver, one of which is hit."""
+
+    title: str
+    find: Callable[[DriverProcess], list[psutil.Process]]
+
+    def kill(self, scene: Scene) -> None:
+        """SIGKILL."""
+        chosen = self._choose(scene)
+        scene.note(f"SIGKILL to {self.title} {chosen.pid}")
+        chosen.kill()
+
+    def pause(self, scene: Scene) -> None:
+        """SIGSTOP, and SIGCONT after a while."""
+        chosen = self._choose(scene)
+        scene.note(f"{self.title} {chosen.pid} is paused (SIGSTOP)")
+        with paused([chosen]):
+            time.sleep(scene.dice.uniform(1.0, 4.0))
+        scene.note(f"{self.title} {chosen.pid} goes on (SIGCONT)")
+
+    def _choose(self, scene: Scene) -> psutil.Process:
+        while time.monotonic() < scene.until:  # workers come and go
+            found = self.find(scene.supervisor.driver)
+            if found:
+                return scene.dice.choice(sorted(found, key=lambda process: process.pid))
+            time.sleep(0.01)
+        raise NothingToHitError(f"the driver has no {self.title}")
 
 
-def _is_worker(process: psutil.Process) -> bool:
-    try:
-        return process.name().startswith("python") and not process.children()
-    except psutil.NoSuchProcess:
-        return False
+_WORKER: Final = _Part("Python worker", python_workers)
+_JVM: Final = _Part("JVM", jvms)
 
 
 def _kill_server(system: str) -> Inject:
@@ -102,6 +125,25 @@ def _pause_server(system: str) -> Inject:
         scene.note(f"{system} goes on")
 
     return pause
+
+
+def _cut(system: str) -> Inject:
+    def cut(scene: Scene) -> None:
+        if system not in scene.proxies:
+            raise NothingToHitError(f"the driver does not reach {system} through a proxy")
+        proxy, requests = scene.proxies[system], scene.dice.random() < _ANSWERS_ONLY
+        try:
+            scene.note(f"network to {system}: {'answers' if requests else 'packets'} are lost")
+            proxy.cut(requests=requests)
+            time.sleep(scene.dice.uniform(0.5, 3.0))
+            scene.note(f"network to {system}: connections are reset, new ones refused")
+            proxy.refuse()
+            time.sleep(scene.dice.uniform(0.2, 2.0))
+        finally:
+            proxy.mend()
+        scene.note(f"network to {system}: as before")
+
+    return cut
 
 
 def _pause_driver(scene: Scene) -> None:
@@ -138,19 +180,24 @@ def _delete_newest_commit(scene: Scene) -> None:
 FAULTS: Final[Mapping[str, Inject]] = {
     "clean": _clean,
     "kill-driver": _kill_driver,
-    "kill-worker": _kill_worker,
+    "kill-worker": _WORKER.kill,
+    "kill-jvm": _JVM.kill,
     "kill-kafka": _kill_server(KAFKA),
     "kill-postgres": _kill_server(POSTGRES),
+    "cut-kafka": _cut(KAFKA),
+    "cut-postgres": _cut(POSTGRES),
     "pause-driver": _pause_driver,
     "second-driver": _second_driver,
     "replace-paused-driver": _replace_paused_driver,
+    "pause-worker": _WORKER.pause,
+    "pause-jvm": _JVM.pause,
     "pause-kafka": _pause_server(KAFKA),
     "pause-postgres": _pause_server(POSTGRES),
     "delete-newest-commit": _delete_newest_commit,
 }
 """The faults of every pipeline, by name."""
 
-_NOT_IN_SMOKE: Final = frozenset({"pause-kafka", "pause-postgres", "delete-newest-commit"})
+_NOT_IN_SMOKE: Final = frozenset({"pause-worker", "pause-jvm", "pause-kafka", "pause-postgres", "delete-newest-commit"})
 _SMOKE_STEPS: Final = (Step.PRE_COMMIT_AFTER, Step.DECIDE_AFTER, Step.COMMIT_AFTER, Step.COMPLETE_BEFORE)
 _SEEDS: Final = {"smoke": 1, "full": 3, "hours": 100}
 
@@ -176,6 +223,14 @@ class PlannedFault(NamedTuple):
     def id(self) -> str:
         """For the name of the test."""
         return f"{self.name}-{self.seed}"
+
+    @property
+    def needs_proxies(self) -> bool:
+        """Whether the driver is to reach its services through proxies, whose network it cuts."""
+        return self.name.startswith("cut-")
+
+
+CLEAN: Final = PlannedFault("clean", 1, _clean)
 
 
 def planned_faults(

@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 from onceward.core.errors import ConfigurationError
 
+from ..machine import LOOPBACK, free_port
+from ..proxy import Proxy
 from .endpoints import KAFKA, POSTGRES, connected
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ class Server(Protocol):
 
 
 class Servers:
-    """The servers of a test run; each is started when it is first asked for, and kept.
+    """The servers of a test run, each with a proxy; both are started when they are first asked for, and kept.
 
     Args:
         folder: For the state of local ones.
@@ -45,36 +47,62 @@ class Servers:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._running: dict[tuple[str, bool], Any] = {}
+        self._running: dict[tuple[str, bool], tuple[Any, Proxy]] = {}
 
-    def get(self, system: str, services: Services) -> Any:
-        """A running server: KAFKA has `bootstrap_servers`, POSTGRES has `dsn`; both are a Server."""
+    def get(self, system: str, services: Services) -> tuple[Any, Proxy]:
+        """A running Server, with `bootstrap_servers` (KAFKA) or `dsn` (POSTGRES), and the proxy before it."""
         containers = services == "containers" or (services == "auto" and docker_answers())
         if (system, containers) not in self._running:
-            start = _container if containers else self._local
-            self._running[system, containers] = start(system)
-        server = self._running[system, containers]
+            self._running[system, containers] = (_kafka if system == KAFKA else _postgres)(containers, self._folder)
+        server, proxy = self._running[system, containers]
         server.start_again()  # a case that failed may have left it down
-        return server
+        return server, proxy
 
     def stop(self) -> None:
         """Stop them all, and delete their data."""
-        for (_, container), server in self._running.items():
+        for (_, container), (server, proxy) in self._running.items():
+            proxy.close()
             server.stop() if container else server.delete()
         self._running.clear()
 
-    def _local(self, system: str) -> Any:
-        try:
-            from ..services import KafkaServer, PostgresServer  # noqa: PLC0415 - optional dependencies
-        except ImportError as error:
-            raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[dev-services]'") from error
-        return KafkaServer(self._folder / KAFKA) if system == KAFKA else PostgresServer(self._folder / POSTGRES)
+
+def _kafka(container: bool, folder: Path) -> tuple[Any, Proxy]:
+    """Clients that came through the proxy are told its address; the kit's own, the broker's."""
+    inner = free_port()
+    listen = free_port({inner})
+    behind_proxy = (inner, f"{LOOPBACK}:{listen}")
+    if container:
+        from ..containers import KafkaContainer  # noqa: PLC0415 - optional dependency
+
+        server: Any = KafkaContainer(behind_proxy=behind_proxy).start()
+    else:
+        with _local_services():
+            from ..services import KafkaServer  # noqa: PLC0415 - optional dependency
+
+            server = KafkaServer(folder / KAFKA, behind_proxy=behind_proxy)
+    return server, Proxy(server.bootstrap_servers.rpartition(":")[0], inner, listen)
 
 
-def _container(system: str) -> Any:
-    from ..containers import KafkaContainer, PostgresContainer  # noqa: PLC0415 - optional dependency
+def _postgres(container: bool, folder: Path) -> tuple[Any, Proxy]:
+    if container:
+        from ..containers import PostgresContainer  # noqa: PLC0415 - optional dependency
 
-    return (KafkaContainer if system == KAFKA else PostgresContainer)().start()
+        server: Any = PostgresContainer().start()
+    else:
+        with _local_services():
+            from ..services import PostgresServer  # noqa: PLC0415 - optional dependency
+
+            server = PostgresServer(folder / POSTGRES)
+    where = urlsplit(server.dsn)
+    return server, Proxy(where.hostname or LOOPBACK, where.port or 0)
+
+
+@contextmanager
+def _local_services() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[dev-services]'") from error
 
 
 @cache

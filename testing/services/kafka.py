@@ -66,12 +66,27 @@ rootLogger.appenderRef.0.ref = console
 """
 
 
+def listener_settings(listeners: Mapping[str, tuple[str, str]]) -> dict[str, str]:
+    """Settings for listeners without encryption.
+
+    Args:
+        listeners: By name: where the broker listens, and the address that clients are told ("": none).
+    """
+    return {
+        "listeners": ",".join(f"{name}://{here}" for name, (here, _) in listeners.items()),
+        "advertised.listeners": ",".join(f"{name}://{told}" for name, (_, told) in listeners.items() if told),
+        "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in listeners),
+    }
+
+
 class KafkaServer(Service):
     """A Kafka broker in the background. Needs Java 17; its jars are fetched once and verified.
 
     Args:
         folder: Folder of the broker's state.
         config: Broker settings beside or instead of the fast ones for one node.
+        behind_proxy: A port on which the broker listens too, and the address `host:port` that its clients there are
+            told: that of a proxy before it.
         heap: Size of the JVM's heap.
         detached: True: it outlives this program.
     """
@@ -81,10 +96,17 @@ class KafkaServer(Service):
     stop_signals: ClassVar[Sequence[tuple[Signals, float]]] = ((SIGTERM, 15.0),)
 
     def __init__(
-        self, folder: Path, *, config: Mapping[str, str] | None = None, heap: str = "512m", detached: bool = False
+        self,
+        folder: Path,
+        *,
+        config: Mapping[str, str] | None = None,
+        behind_proxy: tuple[int, str] | None = None,
+        heap: str = "512m",
+        detached: bool = False,
     ) -> None:
         super().__init__(folder, detached=detached)
         self.config = dict(config or {})
+        self.behind_proxy = behind_proxy
         self.heap = heap
 
     @property
@@ -123,12 +145,15 @@ class KafkaServer(Service):
         return [*kafka, f"-Xmx{self.heap}", "kafka.Kafka", properties]
 
     def _broker_config(self) -> dict[str, str]:
-        port, controller = self.settings["port"], self.settings["controller_port"]
+        controller = f"{LOOPBACK}:{self.settings['controller_port']}"
+        listeners = {"PLAINTEXT": (self.address, self.address), "CONTROLLER": (controller, "")}
+        if self.behind_proxy is not None:
+            port, told = self.behind_proxy
+            listeners["PROXIED"] = (f"{LOOPBACK}:{port}", told)
         return {
             **FAST_ONE_NODE,
-            "listeners": f"PLAINTEXT://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{controller}",
-            "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{port}",
-            "controller.quorum.voters": f"1@{LOOPBACK}:{controller}",
+            **listener_settings(listeners),
+            "controller.quorum.voters": f"1@{controller}",
             "log.dirs": str(self.folder / "data"),
             **self.config,
         }

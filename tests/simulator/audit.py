@@ -267,6 +267,8 @@ class LogAudit:
                 self._void(entry)
             case Resolved():
                 self._resolve(entry)
+            case Moved():
+                self._move(position)
 
     def _decide(self, entry: Decide, by: Driver | None) -> None:
         if self.undone is not None:
@@ -345,6 +347,12 @@ class LogAudit:
                 raise Violation("8", f"given up, but it was committed: {txn}")
             txn.skipped = True
             self.skipped.append(txn)
+
+    def _move(self, position: int) -> None:
+        """The log goes on in a copy, which lacks this entry."""
+        if self.undone is not None:
+            raise Violation("move", f"the log ends while epoch {self.undone.epoch} is not completed")
+        self.tail = position - 1
 
     def _named(self, decision: Decide) -> list[Txn]:
         return [self.audit.prepared[c.identity()] for c in decision.committables]

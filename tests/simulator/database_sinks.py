@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from onceward.core.errors import PostgresError
 from onceward.core.names import other_log, outdated_log, parse_transaction_name
 from onceward.core.sink import Guarantee
 from onceward.core.transaction import (
@@ -33,6 +34,7 @@ class DatabaseSink:
     """What both sinks have in common."""
 
     transaction_timeout: float | None = None
+    keeps_ledger = True
     guarantee = Guarantee.EXACTLY_ONCE
     select = where = None
     kind = ""
@@ -112,8 +114,17 @@ class DatabaseSink:
         return name.scope[:2] == scope[:2]
 
     def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
-        """Not used without a timeout."""
-        return [Observation.UNKNOWN for _ in committables]
+        """What is held under its name, and what the ledger says."""
+        held = {gid for gid, _ in self.database.list_held()}
+        try:
+            return [self._seen(committable.transaction, held) for committable in committables]
+        except NoAnswerError:
+            raise PostgresError("no answer") from None
+
+    def _seen(self, gid: str, held: set[str]) -> Observation:
+        if gid in held:
+            return Observation.PREPARED
+        return Observation.COMMITTED if self.database.committed(gid) else Observation.ABORTED
 
     def check_claim(self, scope: Scope, newest: Progress) -> None:
         """The owner, and how far it had come."""

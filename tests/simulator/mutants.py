@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from onceward.core.checkpoint import CommitPolicy
-    from onceward.core.log import CommitPermit, EpochInput
+    from onceward.core.log import CommitPermit, Decide, EpochInput
     from onceward.core.names import TransactionName
 
 
@@ -121,6 +121,12 @@ def _decide_unfenced(self: LogWriter, *args: Any, **kwargs: Any) -> CommitPermit
     return _REAL_DECIDE(self, *args, **kwargs)
 
 
+def _move_unfenced(self: LogWriter, to: str) -> None:
+    self.view = reader.read(self.store)
+    self.token = WriterToken(self.token.log, self.token.writer, self.token.start, self.view.tail)
+    _REAL_MOVE(self, to)
+
+
 def _believe_the_put(self: LogWriter, position: int) -> None:
     if self._pending is None:
         self.view = self.look()
@@ -153,6 +159,7 @@ def _named_by_handle(self: LogView, committable: Committable) -> Committable | N
 
 
 _REAL_DECIDE, _REAL_COMPLETE, _REAL_FOLD = LogWriter.decide, LogWriter.complete, reader.fold
+_REAL_MOVE = LogWriter.move
 
 
 # The coordinator
@@ -265,8 +272,8 @@ def _finish_too_early(permit: CommitPermit, log: LogWriter, sinks: Any, policy: 
     return True
 
 
-def _resolve_voiding_parts(permit: CommitPermit, failures: Any, log: LogWriter, _policy: CommitPolicy) -> bool:
-    log.void(permit.decision.epoch, [c.transaction for c, _ in failures])
+def _resolve_voiding_parts(decision: Decide, failures: Any, log: LogWriter, _policy: CommitPolicy) -> bool:
+    log.void(decision.epoch, [c.transaction for c, _ in failures])
     return False
 
 
@@ -816,6 +823,18 @@ MUTANTS: dict[str, Mutant] = {
         _laws("H", "3", "4"),
         patches=((LogView, "progress", property(lambda _: Progress(1 << 40, 0))),),
         narrow=with_kinds(K.RESTORE, K.CRASH),
+    ),
+    "a log that has moved goes on": Mutant(
+        "A START does not mind that the log has ended with MOVED.",
+        _laws("move"),
+        patches=((LogWriter, "_check_owner", lambda _: None),),
+        narrow=with_kinds(K.MOVE, K.CRASH),
+    ),
+    "moved by a fenced writer": Mutant(
+        "MOVED ends the log although another driver has started since the copy was made.",
+        _laws("3", "move"),
+        patches=((LogWriter, "move", _move_unfenced),),
+        narrow=crowded(K.MOVE, K.TWIN, K.SWITCH, within=300, style="batch"),
     ),
     "go on without COMPLETED": Mutant(
         "An epoch counts as completed although the store did not take the entry.",

@@ -67,6 +67,8 @@ class Kind(StrEnum):
     """A person renames the sink; the next start says so."""
     RESTORE = "restore"
     """A driver starts on a checkpoint folder that came back from a backup together with its log."""
+    MOVE = "move"
+    """A savepoint ends the log, and the pipeline goes on where it is restored."""
 
 
 NO_EXCUSE = frozenset(
@@ -118,6 +120,7 @@ _WEIGHTS: dict[Kind, int] = {
     Kind.REWIND: 3,
     Kind.RENAME: 2,
     Kind.RESTORE: 2,
+    Kind.MOVE: 2,
 }
 
 

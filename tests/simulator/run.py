@@ -22,6 +22,7 @@ from .database_sinks import PreparedSink, StagedSink
 from .harness import inside
 from .judge import judge
 from .kafka_sink import KafkaLikeSink
+from .move import Retirement
 from .pipeline import Driver, policy_of
 from .plan import Kind, Plan
 from .spark import Cluster, FetchFailedError, Folder, TaskFailedError
@@ -39,6 +40,7 @@ LARGE = 500
 """Bytes of an entry that only a decision has."""
 MOST_DRIVERS = 3
 MOST_REWINDS = 2
+MOST_MOVES = 2
 OTHER_LOG = "99999999"
 FIRST_LOG = "00000002"
 """What the first START calls its log. A pipeline made by copying a checkpoint folder has the same one."""
@@ -139,8 +141,11 @@ class Simulation:
             Kind.REWIND: self._go_back,
             Kind.RENAME: self._rename,
             Kind.RESTORE: self._restore,
+            Kind.MOVE: lambda _: self._move(),
         }
         self.operators: list[Task] = []
+        self.retirements: list[Retirement] = []
+        self.settled: set[str] = set()
         self._add_strangers()
 
     def run(self) -> None:
@@ -217,10 +222,9 @@ class Simulation:
         if self.stopped:
             return
         self.audit.check_end(self.store.audit)
-        process = Process(self.world, "last look")
-        last = self.parts.coordinator(PIPELINE, self.store, self._sinks()(), policy_of(self.world)())
-        look = self.world.start(process, "open", last.open, role="python")
-        self.world.run()
+        look = self._last_look()
+        if look.error is not None and self._is_told_what_to_do(look.error):
+            look = self._last_look()
         if look.error is not None:
             raise Violation("progress", f"the last start failed: {look.error!r}")
         self.world.tick += MARKERS_TAKE
@@ -230,6 +234,13 @@ class Simulation:
         left = [txn for txn in held if txn.log == self.store.audit.log and txn.state != "aborted"]
         if left:
             raise Violation("sweep", f"lingers after the last start: {left}")
+
+    def _last_look(self) -> Task:
+        process = Process(self.world, "last look")
+        last = self.parts.coordinator(PIPELINE, self.store, self._sinks()(), policy_of(self.world)())
+        look = self.world.start(process, "open", last.open, role="python")
+        self.world.run()
+        return look
 
     def _judge_all(self) -> None:
         for task in self.operators:
@@ -254,6 +265,9 @@ class Simulation:
             return True
         if "give another reason" in message and self.rewind is not None:
             self._give_reason()
+            return True
+        if "has ended here" in message:
+            self._settle(next(one for one in self.retirements if f" {one.restored.root}. " in message))
             return True
         return False
 
@@ -375,6 +389,29 @@ class Simulation:
 
         process = Process(self.world, f"operator {len(self.operators)}")
         self.operators.append(self.world.start(process, "txn", txn, role="python"))
+
+    def _move(self) -> None:
+        """`onceward savepoint create --retire` and restore."""
+        if not self.folder.commits or len(self.retirements) >= MOST_MOVES:
+            return
+        self.crowded = True
+        moving = Retirement(self.world, self.folder, self._root())
+        self._add(moving.restored)
+        self.retirements.append(moving)
+
+        def savepoint() -> None:
+            moving.create()
+            self._settle(moving)
+
+        process = Process(self.world, f"mover {len(self.retirements)}")
+        self.operators.append(self.world.start(process, "savepoint", savepoint, role="python"))
+
+    def _settle(self, moved: Retirement) -> None:
+        """The pipeline is started at the new place from now on; whoever finds that the log has ended does the same."""
+        if moved.restored.root not in self.settled:
+            self.settled.add(moved.restored.root)
+            self.store = moved.restored.store = self.store.moved(moved.entries)
+            self.folder = self.store.audit.folder = self._add(moved.restored)
 
     # Who else lives here
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from onceward.core.errors import StoreError
+from onceward.core.log import Moved
 from onceward.core.log.entries import position_of
 from onceward.core.transaction import Progress
 
-from .audit import LogAudit
+from .audit import LogAudit, read_entry
+from .world import Violation
 
 if TYPE_CHECKING:
     from .pipeline import Driver
@@ -39,6 +41,8 @@ class FakeStore:
         self._entries: dict[str, bytes] = {}
         self._full_until, self._most = -1, 0
         self.backups: list[Backup] = []
+        self._end: int | None = None
+        """Position of MOVED, with which the log ends here."""
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """See LogStore."""
@@ -104,12 +108,25 @@ class FakeStore:
         store._entries.update(backup.entries)
         return store
 
+    def moved(self, entries: dict[str, bytes]) -> FakeStore:
+        """Where the log goes on; its truth is the same one."""
+        store = FakeStore(self._world, self.audit, "moved")
+        store._entries.update(entries)
+        store.backups = self.backups
+        return store
+
     def _put(self, key: str, data: bytes, by: Driver | None) -> bool:
         if key in self._entries:
             return False
         self._entries[key] = data
-        if position_of(key) is not None:  # else an audit record
-            self.audit.on_put(key, data, by)
+        position = position_of(key)
+        if position is None:  # an audit record
+            return True
+        if self._end is not None and position > self._end:
+            raise Violation("move", f"entry {position} was put into a log that has moved with entry {self._end}")
+        self.audit.on_put(key, data, by)
+        if isinstance(read_entry(data, position), Moved):
+            self._end = position
         return True
 
     def _delete(self, key: str) -> None:

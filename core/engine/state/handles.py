@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from ...errors import StateDamagedError
-from ...sealed import seal, unseal
+from ...sealed import UNREADABLE, seal, unseal
 
 
 class FileRef(msgspec.Struct, frozen=True):
@@ -127,5 +127,5 @@ def decode_metadata(data: bytes, where: str) -> Metadata:
         raise StateDamagedError(f"the checkpoint's metadata {where} are damaged: their checksum does not match")
     try:
         return msgspec.json.decode(body, type=Metadata)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise StateDamagedError(f"the checkpoint's metadata {where} cannot be read: {error}") from error

@@ -1,0 +1,1 @@
+"""A pipeline under continuous faults, for hours."""

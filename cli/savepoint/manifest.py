@@ -1,0 +1,157 @@
+"""What a savepoint of a Spark query consists of.
+
+    <savepoint>/begun            written first: whose savepoint it is going to be
+    <savepoint>/checkpoint/…     the files of Spark's checkpoint
+    <savepoint>/log/…            the entries of the decision log
+    <savepoint>/manifest         written last: size and SHA-256 of all of these, and the position of the sinks
+    <savepoint>/claimed          where the first restore of a retired one was begun
+    <savepoint>/restored         where the last restore was finished
+
+What has no manifest is no savepoint: a copy that was interrupted is never restored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from onceward.core.engine.state.handles import FileRef
+from onceward.core.engine.state.storage import CheckpointStorage
+from onceward.core.errors import ConfigurationError, EpochConflictError, StateDamagedError
+from onceward.core.names import Progress
+from onceward.core.sealed import seal, unseal
+
+BEGUN: Final = "begun"
+MANIFEST: Final = "manifest"
+CLAIMED: Final = "claimed"
+RESTORED: Final = "restored"
+FILES: Final = "checkpoint"
+ENTRIES: Final = "log"
+IDENTITY: Final = "metadata"
+"""Spark's file with the query's id. Without it a checkpoint is a new query's, which no log of an old one admits."""
+_NAME: Final = "onceward-savepoint"
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a savepoint of a Spark query holds. JSON-serialisable."""
+
+    pipeline: str
+    query: str
+    """Spark's id of the query."""
+    log: str
+    """Identity of the decision log."""
+    generation: int
+    """Position of the START under which the newest epoch was decided."""
+    epoch: int
+    """The newest epoch that the sinks have."""
+    sinks: tuple[str, ...]
+    input: Any = None
+    """Offsets where that epoch's input ended."""
+    made: str
+    checkpoint: str
+    """Location of the checkpoint that it is a copy of."""
+    store: str | None = None
+    """Where its decision log was; None: in the checkpoint."""
+    retired: bool = False
+    """Whether that log has ended with this savepoint."""
+    files: tuple[FileRef, ...]
+    entries: tuple[FileRef, ...]
+
+    @property
+    def position(self) -> Progress:
+        """How far the sinks had come."""
+        return Progress(self.generation, self.epoch)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files."""
+        return sum(ref.size for ref in (*self.files, *self.entries))
+
+    @property
+    def place(self) -> str:
+        """Where its decision log was."""
+        return self.checkpoint if self.store is None else self.store
+
+    def encode(self) -> bytes:
+        """As it stands in the savepoint, with its checksum."""
+        return seal(_NAME, msgspec.json.encode(self))
+
+    @classmethod
+    def decode(cls, data: bytes, where: str) -> Manifest:
+        """Read what `encode` wrote.
+
+        Raises:
+            StateDamagedError: It is not what was written.
+            NewerFormatError: A newer version of the library wrote it.
+        """
+        body = unseal(_NAME, data, f"the savepoint {where}")
+        if body is None:
+            raise StateDamagedError(f"the savepoint's manifest {where} is damaged: its checksum does not match")
+        return msgspec.json.decode(body, type=cls)
+
+
+@dataclass(frozen=True)
+class Savepoint:
+    """A complete savepoint of a Spark query."""
+
+    storage: CheckpointStorage
+    manifest: Manifest
+
+    @classmethod
+    def load(cls, place: str) -> Savepoint:
+        """Read a savepoint's manifest.
+
+        Raises:
+            ConfigurationError: There is no savepoint of a Spark query, or only a part of one.
+            StateDamagedError: The manifest is not what was written.
+            NewerFormatError: A newer version of the library wrote it.
+        """
+        storage = CheckpointStorage(place)
+        data = storage.read_if_there(MANIFEST)
+        if data:
+            return cls(storage, Manifest.decode(data, storage.at(MANIFEST)))
+        if storage.read_if_there(BEGUN):
+            raise ConfigurationError(
+                f"{storage.root} holds only a part of a savepoint: its copying was interrupted. Make it again, or "
+                "delete it with `onceward savepoint delete`"
+            )
+        raise ConfigurationError(f"{storage.root} is not a savepoint of a Spark query")
+
+    @property
+    def restored_to(self) -> str:
+        """Where it was restored to, the last time; empty if it never was."""
+        return self.storage.read_if_there(RESTORED).decode()
+
+    @property
+    def claimed_by(self) -> str:
+        """Where a restore of it was begun that needed no other log; empty if none was."""
+        return self.storage.read_if_there(CLAIMED).decode()
+
+    def claim(self, place: str) -> None:
+        """Let no other place go on from the log in it.
+
+        Raises:
+            EpochConflictError: Another one was first.
+        """
+        if not self.claimed_by:
+            self.storage.write(CLAIMED, [place.encode()])
+        if self.claimed_by != place:
+            raise EpochConflictError(f"{self.storage.root} is being restored to {self.claimed_by}: finish it there")
+
+    def mark_restored(self, place: str) -> None:
+        """Remember where the pipeline is now."""
+        if self.restored_to != place:
+            self.storage.delete([RESTORED])
+            self.storage.write(RESTORED, [place.encode()])
+
+    def verify(self) -> None:
+        """Read every file.
+
+        Raises:
+            StateDamagedError: One is missing, or not what was written.
+        """
+        for ref in (*self.manifest.files, *self.manifest.entries):
+            for _ in self.storage.proven(ref):
+                pass

@@ -1,0 +1,322 @@
+"""A transactional producer on librdkafka's C interface, which takes whole arrays of messages.
+
+confluent-kafka makes a Python call, an allocation and a delivery report of each message. librdkafka itself takes an
+array (`rd_kafka_produce_batch`) and reports failures only (`delivery.report.only.error`), but no method of
+confluent-kafka leads there: its `produce_batch` wants a dict for each message. So this producer calls the same library
+through ctypes.
+
+Why that is safe:
+
+1. It is the library that confluent-kafka has loaded, whatever its file is called: symbols are looked up in its
+   extension module, and the versions must be equal.
+2. Only what rdkafka.h declares is used, and its structures have not changed in the life of librdkafka.so.1. No field
+   of an object of confluent-kafka is read.
+3. librdkafka copies each message during the call, so no Arrow buffer has to outlive it.
+4. Python functions are called only from within `poll` and `flush`, never by a thread of librdkafka.
+5. Where anything of this is not so (`usable`), confluent-kafka's producer does the work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import weakref
+from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from .errors import confluent
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable, Mapping
+
+    import numpy as np
+    import numpy.typing as npt
+
+_PRODUCER: Final = 0
+COPY: Final = 2
+"""RD_KAFKA_MSG_F_COPY."""
+QUEUE_FULL: Final = -184
+_FATAL: Final = -150
+_INVALID_ARGUMENT: Final = -186
+_TEXT_BYTES: Final = 512
+_LEVELS: Final = (50, 50, 50, 40, 30, 20, 20, 10)
+"""Levels of `logging` for those of syslog."""
+
+
+class Message(Structure):
+    """rd_kafka_message_t; addresses are numbers, so that numpy can fill them in."""
+
+    _fields_ = (
+        ("err", c_int32),
+        ("rkt", c_size_t),
+        ("partition", c_int32),
+        ("payload", c_size_t),
+        ("len", c_size_t),
+        ("key", c_size_t),
+        ("key_len", c_size_t),
+        ("offset", c_int64),
+        ("private", c_size_t),
+    )
+
+
+class Argument(Structure):
+    """rd_kafka_vu_t, one tagged argument of rd_kafka_produceva: its union as words."""
+
+    _fields_ = (("vtype", c_int32), ("one", c_size_t), ("two", c_size_t), ("three", c_size_t), ("rest", c_size_t * 5))
+
+
+_ON_DELIVERY = CFUNCTYPE(None, c_void_p, POINTER(Message), c_void_p)
+_ON_LOG = CFUNCTYPE(None, c_void_p, c_int, c_char_p, c_char_p)
+_ON_ERROR = CFUNCTYPE(None, c_void_p, c_int, c_char_p, c_void_p)
+_IGNORED: Final = _ON_ERROR(lambda *_: None)
+"""A client's errors are for information, and in its log, but for fatal ones: those are asked for."""
+
+_FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {  # result, arguments
+    "version": (c_int,),
+    "conf_new": (c_void_p,),
+    "conf_set": (c_int, c_void_p, c_char_p, c_char_p, c_char_p, c_size_t),
+    "conf_set_dr_msg_cb": (None, c_void_p, _ON_DELIVERY),
+    "conf_set_log_cb": (None, c_void_p, _ON_LOG),
+    "conf_set_error_cb": (None, c_void_p, _ON_ERROR),
+    "conf_destroy": (None, c_void_p),
+    "new": (c_void_p, c_int, c_void_p, c_char_p, c_size_t),
+    "last_error": (c_int,),
+    "set_log_queue": (c_int, c_void_p, c_void_p),
+    "name": (c_char_p, c_void_p),
+    "destroy": (None, c_void_p),
+    "topic_new": (c_void_p, c_void_p, c_char_p, c_void_p),
+    "topic_name": (c_char_p, c_void_p),
+    "topic_destroy": (None, c_void_p),
+    "produce_batch": (c_int, c_void_p, c_int32, c_int, c_void_p, c_int),
+    "produceva": (c_void_p, c_void_p, c_void_p, c_size_t),
+    "poll": (c_int, c_void_p, c_int),
+    "flush": (c_int, c_void_p, c_int),
+    "outq_len": (c_int, c_void_p),
+    "purge": (c_int, c_void_p, c_int),
+    "init_transactions": (c_void_p, c_void_p, c_int),
+    "begin_transaction": (c_void_p, c_void_p),
+    "abort_transaction": (c_void_p, c_void_p, c_int),
+    "fatal_error": (c_int, c_void_p, c_char_p, c_size_t),
+    "error_code": (c_int, c_void_p),
+    "error_string": (c_char_p, c_void_p),
+    "error_is_fatal": (c_int, c_void_p),
+    "error_is_retriable": (c_int, c_void_p),
+    "error_destroy": (None, c_void_p),
+}
+
+
+class _Library:
+    """The functions that are needed, without `rd_kafka_` in front."""
+
+    def __init__(self, file: str) -> None:
+        library = ctypes.CDLL(file)
+        for name, (result, *arguments) in _FUNCTIONS.items():
+            function = getattr(library, f"rd_kafka_{name}")
+            function.restype, function.argtypes = result, arguments
+            setattr(self, name, function)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Callable[..., Any]: ...
+
+
+@cache
+def library() -> _Library | None:
+    """The library as confluent-kafka has loaded it; None if it cannot be reached, or is not laid out as expected."""
+    module = confluent()
+    if ctypes.sizeof(c_void_p) != ctypes.sizeof(ctypes.c_uint64) or sys.byteorder != "little":
+        return None
+    try:
+        found = _Library(module.cimpl.__file__)
+    except (OSError, AttributeError):  # linked statically, or on Windows
+        return None
+    return found if found.version() == module.libversion()[1] else None
+
+
+def usable(config: Mapping[str, Any]) -> bool:
+    """Whether BatchProducer can do what these settings say: functions and plug-ins of the user's are not for it."""
+    special = any(callable(value) for value in config.values()) or "plugin.library.paths" in config
+    return not special and library() is not None
+
+
+class Refused(NamedTuple):
+    """The part of a message that a delivery report names, as confluent-kafka's Message gives it."""
+
+    name: str
+    number: int
+
+    def topic(self) -> str:
+        """The topic's name."""
+        return self.name
+
+    def partition(self) -> int:
+        """The partition's number, or -1."""
+        return self.number
+
+
+class BatchProducer:
+    """What TransactionalProducer needs of a confluent_kafka.Producer, and `produce_batch`. Not shared between threads.
+
+    Args:
+        config: librdkafka's settings, all of them text or numbers.
+        on_failure: Called by `poll` and `flush` with a KafkaError and the message that was not delivered.
+        logger: Gets what librdkafka logs.
+
+    Raises:
+        confluent_kafka.KafkaException: librdkafka refuses a setting; so do all methods if librdkafka reports an error.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], on_failure: Callable[[Any, Any], None], logger: logging.Logger
+    ) -> None:
+        found = library()
+        if found is None:
+            raise _exception(_INVALID_ARGUMENT, "librdkafka cannot be called by ctypes")
+        self._library = found
+        callbacks = _ON_DELIVERY(_reporter(found, on_failure)), _ON_LOG(_log_writer(found, logger))
+        self._handle = _new(found, config, *callbacks)
+        self._topics: dict[str, int] = {}
+        end = weakref.finalize(self, _destroy, found, self._handle, self._topics, os.getpid(), callbacks)
+        end.atexit = False  # a forked child would wait for threads that it does not have
+
+    def init_transactions(self, seconds: float) -> None:
+        """Raise the transactional id's producer epoch."""
+        self._raise_if(self._library.init_transactions(self._handle, _milliseconds(seconds)))
+
+    def begin_transaction(self) -> None:
+        """Open the transaction."""
+        self._raise_if(self._library.begin_transaction(self._handle))
+
+    def abort_transaction(self, seconds: float) -> None:
+        """Abort the transaction."""
+        self._raise_if(self._library.abort_transaction(self._handle, _milliseconds(seconds)))
+
+    def purge(self) -> None:
+        """Drop all messages, those on their way included."""
+        self._library.purge(self._handle, 1 | 2)
+
+    def poll(self, seconds: float) -> int:
+        """Call back for failures; how many events there were."""
+        events: int = self._library.poll(self._handle, _milliseconds(seconds))
+        self._raise_if_fatal()
+        return events
+
+    def flush(self, seconds: float) -> int:
+        """Wait for acknowledgements; how many messages still wait for one."""
+        self._library.flush(self._handle, _milliseconds(seconds))
+        self._raise_if_fatal()
+        left: int = self._library.outq_len(self._handle)
+        return left
+
+    def produce_batch(self, topic: str, partition: int, messages: npt.NDArray[np.void]) -> int:
+        """Hand over messages for one topic, in order; how many were taken before the queue was full.
+
+        Args:
+            topic: Name of the topic.
+            partition: Number of the partition, or -1 for the partitioner.
+            messages: Array of `Message`; their `err` is changed.
+        """
+        taken: int = self._library.produce_batch(
+            self._topic(topic), partition, COPY, messages.ctypes.data, len(messages)
+        )
+        if taken < len(messages):
+            codes = messages["err"]
+            for code in codes[(codes != 0) & (codes != QUEUE_FULL)][:1]:
+                self._raise_if_fatal()
+                raise _exception(int(code))
+        return taken
+
+    def produce(self, arguments: int, count: int) -> bool:
+        """Hand over one message, `count` tagged arguments at this address; False if the queue is full."""
+        error = self._library.produceva(self._handle, arguments, count)
+        if error and self._library.error_code(error) == QUEUE_FULL:
+            self._library.error_destroy(error)
+            return False
+        self._raise_if(error)
+        return True
+
+    def _topic(self, name: str) -> int:
+        if name not in self._topics:
+            topic = self._library.topic_new(self._handle, name.encode(), None)
+            if not topic:
+                raise _exception(self._library.last_error())
+            self._topics[name] = topic
+        return self._topics[name]
+
+    def _raise_if(self, error: int | None) -> None:
+        if not error:
+            return
+        library = self._library
+        try:
+            raise _exception(
+                library.error_code(error),
+                library.error_string(error).decode(errors="replace"),
+                fatal=bool(library.error_is_fatal(error)),
+                retriable=bool(library.error_is_retriable(error)),
+            )
+        finally:
+            library.error_destroy(error)
+
+    def _raise_if_fatal(self) -> None:
+        text = ctypes.create_string_buffer(_TEXT_BYTES)
+        code = self._library.fatal_error(self._handle, text, len(text))
+        if code:
+            raise _exception(code, text.value.decode(errors="replace"), fatal=True)
+
+
+def _new(found: _Library, config: Mapping[str, Any], on_delivery: Any, on_log: Any) -> int:
+    text = ctypes.create_string_buffer(_TEXT_BYTES)
+    conf = found.conf_new()
+    for name, value in {**config, "log.queue": True}.items():
+        given = str(value).lower() if isinstance(value, bool) else str(value)
+        if found.conf_set(conf, name.encode(), given.encode(), text, len(text)):
+            found.conf_destroy(conf)
+            raise _exception(_INVALID_ARGUMENT, text.value.decode(errors="replace"))
+    found.conf_set_dr_msg_cb(conf, on_delivery)
+    found.conf_set_log_cb(conf, on_log)
+    found.conf_set_error_cb(conf, _IGNORED)
+    handle: int | None = found.new(_PRODUCER, conf, text, len(text))
+    if not handle:  # else `conf` is its own
+        found.conf_destroy(conf)
+        raise _exception(found.last_error(), text.value.decode(errors="replace"))
+    found.set_log_queue(handle, None)
+    return handle
+
+
+def _destroy(found: _Library, handle: int, topics: dict[str, int], process: int, _callbacks: Any) -> None:
+    if process != os.getpid():
+        return
+    for topic in topics.values():
+        found.topic_destroy(topic)
+    found.destroy(handle)
+
+
+def _reporter(found: _Library, on_failure: Callable[[Any, Any], None]) -> Callable[..., None]:
+    def report(_handle: int, message: Any, _opaque: int) -> None:
+        told = message.contents
+        if told.err:
+            name = found.topic_name(told.rkt).decode()
+            on_failure(confluent().KafkaError(told.err), Refused(name, told.partition))
+
+    return report
+
+
+def _log_writer(found: _Library, logger: logging.Logger) -> Callable[..., None]:
+    def write(handle: int, level: int, facility: bytes, text: bytes) -> None:
+        words = (facility, found.name(handle), text)
+        logger.log(_LEVELS[level], "%s [%s] %s", *(word.decode(errors="replace") for word in words))
+
+    return write
+
+
+def _exception(code: int, text: str | None = None, **kind: bool) -> Exception:
+    module = confluent()
+    exception: Exception = module.KafkaException(module.KafkaError(code, text, **kind))
+    return exception
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)

@@ -1,0 +1,122 @@
+"""A full disk under the decision log: nothing is aborted or forgotten, and a restart with room goes on (scenario 55).
+
+The disk is a small tmpfs, so these tests need the right to mount one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from onceward import FileSink
+from onceward.core.checkpoint import Admission, Backoff, CommitPolicy, Coordinator
+from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.errors import DecisionInDoubtError, StoreError
+from onceward.core.log import EpochInput, open_store
+from onceward.core.steps import Step, hooked
+from onceward.core.transaction import Acknowledgement
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SIZE = "512k"
+STORES = {"directory": "file://{}/log", "SQLite": "sqlite:///{}/log.db"}
+
+
+class Disk:
+    """A small file system."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._rest = folder / "rest"
+
+    def fill(self) -> None:
+        with self._rest.open("wb", buffering=0) as rest:
+            for size in (65536, 4096, 512, 1):
+                try:
+                    while rest.write(b"x" * size) == size:
+                        pass
+                except OSError:
+                    continue
+
+    def make_room(self) -> None:
+        self._rest.unlink()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "onceward-test", folder], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount a small tmpfs: {os.fsdecode(mounted.stderr).strip()}")
+    yield Disk(folder)
+    subprocess.run(["umount", folder], check=True)
+
+
+class Pipeline:
+    """Ten rows an epoch into files, which are on another disk than the decision log."""
+
+    def __init__(self, url: str, out: Path) -> None:
+        self.url, self.out = url, out
+        self.sink = FileSink("out", out, format="jsonl")
+        self.stores: list[Any] = []
+
+    def open(self) -> Coordinator:
+        store = open_store(self.url, pipeline="full")
+        self.stores.append(store)
+        coordinator = Coordinator("full", store, [self.sink], CommitPolicy(puts=Backoff(attempts=2)))
+        coordinator.open()
+        return coordinator
+
+    def run(self, coordinator: Coordinator, epoch: int) -> None:
+        about = EpochInput(query="q", start=epoch, end=epoch + 1)
+        if coordinator.admit(epoch, about) is Admission.REPLAY:
+            return
+        writing = SubtaskEpoch(self.sink, coordinator.context("out", epoch, subtask=0))
+        writing.write(pa.record_batch({"n": list(range(10 * epoch, 10 * epoch + 10))}))
+        prepared = writing.pre_commit()
+        assert prepared is not None
+        ack = Acknowledgement(epoch=epoch, subtask=0, attempt=0, sinks=("out",), committables=(prepared,))
+        coordinator.commit(epoch, [ack], about)
+
+    def rows(self) -> list[int]:
+        import json
+
+        files = [file for file in self.out.glob("*.json*") if not file.name.startswith(("_", "."))]
+        return sorted(json.loads(line)["n"] for file in files for line in file.read_text().splitlines())
+
+    def close(self) -> None:
+        for store in self.stores:
+            getattr(store, "close", int)()
+
+
+@pytest.mark.parametrize("moment", [Step.DECIDE_BEFORE, Step.COMPLETE_BEFORE])
+@pytest.mark.parametrize("kind", STORES)
+def test_a_full_disk_under_the_decision_log_stops_the_pipeline_and_loses_nothing(
+    disk: Disk, tmp_path: Path, kind: str, moment: Step
+) -> None:
+    pipeline = Pipeline(STORES[kind].format(disk.folder), tmp_path / "out")
+    coordinator = pipeline.open()
+    pipeline.run(coordinator, 0)
+    with hooked(lambda step: disk.fill() if step is moment else None), pytest.raises(DecisionInDoubtError) as told:
+        pipeline.run(coordinator, 1)
+    assert "Nothing was aborted" in str(told.value)
+    assert any(words in str(told.value) for words in ("No space left", "full")), told.value
+    with pytest.raises(StoreError):
+        pipeline.open()
+    assert pipeline.rows() == list(range(10 if moment is Step.DECIDE_BEFORE else 20))
+    disk.make_room()
+    coordinator = pipeline.open()
+    for epoch in (1, 2):
+        pipeline.run(coordinator, epoch)
+    assert pipeline.rows() == list(range(30))
+    assert list(pipeline.sink.lingering(coordinator.context("out", 2, subtask=0).scope)) == []
+    pipeline.close()

@@ -1,0 +1,160 @@
+"""The two ways into librdkafka: arrays of messages and one call per message write the same, and refuse the same."""
+
+import random
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+
+from onceward.connectors.kafka import librdkafka
+from onceward.connectors.kafka.producer import TransactionalProducer
+from onceward.connectors.kafka.rows import SLICE
+from onceward.core.errors import KafkaError
+from onceward.core.transaction import CommitStatus
+
+from .kafka_kit import Bench, numbered, rows
+
+pytestmark = pytest.mark.kafka
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+PARTITIONS = 3
+BYTES = (pa.binary(), pa.large_binary(), pa.string(), pa.large_string(), pa.string_view(), pa.binary_view())
+
+
+def _text(draw, longest):
+    return draw.choice([None, "", "ä", "x" * draw.randrange(longest), str(draw.random())])
+
+
+def _headers(draw):
+    pairs = [{"key": draw.choice(["a", "b", "ü", ""]), "value": draw.choice([None, b"", b"\x00v"])} for _ in range(3)]
+    return draw.choice([None, [], pairs[: draw.randrange(4)]])
+
+
+def _batch(draw, topics):
+    """A batch with a random choice of columns, types and nulls, and sometimes a part of a longer one."""
+    count = draw.choice([0, 1, 50, 400])
+    columns = {
+        "value": pa.array([_text(draw, draw.choice([10, 50_000])) for _ in range(count)]).cast(draw.choice(BYTES)),
+        "key": pa.array([_text(draw, 20) for _ in range(count)]).cast(draw.choice(BYTES)),
+        "topic": pa.array([draw.choice(topics) for _ in range(count)], pa.string()),
+    }
+    if draw.random() < 0.6:
+        some = draw.choice([[0, 1, 2], [None], [None, 0, 1, 2]])
+        columns["partition"] = pa.array([draw.choice(some) for _ in range(count)], pa.int32())
+    if draw.random() < 0.4:
+        columns["headers"] = pa.array([_headers(draw) for _ in range(count)], HEADERS)
+    batch = pa.record_batch(columns)
+    return batch.slice(count // 3, count // 2) if draw.random() < 0.3 else batch
+
+
+def _written(kafka, topics, topic, batches):
+    """Both topics' messages, in order within a partition; and in any order those that may go to any partition."""
+    bench = Bench(kafka.bootstrap_servers, topic)
+    transaction = bench.sink.begin(bench.context())
+    for batch in batches:
+        bench.sink.write(transaction, batch)
+    committable = bench.sink.pre_commit(transaction)
+    assert committable.rows == sum(map(len, batches))
+    bench.sink.commit(committable)
+    placed, anywhere = [], Counter()
+    for number, name in enumerate(topics):
+        for message in bench.messages(name):
+            content = (message.key(), message.value(), repr(message.headers()))
+            if message.key() is None:
+                anywhere[number, *content] += 1
+            else:
+                placed.append((number, message.partition(), *content))
+    return placed, anywhere, committable.proof.hash
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("own_topics", [False, True])
+def test_both_ways_write_the_same_messages(kafka, topic, monkeypatch, seed, own_topics):
+    found = []
+    for plain in (False, True):
+        draw = random.Random(seed)
+        topics = [topic(PARTITIONS), topic(PARTITIONS)]
+        batches = [_batch(draw, topics) for _ in range(5)]
+        with monkeypatch.context() as patch:
+            if plain:
+                patch.setattr(librdkafka, "usable", lambda _: False)
+            found.append(_written(kafka, topics, None if own_topics else topics[0], batches)[: 2 if own_topics else 3])
+    assert found[0] == found[1]
+
+
+def test_explicit_partitions_are_kept_for_rows_without_key(kafka, topic):
+    bench = Bench(kafka.bootstrap_servers, topic(PARTITIONS))
+    numbers = [n % PARTITIONS for n in range(100)]
+    bench.sink.commit(bench.write(rows(*map(str, numbers), partition=pa.array(numbers, pa.int32()))))
+    assert all(message.value() == str(message.partition()).encode() for message in bench.messages())
+
+
+def test_this_machine_takes_the_way_of_arrays(kafka, topic):
+    bench = Bench(kafka.bootstrap_servers, topic())
+    assert isinstance(bench.sink.begin(bench.context()).producer._producer, librdkafka.BatchProducer)
+
+
+@pytest.fixture(params=["arrays", "plain"])
+def bench(request, kafka, topic, monkeypatch):
+    """A sink on either way."""
+    if request.param == "plain":
+        monkeypatch.setattr(librdkafka, "usable", lambda _: False)
+    config = {"topic.metadata.propagation.max.ms": 1000, "message.max.bytes": 50_000_000}
+    return Bench(kafka.bootstrap_servers, topic(), config=config)
+
+
+REFUSED = {
+    "the client finds it too large": ({"value": pa.array(["a", "x" * 60_000_000, "b"])}, "MSG_SIZE_TOO_LARGE"),
+    "the broker finds it too large": ({"value": pa.array(["a", "x" * 20_000_000, "b"])}, "refused.*MSG_SIZE_TOO_LARGE"),
+    "unknown partition": ({"value": ["a", "b"], "partition": pa.array([0, 7], pa.int32())}, "UNKNOWN_PARTITION"),
+    "unknown topic": ({"value": ["a", "b"], "topic": ["", "missing"]}, "UNKNOWN_TOPIC|UNKNOWN_PARTITION"),
+}
+
+
+@pytest.mark.parametrize("headers", [False, True], ids=["without headers", "with headers"])
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_message_that_is_refused_fails_the_transaction_before_its_decision(bench, headers, case):
+    columns, why = REFUSED[case]
+    if "topic" in columns:
+        bench.sink.topic = None
+        columns = {**columns, "topic": [bench.topic, f"{bench.topic}-missing"]}
+    if headers:
+        columns = {**columns, "headers": pa.array([[{"key": "h", "value": b"v"}]] * len(columns["value"]), HEADERS)}
+    batch = pa.record_batch(columns)
+    transaction = bench.sink.begin(bench.context())
+    with pytest.raises(KafkaError, match=why):
+        _write_and_pre_commit(transaction, bench, batch)
+    bench.sink.discard(transaction)
+    assert bench.values() == []
+    assert list(bench.sink.lingering(bench.scope)) == []
+
+
+def _write_and_pre_commit(transaction, bench, batch):
+    producer = transaction.producer  # after a first row, it knows how many partitions the topic has
+    producer.write(producer.messages(rows("first"), bench.topic))
+    producer.flush(1e12)
+    producer.write(producer.messages(batch, bench.sink.topic))
+    bench.sink.pre_commit(transaction)
+
+
+def test_a_queue_that_is_full_again_and_again_loses_and_doubles_nothing(kafka, topic):
+    bench = Bench(kafka.bootstrap_servers, topic(PARTITIONS), config={"queue.buffering.max.messages": 100})
+    count = 2 * SLICE + 3
+    numbers = list(range(count))
+    batch = numbered(0, count).append_column("partition", pa.array([n % PARTITIONS for n in numbers], pa.int32()))
+    headers = pa.array([[{"key": "h", "value": b"v"}]] * 1000, HEADERS)
+    transaction = bench.sink.begin(bench.context())
+    bench.sink.write(transaction, batch)
+    bench.sink.write(transaction, numbered(count, 1000).append_column("headers", headers))
+    assert bench.sink.commit(bench.sink.pre_commit(transaction)).status is CommitStatus.COMMITTED
+    assert sorted(map(int, bench.values())) == list(range(count + 1000))
+
+
+def test_a_setting_that_only_confluent_kafka_can_carry_takes_the_plain_way(kafka, topic):
+    heard = []
+    bench = Bench(kafka.bootstrap_servers, topic(), config={"stats_cb": heard.append, "statistics.interval.ms": 50})
+    transaction = bench.sink.begin(bench.context())
+    assert not isinstance(transaction.producer._producer, librdkafka.BatchProducer)
+    assert isinstance(transaction.producer, TransactionalProducer)
+    bench.sink.write(transaction, rows("a"))
+    bench.sink.commit(bench.sink.pre_commit(transaction))
+    assert bench.values() == [b"a"]

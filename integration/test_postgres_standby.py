@@ -1,0 +1,273 @@
+"""PostgreSQL with a standby that is promoted: what synchronous and asynchronous replication keep.
+
+Each case kills the primary for good (SIGKILL), promotes the standby, and starts the pipeline again with the same
+settings, which name both servers.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from onceward import PostgresSink, SequenceSource
+from onceward.connectors.database.engines import close_idle
+from onceward.core import CheckpointConfig, Pipeline, RestartStrategy
+from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost
+from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.errors import DataLossError
+from onceward.core.log import EpochInput, open_store
+from onceward.core.steps import Step, hooked
+from onceward.core.transaction import Acknowledgement
+
+from .kafka_kit import eventually
+from .postgres_kit import running_server, running_standby, words
+from .spark_kit import Crash, crash_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from onceward.core.transaction import Committable
+    from onceward.testing.services import PostgresServer
+
+pytestmark = [pytest.mark.postgres, pytest.mark.slow]
+ROWS, SUBTASKS = 10, 2
+QUIET = {"fsync": "off", "full_page_writes": "off"}
+
+
+class Pair:
+    """A primary and its standby."""
+
+    def __init__(self, primary: PostgresServer, standby: PostgresServer, opened: ExitStack) -> None:
+        self.primary, self.standby, self.opened = primary, standby, opened
+        with self.connect(primary) as admin:
+            admin.execute("CREATE TABLE words (id bigint, word text)")
+            admin.execute("CREATE UNIQUE INDEX words_id ON words (id)")
+
+    @property
+    def dsn(self) -> str:
+        """Both servers: clients look for the primary."""
+        both = f"127.0.0.1:{self.primary.port},127.0.0.1:{self.standby.port}"
+        return self.primary.dsn.replace(f"127.0.0.1:{self.primary.port}", both)
+
+    @property
+    def store(self) -> str:
+        hosts = "&".join(f"host=127.0.0.1:{server.port}" for server in (self.primary, self.standby))
+        user = self.primary.dsn.split("@")[0].replace("postgresql://", "postgresql+psycopg://")
+        return f"{user}@/postgres?{hosts}&target_session_attrs=primary"
+
+    def connect(self, server: PostgresServer) -> psycopg.Connection[tuple[Any, ...]]:
+        return psycopg.connect(server.dsn, autocommit=True)
+
+    def replicate(self, level: str) -> None:
+        """Synchronous from now on: `on` (the standby has it on its disk) or `remote_apply` (readers there see it)."""
+        with self.connect(self.primary) as admin:
+            admin.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+            admin.execute(f"ALTER SYSTEM SET synchronous_commit = {level}")
+            admin.execute("SELECT pg_reload_conf()")
+            synchronous = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
+            eventually(lambda: admin.execute(synchronous).fetchone() == (1,), "the standby is synchronous")
+
+    def catch_up(self) -> None:
+        """Until the standby has all that the primary has written."""
+        with self.connect(self.primary) as admin, self.connect(self.standby) as other:
+            (end,) = admin.execute("SELECT pg_current_wal_flush_lsn()").fetchone() or (None,)
+            there = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn"
+            eventually(lambda: other.execute(there, [end]).fetchone() == (True,), "caught up")
+
+    def fail_over(self) -> None:
+        self.primary.kill()
+        self.standby.start_again()
+        with self.connect(self.standby) as admin:
+            assert admin.execute("SELECT pg_promote()").fetchone() == (True,)
+        close_idle()
+
+    def rows(self) -> list[int]:
+        with self.connect(self.standby) as look:
+            return [n for (n,) in look.execute("SELECT id FROM words ORDER BY id").fetchall()]
+
+    def left(self) -> tuple[int, int]:
+        """Prepared and staged transactions."""
+        with self.connect(self.standby) as look:
+            count = "SELECT (SELECT count(*) FROM pg_prepared_xacts), (SELECT count(*) FROM onceward.staged)"
+            try:
+                return look.execute(count).fetchone() or (-1, -1)
+            except psycopg.errors.UndefinedTable:
+                return look.execute("SELECT count(*), 0 FROM pg_prepared_xacts").fetchone() or (-1, -1)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with running_server(**QUIET) as primary, running_standby(primary, **QUIET) as standby, ExitStack() as opened:
+        yield Pair(primary, standby, opened)
+
+
+class Driven:
+    """A sink and its coordinator; two subtasks write each epoch."""
+
+    def __init__(self, pair: Pair, how: str, store: str) -> None:
+        self.pair, self.store = pair, store
+        settings: dict[str, Any] = {"key": ["id"]} if how == "upsert" else {"commit": how}
+        self.sink = PostgresSink("words", dsn=pair.dsn, table="words", **settings)
+
+    def open(self, **policy: Any) -> Coordinator:
+        store = open_store(self.store, pipeline="orders")
+        self.pair.opened.callback(getattr(store, "close", int))
+        coordinator = Coordinator("orders", store, [self.sink], CommitPolicy(**{"commit_timeout": 20, **policy}))
+        coordinator.open()
+        return coordinator
+
+    def prepare(self, coordinator: Coordinator, epoch: int) -> list[Committable]:
+        prepared = []
+        for subtask in range(SUBTASKS):
+            writing = SubtaskEpoch(self.sink, coordinator.context("words", epoch, subtask=subtask))
+            writing.write(words((epoch * SUBTASKS + subtask) * ROWS, ROWS))
+            found = writing.pre_commit()
+            assert found is not None
+            prepared.append(found)
+        return prepared
+
+    def run(self, coordinator: Coordinator, epoch: int) -> None:
+        about = EpochInput(query="q", start=epoch, end=epoch + 1)
+        coordinator.admit(epoch, about)
+        acks = [
+            Acknowledgement(epoch=epoch, subtask=c.subtask, attempt=0, sinks=("words",), committables=(c,))
+            for c in self.prepare(coordinator, epoch)
+        ]
+        coordinator.commit(epoch, acks, about)
+
+
+def once(epochs: int) -> list[int]:
+    return list(range(epochs * SUBTASKS * ROWS))
+
+
+@pytest.mark.parametrize(
+    ("how", "level"),
+    [
+        ("prepared", "on"),
+        ("staging", "remote_apply"),
+        pytest.param("prepared", "remote_apply", marks=pytest.mark.nightly),
+        pytest.param("staging", "on", marks=pytest.mark.nightly),
+        pytest.param("upsert", "on", marks=pytest.mark.nightly),
+    ],
+)
+def test_with_synchronous_replication_a_decided_epoch_is_committed_on_the_promoted_standby(
+    pair: Pair, how: str, level: str
+) -> None:
+    """The decision log is in the same servers. What nobody decided is rolled back there."""
+    pair.replicate(level)
+    driven = Driven(pair, how, pair.store)
+    coordinator = driven.open()
+    driven.run(coordinator, 0)
+    with crash_at(Step.DECIDE_AFTER), pytest.raises(Crash):
+        driven.run(coordinator, 1)
+    pair.fail_over()
+    assert pair.left() == ((0, SUBTASKS) if how != "prepared" else (SUBTASKS, 0))
+    coordinator = driven.open()
+    assert coordinator.view.completed == 1
+    assert pair.rows() == once(2)
+    driven.prepare(coordinator, 2)  # and its driver dies
+    coordinator = driven.open()
+    assert pair.left() == (0, 0)
+    driven.run(coordinator, 2)
+    assert pair.rows() == once(3)
+
+
+@pytest.mark.parametrize("on_lost", ["fail", "replay"])
+@pytest.mark.parametrize("how", ["prepared", pytest.param("staging", marks=pytest.mark.nightly)])
+def test_with_asynchronous_replication_a_lost_prepare_is_a_loud_loss_and_can_be_replayed(
+    pair: Pair, tmp_path: Path, how: str, on_lost: str
+) -> None:
+    """The decision log is elsewhere, and names what the standby has never heard of."""
+    driven = Driven(pair, how, f"file://{tmp_path}/log")
+    coordinator = driven.open()
+    driven.run(coordinator, 0)
+    pair.catch_up()
+    pair.standby.stop()
+    with crash_at(Step.DECIDE_AFTER), pytest.raises(Crash):
+        driven.run(coordinator, 1)
+    pair.fail_over()
+    if on_lost == "fail":
+        for _ in range(2):
+            with pytest.raises(DataLossError) as lost:
+                driven.open()
+            told = str(lost.value)
+            assert all(word in told for word in ("epoch 1", "sink words", f"{SUBTASKS * ROWS} rows", "on_lost")), told
+        assert (pair.rows(), pair.left()) == (once(1), (0, 0))
+        return
+    coordinator = driven.open(on_lost=OnLost.REPLAY)
+    driven.run(coordinator, 1)
+    assert (pair.rows(), pair.left()) == (once(2), (0, 0))
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("how", ["prepared", pytest.param("staging", marks=pytest.mark.nightly)])
+def test_with_asynchronous_replication_a_lost_commit_is_made_again_or_is_a_loud_loss(
+    pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str, epochs: int
+) -> None:
+    """The log calls the epochs completed. The standby has the first one prepared, and has never heard of a second."""
+    driven = Driven(pair, how, f"file://{tmp_path}/log")
+    coordinator = driven.open()
+    driven.run(coordinator, 0)
+
+    def stop_replication(step: Step) -> None:
+        if step is Step.COMMIT_BEFORE and pair.standby.running:
+            pair.catch_up()
+            pair.standby.stop()
+
+    with hooked(stop_replication):
+        for epoch in range(1, epochs + 1):
+            driven.run(coordinator, epoch)
+    pair.fail_over()
+    held = pair.left()
+    assert sum(held) == SUBTASKS
+    if epochs == 1:
+        coordinator = driven.open()
+        assert caplog.text.count("was committed, and was prepared again") == SUBTASKS
+        assert (pair.rows(), pair.left()) == (once(2), (0, 0))
+        driven.run(coordinator, 2)
+        assert pair.rows() == once(3)
+        return
+    for _ in range(2):
+        with pytest.raises(DataLossError) as lost:
+            driven.open()
+        told = str(lost.value)
+        assert all(word in told for word in ("epoch 2", "sink words", f"{SUBTASKS * ROWS} rows", "standby")), told
+        assert (pair.rows(), pair.left()) == (once(1), held)  # an operator may still commit what is there
+    coordinator = driven.open(on_lost=OnLost.SKIP)
+    driven.run(coordinator, 3)
+    assert set(coordinator.view.skipped) == set()  # they are in the audit records now
+    assert set(pair.rows()) == set(once(4)) - set(range(SUBTASKS * ROWS, 3 * SUBTASKS * ROWS))
+
+
+def test_prepared_transactions_that_others_use_up_fail_checkpoints_before_their_decision_and_lose_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Scenario 71. The engine tries again until there is room, and leaves alone what is not its own."""
+    with running_server(max_prepared_transactions="3", **QUIET) as server, psycopg.connect(server.dsn) as other:
+        other.autocommit = True
+        other.execute("CREATE TABLE words (id bigint, word text)")
+        for number in range(2):
+            other.execute(f"BEGIN; CREATE TABLE foreign_{number} (); PREPARE TRANSACTION 'batch-{number}'")
+        pipeline = Pipeline(
+            "orders",
+            checkpoint=CheckpointConfig(interval=0.3),
+            restart=RestartStrategy.fixed_delay(attempts=100, delay=0.2),
+            parallelism=2,
+        )
+        source = SequenceSource(pa.Table.from_batches([words(0, 2 * ROWS)]), units=2)
+        pipeline.source(source, uid="words").sink(PostgresSink("out", dsn=server.dsn, table="words", commit="prepared"))
+        pipeline.start()
+        eventually(lambda: caplog.text.count("Raise max_prepared_transactions") >= 2, "it was said twice")
+        assert other.execute("SELECT count(*) FROM words").fetchone() == (0,)
+        foreign = "SELECT gid FROM pg_prepared_xacts WHERE gid LIKE 'batch-%' ORDER BY gid"
+        assert other.execute(foreign).fetchall() == [("batch-0",), ("batch-1",)]
+        other.execute("COMMIT PREPARED 'batch-0'")
+        assert pipeline.wait(60)
+        ids = other.execute("SELECT id FROM words ORDER BY id").fetchall()
+        assert [number for (number,) in ids] == list(range(2 * ROWS))
+        assert other.execute("SELECT gid FROM pg_prepared_xacts").fetchall() == [("batch-1",)]

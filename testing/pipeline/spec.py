@@ -1,0 +1,85 @@
+"""What users say of their pipeline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from onceward.core.errors import ConfigurationError
+
+from .endpoints import Endpoint
+from .faults import FAULTS, Inject
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .driver import Command
+    from .endpoints import Row
+    from .expectation import Expected
+
+
+class PipelineSpec:
+    """How a pipeline's driver program starts, what it reads and what must come out.
+
+    The driver is restarted whenever it ends. It gets KAFKA_BOOTSTRAP_SERVERS, DATABASE_URL and PIPELINE_FOLDER (for
+    checkpoints) in environment variables, and runs in the folder of the test's file.
+
+    Attributes:
+        command: The program and its arguments, or a function at the top level of a file.
+        inputs: One or several; the n-th row goes to input n modulo their number.
+        outputs: One or several.
+        services: "containers", "local" for processes on this machine, or "auto": containers if Docker answers.
+        key: Column that identifies a row in inputs and outputs, so that offending rows are traced to their source.
+        row_count: Number of rows that are fed.
+        feed_seconds: How long they are fed, after the first output was seen.
+        timeout: Seconds for the first output, and for all output after the fault.
+        quiet: Seconds for which the outputs must not change at the end.
+        stop_seconds: How long the driver has to end after SIGTERM.
+        reference_run: Do not ask `expected`; compare with the outputs of a run without faults, made once for the class.
+        max_blocked_seconds: How long readers may be blocked in one place after the fault, by a transaction that stays
+            open or prepared; None: until the outputs must be complete.
+        uses_onceward: Also crash the driver at onceward's durable steps (ONCEWARD_CRASH_AT).
+        environment: Further variables for the driver.
+        faults: The faults to choose from, by name.
+    """
+
+    command: Command
+    inputs: Endpoint | Sequence[Endpoint]
+    outputs: Endpoint | Sequence[Endpoint]
+    services: Literal["auto", "containers", "local"] = "auto"
+    key: str | None = "id"
+    row_count: int = 300
+    feed_seconds: float = 3.0
+    timeout: float = 120.0
+    quiet: float = 1.0
+    stop_seconds: float = 5.0
+    reference_run: bool = False
+    max_blocked_seconds: float | None = None
+    uses_onceward: bool = False
+    environment: ClassVar[Mapping[str, str]] = {}
+    faults: ClassVar[Mapping[str, Inject]] = FAULTS
+
+    def row(self, number: int) -> Row:
+        """Return the row with this number, counted from 0."""
+        return {"id": number, "value": f"v{number}"}
+
+    def expected(self, rows: list[Row]) -> Expected:
+        """Return what must come out of these rows: the rows of every output, or a mapping from output names to rows.
+
+        Args:
+            rows: What the inputs hold, by input, partition and offset.
+        """
+        return rows
+
+    def endpoints(self, name: Literal["inputs", "outputs"]) -> list[Endpoint]:
+        """Return the inputs or outputs as a list.
+
+        Raises:
+            ConfigurationError: There are none.
+        """
+        given = getattr(self, name, [])
+        found = [given] if isinstance(given, Endpoint) else list(given)
+        if not found:
+            raise ConfigurationError(
+                f"{type(self).__name__} has no {name}: set {name} = KafkaTopic(…), Table(…) or another"
+            )
+        return found

@@ -1,0 +1,61 @@
+"""The test of a pipeline that users subclass: a case for each fault."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from .case import Case
+from .faults import CLEAN, PlannedFault, planned_faults
+from .spec import PipelineSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from .expectation import ReferenceRun
+    from .servers import Servers
+
+_REFERENCE_RUNS: Final[dict[type[PipelineTest], ReferenceRun]] = {}
+
+
+class PipelineTest(PipelineSpec):
+    """Test a pipeline's driver program: subclass it, and set the attributes of PipelineSpec."""
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Make one case for each fault of the selection that `--faults` names."""
+        if "fault" in metafunc.fixturenames:
+            level = metafunc.config.getoption("--faults")
+            needs = frozenset(endpoint.needs for endpoint in [*self.endpoints("inputs"), *self.endpoints("outputs")])
+            planned = planned_faults(level, self.faults, needs, steps=self.uses_onceward)
+            metafunc.parametrize("fault", planned, ids=lambda fault: fault.id)
+
+    def test_exactly_once(
+        self, fault: PlannedFault, pipeline_servers: Servers, tmp_path: Path, request: pytest.FixtureRequest
+    ) -> None:
+        """Each row takes effect exactly once in every output, whatever goes wrong, and nothing is left open."""
+        import pytest  # noqa: PLC0415 - the demo uses the other parts of the kit without it
+
+        from ..plugin import NOT_APPLICABLE  # noqa: PLC0415
+
+        def failed(case: Case, problem: str) -> NoReturn:
+            pytest.fail(f"{problem}\n\n{case.report()}\nrepeat it: {repeat}", pytrace=False)
+
+        repeat = f"pytest {shlex.quote(request.node.nodeid)} --faults {request.config.getoption('--faults')}"
+        if self.reference_run and type(self) not in _REFERENCE_RUNS:
+            with ExitStack() as stack:
+                folder = request.getfixturevalue("tmp_path_factory").mktemp("reference")
+                case = Case(self, CLEAN, pipeline_servers, folder, stack)
+                found, problem = case.record()
+                if found is None:
+                    failed(case, problem)
+                _REFERENCE_RUNS[type(self)] = found
+        with ExitStack() as stack:
+            case = Case(self, fault, pipeline_servers, tmp_path, stack, reference=_REFERENCE_RUNS.get(type(self)))
+            problem = case.run()
+            if problem:
+                failed(case, problem)
+            if case.nothing_hit:
+                pytest.skip(f"{NOT_APPLICABLE}{case.nothing_hit}")

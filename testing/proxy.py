@@ -1,0 +1,146 @@
+"""A TCP proxy between clients and a service, whose network can be cut.
+
+What a client meets when a network is cut: first silence, since nobody tells it; its requests may still arrive while
+their answers are lost. In the end its connections are found dead, and new ones are refused until the network heals.
+A network that only stalls, and then delivers everything late, looks like a paused server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from .machine import LOOPBACK, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+_CHUNK: Final = 65_536
+_REST_SECONDS: Final = 0.02
+"""More than asyncio needs to accept a connection, or to close its socket."""
+_LINGER_ZERO: Final = struct.pack("ii", 1, 0)
+"""Closing sends RST: the peer must not take the end of a cut connection for an orderly one."""
+
+
+class Proxy:
+    """Forwards TCP connections from a port of the loopback address, until it is told to cut them.
+
+    It runs in a thread of its own. The methods may be called from any other, and return when they have taken effect.
+
+    Args:
+        host: Where the service is.
+        port: Its port.
+        listen: The port for clients; default: a free one.
+    """
+
+    def __init__(self, host: str, port: int, listen: int | None = None) -> None:
+        self._target = host, port
+        self.port = listen or free_port()
+        self._connections: set[asyncio.Task[None]] = set()
+        self._requests, self._answers = asyncio.Event(), asyncio.Event()
+        self._server: asyncio.Server | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+        self._thread.start()
+        self.mend()
+
+    @property
+    def address(self) -> str:
+        """For clients, `host:port`."""
+        return f"{LOOPBACK}:{self.port}"
+
+    def cut(self, *, requests: bool = False) -> None:
+        """Deliver nothing more on any connection, and tell nobody.
+
+        Args:
+            requests: Whether what clients send still arrives, so that only the answers are lost.
+        """
+        self._do(self._open(requests=requests, answers=False))
+
+    def refuse(self) -> None:
+        """Reset all connections, with what was not delivered, and refuse new ones."""
+        self._do(self._refuse())
+
+    def mend(self) -> None:
+        """Accept connections again, and deliver what the open ones hold."""
+        self._do(self._mend())
+
+    def close(self) -> None:
+        """Reset all connections and end the thread."""
+        self.refuse()
+        self._do(asyncio.sleep(_REST_SECONDS))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _do(self, work: Coroutine[None, None, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _open(self, *, requests: bool, answers: bool) -> None:
+        for gate, is_open in ((self._requests, requests), (self._answers, answers)):
+            gate.set() if is_open else gate.clear()
+
+    async def _refuse(self) -> None:
+        if self._server is not None:
+            for listener in self._server.sockets:
+                self._loop.remove_reader(listener.fileno())
+            await asyncio.sleep(_REST_SECONDS)  # asyncio leaks a connection whose server is closed while it accepts
+            self._server.close()
+            self._server = None
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _mend(self) -> None:
+        await self._open(requests=True, answers=True)
+        if self._server is None:
+            self._server = await asyncio.start_server(self._connect, LOOPBACK, self.port)
+
+    async def _connect(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - asyncio calls it in a task
+        self._connections.add(task)
+        writers = [to_client]
+        try:
+            if self._server is None:
+                raise ConnectionRefusedError  # accepted just before the network was cut
+            service, to_service = await asyncio.open_connection(*self._target)
+            writers.append(to_service)
+            both = (self._pump(client, to_service, self._requests), self._pump(service, to_client, self._answers))
+            await _first_of(*both)
+        except (OSError, asyncio.CancelledError):
+            for writer in writers:
+                _reset(writer)
+        finally:
+            self._connections.discard(task)
+            for writer in writers:
+                writer.close()
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, gate: asyncio.Event) -> None:
+        while data := await source.read(_CHUNK):
+            await gate.wait()
+            sink.write(data)
+            await sink.drain()
+        await gate.wait()  # the end of a connection is a packet, too
+
+
+async def _first_of(*pumps: Coroutine[None, None, None]) -> None:
+    tasks = [asyncio.ensure_future(pump) for pump in pumps]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
+    writer.transport.abort()
