@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("runs", [150, pytest.param(2_500, marks=pytest.mark.nightly)])
-def test_every_record_takes_effect_exactly_once_in_hundreds_of_graphs(runs: int):
+def test_every_record_takes_effect_exactly_once_in_many_graphs(runs: int):
     done = subprocess.run(
         [sys.executable, "-m", "tests.engine_simulator", "--runs", str(runs), "--first", "1000"],
         cwd=ROOT,
