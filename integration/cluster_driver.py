@@ -1,13 +1,15 @@
 """A driver of its own process, for test_spark_cluster: its sink kills, fails or delays its executor once.
 
-Run as `python cluster_driver.py MASTER FOLDER DSN TABLE FAULT`. FAULT is `executor`, `task`, `slow` (so that Spark
-speculates), `idle` (a trigger so long that Spark ends idle workers) or `none`; with `format` nothing fails, and the
-query writes through the format.
+Run as `python cluster_driver.py MASTER FOLDER DSN TABLE FAULT`. FAULT is `executor`, `decommission` (the executor is
+told to leave), `task`, `slow` (so that Spark speculates), `idle` (a trigger so long that Spark ends idle workers),
+`scaled` (executors are allocated dynamically: each leaves between two epochs) or `none`; with `format` nothing fails,
+and the query writes through the format.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -20,9 +22,17 @@ from onceward import PostgresSink
 from onceward.connectors.spark import exactly_once
 
 SLOW_SECONDS = 30
-IDLE_SECONDS = 65
-"""Spark ends workers that were idle for a minute."""
+PAUSES = {"idle": 65, "scaled": 10}
+"""Seconds between two epochs: Spark ends workers that were idle for a minute, and executors when it is told to."""
+STRIKES = ("executor", "decommission", "slow", "task")
 SPECULATION = {"": "true", ".interval": "100ms", ".quantile": "0.5", ".multiplier": "1.1", ".minTaskRuntime": "1s"}
+SCALED = {
+    "enabled": "true",
+    "shuffleTracking.enabled": "true",
+    "shuffleTracking.timeout": "1s",
+    "executorIdleTimeout": "1s",
+    "maxExecutors": "2",
+}
 
 
 class FaultySink(PostgresSink):
@@ -33,13 +43,16 @@ class FaultySink(PostgresSink):
 
     def pre_commit(self, transaction: Any) -> Any:
         committable = super().pre_commit(transaction)
-        if committable.subtask == 0 and self.fault in ("executor", "slow", "task") and not Path(self.marker).exists():
+        if committable.subtask == 0 and self.fault in STRIKES and not Path(self.marker).exists():
             Path(self.marker).touch()
+            # worker → pyspark.daemon → the executor's JVM
+            executor = psutil.Process(os.getppid()).parent()
+            assert executor is not None
             if self.fault == "executor":
-                # worker → pyspark.daemon → the executor's JVM
-                executor = psutil.Process(os.getppid()).parent()
-                assert executor is not None
                 executor.kill()
+            if self.fault == "decommission":
+                executor.send_signal(signal.SIGPWR)  # "Registering PWR handler to trigger decommissioning"
+                return committable
             if self.fault == "slow":
                 time.sleep(SLOW_SECONDS)
                 return committable
@@ -53,6 +66,11 @@ def main(master: str, folder: str, dsn: str, table: str, fault: str) -> None:
     if fault == "slow":
         for name, value in SPECULATION.items():
             builder = builder.config(f"spark.speculation{name}", value)
+    if fault == "decommission":
+        builder = builder.config("spark.decommission.enabled", "true")
+    if fault == "scaled":
+        for name, value in SCALED.items():
+            builder = builder.config(f"spark.dynamicAllocation.{name}", value)
     if fault != "idle":
         # each epoch gets new workers
         builder = builder.config("spark.python.worker.reuse", "false")
@@ -67,13 +85,16 @@ def main(master: str, folder: str, dsn: str, table: str, fault: str) -> None:
         sink = FaultySink("table", dsn=dsn, table=table)
         sink.marker, sink.fault = f"{folder}/struck", fault
         writer = exactly_once(stream.repartition(2), sink, checkpoint=checkpoint, pipeline="cluster")
-    if fault == "idle":
-        query = writer.trigger(processingTime=f"{IDLE_SECONDS} seconds").start()
+    if fault in PAUSES:
+        query = writer.trigger(processingTime=f"{PAUSES[fault]} seconds").start()
         while query.isActive and not (query.lastProgress and query.lastProgress.batchId >= 1):
             time.sleep(1)
         query.stop()
     else:
         writer.trigger(availableNow=True).start().awaitTermination()
+    executors = spark.sparkContext._jsc.sc().statusStore().executorList(False)
+    gone = [executors.apply(at).id() for at in range(executors.size()) if not executors.apply(at).isActive()]
+    print("executors that left:", len(gone), file=sys.stderr)
     spark.stop()
 
 

@@ -1,14 +1,19 @@
-"""The two ways into librdkafka: arrays of messages and one call per message write the same, and refuse the same."""
+"""The two ways into librdkafka and out of it: arrays of messages and one call per message do the same."""
 
+import ctypes
 import random
 from collections import Counter
 
+import confluent_kafka
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.kafka import librdkafka
+from onceward.connectors.kafka import librdkafka, received
+from onceward.connectors.kafka.consumer import borrowed
 from onceward.connectors.kafka.producer import TransactionalProducer
 from onceward.connectors.kafka.rows import SLICE
+from onceward.connectors.kafka.source import KafkaSource
 from onceward.core.errors import KafkaError
 from onceward.core.transaction import CommitStatus
 
@@ -158,3 +163,58 @@ def test_a_setting_that_only_confluent_kafka_can_carry_takes_the_plain_way(kafka
     bench.sink.write(transaction, rows("a"))
     bench.sink.commit(bench.sink.pre_commit(transaction))
     assert bench.values() == [b"a"]
+
+
+def _fill(kafka, name, draw):
+    """Keys and values of all lengths, nulls, times of all kinds, compressed and not, with an aborted transaction."""
+    for compression in ("none", "lz4"):
+        config = {"bootstrap.servers": kafka.bootstrap_servers, "compression.type": compression, "linger.ms": 50}
+        producer = confluent_kafka.Producer({**config, "transactional.id": name})
+        producer.init_transactions()
+        for commit in (True, False, True):
+            producer.begin_transaction()
+            for _ in range(700):
+                value = draw.choice([None, b"", b"v" * draw.randrange(30), draw.randbytes(draw.randrange(5000))])
+                key = draw.choice([None, b"", b"k" * draw.randrange(16)])
+                producer.produce(name, value, key, draw.randrange(PARTITIONS), timestamp=draw.randrange(1, 1 << 40))
+            producer.flush()
+            (producer.commit_transaction if commit else producer.abort_transaction)()
+
+
+def _read(kafka, name, way="arrays"):
+    """All rows of each partition, by consumers that have served no other way."""
+    source = KafkaSource(bootstrap_servers=kafka.bootstrap_servers, topics=[name], config={"client.id": way})
+    splits = source.splits(source.start(), source.end())
+    return {split.unit: [row for piece in source.read(split) for row in piece.batch.to_pylist()] for split in splits}
+
+
+@pytest.mark.parametrize("times", ["CreateTime", "LogAppendTime"])
+def test_both_ways_read_the_same_messages(kafka, topic, monkeypatch, times):
+    name = topic(PARTITIONS, message_timestamp_type=times)
+    _fill(kafka, name, random.Random(times))
+    arrays = _read(kafka, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(librdkafka, "usable", lambda _: False)
+        plain = _read(kafka, name, "plain")
+    assert arrays == plain
+    assert sum(map(len, arrays.values())) == 2 * 2 * 700
+
+
+def test_times_that_lie_elsewhere_are_asked_for(kafka, topic, monkeypatch):
+    """As in a version of librdkafka that has another field before them."""
+    name = topic(PARTITIONS)
+    _fill(kafka, name, random.Random(1))
+    before = _read(kafka, name)
+
+    class Other(ctypes.Structure):
+        _fields_ = (*librdkafka.Consumed._fields_[:2], ("time", ctypes.c_int64), ("time_kind", ctypes.c_int64))
+
+    monkeypatch.setattr(received, "_CONSUMED", np.dtype(Other))
+    assert _read(kafka, name) == before
+
+
+def test_this_machine_reads_by_arrays_but_for_headers(kafka, topic):
+    source = KafkaSource(bootstrap_servers=kafka.bootstrap_servers, topics=[topic()])
+    for headers, kind in ((False, received.ArrayClient), (True, received.ObjectClient)):
+        with borrowed(source.settings, include_headers=headers) as consumer:
+            assert isinstance(consumer._client, kind)

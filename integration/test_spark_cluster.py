@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from .cluster_driver import STRIKES
 from .spark_kit import Feed, ids_in_table, make_table, once, prepared_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.slow]
@@ -30,6 +31,8 @@ def start(master: str, folder: Path, dsn: str, fault: str, environment: dict[str
         ("task", "local[2,4]"),
         ("none", "local[2]"),
         pytest.param("idle", "local[2]", marks=pytest.mark.nightly),
+        pytest.param("decommission", "local-cluster[2,1,1024]", marks=pytest.mark.nightly),
+        pytest.param("scaled", "local-cluster[2,1,1024]", marks=pytest.mark.nightly),
     ],
 )
 def test_39_89_100_the_lost_attempt_is_aborted_and_the_retry_commits(
@@ -42,7 +45,10 @@ def test_39_89_100_the_lost_attempt_is_aborted_and_the_retry_commits(
     driver = start(master, tmp_path, dsn, fault, driver_environment)
     _, said = driver.communicate(timeout=240)
     assert driver.returncode == 0, said[-3000:]
-    assert (tmp_path / "struck").exists() == (fault in ("executor", "slow", "task"))
+    assert (tmp_path / "struck").exists() == (fault in STRIKES)
+    left = re.search(r"executors that left: (\d+)", said)
+    assert left is not None
+    assert (int(left[1]) > 0) == (fault in ("executor", "decommission", "scaled"))
     assert ids_in_table(dsn) == once(feed.rows)
     assert prepared_in(dsn) == 0
 

@@ -2,47 +2,41 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError
 
 from onceward.connectors.kafka.consumer import _Range
 from onceward.connectors.kafka.positions import Partition
+from onceward.connectors.kafka.received import Event, Received
+from onceward.connectors.kafka.rows import PLAIN
 from onceward.core.errors import SourceError
 
 MINE, OTHER = Partition("orders", 0), Partition("orders", 1)
-NOWHERE = Partition("", -1)
+NOWHERE = None, -1
 
 
-class Message:
-    """What confluent-kafka delivers: a record, or an event about a partition or about the client."""
+def records(partition: Partition, *offsets: int) -> pa.RecordBatch:
+    """Records at these offsets."""
+    rows = [{"topic": partition.topic, "partition": partition.number, "offset": offset} for offset in offsets]
+    return pa.RecordBatch.from_pylist(rows, PLAIN)
 
-    def __init__(self, partition: Partition, offset: int, code: int | None = None) -> None:
-        self._partition, self._offset = partition, offset
-        self._error = None if code is None else KafkaError(code)
 
-    def error(self) -> KafkaError | None:
-        return self._error
-
-    def topic(self) -> str | None:
-        return self._partition.topic or None
-
-    def partition(self) -> int:
-        return self._partition.number
-
-    def offset(self) -> int:
-        return self._offset
+def event(about: tuple[str | None, int], offset: int, code: int) -> Event:
+    """An event about a partition or about the client."""
+    return Event(KafkaError(code), *about, offset)
 
 
 def test_the_end_of_its_partition_ends_a_range():
     reading = _Range(MINE, 3, 10)
-    reading.take([Message(MINE, 10, KafkaError._PARTITION_EOF)])
+    reading.take(Received(None, [event(MINE, 10, KafkaError._PARTITION_EOF)]))
     assert reading.at == 10
 
 
 @pytest.mark.parametrize("other", [OTHER, Partition("payments", 0)])
 def test_the_end_of_another_partition_says_nothing(other: Partition):
     reading = _Range(MINE, 3, 10)
-    reading.take([Message(other, 99, KafkaError._PARTITION_EOF)])
+    reading.take(Received(None, [event(other, 99, KafkaError._PARTITION_EOF)]))
     assert (reading.at, reading.gone, reading.fault) == (3, "", "")
 
 
@@ -51,16 +45,31 @@ def test_the_end_of_another_partition_says_nothing(other: Partition):
 )
 def test_what_is_wrong_with_another_partition_is_not_wrong_with_this_one(code: int):
     reading = _Range(MINE, 3, 10)
-    reading.take([Message(OTHER, 3, code), Message(MINE, 3)])
+    reading.take(Received(records(MINE, 3), [event(OTHER, 3, code)]))
     assert (reading.at, reading.gone) == (4, "")
 
 
 def test_what_is_wrong_with_the_client_is_wrong_with_the_range():
     with pytest.raises(SourceError, match="cannot read orders-0"):
-        _Range(MINE, 3, 10).take([Message(NOWHERE, -1001, KafkaError._FATAL)])
+        _Range(MINE, 3, 10).take(Received(None, [event(NOWHERE, -1001, KafkaError._FATAL)]))
 
 
 def test_an_offset_that_is_gone_is_told():
     reading = _Range(MINE, 3, 10)
-    reading.take([Message(MINE, 3, KafkaError._AUTO_OFFSET_RESET)])
+    reading.take(Received(None, [event(MINE, 3, KafkaError._AUTO_OFFSET_RESET)]))
     assert reading.gone
+
+
+def test_what_lies_behind_the_end_is_left_out():
+    reading = _Range(MINE, 3, 10)
+    taken = reading.take(Received(records(MINE, 3, 9, 11), []))
+    assert taken is not None
+    assert taken.column("offset").to_pylist() == [3, 9]
+    assert _Range(MINE, 3, 10).take(Received(records(MINE, 12, 13), [])) is None
+    assert reading.at == 12
+
+
+@pytest.mark.parametrize("wrong", [records(OTHER, 3), records(MINE, 2, 3)])
+def test_what_was_not_asked_for_is_an_error(wrong: pa.RecordBatch):
+    with pytest.raises(SourceError, match="please report this"):
+        _Range(MINE, 3, 10).take(Received(wrong, []))

@@ -14,18 +14,22 @@ from __future__ import annotations
 import time
 from collections import deque
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
 
 from onceward.core.errors import SourceError
 from onceward.core.kit.processwide import PerProcess
 
-from .errors import confluent, made
 from .lookup import passes
 from .positions import Partition
+from .received import client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from .received import Event, Received
     from .settings import KafkaSettings
 
 ROWS: Final = 10_000
@@ -63,20 +67,23 @@ class Gone(Exception):  # noqa: N818 - the caller decides whether it is a fault
 class RangeConsumer:
     """A consumer that reads one range after another. For one thread at a time.
 
+    Args:
+        settings: Of the client.
+        include_headers: Whether batches have the column `headers`.
+
     Raises:
         ConfigurationError: librdkafka refuses a setting.
     """
 
-    def __init__(self, settings: KafkaSettings) -> None:
-        library = confluent()
-        self._consumer: Any = made(library.Consumer, {**DEFAULTS, **settings.for_librdkafka(), **FIXED})
-        self._topic_partition = library.TopicPartition
+    def __init__(self, settings: KafkaSettings, *, include_headers: bool = False) -> None:
+        config = {**DEFAULTS, **settings.for_librdkafka(), **FIXED}
+        self._client = client(config, include_headers=include_headers)
         self._servers = settings["bootstrap.servers"]
 
     def read(
         self, partition: Partition, start: int, end: int, *, retry_seconds: float, is_there: Callable[[], bool]
-    ) -> Iterator[list[Any]]:
-        """Messages of offsets `start` to `end` - 1, in order, in lists of up to ROWS.
+    ) -> Iterator[pa.RecordBatch]:
+        """Records of offsets `start` to `end` - 1, in order, in batches of up to ROWS.
 
         Args:
             partition: What to read.
@@ -89,18 +96,22 @@ class RangeConsumer:
             Gone: The next offset is not there: deleted, or behind the partition's end.
             SourceError: Nothing came for `retry_seconds` seconds, or the brokers refuse.
         """
-        self._consumer.assign([self._topic_partition(partition.topic, partition.number, start)])
+        self._client.assign(partition, start)
         reading = _Range(partition, start, end)
-        ready: list[Any] = []
+        ready: list[pa.RecordBatch] = []
+        rows = 0
         heard = asked = time.monotonic()
         while reading.at < end:
             before = reading.at
-            ready += reading.take(self._what_came(min(ROWS - len(ready), end - before)))
+            batch = reading.take(self._client.receive(min(ROWS - rows, end - before), POLL_SECONDS))
+            if batch is not None:
+                ready.append(batch)
+                rows += len(batch)
             if reading.at > before:
                 heard = time.monotonic()
-            if len(ready) >= ROWS or (ready and reading.gone):
-                yield ready
-                ready = []
+            if rows >= ROWS or (rows and reading.gone):
+                yield _joined(ready)
+                ready, rows = [], 0
                 heard = time.monotonic()
             if reading.gone:
                 raise Gone(reading.gone)
@@ -112,14 +123,7 @@ class RangeConsumer:
             if now - heard > retry_seconds:
                 raise self._too_late(reading, retry_seconds)
         if ready:
-            yield ready
-
-    def _what_came(self, count: int) -> list[Any]:
-        """Messages and events that are there; waits for the first only."""
-        first = self._consumer.poll(POLL_SECONDS)
-        if first is None:
-            return []
-        return [first, *self._consumer.consume(count - 1, 0)] if count > 1 else [first]
+            yield _joined(ready)
 
     def _too_late(self, reading: _Range, retry_seconds: float) -> SourceError:
         why = f" The last fault: {reading.fault}." if reading.fault else ""
@@ -131,7 +135,7 @@ class RangeConsumer:
 
     def put_back(self, idle: deque[RangeConsumer]) -> None:
         """Stop fetching, and wait among the idle ones; close if there are enough."""
-        self._consumer.unassign()
+        self._client.unassign()
         if len(idle) < KEPT:
             idle.append(self)
         else:
@@ -139,7 +143,7 @@ class RangeConsumer:
 
     def close(self) -> None:
         """Close the connections."""
-        self._consumer.close()
+        self._client.close()
 
 
 class _Range:
@@ -154,38 +158,37 @@ class _Range:
         self.gone = ""
         """Why the next offset is not there."""
 
-    def take(self, came: list[Any]) -> list[Any]:
+    def take(self, came: Received) -> pa.RecordBatch | None:
         """The range's records among what came; moves on past them, and past gaps that are known to be empty."""
-        records = came
-        if came and any(map(type(came[0]).error, came)):
-            records = [message for message in came if message.error() is None]
-        self._move(records)
-        if records is not came:
-            for message in came:
-                if message.error() is not None:
-                    self._event(message, message.error())
-        if records and records[-1].offset() >= self.end:
-            return [message for message in records if message.offset() < self.end]
-        return records
+        records = came.records
+        if records is not None:
+            self._move(records)
+        for event in came.events:
+            self._event(event)
+        if records is None or records.column("offset")[-1].as_py() < self.end:
+            return records
+        within = int(np.searchsorted(records.column("offset").to_numpy(), self.end))
+        return records.slice(0, within) if within else None
 
-    def _move(self, records: list[Any]) -> None:
-        if not records:
-            return
-        first, last = records[0], records[-1]
-        if first.offset() < self.at or Partition(last.topic(), last.partition()) != self.partition:
+    def _move(self, records: pa.RecordBatch) -> None:
+        offsets = records.column("offset")
+        first, last = offsets[0].as_py(), offsets[-1].as_py()
+        delivered = Partition(records.column("topic")[0].as_py(), records.column("partition")[0].as_py())
+        if first < self.at or delivered != self.partition:
             raise SourceError(
-                f"asked for {self.partition} from offset {self.at} on, the client delivered {first.topic()}-"
-                f"{first.partition()} at offset {first.offset()}: please report this"
+                f"asked for {self.partition} from offset {self.at} on, the client delivered {delivered} from offset "
+                f"{first} on: please report this"
             )
-        self.at = last.offset() + 1
+        self.at = last + 1
 
-    def _event(self, message: Any, error: Any) -> None:
-        about = message.topic(), message.partition()  # of the client, of a topic as a whole, or of a partition
+    def _event(self, event: Event) -> None:
+        error = event.error
+        about = event.topic, event.partition  # of the client, of a topic as a whole, or of a partition
         if about[0] is not None and about not in (self.partition, (self.partition.topic, UNASSIGNED)):
             return  # a consumer that is used again may still deliver events of the range before
         kinds, code = type(error), error.code()
         if code == kinds._PARTITION_EOF:  # noqa: SLF001 - confluent's name of a local event
-            self.at = max(self.at, message.offset())
+            self.at = max(self.at, event.offset)
             return
         self.fault = error.str()
         unknown = (kinds.UNKNOWN_TOPIC_OR_PART, kinds._UNKNOWN_PARTITION, kinds._UNKNOWN_TOPIC)  # noqa: SLF001
@@ -196,18 +199,24 @@ class _Range:
             raise SourceError(f"cannot read {self.partition} from Kafka: {self.fault}")
 
 
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
 # A reader that is given up may put its consumer back while garbage is collected, anywhere: a deque needs no lock.
-_idle_of: Final[PerProcess[KafkaSettings, deque[RangeConsumer]]] = PerProcess(lambda _: deque())
+_idle_of: Final[PerProcess[tuple[KafkaSettings, bool], deque[RangeConsumer]]] = PerProcess(lambda _: deque())
 
 
 @contextmanager
-def borrowed(settings: KafkaSettings) -> Iterator[RangeConsumer]:
+def borrowed(settings: KafkaSettings, *, include_headers: bool) -> Iterator[RangeConsumer]:
     """A consumer for one range: an idle one of this process, or a new one. After a fault it is not used again."""
-    idle = _idle_of.get(settings)
+    idle = _idle_of.get((settings, include_headers))
     try:
         consumer = idle.pop()
     except IndexError:
-        consumer = RangeConsumer(settings)
+        consumer = RangeConsumer(settings, include_headers=include_headers)
     try:
         yield consumer
     except GeneratorExit:

@@ -1,19 +1,21 @@
-"""A transactional producer on librdkafka's C interface, which takes whole arrays of messages.
+"""A transactional producer and a consumer on librdkafka's C interface, which takes and gives whole arrays of messages.
 
 confluent-kafka makes a Python call, an allocation and a delivery report of each message. librdkafka itself takes an
 array (`rd_kafka_produce_batch`) and reports failures only (`delivery.report.only.error`), but no method of
-confluent-kafka leads there: its `produce_batch` wants a dict for each message. So this producer calls the same library
-through ctypes.
+confluent-kafka leads there: its `produce_batch` wants a dict for each message. Its consumer makes an object of each
+message, of its key, its value and its timestamp. So these call the same library through ctypes.
 
 Why that is safe:
 
 1. It is the library that confluent-kafka has loaded, whatever its file is called: symbols are looked up in its
    extension module, and the versions must be equal.
 2. Only what rdkafka.h declares is used, and its structures have not changed in the life of librdkafka.so.1. No field
-   of an object of confluent-kafka is read.
-3. librdkafka copies each message during the call, so no Arrow buffer has to outlive it.
-4. Python functions are called only from within `poll` and `flush`, never by a thread of librdkafka.
-5. Where anything of this is not so (`usable`), confluent-kafka's producer does the work.
+   of an object of confluent-kafka is read. The one exception, a consumed message's timestamp, is compared with what the
+   declared function says, and if it differs, the function is asked for each message.
+3. librdkafka copies each message that is produced during the call, so no Arrow buffer has to outlive it. A message that
+   was consumed is copied before it is given back.
+4. Python functions are called only from within `poll`, `flush` and `consume`, never by a thread of librdkafka.
+5. Where anything of this is not so (`usable`), confluent-kafka's clients do the work.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ import ctypes
 import os
 import sys
 import weakref
-from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
+from collections import deque
+from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_size_t, c_ssize_t, c_void_p
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _PRODUCER: Final = 0
+_CONSUMER: Final = 1
 COPY: Final = 2
 """RD_KAFKA_MSG_F_COPY."""
 QUEUE_FULL: Final = -184
@@ -59,6 +63,18 @@ class Message(Structure):
         ("key_len", c_size_t),
         ("offset", c_int64),
         ("private", c_size_t),
+    )
+
+
+class Consumed(Structure):
+    """What lies where a consumed message does. Only `message` is declared by rdkafka.h, so the rest must be checked."""
+
+    _fields_ = (
+        ("message", Message),
+        ("link", c_size_t * 2),
+        ("flags", c_int32),
+        ("time_kind", c_int32),
+        ("time", c_int64),
     )
 
 
@@ -105,18 +121,33 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {  # result, arguments
     "error_is_fatal": (c_int, c_void_p),
     "error_is_retriable": (c_int, c_void_p),
     "error_destroy": (None, c_void_p),
+    "poll_set_consumer": (c_int, c_void_p),
+    "queue_get_consumer": (c_void_p, c_void_p),
+    "queue_destroy": (None, c_void_p),
+    "topic_partition_list_new": (c_void_p, c_int),
+    "topic_partition_list_add": (c_void_p, c_void_p, c_char_p, c_int32),
+    "topic_partition_list_set_offset": (c_int, c_void_p, c_char_p, c_int32, c_int64),
+    "topic_partition_list_destroy": (None, c_void_p),
+    "assign": (c_int, c_void_p, c_void_p),
+    "consume_batch_queue": (c_ssize_t, c_void_p, c_int, c_void_p, c_size_t),
+    "message_errstr": (c_char_p, c_void_p),
 }
+_SHORT: Final[dict[str, tuple[Any, ...]]] = {
+    "message_timestamp": (c_int64, c_size_t, c_size_t),
+    "message_destroy": (None, c_size_t),
+}
+"""Functions that are called for each message: they wait for nothing, so they keep Python's lock, which is faster."""
 
 
 class _Library:
     """The functions that are needed, without `rd_kafka_` in front."""
 
     def __init__(self, file: str) -> None:
-        library = ctypes.CDLL(file)
-        for name, (result, *arguments) in _FUNCTIONS.items():
-            function = getattr(library, f"rd_kafka_{name}")
-            function.restype, function.argtypes = result, arguments
-            setattr(self, name, function)
+        for library, functions in ((ctypes.CDLL(file), _FUNCTIONS), (ctypes.PyDLL(file), _SHORT)):
+            for name, (result, *arguments) in functions.items():
+                function = getattr(library, f"rd_kafka_{name}")
+                function.restype, function.argtypes = result, arguments
+                setattr(self, name, function)
 
     if TYPE_CHECKING:
 
@@ -137,7 +168,7 @@ def library() -> _Library | None:
 
 
 def usable(config: Mapping[str, Any]) -> bool:
-    """Whether BatchProducer can do what these settings say: functions and plug-ins of the user's are not for it."""
+    """Whether these clients can do what these settings say: functions and plug-ins of the user's are not for them."""
     special = any(callable(value) for value in config.values()) or "plugin.library.paths" in config
     return not special and library() is not None
 
@@ -172,12 +203,9 @@ class BatchProducer:
     def __init__(
         self, config: Mapping[str, Any], on_failure: Callable[[Any, Any], None], logger: logging.Logger
     ) -> None:
-        found = library()
-        if found is None:
-            raise _exception(_INVALID_ARGUMENT, "librdkafka cannot be called by ctypes")
-        self._library = found
+        self._library = found = _found()
         callbacks = _ON_DELIVERY(_reporter(found, on_failure)), _ON_LOG(_log_writer(found, logger))
-        self._handle = _new(found, config, *callbacks)
+        self._handle = _new(found, _PRODUCER, config, *callbacks)
         self._topics: dict[str, int] = {}
         end = weakref.finalize(self, _destroy, found, self._handle, self._topics, os.getpid(), callbacks)
         end.atexit = False  # a forked child would wait for threads that it does not have
@@ -267,7 +295,85 @@ class BatchProducer:
             raise _exception(code, text.value.decode(errors="replace"), fatal=True)
 
 
-def _new(found: _Library, config: Mapping[str, Any], on_delivery: Any, on_log: Any) -> int:
+class BatchConsumer:
+    """A consumer that is assigned one partition at a time and gives arrays of messages. Not shared between threads.
+
+    Args:
+        config: librdkafka's settings, all of them text or numbers.
+        logger: Gets what librdkafka logs.
+
+    Raises:
+        confluent_kafka.KafkaException: librdkafka refuses a setting or the assignment.
+    """
+
+    def __init__(self, config: Mapping[str, Any], logger: logging.Logger) -> None:
+        self._library = found = _found()
+        on_log = _ON_LOG(_log_writer(found, logger))
+        self._handle = _new(found, _CONSUMER, config, None, on_log)
+        found.poll_set_consumer(self._handle)
+        self._queue = found.queue_get_consumer(self._handle)
+        self._close = weakref.finalize(self, _close, found, self._handle, self._queue, os.getpid(), on_log)
+        self._close.atexit = False  # a forked child would wait for threads that it does not have
+
+    def assign(self, topic: str, partition: int, offset: int) -> None:
+        """Read this partition from this offset on, and no other."""
+        found, name = self._library, topic.encode()
+        chosen = found.topic_partition_list_new(1)
+        try:
+            found.topic_partition_list_add(chosen, name, partition)
+            found.topic_partition_list_set_offset(chosen, name, partition, offset)
+            code = found.assign(self._handle, chosen)
+        finally:
+            found.topic_partition_list_destroy(chosen)
+        if code:
+            raise _exception(code)
+
+    def unassign(self) -> None:
+        """Stop fetching."""
+        self._library.assign(self._handle, None)
+
+    def consume(self, addresses: npt.NDArray[np.uint64], seconds: float) -> int:
+        """Take messages and events, until the array is full or the time is over; how many there are.
+
+        Args:
+            addresses: Gets the addresses of `rd_kafka_message_t`. Each must be given to `destroy`.
+            seconds: 0 takes what is there.
+        """
+        wait = _milliseconds(seconds)
+        count: int = self._library.consume_batch_queue(self._queue, wait, addresses.ctypes.data, len(addresses))
+        return max(count, 0)
+
+    def time(self, address: int) -> tuple[int, int]:
+        """A message's timestamp in milliseconds, and what it means (rd_kafka_timestamp_type_t)."""
+        kind = c_int32()
+        return self._library.message_timestamp(address, ctypes.addressof(kind)), kind.value
+
+    def error(self, address: int, code: int) -> Any:
+        """What an event with this error code tells, as a confluent_kafka.KafkaError."""
+        text = self._library.message_errstr(address)
+        return confluent().KafkaError(code, text.decode(errors="replace") if text else None)
+
+    def topic_name(self, topic: int) -> str | None:
+        """Name of a message's topic; None for an event of the whole client."""
+        return self._library.topic_name(topic).decode() if topic else None
+
+    def destroy(self, addresses: list[int]) -> None:
+        """Give messages and events back."""
+        deque(map(self._library.message_destroy, addresses), maxlen=0)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._close()
+
+
+def _found() -> _Library:
+    found = library()
+    if found is None:
+        raise _exception(_INVALID_ARGUMENT, "librdkafka cannot be called by ctypes")
+    return found
+
+
+def _new(found: _Library, kind: int, config: Mapping[str, Any], on_delivery: Any, on_log: Any) -> int:
     text = ctypes.create_string_buffer(_TEXT_BYTES)
     conf = found.conf_new()
     for name, value in {**config, "log.queue": True}.items():
@@ -275,10 +381,11 @@ def _new(found: _Library, config: Mapping[str, Any], on_delivery: Any, on_log: A
         if found.conf_set(conf, name.encode(), given.encode(), text, len(text)):
             found.conf_destroy(conf)
             raise _exception(_INVALID_ARGUMENT, text.value.decode(errors="replace"))
-    found.conf_set_dr_msg_cb(conf, on_delivery)
+    if on_delivery is not None:  # a producer
+        found.conf_set_dr_msg_cb(conf, on_delivery)
+        found.conf_set_error_cb(conf, _IGNORED)
     found.conf_set_log_cb(conf, on_log)
-    found.conf_set_error_cb(conf, _IGNORED)
-    handle: int | None = found.new(_PRODUCER, conf, text, len(text))
+    handle: int | None = found.new(kind, conf, text, len(text))
     if not handle:  # else `conf` is its own
         found.conf_destroy(conf)
         raise _exception(found.last_error(), text.value.decode(errors="replace"))
@@ -292,6 +399,12 @@ def _destroy(found: _Library, handle: int, topics: dict[str, int], process: int,
     for topic in topics.values():
         found.topic_destroy(topic)
     found.destroy(handle)
+
+
+def _close(found: _Library, handle: int, queue: int, process: int, _callback: Any) -> None:
+    if process == os.getpid():
+        found.queue_destroy(queue)
+        found.destroy(handle)
 
 
 def _reporter(found: _Library, on_failure: Callable[[Any, Any], None]) -> Callable[..., None]:

@@ -203,22 +203,46 @@ def schema(*, include_headers: bool) -> pa.Schema:
 def to_batch(partition: Partition, messages: Sequence[Any], *, include_headers: bool) -> pa.RecordBatch:
     """A record batch out of messages of one partition."""
     kind = type(messages[0])
-    count = len(messages)
     # Flat, so that no tuples pile up: they would set off the garbage collector, which took half of the time.
     stamps = list(chain.from_iterable(map(kind.timestamp, messages)))
-    columns: list[pa.Array] = [
-        pa.array(list(map(kind.key, messages)), pa.binary()),
-        pa.array(list(map(kind.value, messages)), pa.binary()),
-        pa.repeat(pa.scalar(partition.topic, pa.string()), count),
-        pa.repeat(pa.scalar(partition.number, pa.int32()), count),
-        pa.array(list(map(kind.offset, messages)), pa.int64()),
-        pa.array(stamps[1::2], pa.timestamp("ms", tz="UTC")).cast(PLAIN.field("timestamp").type),
+    batch = columns_batch(
+        partition,
+        keys=pa.array(list(map(kind.key, messages)), pa.binary()),
+        values=pa.array(list(map(kind.value, messages)), pa.binary()),
+        offsets=pa.array(list(map(kind.offset, messages)), pa.int64()),
+        times=pa.array(stamps[1::2], pa.int64()),
+        kinds=pa.array(stamps[::2], pa.int32()),
+    )
+    if not include_headers:
+        return batch
+    headers = _headers_column([message.headers() for message in messages])
+    return pa.RecordBatch.from_arrays([*batch.columns, headers], schema=WITH_HEADERS)
+
+
+def columns_batch(
+    partition: Partition, *, keys: pa.Array, values: pa.Array, offsets: pa.Array, times: pa.Array, kinds: pa.Array
+) -> pa.RecordBatch:
+    """A record batch out of columns.
+
+    Args:
+        partition: Where all come from.
+        keys: binary.
+        values: binary.
+        offsets: int64.
+        times: int64, milliseconds since 1970.
+        kinds: int32, what a time means, as librdkafka counts.
+    """
+    columns = [
+        keys,
+        values,
+        pa.repeat(pa.scalar(partition.topic, pa.string()), len(keys)),
+        pa.repeat(pa.scalar(partition.number, pa.int32()), len(keys)),
+        offsets,
+        times.cast(pa.timestamp("ms", tz="UTC")).cast(PLAIN.field("timestamp").type),
         # Java counts none, create, append from -1; librdkafka from 0.
-        pc.subtract(pa.array(stamps[::2], pa.int32()), pa.scalar(1, pa.int32())),
+        pc.subtract(kinds, pa.scalar(1, pa.int32())),
     ]
-    if include_headers:
-        columns.append(_headers_column([message.headers() for message in messages]))
-    return pa.RecordBatch.from_arrays(columns, schema=schema(include_headers=include_headers))
+    return pa.RecordBatch.from_arrays(columns, schema=PLAIN)
 
 
 def _headers_column(rows: Sequence[Any]) -> pa.Array:

@@ -18,7 +18,7 @@ from .admin import publish_offsets
 from .consumer import Gone, RangeConsumer, borrowed
 from .lookup import Found, Lookup, Selection, find, resolve
 from .positions import FROM_LATEST, Bound, Offsets, Partition, bound, check_end, from_json, in_share, to_json
-from .rows import schema, to_batch
+from .rows import schema
 from .settings import KafkaSettings
 
 if TYPE_CHECKING:
@@ -179,13 +179,13 @@ class KafkaSource(ResettableSource):
         partition, at = Partition.named(split.unit), split.start
         while at < split.end:
             why = None
-            with borrowed(self.settings) as consumer:
+            with borrowed(self.settings, include_headers=self.include_headers) as consumer:
                 try:
-                    for messages in consumer.read(
+                    for batch in consumer.read(
                         partition, at, split.end, retry_seconds=self.timeout, is_there=lambda: self._is_there(partition)
                     ):
-                        at = messages[-1].offset() + 1
-                        yield Piece(to_batch(partition, messages, include_headers=self.include_headers), at)
+                        at = batch.column("offset")[-1].as_py() + 1
+                        yield Piece(batch, at)
                 except Gone as gone:
                     why = str(gone)
             at = split.end if why is None else self._past_loss(partition, at, split.end, why)

@@ -1,0 +1,229 @@
+"""What a consumer receives, as Arrow record batches: two clients that give the same.
+
+`ArrayClient` reads librdkafka's messages where they lie: numpy gathers their fields by address, and Arrow copies keys
+and values, so that no Python object is made of a row. `ObjectClient` uses confluent-kafka's objects: for headers, and
+where librdkafka cannot be called. A test compares both.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from . import librdkafka
+from .errors import confluent, made
+from .positions import Partition
+from .rows import columns_batch, to_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy.typing as npt
+
+    Numbers = npt.NDArray[np.int64]
+    Words = npt.NDArray[np.uint64]
+
+_log = logging.getLogger("onceward.kafka.librdkafka")
+
+_CONSUMED: Final = np.dtype(librdkafka.Consumed)
+_INLINE: Final = 12
+"""Bytes of the longest value that Arrow keeps within its view ("Variable-size Binary View Layout")."""
+_LENGTH_BYTES: Final = 4
+_VIEW: Final = np.dtype([("length", np.int32), ("start", np.uint8, 4), ("buffer", np.int32), ("offset", np.int32)])
+_WINDOW: Final = 1 << 30
+"""Bytes between the starts of two buffers: a view's offset is a number of 31 bits."""
+
+
+class Event(NamedTuple):
+    """What a client tells that is no record; topic and partition are None and -1 if it is about neither."""
+
+    error: Any
+    topic: str | None
+    partition: int
+    offset: int
+
+
+class Received(NamedTuple):
+    """Records of one partition, and what came beside them."""
+
+    records: pa.RecordBatch | None
+    events: list[Event]
+
+
+class ObjectClient:
+    """A confluent_kafka.Consumer.
+
+    Args:
+        config: librdkafka's settings.
+        include_headers: Whether batches have the column `headers`.
+    """
+
+    def __init__(self, config: Mapping[str, Any], *, include_headers: bool) -> None:
+        self._consumer: Any = made(confluent().Consumer, config)
+        self._include_headers = include_headers
+
+    def assign(self, partition: Partition, offset: int) -> None:
+        """Read this partition from this offset on, and no other."""
+        self._consumer.assign([confluent().TopicPartition(partition.topic, partition.number, offset)])
+
+    def unassign(self) -> None:
+        """Stop fetching."""
+        self._consumer.unassign()
+
+    def receive(self, count: int, seconds: float) -> Received:
+        """What is there, up to `count` rows; waits for the first only."""
+        first = self._consumer.poll(seconds)
+        if first is None:
+            return Received(None, [])
+        messages = [first, *self._consumer.consume(count - 1, 0)] if count > 1 else [first]
+        events: list[Event] = []
+        if any(map(type(first).error, messages)):
+            told = [message for message in messages if message.error() is not None]
+            events = [Event(one.error(), one.topic(), one.partition(), one.offset()) for one in told]
+            messages = [message for message in messages if message.error() is None]
+        if not messages:
+            return Received(None, events)
+        partition = Partition(messages[-1].topic(), messages[-1].partition())
+        return Received(to_batch(partition, messages, include_headers=self._include_headers), events)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._consumer.close()
+
+
+class ArrayClient:
+    """A librdkafka.BatchConsumer, as an ObjectClient without headers."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._consumer = made(librdkafka.BatchConsumer, config, logger=_log)
+        self._addresses = np.zeros(0, np.uint64)
+
+    def assign(self, partition: Partition, offset: int) -> None:
+        """Read this partition from this offset on, and no other."""
+        self._consumer.assign(partition.topic, partition.number, offset)
+
+    def unassign(self) -> None:
+        """Stop fetching."""
+        self._consumer.unassign()
+
+    def receive(self, count: int, seconds: float) -> Received:
+        """What is there, up to `count` rows; waits for the first only."""
+        if len(self._addresses) < count:
+            self._addresses = np.zeros(count, np.uint64)
+        taken = self._consumer.consume(self._addresses[:1], seconds)
+        if taken and count > 1:
+            taken += self._consumer.consume(self._addresses[1:count], 0)
+        if not taken:
+            return Received(None, [])
+        addresses = self._addresses[:taken]
+        try:
+            return self._received(addresses)
+        finally:
+            self._consumer.destroy(addresses.tolist())
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._consumer.close()
+
+    def _received(self, addresses: Words) -> Received:
+        found = _gathered(addresses, _CONSUMED.itemsize).view(_CONSUMED)[:, 0]
+        wrong = found["message"]["err"] != 0
+        events: list[Event] = []
+        if wrong.any():
+            told = zip(addresses[wrong].tolist(), found["message"][wrong], strict=True)
+            events = [self._event(address, message) for address, message in told]
+            addresses, found = addresses[~wrong], found[~wrong]
+        if not len(found):
+            return Received(None, events)
+        messages = found["message"]
+        topic, number = self._consumer.topic_name(int(messages["rkt"][-1])), int(messages["partition"][-1])
+        times, kinds = self._times(addresses, found)
+        batch = columns_batch(
+            Partition(topic or "", number),
+            keys=_binary(messages["key"], messages["key_len"]),
+            values=_binary(messages["payload"], messages["len"]),
+            offsets=pa.array(messages["offset"]),
+            times=pa.array(times),
+            kinds=pa.array(kinds),
+        )
+        return Received(batch, events)
+
+    def _times(self, addresses: Words, found: npt.NDArray[np.void]) -> tuple[Numbers, npt.NDArray[np.int32]]:
+        times, kinds = found["time"], found["time_kind"]
+        for at in (0, -1):
+            if self._consumer.time(int(addresses[at])) != (times[at], kinds[at]):
+                pairs = [self._consumer.time(address) for address in addresses.tolist()]
+                return np.array([time for time, _ in pairs]), np.array([kind for _, kind in pairs], np.int32)
+        return times, kinds
+
+    def _event(self, address: int, message: Any) -> Event:
+        error = self._consumer.error(address, int(message["err"]))
+        topic = self._consumer.topic_name(int(message["rkt"]))
+        return Event(error, topic, int(message["partition"]), int(message["offset"]))
+
+
+class _Memory:
+    """This process's memory from an address on, as an array that must only be read where something lies.
+
+    Source: "The array interface protocol" in NumPy's reference.
+    """
+
+    def __init__(self, address: int, kind: str, size: int) -> None:
+        self.__array_interface__ = {"version": 3, "data": (address, True), "typestr": kind, "shape": (size,)}
+
+
+def _gathered(addresses: Words, size: int) -> npt.NDArray[np.uint8]:
+    """`size` bytes, a multiple of eight, from each of these addresses, which are multiples of eight."""
+    first = int(addresses.min())
+    places = ((addresses - np.uint64(first)) >> np.uint64(3)).astype(np.int64)
+    words = np.asarray(_Memory(first, "<u8", int(places.max()) + size // 8))
+    found: npt.NDArray[np.uint64] = words[places[:, None] + np.arange(size // 8)]
+    return found.view(np.uint8)
+
+
+def _binary(addresses: Words, lengths: Words) -> pa.Array:
+    """Values that lie at these addresses, copied; null where the address is 0.
+
+    Array of type binary: out of one of type binary_view, whose buffers are the memory itself.
+    """
+    sizes, there = lengths.astype(np.int64), addresses != 0
+    views = np.zeros(len(sizes), _VIEW)
+    views["length"] = sizes
+    short = np.flatnonzero(there & (sizes > 0) & (sizes <= _INLINE))
+    if len(short):
+        _copy_inline(views, short, addresses[short], sizes[short])
+    buffers: list[pa.Buffer] = []
+    longer = np.flatnonzero(sizes > _INLINE)
+    if len(longer):
+        first = int(addresses[longer].min())
+        offsets = (addresses[longer] - np.uint64(first)).astype(np.int64)
+        windows, views["buffer"][longer] = np.unique(offsets // _WINDOW, return_inverse=True)
+        views["offset"][longer] = offsets % _WINDOW
+        buffers = [pa.foreign_buffer(first + window * _WINDOW, 2 * _WINDOW - 1) for window in windows.tolist()]
+    valid = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
+    column = pa.Array.from_buffers(pa.binary_view(), len(sizes), [valid, pa.py_buffer(views), *buffers])
+    return column.cast(pa.binary())
+
+
+def _copy_inline(views: npt.NDArray[np.void], rows: Numbers, addresses: Words, sizes: Numbers) -> None:
+    """Copy short values into their views, byte by byte: Arrow keeps them behind the length."""
+    first = int(addresses.min())
+    starts = (addresses - np.uint64(first)).astype(np.int64)
+    memory = np.asarray(_Memory(first, "|u1", int((starts + sizes).max())))
+    within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    cells = views.view(np.uint8).reshape(len(views), _VIEW.itemsize)
+    cells[np.repeat(rows, sizes), _LENGTH_BYTES + within] = memory[np.repeat(starts, sizes) + within]
+
+
+def client(config: Mapping[str, Any], *, include_headers: bool) -> ObjectClient | ArrayClient:
+    """The quicker one that can do it.
+
+    Raises:
+        ConfigurationError: librdkafka refuses a setting.
+    """
+    if include_headers or not librdkafka.usable(config):
+        return ObjectClient(config, include_headers=include_headers)
+    return ArrayClient(config)

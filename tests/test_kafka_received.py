@@ -1,0 +1,51 @@
+"""What lies in memory becomes Arrow columns: values are copied, whatever their lengths and wherever they are."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onceward.connectors.kafka import received
+from onceward.connectors.kafka.librdkafka import Consumed
+from onceward.connectors.kafka.received import _binary, _gathered
+
+VALUES = st.lists(st.one_of(st.none(), st.binary(max_size=40), st.binary(min_size=9, max_size=15)), min_size=1)
+
+
+def laid_out(values: list[bytes | None]) -> tuple[Any, Any, list[Any]]:
+    """Addresses and lengths of copies of these values, and what keeps the copies."""
+    kept = [None if value is None else ctypes.create_string_buffer(value, max(len(value), 1)) for value in values]
+    addresses = [0 if buffer is None else ctypes.addressof(buffer) for buffer in kept]
+    return np.array(addresses, np.uint64), np.array([len(value or b"") for value in values], np.uint64), kept
+
+
+@pytest.mark.parametrize("window", [1 << 30, 64, 16])
+@given(values=VALUES)
+def test_values_are_copied_from_where_they_lie(window: int, values: list[bytes | None]):
+    addresses, lengths, kept = laid_out(values)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(received, "_WINDOW", window)
+        column = _binary(addresses, lengths)
+    for buffer in kept:
+        if buffer is not None:
+            ctypes.memset(buffer, 0xFF, len(buffer))
+    assert column.to_pylist() == values
+    column.validate(full=True)
+
+
+def test_structures_are_gathered_in_the_order_of_their_addresses():
+    structures = (Consumed * 5)()
+    for number, one in enumerate(structures):
+        one.message.offset, one.time, one.time_kind = number, -number, number % 3
+    order = [3, 0, 4]
+    addresses = np.array([ctypes.addressof(structures[number]) for number in order], np.uint64)
+    kind = np.dtype(Consumed)
+    found: Any = _gathered(addresses, kind.itemsize).view(kind)[:, 0]
+    assert found["message"]["offset"].tolist() == order
+    assert found["time"].tolist() == [-number for number in order]
+    assert found["time_kind"].tolist() == [0, 0, 1]
