@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from .errors import LogDamagedError
-from .names import Progress, Scope, TransactionName
+from .names import Progress, Scope, TransactionName, parse_transaction_name
 from .outcome import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation, abort_outcome, commit_outcome
 from .proof import Proof
 from .sealed import UNREADABLE
@@ -103,6 +103,26 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
             LogDamagedError: Not a committable.
         """
         return _decoded(text, cls, "a committable")
+
+    def read_name(self) -> TransactionName:
+        """The transaction's name, checked, where `WriteContext.transaction_name` or a listing gave it.
+
+        Raises:
+            LogDamagedError: It is not such a name, or it names another transaction than the committable: somebody
+                altered it.
+        """
+        name = parse_transaction_name(self.transaction)
+        mine = (self.pipeline, self.sink, self.log, self.writer, self.epoch, self.subtask, self.attempt)
+        if name is None or mine != (*name.scope, name.start, name.epoch, name.subtask, name.attempt):
+            raise LogDamagedError(
+                f"{self.transaction!r} is not the name of this transaction, which is of subtask {self.subtask}, "
+                f"attempt {self.attempt}, under generation {self.writer} of decision log {self.log!r}",
+                pipeline=self.pipeline,
+                sink=self.sink,
+                epoch=self.epoch,
+                transaction=self.transaction,
+            )
+        return name
 
     def read_handle(self, layout: type[T]) -> T:
         """The handle, checked.

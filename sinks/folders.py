@@ -31,7 +31,6 @@ from onceward.core.names import (
     other_log,
     outdated_log,
     parse_file_name,
-    parse_transaction_name,
 )
 from onceward.core.sink import Txn
 from onceward.core.transaction import (
@@ -146,14 +145,20 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
         Raises:
             LogDamagedError: It cannot be one of this sink's.
         """
-        name = committable.transaction
-        if parse_transaction_name(name) is None:
-            raise LogDamagedError(f"{name!r} is not a name that this sink gives", sink=self.name, transaction=name)
+        if (committable.kind, committable.version) != (self.kind, 1):
+            raise LogDamagedError(
+                f"a committable of kind {committable.kind!r}, version {committable.version} is not a "
+                f"{type(self).__name__}'s",
+                sink=self.name,
+                transaction=committable.transaction,
+            )
+        committable.read_name()
         if committable.handle:
             committable.read_handle(self.layout)
 
     def commit(self, committable: Committable) -> CommitOutcome:
         self._check(committable)
+        committable.read_handle(self.layout)  # only a listed one has none
         try:
             return self._commit(committable)
         except RetryableSinkError as error:
@@ -236,18 +241,23 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
         if not path.exists():
             make_folder(self._place)
             put_once(path, secrets.token_hex(8).encode())
-        return path.read_text().strip()
+        return _text(path)
 
     def _elsewhere(self, committable: Committable) -> str:
         """What is wrong if a committable was prepared in another folder (a wrong path, a disk that is not mounted)."""
         prepared_in = committable.handle.get("folder")
         path = self._place / IDENTITY
-        if prepared_in is None or (path.exists() and path.read_text().strip() == prepared_in):
+        if prepared_in is None or (path.exists() and _text(path) == prepared_in):
             return ""
         return (
             f"{self._place} is not the folder in which the transaction was prepared: is it the right one, and mounted? "
             f"If that one is gone for good, write {prepared_in} into {path}, and what was prepared there is lost"
         )
+
+
+def _text(path: Path) -> str:
+    """What a file holds; bytes that nobody wrote here make it another text, and no error of their own."""
+    return path.read_text("utf-8", "replace").strip()
 
 
 def newest_of(names: Iterable[TransactionName]) -> Progress:
@@ -334,7 +344,7 @@ class FolderClaims:
     def known(self, scope: Scope) -> str | None:
         """The log that owns the names, if one has claimed them."""
         path = self._path(scope)
-        return path.read_text() if path.exists() else None
+        return _text(path) if path.exists() else None
 
     def release(self, scope: Scope, *, own: bool = False) -> None:
         """Forget another log's claim; this one's too if the target itself has forgotten it."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from onceward.core.transaction import WriteContext
 
 _HEADER: Final = struct.Struct(">Q32s")
+_DIGITS: Final = 20
 PARTIAL, SEGMENT, MARKS, DONE = ".partial", ".segment", ".marks", ".done"
 
 
@@ -151,4 +152,5 @@ class Marks:
 
 def _mark(line: bytes) -> int | None:
     text, _, crc = line.partition(b" ")
-    return int(text) if crc == b"%08x\n" % zlib.crc32(text) and text.isdigit() else None
+    good = crc == b"%08x\n" % zlib.crc32(text) and text.isdigit() and len(text) < _DIGITS
+    return int(text) if good else None

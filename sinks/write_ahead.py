@@ -73,7 +73,7 @@ class _Layout(msgspec.Struct, frozen=True):
     """Of a committable's handle."""
 
     sha256: str
-    rows_per_send: Annotated[int, msgspec.Meta(ge=1)]
+    rows_per_send: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
     pinned: dict[str, Any] = {}
     folder: str | None = None
 

@@ -24,7 +24,8 @@ from onceward.core.names import PooledName, Scope
 from onceward.core.outcome import OUTCOMES
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation
 
-MINE = Handle("id", 7, 3, 1000)
+SCOPE = Scope("orders", "out", "0123abcd")
+MINE = Handle(str(PooledName(SCOPE, "ffff", 0)), 7, 3, 1000)
 PREPARED = Prepared(MINE, frozenset({("t", 0), ("t", 1)}))
 STATES = [
     "Empty",
@@ -177,16 +178,24 @@ def test_codes_are_shown_by_name():
     assert code_name(12345) == "error code 12345"
 
 
-SCOPE = Scope("orders", "out", "0123abcd")
-
-
 def committable(**fields):
-    return Committable(kind="kafka", pipeline="p", sink="s", log="l", writer=0, epoch=0, transaction="id", **fields)
+    given = {**SCOPE._asdict(), "transaction": MINE.transactional_id, **fields}
+    return Committable(kind="kafka", writer=0, epoch=0, **given)
 
 
 def test_a_handle_comes_back_from_its_committable_as_it_was():
     assert Prepared.of(committable(handle=PREPARED.to_json())) == PREPARED
     assert Prepared.of(committable()) is None
+
+
+@pytest.mark.parametrize(
+    "altered",
+    [{"pipeline": "q"}, {"sink": "t"}, {"log": "4567cdef"}, {"transaction": "id"}]
+    + [{"transaction": str(PooledName(SCOPE._replace(sink="other"), "ffff", 0))}],
+)
+def test_a_transactional_id_of_another_sink_is_refused(altered):
+    with pytest.raises(LogDamagedError, match="is not a transactional id of this sink"):
+        Prepared.of(committable(handle=PREPARED.to_json(), **altered))
 
 
 def test_the_same_transaction_always_makes_the_same_handle():

@@ -45,7 +45,8 @@ def committable(epoch: int, *numbers: int, sink: str = "s", proven: bool = True,
 
 def decided(writer: LogWriter, epoch: int, *committables: Committable, complete: bool = True) -> None:
     start, end = [f"at {epoch}"] if epoch else None, [f"at {epoch + 1}"]
-    writer.decide(epoch, committables, sinks=["s"], epoch_input=EpochInput(query="q", start=start, end=end))
+    mine = [msgspec.structs.replace(c, log=writer.token.log) for c in committables]
+    writer.decide(epoch, mine, sinks=["s"], epoch_input=EpochInput(query="q", start=start, end=end))
     if complete:
         writer.complete(epoch)
 

@@ -182,15 +182,14 @@ class TestReadBack:
     def test_acknowledgements(self, acknowledgement: Acknowledgement):
         assert Acknowledgement.from_json(acknowledgement.to_json()) == acknowledgement
 
-    @given(st.builds(
-        Prepared, st.builds(Handle, TEXT, COUNT, SHORT, COUNT),
-        st.frozensets(st.tuples(TEXT, SHORT), min_size=1, max_size=4), st.just(frozenset({("topic", "id")})),
-    ), COMMITTABLES)  # fmt: skip
-    def test_handles_of_kafka(self, prepared: Prepared, committable: Committable):
-        name = prepared.handle.transactional_id
-        made = msgspec.structs.replace(
-            committable, kind="kafka", version=1, transaction=name, handle=prepared.to_json()
-        )
+    @given(
+        st.builds(PooledName, SCOPES, UNIQUE, SHORT, st.none() | SHORT), st.tuples(COUNT, SHORT, COUNT),
+        st.frozensets(st.tuples(TEXT, SHORT), min_size=1, max_size=4), COMMITTABLES,
+    )  # fmt: skip
+    def test_handles_of_kafka(self, name: PooledName, numbers: Any, partitions: Any, committable: Committable):
+        prepared = Prepared(Handle(str(name), *numbers), partitions, frozenset({("topic", "id")}))
+        fields = {**name.scope._asdict(), "transaction": str(name), "handle": prepared.to_json()}
+        made = msgspec.structs.replace(committable, kind="kafka", version=1, **fields)
         assert Prepared.of(Committable.from_json(made.to_json())) == prepared
 
     @given(NAMES)

@@ -16,14 +16,16 @@ Each call asks once: whatever is busy or unanswered is RETRY_LATER, and the coor
 
 from __future__ import annotations
 
-import json
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+import pyarrow as pa
 import sqlalchemy as sa
 
 from onceward.core.errors import OncewardError, RetryableSinkError, SchemaError, SqlError
+from onceward.core.sealed import UNREADABLE
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 
 from . import ledger
@@ -43,6 +45,15 @@ if TYPE_CHECKING:
     from onceward.core.transaction import Committable
 
     from .target import Target
+
+
+class _Movement(msgspec.Struct, frozen=True):
+    """What a writer noted beside its staged rows. It becomes SQL, so every field is checked."""
+
+    target: tuple[str | None, str]
+    key: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    id: int = 0
 
 
 def commit_staged(target: Target, committables: Sequence[Committable]) -> list[CommitOutcome]:
@@ -135,24 +146,37 @@ def _movements(heads: list[Any]) -> list[tuple[Movement, list[Part]]]:
     found: list[tuple[Movement, Part]] = []
     for order, head in enumerate(heads):
         if head.stage:
-            how = json.loads(head.movement)
-            movement = Movement(head.stage, TableName(*how["target"]), tuple(how["columns"]), tuple(how["key"]))
-            found.append((movement, Part(how["id"], order, head.row_count)))
+            how = _noted(head)
+            movement = Movement(head.stage, TableName(*how.target), how.columns, how.key)
+            found.append((movement, Part(how.id, order, head.row_count)))
     return [(movement, [part for _, part in group]) for movement, group in groupby(found, key=itemgetter(0))]
 
 
+def _noted(head: Any) -> _Movement:
+    try:
+        return msgspec.json.decode(head.movement, type=_Movement)
+    except UNREADABLE as error:
+        raise SqlError(
+            f"cannot read how {head.name} is to be moved: {error}. Somebody changed its staged row"
+        ) from error
+
+
 def _insert_pieces(target: Target, dialect: RowDialect, connection: sa.Connection, head: Any) -> None:
-    pieces, how = tables_of(target).pieces, json.loads(head.movement)
-    name, mine = TableName(*how["target"]), pieces.c.name == head.name
+    pieces, how = tables_of(target).pieces, _noted(head)
+    name, mine = TableName(*how.target), pieces.c.name == head.name
     moved = 0
     for number in connection.scalars(sa.select(pieces.c.number).where(mine).order_by(pieces.c.number)).all():
         described = describe(target, name, connection)
         if described is None:
             raise SchemaError(f"table {name} does not exist any more")
         query = sa.select(pieces.c.data).where(mine, pieces.c.number == number)
-        for batch in decoded(connection.scalar(query) or b""):
-            plan = make_plan(batch.schema, described.table, target.url.backend, how["key"])
-            statement = plan.insert(dialect, how["key"])
+        try:
+            batches = decoded(connection.scalar(query) or b"")
+        except (pa.ArrowException, OSError) as error:
+            raise SqlError(f"piece {number} staged under {head.name} is damaged: {error}") from error
+        for batch in batches:
+            plan = make_plan(batch.schema, described.table, target.url.backend, how.key)
+            statement = plan.insert(dialect, how.key)
             for rows in plan.pieces(batch):
                 connection.execute(statement, rows)
             moved += batch.num_rows

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from onceward.core.errors import ConfigurationError, RetryableSinkError
-from onceward.core.names import parse_transaction_name
+from onceward.core.errors import RetryableSinkError
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable
 
 from . import ledger
@@ -92,11 +91,4 @@ def abort_prepared(target: Target, committable: Committable) -> AbortOutcome:
 
 
 def _end(connection: sa.Connection, target: Target, command: str, committable: Committable) -> tuple[Answer, str]:
-    name = parse_transaction_name(committable.transaction)
-    if name is None:
-        raise ConfigurationError(
-            f"{committable.transaction!r} is not a name that a database sink gives",
-            pipeline=committable.pipeline,
-            sink=committable.sink,
-        )
-    return two_phase(target).end(connection, command, name)
+    return two_phase(target).end(connection, command, committable.read_name())

@@ -167,6 +167,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         return _ABORT[self._kind(committable)](self.target, committable)
 
     def _kind(self, committable: Committable) -> str:
+        """Its kind, if it is one of this sink's that nobody has altered."""
         if committable.kind not in _COMMIT or committable.version != 1:
             raise ConfigurationError(
                 f"a committable of kind {committable.kind}, version {committable.version} is not a "
@@ -174,6 +175,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
                 sink=self.name,
                 transaction=committable.transaction,
             )
+        committable.read_name()
         return committable.kind
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:
@@ -199,6 +201,8 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         """
         if not committables:
             return []
+        for committable in committables:
+            self._kind(committable)
         first = committables[0]
         with reading(self.target, "cannot inspect") as connection:
             waiting = {c.transaction for c in self._list(connection, first.pipeline, first.sink)}

@@ -61,12 +61,14 @@ AREA: Final = "_onceward"
 COMMIT, ABORT = ".commit", ".abort"
 ROLL_BYTES: Final = 128 * 2**20
 _UNWRITABLE: Final = (pa.ArrowException, ValueError, TypeError, OverflowError)
+_PART: Final = r"(?!\.{1,2}(/|\Z))[^/\0]+"
+"""Of a path that stays below its folder."""
 
 
 class _Layout(msgspec.Struct, frozen=True):
     """Of a committable's handle."""
 
-    files: list[Annotated[str, msgspec.Meta(pattern=r"^(?!/)(?!(.*/)?\.\.(/|$))")]]
+    files: list[Annotated[str, msgspec.Meta(pattern=rf"^{_PART}(/{_PART})*\Z")]]
     """Below the folder."""
     folder: str | None = None
 

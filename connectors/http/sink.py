@@ -10,9 +10,11 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
-from onceward.core.errors import ConfigurationError, RetryableSinkError
+import msgspec
+
+from onceward.core.errors import ConfigurationError, LogDamagedError, RetryableSinkError
 from onceward.core.kit.options import arguments, check_choice
 from onceward.core.kit.rows import check_columns, json_rows
 from onceward.sinks.write_ahead import ROWS_PER_SEND, WriteAheadLogSink
@@ -39,11 +41,19 @@ _KEYS: Final[dict[str, Callable[[str], str]]] = {
     "uuid": lambda identity: str(uuid.uuid5(uuid.NAMESPACE_URL, identity)),
 }
 _PROBES: Final = ("OPTIONS", "HEAD", "GET", "none")
-_NAME: Final = re.compile(r"[A-Za-z0-9-]+")
+_NAME: Final = re.compile(r"[A-Za-z0-9-]+\Z")
 _HEADER: Final = "header."
 """How the options of a format begin that give headers."""
 
 _log = logging.getLogger("onceward.http")
+
+
+class _Pinned(msgspec.Struct, frozen=True):
+    """Of a delivery."""
+
+    body: Literal["json", "jsonl"]
+    key_format: Literal["quoted", "plain", "uuid"]
+    key_header: Annotated[str, msgspec.Meta(pattern=f"^{_NAME.pattern}")]
 
 
 class HttpSink(WriteAheadLogSink):
@@ -180,13 +190,18 @@ class HttpSink(WriteAheadLogSink):
 
     def send(self, rows: pa.RecordBatch, delivery: Delivery) -> None:
         """POST rows as they would have been posted when they were written."""
-        pinned = {**self.pinned(), **delivery.pinned}
-        kind, join = _BODIES[pinned["body"]]
-        key = _KEYS[pinned["key_format"]](str(delivery))
+        try:
+            pinned = msgspec.convert({**self.pinned(), **delivery.pinned}, _Pinned)
+        except msgspec.ValidationError as error:
+            raise LogDamagedError(
+                f"the request of a delivery cannot be read: {error}", sink=self.name, transaction=delivery.transaction
+            ) from error
+        kind, join = _BODIES[pinned.body]
+        key = _KEYS[pinned.key_format](str(delivery))
         content = join(json_rows(self.name, rows)).encode()
         client = clients.get(self.settings)
         client.wait(self.longest_wait)
-        answer = client.request("POST", {pinned["key_header"]: key, "Content-Type": kind}, content)
+        answer = client.request("POST", {pinned.key_header: key, "Content-Type": kind}, content)
         error = judge(answer.status, self.retry_statuses)
         if error is None:
             return

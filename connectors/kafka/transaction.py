@@ -69,7 +69,7 @@ class Prepared(NamedTuple):
         """The transaction of a committable; None if nothing was written, so that there is no transaction.
 
         Raises:
-            LogDamagedError: Not a Kafka committable of a known version.
+            LogDamagedError: Not a Kafka committable of a known version, or not of the transaction that its name says.
         """
         if committable.kind != KIND or committable.version != VERSION:
             raise LogDamagedError(
@@ -80,6 +80,15 @@ class Prepared(NamedTuple):
             )
         if not committable.handle:
             return None
+        name = parse_pooled_name(committable.transaction)
+        if name is None or name.scope != (committable.pipeline, committable.sink, committable.log):
+            raise LogDamagedError(
+                f"{committable.transaction!r} is not a transactional id of this sink of decision log "
+                f"{committable.log!r}",
+                pipeline=committable.pipeline,
+                sink=committable.sink,
+                transaction=committable.transaction,
+            )
         fields = committable.read_handle(_Layout)
         handle = Handle(committable.transaction, fields.producer_id, fields.producer_epoch, fields.started_ms)
         partitions = ((topic, number) for topic, numbers in fields.partitions.items() for number in numbers)

@@ -190,7 +190,11 @@ class RedisSink(WriteAheadLogSink):
                 durable=False the next delivery makes the marker again.
         """
         new = FolderClaims(self._place).known(scope) != scope.log
-        known = str(change_marker(self.settings, CLAIM, scope), "utf-8") if new else self._marker(scope).get("log")
+        known = (
+            change_marker(self.settings, CLAIM, scope).decode(errors="replace")
+            if new
+            else self._marker(scope).get("log")
+        )
         self._check_marker(scope, known)
         self._check_owner(scope, known)
         super().claim(scope)
@@ -225,14 +229,22 @@ class RedisSink(WriteAheadLogSink):
 
     def _reached(self, scope: Scope, marker: Mapping[str, str]) -> Progress:
         """How far the log had come by what the server knows: the floor stands for what is deleted."""
-        floor = Progress(int(marker.get("floor:start", -1)), int(marker.get("floor:epoch", -1)))
+        try:
+            floor = Progress(int(marker.get("floor:start", -1)), int(marker.get("floor:epoch", -1)))
+        except ValueError:
+            raise SinkError(
+                f"the marker {marker_key(scope)} at {self.settings.shown} is damaged: its floor is no number. Bring it "
+                'back from a backup, or go back on purpose with rewind="…" and a reason',
+                pipeline=scope.pipeline,
+                sink=scope.sink,
+            ) from None
         return max(floor, newest_of(_written(scope, marker) - _released(marker)))
 
     def _marker(self, scope: Scope) -> dict[str, str]:
         """The marker; {} if there is none."""
         with asking(self.settings, "cannot read the marker") as client:
             found: dict[bytes, bytes] = client.execute_command("HGETALL", marker_key(scope))
-        return {name.decode(): value.decode() for name, value in found.items()}
+        return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in found.items()}
 
 
 def _written(scope: Scope, marker: Iterable[str]) -> set[TransactionName]:

@@ -165,6 +165,10 @@ def _decide(view: LogView, entry: Decide) -> LogView:
         raise LogDamagedError(
             f"entry {entry.position} decides epoch {entry.epoch} while epoch {view.undone.epoch} is not completed"
         )
+    mine = (entry.pipeline, entry.log)
+    strange = next((c.transaction for c in entry.committables if (c.pipeline, c.log) != mine), None)
+    if strange is not None:
+        raise LogDamagedError(f"entry {entry.position} decides {strange!r}, a transaction of another decision log")
     pruned = entry.follows is not None and view.decided == NONE  # the decision that it follows may be
     if not (pruned or may_follow(view, entry.epoch, entry.follows)):
         raise LogDamagedError(f"entry {entry.position} decides epoch {entry.epoch} after epoch {view.decided}")
