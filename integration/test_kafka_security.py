@@ -1,11 +1,13 @@
 """SASL and TLS: each mechanism carries the data and the commits, and a wrong password is said without showing it."""
 
-import subprocess
+import re
 import time
+from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -22,36 +24,16 @@ from onceward.connectors.kafka.settings import KafkaSettings
 from onceward.connectors.kafka.sink import KafkaSink
 from onceward.core.errors import KafkaError, OncewardError
 from onceward.core.names import NOTHING
-from onceward.core.transaction import CommitStatus
+from onceward.core.transaction import AbortStatus, CommitStatus, Observation
 from onceward.testing.machine import free_port
 from onceward.testing.services import KafkaServer
 
+from .certificates import SECRET, make_certificates
 from .kafka_kit import Bench, eventually, read_all, rows
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
-SECRET = "wonder-land"
+DOCS = Path(__file__).parents[1] / "docs" / "kafka-settings.md"
 MODULES = "org.apache.kafka.common.security"
-
-
-def make_certificates(folder):
-    """An authority, the broker's certificate for 127.0.0.1, and a client's."""
-
-    def openssl(*arguments):
-        subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=folder)
-
-    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=authority",
-            "-keyout", "ca.key", "-out", "ca.pem")  # fmt: skip
-    for name, extra in (("broker", "subjectAltName=IP:127.0.0.1"), ("client", "extendedKeyUsage=clientAuth")):
-        (folder / f"{name}.ext").write_text(extra)
-        openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}", "-keyout", f"{name}.key",
-                "-out", f"{name}.csr")  # fmt: skip
-        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
-                "-days", "2", "-extfile", f"{name}.ext", "-out", f"{name}.pem")  # fmt: skip
-        (folder / f"{name}.both").write_text(
-            (folder / f"{name}.key").read_text() + (folder / f"{name}.pem").read_text()
-        )
-    openssl("rsa", "-aes256", "-passout", f"pass:{SECRET}", "-in", "client.key", "-out", "client.locked")
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +54,7 @@ def secured(tmp_path_factory):
             "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT,TLS:SSL,BOTH:SASL_SSL"
         ),
         "ssl.keystore.type": "PEM",
-        "ssl.keystore.location": str(certificates / "broker.both"),
+        "ssl.keystore.location": str(certificates / "server.both"),
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": str(certificates / "ca.pem"),
         "listener.name.tls.ssl.client.auth": "required",
@@ -212,6 +194,93 @@ def test_the_documented_permissions_are_enough_and_read_is_asked_for(secured):
     assert list(bench.sink.lingering(bench.scope)) != []
     assert bench.sink.commit(committable).status is CommitStatus.COMMITTED
     assert [m.value() for m in read_all(server.bootstrap_servers, "guarded")] == [b"x"]
+
+
+ACLS = re.compile(r"^\| (each topic written to|the sink's topic|transactional ids .*`(.+):<pipeline>:`|the cluster) \| (.+?) \|", re.M)
+
+
+def documented(topic, pipeline):
+    """The permissions of docs/kafka-settings.md, as ACLs, less those to create a topic and for a rewind."""
+    section = DOCS.read_text().partition("## Permissions")[2]
+    literal, prefixed = ResourcePatternType.LITERAL, ResourcePatternType.PREFIXED
+    for resource, prefix, operations in ACLS.findall(section):
+        where = (ResourceType.TOPIC, topic, literal)
+        if prefix:
+            where = (ResourceType.TRANSACTIONAL_ID, f"{prefix}:{pipeline}:", prefixed)
+        elif resource == "the cluster":
+            where = (ResourceType.BROKER, "kafka-cluster", literal)
+        for operation in operations.split(", "):
+            yield (*where, AclOperation[re.sub("(?<=[a-z])(?=[A-Z])", "_", operation).upper()])
+
+
+def bindings(permissions, user):
+    allow = AclPermissionType.ALLOW
+    return [AclBinding(kind, name, pattern, user, "*", op, allow) for kind, name, pattern, op in permissions]
+
+
+WITHOUT = {
+    "TOPIC WRITE": "TOPIC_AUTHORIZATION_FAILED|Topic authorization failed",
+    "TOPIC READ": "no permission to Read topic",
+    "TRANSACTIONAL_ID WRITE": "TRANSACTIONAL_ID_AUTHORIZATION_FAILED|[Tt]ransactional.* authorization failed",
+    "TRANSACTIONAL_ID DESCRIBE": "",  # Write implies it
+    "TOPIC DESCRIBE": "",  # Write and Read imply it
+    "TOPIC CREATE": "Create|TOPIC_AUTHORIZATION_FAILED|[Aa]uthorization failed",
+    "BROKER DESCRIBE_CONFIGS": "",  # Kafka's default is assumed
+    "BROKER ALTER": "",  # for markers that a coordinator skipped
+}
+
+
+def test_exactly_the_documented_permissions_are_enough_and_each_is_needed(secured):
+    """A resource without any ACL would be open to everybody here, so somebody else has one on each."""
+    server, places, _ = secured
+    admin = AdminClient({"bootstrap.servers": server.bootstrap_servers})
+    wanted = UserScramCredentialUpsertion("bob", ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096), SECRET)
+    admin.alter_user_scram_credentials([wanted])["bob"].result()
+    config = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-256", "sasl.username": "bob"}
+    seen = set()
+    for number, without in enumerate(["", *WITHOUT]):
+        topic = f"exactly-{number}"
+        bench = Bench(places["SASL"], topic, config={**config, "sasl.password": SECRET}, create_topic=True)
+        all_of_them = list(documented(topic, bench.pipeline))
+        seen |= {f"{kind.name} {op.name}" for kind, _, _, op in all_of_them}
+        granted = [one for one in all_of_them if f"{one[0].name} {one[3].name}" != without]
+        made = bindings(all_of_them, "User:nobody") + bindings(granted, "User:bob")
+        for future in admin.create_acls(made).values():
+            future.result()
+        try:
+            says = WITHOUT.get(without, "")
+            if says:
+                with pytest.raises(OncewardError, match=says):
+                    whole_run(bench)
+            else:
+                whole_run(bench)
+                values = [message.value() for message in read_all(server.bootstrap_servers, topic)]
+                assert values == [b"decided"], without
+        finally:
+            for future in admin.delete_acls([filter_of(binding) for binding in made]).values():
+                future.result()
+    assert seen == set(WITHOUT)
+
+
+def filter_of(binding):
+    fields = (binding.restype, binding.name, binding.resource_pattern_type, binding.principal, binding.host)
+    return AclBindingFilter(*fields, binding.operation, binding.permission_type)
+
+
+def whole_run(bench):
+    """A writer dies before the decision, another one after it; then a third one sweeps, commits, and rewinds."""
+    sink = bench.sink
+    eventually(lambda: "authorization failed" not in refused(sink).lower(), "the brokers know the ACLs", seconds=3)
+    sink.validate(rows("x").schema)
+    sink.check_claim(bench.scope, NOTHING)
+    bench.write(rows("undecided"), subtask=1)
+    decided = bench.write(rows("decided"))
+    for found in list(sink.lingering(bench.scope)):
+        if found.transaction != decided.transaction:
+            assert sink.abort(found).status is AbortStatus.ABORTED
+    assert sink.commit(decided).status is CommitStatus.COMMITTED
+    assert list(sink.inspect_many([decided])) == [Observation.COMMITTED]
+    sink.release(bench.scope)
 
 
 def refused(sink):

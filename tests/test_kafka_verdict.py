@@ -186,6 +186,8 @@ def committable(**fields):
 def test_a_handle_comes_back_from_its_committable_as_it_was():
     assert Prepared.of(committable(handle=PREPARED.to_json())) == PREPARED
     assert Prepared.of(committable()) is None
+    with pytest.raises(LogDamagedError, match="cannot be read"):
+        Prepared.of(committable(rows=1))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from .merging import abort_staged, commit_staged
 from .own_tables import ensure, exists, tables_of
 from .prepared import PreparedWriting, abort_prepared, commit_prepared
 from .staging import PieceWriting
-from .target import PREPARED, STAGED, CommitPath, Target, own_name
+from .target import PREPARED, STAGED, CommitPath, Target, own_name, unusable
 from .writing import Writing
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         self.target = target
         check_seconds("lock_timeout", target.lock_timeout)
         check_seconds("answer_within", target.answer_within)
+        if target.ledger_schema is not None and (refused := unusable(target.ledger_schema, target.url.backend)):
+            raise ConfigurationError(f"ledger_schema {target.ledger_schema!r} {refused}")
         if ledger_epochs <= 0:
             raise ConfigurationError(f"ledger_epochs must be above 0, not {ledger_epochs}")
         self.ledger_epochs = ledger_epochs

@@ -18,6 +18,7 @@ from onceward.core.errors import SchemaError
 from .conversions import is_binary, is_text
 from .dialect import no_such_table
 from .engines import dialect_for, reading, transaction
+from .target import unusable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -161,6 +162,9 @@ def definition(target: Target, schema: pa.Schema) -> sa.Table:
     backend = target.url.backend
     if target.change:
         schema = schema.remove(schema.get_field_index(target.change))
+    refused = [f"column {name!r} {why}" for name in schema.names if (why := unusable(name, backend))]
+    if refused:
+        raise SchemaError(f"table {target.table} cannot be created: {', '.join(refused)}. Rename it in the data")
     types = {field.name: column_type(field.type, backend, key=field.name in target.key) for field in schema}
     unfit = [f"column {field.name!r} ({field.type})" for field in schema if types[field.name] is None]
     if unfit:

@@ -72,8 +72,8 @@ class TableName(NamedTuple):
             )
         schema, table = (None if part is None else _unquoted(part, fold) for part in match.groups())
         for part in (schema, table):
-            if fold and part is not None and len(part.encode()) > _LONGEST:
-                raise ConfigurationError(f"{part!r} in {text!r} is longer than the {_LONGEST} bytes of a name")
+            if part is not None and (refused := unusable(part, "postgresql" if fold else "")):
+                raise ConfigurationError(f"{part!r} in {text!r} {refused}")
         return cls(schema, table or "")
 
     @property
@@ -83,6 +83,14 @@ class TableName(NamedTuple):
 
     def __str__(self) -> str:
         return ".".join(part if _is_plain(part) else quoted(part) for part in self if part is not None)
+
+
+def unusable(name: str, backend: str) -> str:
+    """Why a database cannot take a name as it is; empty if it can. PostgreSQL would cut a longer one, and say nothing."""
+    if not name or "\0" in name:
+        return "is empty or holds a NUL"
+    longer = backend == "postgresql" and len(name.encode()) > _LONGEST
+    return f"is longer than the {_LONGEST} bytes of a name" if longer else ""
 
 
 def quoted(name: str) -> str:

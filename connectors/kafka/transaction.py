@@ -78,7 +78,7 @@ class Prepared(NamedTuple):
                 sink=committable.sink,
                 transaction=committable.transaction,
             )
-        if not committable.handle:
+        if not committable.handle and not committable.rows:
             return None
         name = parse_pooled_name(committable.transaction)
         if name is None or name.scope != (committable.pipeline, committable.sink, committable.log):

@@ -12,11 +12,22 @@ if TYPE_CHECKING:
 HIDDEN: Final = "***"
 _NAMES: Final = re.compile(r"passw|secret|token", re.IGNORECASE)
 _LONG: Final = 6
+_USER_INFO: Final = re.compile(r"(?<=://)([^:/?#]*):.*@")
+_PARAMETER: Final = re.compile(r"(?<=[?&])([^=&]*)=([^&]*)")
 
 
 def is_secret_name(name: str) -> bool:
     """Whether the value of a setting of this name must not be shown."""
     return _NAMES.search(name) is not None
+
+
+def shown_url(url: str) -> str:
+    """A URL without the password before its host, and without the values of parameters that are called secrets."""
+
+    def hidden(found: re.Match[str]) -> str:
+        return f"{found[1]}={HIDDEN}" if is_secret_name(found[1]) else found[0]
+
+    return _PARAMETER.sub(hidden, _USER_INFO.sub(rf"\1:{HIDDEN}@", url))
 
 
 def redact(message: str, secrets: Iterable[str]) -> str:

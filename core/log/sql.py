@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ..errors import ConfigurationError, NoDecisionLogError, OncewardError, StoreError
+from ..kit.secrets import shown_url
 from ..names import PIPELINE_LENGTH, check_pipeline_name
 
 try:
@@ -138,7 +139,7 @@ class SqlStore:
             connection.execute(TABLE.delete().where(self._mine, TABLE.c.entry == key))
 
     def describe(self) -> str:
-        return f"database {self._engine.url.render_as_string(hide_password=True)}"
+        return f"database {shown_url(self._engine.url.render_as_string(hide_password=True))}"
 
     @property
     def shared(self) -> bool:

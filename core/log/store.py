@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from ..errors import ConfigurationError, NoDecisionLogError, StoreError
 from ..folders import make_folder, put_once, sync_folder
+from ..kit.secrets import shown_url
 from .objects import CONDITIONAL_PUT, ObjectStore
 
 if TYPE_CHECKING:
@@ -205,6 +206,6 @@ def open_store(url: str, *, pipeline: str = "default", existing: bool = False) -
     except (ImportError, ValueError) as error:
         package = CONDITIONAL_PUT[scheme]
         raise ConfigurationError(
-            f"{url} cannot be opened: {error}. It needs fsspec and {package}: pip install fsspec {package}"
+            f"{shown_url(url)} cannot be opened: {error}. It needs fsspec and {package}: pip install fsspec {package}"
         ) from error
     return ObjectStore(filesystem, f"{prefix.rstrip('/')}/{pipeline}", probe=not existing)

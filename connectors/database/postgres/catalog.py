@@ -115,6 +115,12 @@ SELECT privilege FROM unnest(%(wanted)s::text[]) AS t(privilege)
 WHERE NOT has_table_privilege(%(oid)s::oid, privilege)
   AND NOT coalesce(has_any_column_privilege(%(oid)s::oid, nullif(privilege, 'DELETE')), false)
 """
+_OWN_PRIVILEGES: Final = """
+SELECT privilege, c.relname::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace,
+       unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS t(privilege)
+WHERE n.nspname = %(schema)s AND c.relname = ANY (%(tables)s) AND NOT has_table_privilege(c.oid, privilege)
+ORDER BY 2, 1
+"""
 _DEFERRED: Final = """
 SELECT conname::text FROM pg_catalog.pg_constraint WHERE conrelid = %(oid)s AND condeferred ORDER BY conname
 """
@@ -156,6 +162,18 @@ def check_writable(connection: Session, target: Target, path: CommitPath) -> Tab
             target.table,
         )
     return table
+
+
+def check_own_tables(connection: Session, schema: str, tables: Sequence[str]) -> None:
+    """See that this role may use onceward's own tables: some rights are needed after a thousand epochs only.
+
+    Raises:
+        ConfigurationError: It may not.
+    """
+    refused = connection.execute(_OWN_PRIVILEGES, {"schema": schema, "tables": list(tables)}).fetchall()
+    if refused:
+        told = ", ".join(f"{privilege} on {schema}.{table}" for privilege, table in refused)
+        raise ConfigurationError(f"the role may not {told}: GRANT it, or let the role own onceward's tables")
 
 
 _UNIQUE: Final = """

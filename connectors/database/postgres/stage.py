@@ -12,8 +12,9 @@ import psycopg
 from onceward.core.errors import ConfigurationError, PostgresError
 
 from ..dialect import BulkDialect, Movement, Part
+from ..own_tables import tables_of
 from ..target import CommitPath, TableName, quoted
-from .catalog import Table, check_writable, read_checks, read_table, read_unique_key
+from .catalog import Table, check_own_tables, check_writable, read_checks, read_table, read_unique_key
 from .copy import CopyWriter, plan_copy, without_change
 from .session import session
 
@@ -65,6 +66,7 @@ class Copying(BulkDialect):
     ) -> None:
         with session(connection) as lent:
             table = check_writable(lent, target, path)
+            check_own_tables(lent, target.ledger_schema or "", [own.name for own in tables_of(target).metadata.sorted_tables])
             plan_copy(without_change(schema, target.change), table, target.key)
             checks = read_checks(lent, table)
         if path is CommitPath.STAGING:
