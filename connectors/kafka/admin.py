@@ -153,6 +153,24 @@ class Cluster:
             raise kafka_error(f"cannot look topic {topic} up", answer.code, answer.detail)
         return int(answer.response)
 
+    def may_write(self, topic: str) -> bool:
+        """Whether this client may write to the topic; True if the brokers do not say.
+
+        Raises:
+            ConfigurationError: librdkafka refuses a setting.
+        """
+        from confluent_kafka import TopicCollection  # noqa: PLC0415 - an extra
+        from confluent_kafka.admin import AclOperation  # noqa: PLC0415
+
+        asked: Any = admin_of(self._settings).client.describe_topics(
+            TopicCollection([topic]), include_authorized_operations=True, request_timeout=ASK_SECONDS
+        )
+        try:
+            operations = asked[topic].result().authorized_operations
+        except confluent().KafkaException:
+            return True
+        return not operations or AclOperation.WRITE in operations
+
     def create_topic(self, topic: str, partitions: int | None) -> None:
         """Create a topic, or find that somebody else did; the brokers know it when this returns.
 

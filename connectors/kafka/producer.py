@@ -66,6 +66,8 @@ class DeliveryFailures:
             number = message.partition()  # None for a purged message that was never given one
             where = f" partition {number}" if number is not None and number >= 0 else ""
             self.first = f"a message for topic {message.topic()}{where} was refused: {error.str()} ({error.name()})"
+            if error.name() == "_PURGE_QUEUE":  # librdkafka keeps the reason to itself
+                self.first += ". The transaction has failed: may this client Write to the topic?"
 
 
 class TransactionalProducer:

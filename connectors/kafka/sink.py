@@ -210,6 +210,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 "to ask the topic's partitions whether they have a transaction open",
                 sink=self.name,
             )
+        if not cluster.may_write(topic):
+            raise ConfigurationError(f"this client has no permission to Write to topic {topic}", sink=self.name)
 
     def begin(self, context: WriteContext) -> KafkaTransaction:
         pool = self._pool(context.scope)
