@@ -1,23 +1,78 @@
-"""A query that writes words into PostgreSQL, by exactly_once or by the format, and shows its plan.
+"""Queries and a pipeline that are given secrets, and everything that they show: plans, progress, errors, metrics.
 
-secrets_driver.py HOW DSN FOLDER
+secrets_driver.py exactly_once|format|engine FOLDER, with the settings of the targets as JSON on standard input
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import prometheus_client
+import psutil
+import pyarrow as pa
+from openlineage.client import OpenLineageClient
+from openlineage.client.transport.file import FileConfig, FileTransport
 from pyspark.sql import SparkSession
 
-from onceward import PostgresSink, exactly_once
+from onceward import (
+    FileBackend,
+    HttpSink,
+    KafkaSink,
+    KafkaSource,
+    Pipeline,
+    PostgresSink,
+    RedisSink,
+    RestartStrategy,
+    SequenceSource,
+    exactly_once,
+    explain,
+    lineage,
+    metrics,
+    register,
+)
+from onceward.core.errors import OncewardError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame
+
+    from onceward.sinks import Sink
+
+WORDS = pa.schema([("id", pa.int64()), ("word", pa.string()), ("value", pa.string())])
+KINDS: dict[str, Callable[..., Any]] = {
+    "postgres": PostgresSink,
+    "kafka": KafkaSink,
+    "http": HttpSink,
+    "redis": RedisSink,
+}
 
 
-def main() -> None:
-    how, dsn, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    logging.basicConfig(level=logging.DEBUG)
-    logging.getLogger("py4j").setLevel(logging.INFO)  # its DEBUG shows every call, with its arguments
+def make_sinks(given: dict[str, Any]) -> list[Sink]:
+    return [KINDS[kind](kind, **settings) for kind, settings in given.items()]
+
+
+def show(*things: Any) -> None:
+    sys.stdout.write(f"{' '.join(map(str, things))}\n")
+
+
+def show_refusals(given: dict[str, Any]) -> None:
+    """What sinks with another password, or at a wrong address, say; with whatever the error carries along."""
+    for kind, settings in given.items():
+        try:
+            KINDS[kind.partition(" ")[0]]("refused", **settings).validate(WORDS)
+            show(kind, "was not refused")
+        except OncewardError as error:
+            show(kind, "was refused:", repr(error), error.__dict__)
+            traceback.print_exc(file=sys.stdout)
+
+
+def make_session(folder: Path) -> SparkSession:
     (folder / "events").mkdir()
     settings = {
         "spark.eventLog.enabled": "true",
@@ -30,22 +85,78 @@ def main() -> None:
     builder = SparkSession.builder.master("local[2]")
     for key, value in settings.items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    return builder.getOrCreate()
+
+
+def words_of(spark: SparkSession) -> DataFrame:
     stream = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
-    words = stream.selectExpr("value AS id", "CAST(value AS STRING) AS word")
-    checkpoint = str(folder / "checkpoint")
-    if how == "exactly_once":
-        sink = PostgresSink("words", dsn=dsn, table="words")
-        query = exactly_once(words, sink, checkpoint=checkpoint, pipeline="secrets").start()
-    else:
-        options = {"dsn": dsn, "dbtable": "words", "pipeline": "secrets", "checkpointLocation": checkpoint}
-        query = words.writeStream.format("onceward-postgres").options(**options).start()
-    while query.lastProgress is None or query.lastProgress["batchId"] < 2:
+    return stream.selectExpr("value AS id", "CAST(value AS STRING) AS word", "CAST(value AS STRING) AS value")
+
+
+def watch(query: Any, batches: int = 1) -> None:
+    while query.lastProgress is None or query.lastProgress["batchId"] < batches:
         query.awaitTermination(0.2)
     query.explain(extended=True)
-    sys.stdout.write(f"{query.lastProgress}\n{query.status}\n")
+    show(query.lastProgress, query.status)
+    for process in psutil.Process().children(recursive=True):
+        show("process", process.cmdline())
     query.stop()
+
+
+def run_spark(how: str, folder: Path, given: dict[str, Any]) -> None:
+    spark = make_session(folder)
+    register(spark)
+    if how == "exactly_once":
+        writer = exactly_once(
+            words_of(spark),
+            *make_sinks(given["sinks"]),
+            checkpoint=str(folder / "checkpoint"),
+            pipeline="secrets-query",
+        )
+        show(explain(writer, look=True))
+        watch(writer.start())
+    else:
+        for kind, options in given["formats"].items():
+            where = {"pipeline": f"secrets-{kind}", "checkpointLocation": str(folder / kind)}
+            writer = words_of(spark).writeStream.format(f"onceward-{kind}").options(**options, **where)
+            watch(writer.start(), 0)
+        if "kafka" in given["formats"]:
+            frame = spark.readStream.format("onceward-kafka").options(**given["source"]).load()
+            watch(frame.writeStream.format("noop").option("checkpointLocation", str(folder / "read")).start(), 0)
     spark.stop()
+
+
+def run_engine(folder: Path, given: dict[str, Any]) -> None:
+    pipeline = Pipeline(
+        "secrets-engine",
+        store=str(folder / "log"),
+        backend=FileBackend(folder / "state"),
+        restart=RestartStrategy.none(),
+    )
+    stream = pipeline.source(SequenceSource([{"id": n, "word": str(n), "value": str(n)} for n in range(5)]))
+    for sink in make_sinks(given["sinks"]):
+        stream.sink(sink)
+    show(explain(pipeline, look=True))
+    pipeline.run()
+    reader = Pipeline("reads", store=str(folder / "read"), backend=FileBackend(folder / "read-state"))
+    show(repr(KafkaSource(**given["engine_source"])), repr(reader))
+
+
+def main() -> None:
+    how, folder = sys.argv[1], Path(sys.argv[2])
+    given = json.load(sys.stdin)
+    logging.basicConfig(level=logging.DEBUG)
+    logging.getLogger("py4j").setLevel(logging.INFO)  # its DEBUG shows every call, with its arguments
+    registry = prometheus_client.CollectorRegistry()
+    metrics.prometheus(registry)
+    events = FileTransport(FileConfig(log_file_path=str(folder / "lineage.json"), append=True))
+    lineage.openlineage(OpenLineageClient(transport=events), "tests")
+    if how == "engine":
+        show_refusals(given["refused"])
+        run_engine(folder, given)
+    else:
+        run_spark(how, folder, given)
+    show(prometheus_client.generate_latest(registry).decode())
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from confluent_kafka.admin import (
     ScramMechanism,
     UserScramCredentialUpsertion,
 )
+from tests.hostile import TEXTS
 
 from onceward.cli.doctor.kafka import check_kafka
 from onceward.connectors.kafka.settings import KafkaSettings
@@ -196,7 +197,10 @@ def test_the_documented_permissions_are_enough_and_read_is_asked_for(secured):
     assert [m.value() for m in read_all(server.bootstrap_servers, "guarded")] == [b"x"]
 
 
-ACLS = re.compile(r"^\| (each topic written to|the sink's topic|transactional ids .*`(.+):<pipeline>:`|the cluster) \| (.+?) \|", re.M)
+ACLS = re.compile(
+    r"^\| (each topic written to|the sink's topic|transactional ids .*`(.+):<pipeline>:`|the cluster) \| (.+?) \|",
+    re.MULTILINE,
+)
 
 
 def documented(topic, pipeline):
@@ -234,7 +238,9 @@ def test_exactly_the_documented_permissions_are_enough_and_each_is_needed(secure
     """A resource without any ACL would be open to everybody here, so somebody else has one on each."""
     server, places, _ = secured
     admin = AdminClient({"bootstrap.servers": server.bootstrap_servers})
-    wanted = UserScramCredentialUpsertion("bob", ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096), SECRET.encode())
+    wanted = UserScramCredentialUpsertion(
+        "bob", ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096), SECRET.encode()
+    )
     admin.alter_user_scram_credentials([wanted])["bob"].result()
     config = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-256", "sasl.username": "bob"}
     seen = set()
@@ -305,3 +311,14 @@ def test_a_wrong_password_is_said_at_once_and_not_shown(secured, mechanism):
     assert time.monotonic() - began < 8
     assert not caught.value.retryable
     assert "not-so-wonderful" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [*TEXTS, ".", "x" * 250])
+def test_hostile_names_of_topics_are_refused_and_make_none(secured, text):
+    server, _, _ = secured
+    admin = AdminClient({"bootstrap.servers": server.bootstrap_servers})
+    before = set(admin.list_topics(timeout=10).topics)
+    for more in ({}, {"create_topic": True}) if text != "pg_catalog.pg_class" else ({},):
+        with pytest.raises(OncewardError):
+            KafkaSink("out", bootstrap_servers=server.bootstrap_servers, topic=text, **more).validate(rows("x").schema)
+    assert set(admin.list_topics(timeout=10).topics) == before

@@ -172,7 +172,9 @@ def test_a_server_that_is_not_the_right_one_is_refused_at_once_and_nothing_is_wr
     assert PASSWORD not in str(caught.value)
     found = [finding for finding in run_checks(dsn=dsn, store=url) if finding.health is Health.FAILED]
     assert {finding.check for finding in found} >= {"postgresql server", "standbys"}
-    assert all(re.search(says, finding.found) for finding in found if finding.check in {"postgresql server", "standbys"})
+    assert all(
+        re.search(says, finding.found) for finding in found if finding.check in {"postgresql server", "standbys"}
+    )
     assert PASSWORD not in str(found)
     assert time.monotonic() - began < 5
     assert tls_database.run("SELECT FROM pg_namespace WHERE nspname = 'onceward'") == []
@@ -230,9 +232,7 @@ def whole_run(database: Database, kind: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["prepared", "staging", "upsert", "changes"])
-def test_the_documented_rights_are_enough_and_each_is_needed(
-    database: Database, tmp_path: Path, kind: str
-) -> None:
+def test_the_documented_rights_are_enough_and_each_is_needed(database: Database, tmp_path: Path, kind: str) -> None:
     make_sink(database).validate(SCHEMA)  # an administrator creates the tables
     place = sql.Identifier(database.name)
     database.look.execute(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(place))
@@ -318,7 +318,12 @@ def test_another_pipelines_prepared_transaction_is_never_ended(database: Databas
     assert set(database.prepared()) == {mine.transaction, theirs.transaction}
 
 
-NAMES = [text for text in TEXTS if "\0" not in text and 0 < len(text) < 60 and text[:3] != "pg_"] + ["ä" * 31, "SELECT", "a.b", "Ünï:çødé ☃"]
+NAMES = [text for text in TEXTS if "\0" not in text and 0 < len(text) < 60 and text[:3] != "pg_"] + [
+    "ä" * 31,
+    "SELECT",
+    "a.b",
+    "Ünï:çødé ☃",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)

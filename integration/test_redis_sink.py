@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from tests.hostile import check_altered
 from tests.sink_kit import LOG, commit_in_child, prepared
 
 from onceward.connectors.redis.script import PRUNE
@@ -719,6 +720,31 @@ def test_a_wrong_password_is_an_error_at_the_start_that_does_not_repeat_it(tmp_p
     assert not isinstance(caught.value, RetryableSinkError)
     assert "sesame" not in str(caught.value)
     make(tmp_path, own_valkey, password="open-sesame").validate(SCHEMA)
+
+
+def test_an_altered_committable_is_refused_and_touches_nothing(tmp_path: Path, own_valkey: Valkey):
+    sink, client = claimed(tmp_path, own_valkey), own_valkey.client()
+    good = prepared(sink, numbers(1, 2, 3))
+
+    def state() -> dict[str, bytes]:
+        folder = {str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        return {**folder, **{f"key {key}": client.object("encoding", key) for key in client.scan_iter()}}
+
+    check_altered(sink, good, state, {"rows", "proof", "handle"})
+    assert sink.commit(good).status is CommitStatus.COMMITTED
+    assert sorted(all_numbers(own_valkey)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("text", [b"", b"x", b"\xff", b"9" * 5000, b"'; --"])
+def test_an_altered_marker_is_one_of_our_errors(tmp_path: Path, own_valkey: Valkey, text: bytes):
+    sink, client = claimed(tmp_path, own_valkey), own_valkey.client()
+    client.hset(MARKER, mapping={"floor:start": text, "floor:epoch": text, text: text, "released": text})
+    with pytest.raises(SinkError, match="its floor is no number"):
+        sink.check_claim(SCOPE, NOTHING)
+    client.hset(MARKER, "log", text)
+    for ask in (lambda: sink.check_claim(SCOPE, NOTHING), lambda: sink.claim(SCOPE)):
+        with pytest.raises(EpochConflictError):
+            ask()
 
 
 def test_a_server_without_memory_takes_all_of_a_delivery_or_nothing(tmp_path: Path, own_valkey: Valkey):

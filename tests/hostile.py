@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -38,17 +39,17 @@ VALUES = (*TEXTS, None, True, -1, 2**63, 2**64, 10**40, 1.5, [], {}, ["x"], {"x"
 def altered(good: Committable) -> Iterator[tuple[str, bytes]]:
     """The JSON of a committable, with one field after another changed; and which."""
     fields: dict[str, Any] = msgspec.to_builtins(good)
-    for name in fields:
+    for name, own in fields.items():
         for value in VALUES:
-            if value != fields[name]:
+            if value != own:
                 yield f"{name}={value!r:.60}", _json({**fields, name: value})
         mark = "\N{SNOWMAN}"
         for what, raw in (("nested", NESTED.encode()), ("not UTF-8", b'"\xff"'), ("a surrogate", b'"\\ud800"')):
             yield f"{name}={what}", _json({**fields, name: mark}).replace(f'"{mark}"'.encode(), raw)
-    for name, own in fields["handle"].items():
-        for value in VALUES:
-            if value != own:
-                yield f"handle.{name}={value!r:.60}", _json({**fields, "handle": {**fields["handle"], name: value}})
+    handle = fields["handle"]
+    for name, value in product(handle, VALUES):
+        if value != handle[name]:
+            yield f"handle.{name}={value!r:.60}", _json({**fields, "handle": {**handle, name: value}})
 
 
 def _json(value: Any) -> bytes:

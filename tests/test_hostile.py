@@ -13,9 +13,11 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from onceward import Pipeline
 from onceward.connectors.files.sink import FileSink
 from onceward.connectors.http.sink import HttpSink
-from onceward.core.errors import EpochConflictError, LogDamagedError, OncewardError, SqlError
+from onceward.core.errors import ConfigurationError, EpochConflictError, LogDamagedError, OncewardError, SqlError
+from onceward.core.log import open_store
 from onceward.core.log.entries import Decide, Start
 from onceward.core.log.view import fold
 from onceward.core.names import NOTHING, Scope
@@ -80,8 +82,8 @@ def test_an_altered_handle_of_a_folder_is_refused_or_commits_what_was_prepared(k
             with suppress(OncewardError):
                 sink.commit(bad)
     assert all(request.rows == [{"n": n} for n in range(3)] or not request.rows for request in inbox.taken)
-    assert {path for path in tmp_path.iterdir()} == {tmp_path / "a"}
-    assert {path for path in (tmp_path / "a").iterdir()} == {tmp_path / "a" / "out"}
+    assert set(tmp_path.iterdir()) == {tmp_path / "a"}
+    assert set((tmp_path / "a").iterdir()) == {tmp_path / "a" / "out"}
 
 
 @pytest.mark.parametrize(
@@ -197,6 +199,19 @@ def test_files_with_hostile_names_in_a_sinks_folder_are_ignored(tmp_path: Path) 
     sink = Mailbox(tmp_path, name="s")
     assert list(sink.lingering(Scope("p", "s", LOG))) == []
     assert list(sink.lingering_elsewhere("p", LOG)) == []
+
+
+@pytest.mark.parametrize("text", ["x" * 65, ".", "a b", *(text for text in TEXTS if text != "pg_catalog.pg_class")])
+def test_hostile_names_of_pipelines_and_sinks_are_refused_before_anything_is_made(tmp_path: Path, text: str) -> None:
+    makers = (
+        lambda: Pipeline(text, store=str(tmp_path / "log")),
+        lambda: open_store(f"sqlite:///{tmp_path}/log.db", pipeline=text),
+        lambda: FileSink(text, tmp_path / "out"),
+    )
+    for make in makers:
+        with pytest.raises(ConfigurationError):
+            make()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("text", [text for text in TEXTS if "\0" not in text and 0 < len(text) < 100])

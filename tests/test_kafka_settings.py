@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import logging
 import pickle
 import re
 import ssl
@@ -269,3 +270,20 @@ def test_tokens_come_from_the_endpoint_by_client_credentials():
 def test_an_endpoint_without_credentials_is_refused():
     with pytest.raises(ConfigurationError, match=r"sasl\.oauthbearer\.client\.secret"):
         KafkaSettings("b:1", {**OAUTH, "sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.client.id": "id"})
+
+
+def test_the_debug_lines_of_kafka_python_show_no_login(caplog):
+    from onceward.connectors.kafka import wire  # isort: skip - kafka-python warns where it is imported first
+    from kafka.protocol.parser import KafkaProtocol
+    from kafka.protocol.sasl import SaslAuthenticateRequest
+
+    caplog.set_level(logging.DEBUG)
+    for name in (*wire.CLIENT_LOGGERS, "kafka", "kafka.protocol.parser"):
+        caplog.set_level(logging.DEBUG, name)
+    login = SaslAuthenticateRequest(version=2, auth_bytes=b"\0alice\0wonder-land")
+    parser = KafkaProtocol()
+    parser.send_request(login)
+    parser.send_bytes()
+    logging.getLogger("kafka.net.connection").debug("%s Request %d: %s", "node", 1, login)
+    logging.getLogger("kafka.net.connection").debug("something else")
+    assert [record.getMessage() for record in caplog.records] == ["something else"]

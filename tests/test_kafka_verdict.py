@@ -192,8 +192,13 @@ def test_a_handle_comes_back_from_its_committable_as_it_was():
 
 @pytest.mark.parametrize(
     "altered",
-    [{"pipeline": "q"}, {"sink": "t"}, {"log": "4567cdef"}, {"transaction": "id"}]
-    + [{"transaction": str(PooledName(SCOPE._replace(sink="other"), "ffff", 0))}],
+    [
+        {"pipeline": "q"},
+        {"sink": "t"},
+        {"log": "4567cdef"},
+        {"transaction": "id"},
+        {"transaction": str(PooledName(SCOPE._replace(sink="other"), "ffff", 0))},
+    ],
 )
 def test_a_transactional_id_of_another_sink_is_refused(altered):
     with pytest.raises(LogDamagedError, match="is not a transactional id of this sink"):

@@ -48,7 +48,7 @@ from onceward.core.engine.state.store import decode_cells, encode_cells
 from onceward.core.errors import ConfigurationError, LogDamagedError, OncewardError, StateDamagedError
 from onceward.core.kit.options import arguments
 from onceward.core.kit.rows import to_json as row_to_json
-from onceward.core.kit.secrets import redact
+from onceward.core.kit.secrets import redact, shown_url
 from onceward.core.log.entries import (
     Completed,
     Decide,
@@ -197,6 +197,14 @@ class TestReadBack:
         assert parse_transaction_name(str(name)) == parse_file_name(file_name(str(name))) == name
         assert "/" not in file_name(str(name))
         assert len(str(name)) < 200
+
+    @given(NAMES, st.sampled_from(["pipeline", "sink", "log", "writer", "epoch", "subtask", "attempt"]))
+    def test_names_of_committables_say_what_the_committables_say(self, name: TransactionName, field: str):
+        committable = Committable.named("k", name)
+        assert committable.read_name() == name
+        other = f"{getattr(committable, field)}x" if field in {"pipeline", "sink", "log"} else 2**40
+        with pytest.raises(LogDamagedError, match="is not the name of this transaction"):
+            msgspec.structs.replace(committable, **{field: other}).read_name()
 
     @given(st.builds(PooledName, SCOPES, UNIQUE, SHORT, st.none() | SHORT))
     def test_transactional_ids(self, name: PooledName):
@@ -361,6 +369,17 @@ class TestSecrets:
 
         for form in (secret, quote(secret), quote(secret, safe=""), repr(secret)[1:-1]):
             assert secret not in redact(f"{before}{form}{after}", [secret]).replace("***", "\0")
+
+    @given(TEXT, TEXT)
+    def test_a_url_is_shown_without_its_secrets(self, before: str, after: str):
+        from urllib.parse import quote
+
+        secret = f"{before}~geheim~{after}"
+        for url in (f"s3://key:{secret}@host/x", f"postgresql://h/d?password={quote(secret)}&sslmode=require"):
+            assert "geheim" not in shown_url(url)
+        assert shown_url("postgresql://h/d?sslpassword=x&sslmode=require") == (
+            "postgresql://h/d?sslpassword=***&sslmode=require"
+        )
 
     @given(st.text(string.ascii_letters + string.digits + "!#$%&()*+,-./:<>?@[]^_`{|}~", min_size=8, max_size=30))
     def test_the_settings_of_kafka_show_none(self, secret: str):

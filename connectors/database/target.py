@@ -86,7 +86,7 @@ class TableName(NamedTuple):
 
 
 def unusable(name: str, backend: str) -> str:
-    """Why a database cannot take a name as it is; empty if it can. PostgreSQL would cut a longer one, and say nothing."""
+    """Why a database cannot take a name as it is; empty if it can. PostgreSQL cuts longer ones, and says nothing."""
     if not name or "\0" in name:
         return "is empty or holds a NUL"
     longer = backend == "postgresql" and len(name.encode()) > _LONGEST

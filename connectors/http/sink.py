@@ -192,10 +192,10 @@ class HttpSink(WriteAheadLogSink):
         """POST rows as they would have been posted when they were written."""
         try:
             pinned = msgspec.convert({**self.pinned(), **delivery.pinned}, _Pinned)
-        except msgspec.ValidationError as error:
+        except msgspec.ValidationError as wrong:
             raise LogDamagedError(
-                f"the request of a delivery cannot be read: {error}", sink=self.name, transaction=delivery.transaction
-            ) from error
+                f"the request of a delivery cannot be read: {wrong}", sink=self.name, transaction=delivery.transaction
+            ) from wrong
         kind, join = _BODIES[pinned.body]
         key = _KEYS[pinned.key_format](str(delivery))
         content = join(json_rows(self.name, rows)).encode()

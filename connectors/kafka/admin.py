@@ -160,7 +160,7 @@ class Cluster:
             ConfigurationError: librdkafka refuses a setting.
         """
         from confluent_kafka import TopicCollection  # noqa: PLC0415 - an extra
-        from confluent_kafka.admin import AclOperation  # noqa: PLC0415
+        from confluent_kafka.admin._acl import AclOperation  # noqa: PLC0415
 
         asked: Any = admin_of(self._settings).client.describe_topics(
             TopicCollection([topic]), include_authorized_operations=True, request_timeout=ASK_SECONDS

@@ -42,6 +42,18 @@ ANY_NODE: Final = None
 BROKER_RESOURCE: Final = 4
 
 
+class _NoLogins(logging.Filter):
+    """Keeps out of kafka-python's DEBUG lines what proves who we are: it shows each request, and its bytes."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno > logging.DEBUG or not (
+            record.name == "kafka.protocol.parser" or "Sasl" in record.getMessage()
+        )
+
+
+for _logger in ("kafka.protocol.parser", "kafka.net.connection"):
+    logging.getLogger(_logger).addFilter(_NoLogins())
+
 CLIENT_LOGGERS: Final = ("kafka.net", "kafka.cluster")
 """kafka-python's, of what is used here."""
 OWN: Final = {

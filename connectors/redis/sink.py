@@ -233,7 +233,7 @@ class RedisSink(WriteAheadLogSink):
             floor = Progress(int(marker.get("floor:start", -1)), int(marker.get("floor:epoch", -1)))
         except ValueError:
             raise SinkError(
-                f"the marker {marker_key(scope)} at {self.settings.shown} is damaged: its floor is no number. Bring it "
+                f"the marker {scope.head} at {self.settings.shown} is damaged: its floor is no number. Bring it "
                 'back from a backup, or go back on purpose with rewind="…" and a reason',
                 pipeline=scope.pipeline,
                 sink=scope.sink,

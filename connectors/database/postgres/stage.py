@@ -66,7 +66,9 @@ class Copying(BulkDialect):
     ) -> None:
         with session(connection) as lent:
             table = check_writable(lent, target, path)
-            check_own_tables(lent, target.ledger_schema or "", [own.name for own in tables_of(target).metadata.sorted_tables])
+            check_own_tables(
+                lent, target.ledger_schema or "", [own.name for own in tables_of(target).metadata.sorted_tables]
+            )
             plan_copy(without_change(schema, target.change), table, target.key)
             checks = read_checks(lent, table)
         if path is CommitPath.STAGING:
