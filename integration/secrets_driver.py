@@ -9,6 +9,7 @@ import json
 import logging
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +100,8 @@ def watch(query: Any, batches: int = 1) -> None:
     query.explain(extended=True)
     show(query.lastProgress, query.status)
     for process in psutil.Process().children(recursive=True):
-        show("process", process.cmdline())
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            show("process", process.cmdline())
     query.stop()
 
 

@@ -176,7 +176,7 @@ def test_a_server_that_is_not_the_right_one_is_refused_at_once_and_nothing_is_wr
         re.search(says, finding.found) for finding in found if finding.check in {"postgresql server", "standbys"}
     )
     assert PASSWORD not in str(found)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30  # of six refusals
     assert tls_database.run("SELECT FROM pg_namespace WHERE nspname = 'onceward'") == []
     assert tls_database.rows() == []
 

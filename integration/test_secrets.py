@@ -133,7 +133,7 @@ def forms(secret: str) -> set[str]:
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
-def test_a_secret_is_in_no_log_plan_event_checkpoint_error_metric_process_or_target(
+def test_a_secret_is_in_no_log_plan_event_checkpoint_error_metric_process_or_target(  # noqa: PLR0917 - fixtures
     how: str,
     systems: list[str],
     dsn: str,
@@ -184,7 +184,7 @@ def test_a_secret_is_in_no_log_plan_event_checkpoint_error_metric_process_or_tar
         if form in line
     ]
     assert shown == []
-    assert done.returncode == 0, [line for line in done.stderr.splitlines() if "Error" in line][-10:]
+    assert done.returncode == 0, done.stderr[-3000:]
     refused = len(given["refused"]) if how == "engine" else 0
     assert done.stdout.count(" was refused: ") == refused, done.stdout[-3000:]
     assert 'onceward_epochs_completed_total{pipeline="secrets-' in places["output"] or how == "format"

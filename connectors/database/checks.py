@@ -11,6 +11,7 @@ from onceward.core.errors import ConfigurationError, SchemaError, SinkError
 
 from .dialect import RowDialect
 from .engines import dialect_for, reading, transaction
+from .own_tables import tables_of
 from .plan import make_plan
 from .tables import create_table, existing, forget
 from .target import CommitPath
@@ -91,6 +92,8 @@ def check_table(target: Target, sink: str, schema: pa.Schema, path: CommitPath) 
         if target.create_table:
             create_table(target, schema)
         with reading(target, "cannot validate") as connection:
+            own = [table.name for table in tables_of(target).metadata.sorted_tables]
+            dialect.check_own_tables(connection, target.ledger_schema or "", own)
             dialect.check_table(connection, target, sink, schema, path)
     if path is not CommitPath.STAGING or not target.tries_rows or not dialect.trial_needs:
         return

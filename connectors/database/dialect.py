@@ -228,6 +228,14 @@ class BulkDialect(Dialect):
         """Delete staged rows, whose rows in the ledger's `staged` are gone already."""
 
     @abstractmethod
+    def check_own_tables(self, connection: sa.Connection, schema: str, tables: Sequence[str]) -> None:
+        """See that the role may use onceward's own tables.
+
+        Raises:
+            ConfigurationError: It may not; the message names what is missing.
+        """
+
+    @abstractmethod
     def check_table(
         self, connection: sa.Connection, target: Target, sink: str, schema: pa.Schema, path: CommitPath
     ) -> None:

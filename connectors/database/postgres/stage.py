@@ -12,7 +12,6 @@ import psycopg
 from onceward.core.errors import ConfigurationError, PostgresError
 
 from ..dialect import BulkDialect, Movement, Part
-from ..own_tables import tables_of
 from ..target import CommitPath, TableName, quoted
 from .catalog import Table, check_own_tables, check_writable, read_checks, read_table, read_unique_key
 from .copy import CopyWriter, plan_copy, without_change
@@ -66,14 +65,15 @@ class Copying(BulkDialect):
     ) -> None:
         with session(connection) as lent:
             table = check_writable(lent, target, path)
-            check_own_tables(
-                lent, target.ledger_schema or "", [own.name for own in tables_of(target).metadata.sorted_tables]
-            )
             plan_copy(without_change(schema, target.change), table, target.key)
             checks = read_checks(lent, table)
         if path is CommitPath.STAGING:
             for turn in range(_TURNS):
                 create_stage(connection, target, stage_name(target, sink, table, checks, turn), table, checks)
+
+    def check_own_tables(self, connection: sa.Connection, schema: str, tables: Sequence[str]) -> None:
+        with session(connection) as lent:
+            check_own_tables(lent, schema, tables)
 
     def move(self, connection: sa.Connection, ledger_schema: str, movement: Movement, parts: Sequence[Part]) -> None:
         stage = TableName(ledger_schema, movement.stage).quoted
