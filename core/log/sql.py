@@ -75,7 +75,11 @@ class SqlStore:
         self._mine = TABLE.c.pipeline == self.pipeline
         try:
             self._engine = sa.create_engine(
-                url, pool_pre_ping=True, isolation_level=_isolation(url), hide_parameters=True
+                url,
+                pool_pre_ping=True,
+                isolation_level=_isolation(url),
+                hide_parameters=True,
+                poolclass=sa.NullPool if existing else None,  # who only looks closes nothing
             )
         except (exc.ArgumentError, exc.NoSuchModuleError, ImportError) as error:
             raise ConfigurationError(f"not a usable database URL for a decision log: {error}") from error
