@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class Started(NamedTuple):
     pipeline: str
     epoch: int | None
     """Newest decided epoch; None for a new log."""
+    completed: float | None
+    """When it was completed, in seconds since 1970; None if the log does not say."""
     log: str
     store: str
     finished: Sequence[Committable]
@@ -199,3 +202,11 @@ def tell(event: Event) -> None:
 def wall_clock(seconds_ago: float = 0.0) -> float:
     """Seconds since 1970, for people and monitoring only."""
     return time.time() - seconds_ago
+
+
+def moment(at: str) -> float | None:
+    """Seconds since 1970 of an entry's time, which is written for people; None if it is none."""
+    try:
+        return datetime.fromisoformat(at).timestamp()
+    except ValueError:
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -61,14 +62,26 @@ print(urllib.request.urlopen(url).read().decode())
 """
 
 
-def test_the_processes_of_a_format_write_metrics_that_the_driver_serves(
+def test_the_processes_of_a_format_write_metrics_that_the_driver_serves_and_emit_lineage(
     driver_environment: dict[str, str], tmp_path: Path
 ) -> None:
     Feed(tmp_path).add(20)
     folder = tmp_path / "metrics"
     folder.mkdir()
-    asked = {"ONCEWARD_METRICS": "prometheus", "PROMETHEUS_MULTIPROC_DIR": str(folder)}
+    asked = {
+        "ONCEWARD_METRICS": "prometheus",
+        "PROMETHEUS_MULTIPROC_DIR": str(folder),
+        "ONCEWARD_LINEAGE": "openlineage",
+        "OPENLINEAGE__TRANSPORT__TYPE": "file",
+        "OPENLINEAGE__TRANSPORT__LOG_FILE_PATH": str(tmp_path / "lineage"),
+        "OPENLINEAGE__TRANSPORT__APPEND": "true",
+    }
     command = [sys.executable, "-c", FORMAT, str(tmp_path)]
     done = subprocess.run(command, env={**driver_environment, **asked}, capture_output=True, text=True, check=False)
     assert 'onceward_epochs_completed_total{pipeline="format"} 1.0' in done.stdout, done.stderr[-2000:]
     assert 'onceward_rows_total{pipeline="format",sink="files"} 20.0' in done.stdout
+    [event] = map(json.loads, (tmp_path / "lineage").read_text().splitlines())
+    assert (event["job"]["name"], event["inputs"][0]["name"]) == ("format", "format.source-0")
+    [output] = event["outputs"]
+    assert output["name"] == str(tmp_path / "out")
+    assert output["outputFacets"]["outputStatistics"]["rowCount"] == 20

@@ -1,29 +1,41 @@
-"""The local page in a real browser: what it shows is text, its actions ask first, and it works without a mouse."""
+"""The local page in a real browser: what it shows is text, its actions ask first, and it works without a mouse.
+
+And the command that serves it, beside a query that runs.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.ui_kit import TOKEN, Folder
 
+from onceward import FileSink, exactly_once
 from onceward.core.log import DirectoryStore, read
 from onceward.core.log.notes import note
 
+from .kafka_kit import eventually
+from .spark_kit import Feed
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: install Debian's package `chromium`")
 
 
 @pytest.fixture
@@ -54,6 +66,8 @@ def served(folder: Folder) -> Iterator[str]:
 
 @pytest.fixture
 def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium: install Debian's package `chromium`")
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with sync_api.sync_playwright() as playwright:
         arguments = ["--no-sandbox"] if os.getuid() == 0 else []
@@ -85,11 +99,14 @@ def test_an_operator_commits_by_keyboard_and_hostile_names_stay_text(folder: Fol
         assert page.get_by_text(EVIL).count() >= 2
         assert page.locator("main img, main script").count() == 0
         assert page.title() == "orders · onceward"
-        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert wide <= 0, "a phone has to scroll sideways"
+        sideways = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert page.evaluate(sideways) <= 0, "a phone has to scroll sideways"
 
         page.get_by_role("button", name="Ask the targets").press("Enter")
         page.get_by_label(f"Select {doubtful}").press("Space")
+        addresses = "(nodes) => { for (const node of nodes) node.textContent = 'postgresql+psycopg:'.repeat(5) }"
+        page.locator("main p.small, .found .small").evaluate_all(addresses)
+        assert page.evaluate(sideways) <= 0, "a phone has to scroll sideways to read where a transaction is"
         assert page.get_by_role("button", name="Abort 1").is_visible()
         page.get_by_role("button", name="Commit epoch 3").press("Enter")
         confirm = page.get_by_role("dialog").get_by_role("button", name="Commit")
@@ -146,30 +163,65 @@ def luminance(color: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def test_the_command_serves_its_page_until_it_is_stopped(folder: Folder) -> None:
-    import signal
-    import subprocess
-    import urllib.request
-
-    folder.finish(0)
-    command = [
-        sys.executable,
-        "-c",
-        "from onceward.cli.main import main; main()",
-        "ui",
-        "--store",
-        str(folder.checkpoints),
-        "--port",
-        "0",
-    ]
-    began = time.monotonic()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+@contextlib.contextmanager
+def command(store: Path) -> Iterator[tuple[subprocess.Popen[str], Callable[[], dict[str, Any]]]]:
+    """`onceward ui` as a process, and its state as a page asks for it."""
+    main = "from onceward.cli.main import main; main()"
+    arguments = [sys.executable, "-c", main, "ui", "--store", str(store), "--port", "0"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("1 pipelines. Open http://127.0.0.1:")
         url, _, token = line.split()[-1].partition("#token=")
-        asked = urllib.request.Request(f"{url}api/state", headers={"x-onceward-token": token})
-        assert b'"orders"' in urllib.request.urlopen(asked, timeout=10).read()
+
+        def state() -> dict[str, Any]:
+            asked = urllib.request.Request(f"{url}api/state", headers={"x-onceward-token": token})
+            read: dict[str, Any] = json.loads(urllib.request.urlopen(asked, timeout=10).read())
+            return read
+
+        try:
+            yield process, state
+        finally:
+            process.kill()
+
+
+def test_the_command_serves_its_page_until_it_is_stopped(folder: Folder) -> None:
+    folder.finish(0)
+    began = time.monotonic()
+    with command(folder.checkpoints) as (process, state):
+        assert state()["pipelines"][0]["name"] == "orders"
         process.send_signal(signal.SIGINT)
         assert process.wait(10) in {0, 130}
     assert time.monotonic() - began < 60
+
+
+@pytest.mark.spark
+def test_epochs_of_a_query_that_runs_are_on_the_page(spark: SparkSession, tmp_path: Path) -> None:
+    feed, checkpoint = Feed(tmp_path), tmp_path / "checkpoints" / "live"
+    feed.add(20)
+    writer = exactly_once(
+        feed.stream(spark),
+        FileSink("all", tmp_path / "all"),
+        FileSink("few", tmp_path / "few", where="id < 5"),
+        checkpoint=str(checkpoint),
+        pipeline="live",
+    )
+    query = writer.trigger(processingTime="100 milliseconds").start()
+    try:
+        eventually(lambda: (checkpoint / "commits" / "0").exists(), "the first epoch")
+        with command(checkpoint.parent) as (_, state):
+
+            def completed() -> dict[int, dict[str, Any]]:
+                return {epoch["epoch"]: epoch for epoch in state()["pipelines"][0]["epochs"] if epoch["logged"]}
+
+            assert completed()[0]["sinks"] == {"all": 20, "few": 5}
+            feed.add(20)
+            eventually(lambda: 1 in completed(), "an epoch that ends while the page is open")
+            epoch = completed()[1]
+    finally:
+        query.stop()
+    assert (epoch["status"], epoch["rows"], epoch["sinks"]) == ("completed", 20, {"all": 20, "few": 0})
+    assert {step["state"] for step in epoch["steps"]} == {"done"}
+    times = [step["at"] for step in epoch["steps"] if step["at"]]
+    assert times == sorted(times)
+    assert len(times) == 5

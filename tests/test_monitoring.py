@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -188,6 +189,28 @@ class TestPrometheus:
         bench.opened()
         assert registry.value("onceward_decided_expiry_timestamp_seconds", sink="a") == 0
         assert registry.value("onceward_in_doubt_since_timestamp_seconds") == 0
+
+    def test_a_run_that_has_completed_no_epoch_yet_says_when_an_earlier_one_did(self) -> None:
+        bench = Bench(now=lambda: "2026-11-23T12:00:00.000+00:00")
+        bench.run(bench.opened(), 0)
+        process = Registry()  # a new one: its driver dies at its first epoch, again and again
+        bench.opened()
+        assert process.value("onceward_epoch_last_completed_timestamp_seconds") == 1795435200
+        assert process.value("onceward_epoch_last") == 0
+        metrics._made.pop(id(process.client))
+
+    def test_a_new_pipeline_does_not_say_that_an_epoch_was_completed(self, registry: Registry) -> None:
+        Bench().opened()
+        assert registry.value("onceward_epoch_last_completed_timestamp_seconds") is None
+        assert registry.value("onceward_epoch_last") is None
+
+    def test_a_counter_is_there_before_it_first_increases(self, registry: Registry) -> None:
+        bench = Bench()
+        coordinator = bench.opened()
+        for event in ("completed", "replayed", "failed"):
+            assert registry.value(f"onceward_epochs_{event}_total") == 0
+        bench.run(coordinator, 0)
+        assert registry.value("onceward_commit_retries_total", sink="a") == 0
 
     def test_a_sink_that_has_committed_does_not_expire_with_one_that_waits(self, registry: Registry) -> None:
         bench, other = Bench(ExpiringSink()), ExpiringSink("b")
@@ -473,6 +496,47 @@ def test_each_metric_of_the_dashboard_and_the_rules_exists(path: Path) -> None:
 def test_the_dashboard_shows_every_metric() -> None:
     text = BOARD.read_text()
     assert [metric.prometheus for metric in TABLE if metric.prometheus not in text] == []
+
+
+def test_no_two_lines_of_a_panel_have_the_same_legend() -> None:
+    for panel in json.loads(BOARD.read_text())["panels"]:
+        legends = [target["legendFormat"] for target in panel["targets"]]
+        assert len(legends) == len(set(legends)), panel["title"]
+
+
+PROMTOOL = shutil.which("promtool")
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool: install Debian's package `prometheus`")
+class TestPromtool:
+    def promtool(self, *arguments: Any, given: str = "") -> None:
+        done = subprocess.run(
+            [str(PROMTOOL), *arguments], input=given, capture_output=True, text=True, check=False, cwd=ROOT
+        )
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+
+    def test_metrics_that_are_scraped_pass_its_linter(self, registry: Registry) -> None:
+        bench = Bench()
+        bench.run(bench.opened(), 0)
+        self.promtool("check", "metrics", given=prometheus_client.generate_latest(registry.client).decode())
+
+    def test_each_alert_fires_when_it_is_due_and_not_before(self) -> None:
+        self.promtool("test", "rules", "tests/prometheus_rules.yml")
+
+    def test_each_alert_is_tested(self) -> None:
+        fires = re.findall(r"alertname: (\w+)\n +exp_alerts", (ROOT / "tests" / "prometheus_rules.yml").read_text())
+        assert set(fires) == set(re.findall(r"alert: (\w+)", RULES.read_text()))
+
+    def test_each_query_of_the_dashboard_is_promql(self, tmp_path: Path) -> None:
+        board = json.loads(BOARD.read_text())
+        queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+        rules = [
+            {"record": f"query_{number}", "expr": query.replace("$__rate_interval", "1m")}
+            for number, query in enumerate(queries)
+        ]
+        file = tmp_path / "rules.yml"
+        file.write_text(json.dumps({"groups": [{"name": "board", "rules": rules}]}))
+        self.promtool("check", "rules", str(file))
 
 
 def test_names_follow_prometheus_rules() -> None:

@@ -7,6 +7,7 @@ epoch's number, so the same epoch is the same run wherever it is finished.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import uuid
 from collections.abc import Mapping
@@ -21,11 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = ["openlineage"]
 
+_log = logging.getLogger("onceward.observers")
+VARIABLE: Final = "ONCEWARD_LINEAGE"
 NAMESPACE: Final = "OPENLINEAGE_NAMESPACE"
 """The library's own variable for the namespace of jobs."""
 PRODUCER: Final = "https://pypi.org/project/onceward"
 _RUNS: Final = uuid.UUID("6f6e6365-7761-5264-8000-6c696e656167")
 _lineages: Final[dict[int, tuple[Any, _Lineage]]] = {}
+_asked: Final[set[str]] = set()
 
 
 def openlineage(client: Any = None, namespace: str | None = None) -> None:
@@ -50,6 +54,23 @@ def openlineage(client: Any = None, namespace: str | None = None) -> None:
         lineage = _Lineage(made, namespace or os.environ.get(NAMESPACE, "default"))
         _lineages[key] = client, lineage
         observe(lineage)
+
+
+def start_if_asked() -> None:
+    """Emit the events of a process that no user's code runs in, where ONCEWARD_LINEAGE is `openlineage`.
+
+    A mistake is logged, and fails nothing.
+    """
+    asked = os.environ.get(VARIABLE, "")
+    if not asked or asked in _asked:
+        return
+    _asked.add(asked)
+    try:
+        if asked != "openlineage":
+            raise ConfigurationError("give openlineage")
+        openlineage()
+    except Exception as error:  # noqa: BLE001 - the library's
+        _log.warning("no lineage of this process, though %s=%s: %s", VARIABLE, asked, error)
 
 
 class _Lineage:

@@ -147,9 +147,7 @@ def samples(event: Event) -> Iterator[Sample]:  # noqa: C901 - one case for each
     one = (event.pipeline,)
     match event:
         case Started():
-            yield Sample(STARTS, 1, one)
-            yield Sample(FAILED, 0, one)
-            yield Sample(IN_DOUBT, 0, one)
+            yield from _started(event)
         case EpochBegan(_, since):
             yield Sample(IN_DOUBT, since, one)
         case EpochAbandoned():
@@ -173,6 +171,17 @@ def samples(event: Event) -> Iterator[Sample]:  # noqa: C901 - one case for each
             yield Sample(SPARK_STATE, sum(o.get("numRowsTotal", 0) for o in progress.get("stateOperators", [])), one)
 
 
+def _started(event: Started) -> Iterator[Sample]:
+    one = (event.pipeline,)
+    yield Sample(STARTS, 1, one)
+    yield Sample(IN_DOUBT, 0, one)
+    for counter in (COMPLETED, REPLAYED, FAILED):  # the first increase of a counter that is not there is not seen
+        yield Sample(counter, 0, one)
+    if event.epoch is not None and event.completed is not None:  # a pipeline that dies at each start grows old, too
+        yield Sample(LAST_EPOCH, event.epoch, one)
+        yield Sample(LAST_COMPLETED, event.completed, one)
+
+
 def _waits(event: CommitWaits) -> Iterator[Sample]:
     yield Sample(IN_DOUBT, event.since, (event.pipeline,))
     for sink, expiry in event.waiting.items():
@@ -185,6 +194,7 @@ def _waits(event: CommitWaits) -> Iterator[Sample]:
 def _committed(event: Committed) -> Iterator[Sample]:
     for sink, took in event.seconds.items():
         yield Sample(EXPIRY, 0, (event.pipeline, sink))
+        yield Sample(RETRIES, 0, (event.pipeline, sink))
         if not event.voided:
             yield Sample(COMMIT, took, (event.pipeline, sink))
 

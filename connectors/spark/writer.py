@@ -75,6 +75,7 @@ class _Writer:
     def __init__(self, sink: TwoPhaseCommitSink[Any], options: FormatOptions) -> None:
         show_if_asked()  # Spark makes it in processes that no user's code runs in
         onceward.metrics.start_if_asked()
+        onceward.lineage.start_if_asked()
         self.sink = sink
         self.options = options
         self.opened: Opened | None = None

@@ -9,7 +9,6 @@ at the end. So a target that is away delays no other, and a loss in one sink tak
 from __future__ import annotations
 
 import logging
-from datetime import datetime
 from itertools import count, groupby
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +20,7 @@ from ..errors import (
     FencedError,
     RetryableSinkError,
 )
-from ..events import Committed, CommitWaits, tell, wall_clock
+from ..events import Committed, CommitWaits, moment, tell, wall_clock
 from ..names import Scope
 from ..outcome import PROVEN_NOT_COMMITTED
 from ..sink import by_urgency
@@ -122,14 +121,10 @@ def check_kept(writer: LogWriter, sink: TwoPhaseCommit[Any], policy: CommitPolic
 
 def _waits(permit: CommitPermit, shares: Sequence[_Share]) -> CommitWaits:
     decision = permit.decision
-    try:
-        since = datetime.fromisoformat(decision.at).timestamp()
-    except ValueError:  # it is for people
-        since = wall_clock()
     return CommitWaits(
         pipeline=decision.pipeline,
         epoch=decision.epoch,
-        since=since,
+        since=moment(decision.at) or wall_clock(),
         waiting={share.sink.name: share.expires_at() for share in shares if share.waits},
         done=[share.sink.name for share in shares if share.took_part and not share.waits],
     )

@@ -16,8 +16,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, DataLossError, EpochConflictError, ExternalError, FencedError, StoreError
-from ..events import EpochAbandoned, EpochBegan, EpochCompleted, Started, Took, tell, wall_clock
-from ..log import EpochInput, LogStore, LogView, LogWriter, Rewound, WriterToken
+from ..events import EpochAbandoned, EpochBegan, EpochCompleted, Started, Took, moment, tell, wall_clock
+from ..log import Completed, EpochInput, LogStore, LogView, LogWriter, Rewound, WriterToken
 from ..log.view import NONE
 from ..names import Scope, check_pipeline_name
 from ..steps import Step, crash_point
@@ -129,6 +129,7 @@ class Coordinator:
         started = Started(
             pipeline=self.pipeline,
             epoch=self.view.decided if self.view.newest is not None else None,
+            completed=self._completed_at(),
             log=self.view.log,
             store=self.writer.store.describe(),
             finished=finished,
@@ -265,6 +266,11 @@ class Coordinator:
             if not self.writer.still_newest():  # a newer writer has swept them
                 raise FencedError("a newer writer of this pipeline has started", pipeline=self.pipeline) from error
             raise
+
+    def _completed_at(self) -> float | None:
+        """When the newest epoch was completed, by whichever run."""
+        entries = (entry for _, entry in reversed(self.view.positions))
+        return next((moment(entry.at) for entry in entries if isinstance(entry, Completed)), None)
 
     def _fields(self, epoch: int | None, **more: Any) -> dict[str, Any]:
         return {"pipeline": self.pipeline, "epoch": epoch, **more}
