@@ -208,7 +208,7 @@ def test_epochs_of_a_query_that_runs_are_on_the_page(spark: SparkSession, tmp_pa
     )
     query = writer.trigger(processingTime="100 milliseconds").start()
     try:
-        eventually(lambda: (checkpoint / "commits" / "0").exists(), "the first epoch")
+        eventually((checkpoint / "commits" / "0").exists, "the first epoch")
         with command(checkpoint.parent) as (_, state):
 
             def completed() -> dict[int, dict[str, Any]]:

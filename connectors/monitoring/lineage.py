@@ -65,9 +65,10 @@ def start_if_asked() -> None:
     if not asked or asked in _asked:
         return
     _asked.add(asked)
+    if asked != "openlineage":
+        _log.warning("no lineage of this process: %s=%s is not known, only openlineage is", VARIABLE, asked)
+        return
     try:
-        if asked != "openlineage":
-            raise ConfigurationError("give openlineage")
         openlineage()
     except Exception as error:  # noqa: BLE001 - the library's
         _log.warning("no lineage of this process, though %s=%s: %s", VARIABLE, asked, error)
