@@ -35,18 +35,18 @@ def clock(tries: int = 3) -> WriterClock:
     return WriterClock(token=lambda: secrets.token_hex(8), now=lambda: "", pause=lambda attempt: attempt < tries)
 
 
-def committables(count: int) -> list[Committable]:
+def committables(count: int, log: str) -> list[Committable]:
     """As KafkaSink's, one for each subtask."""
     return [
         Committable(
             kind="kafka",
             pipeline="contract",
             sink="out",
-            log="0123abcd",
+            log=log,
             writer=0,
             epoch=0,
             subtask=subtask,
-            transaction=f"onceward:1:contract:out:0123abcd:{subtask:016x}:0",
+            transaction=f"onceward:1:contract:out:{log}:{subtask:016x}:0",
             handle={
                 "producer_id": 4_000_000 + subtask,
                 "epoch": 17,
@@ -150,7 +150,7 @@ class StoreContract:
     def test_a_decision_of_any_size_fits(self, store: LogStore, transactions: int, partitions: int):
         writer = LogWriter(store, "contract", clock())
         writer.start()
-        named = committables(transactions)
+        named = committables(transactions, writer.view.log)
         given = EpochInput(query="q", start=offsets(partitions, 0), end=offsets(partitions, 10_000))
         writer.decide(0, named, sinks=["out"], epoch_input=given)
         newest = read(store).newest
