@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 NUMBER: Final = "onceward.number"
 """Metadata of a column whose texts are decimal numbers, as short as they can be: 1.5, and not 1.50."""
 
+PARTITION: Final = "onceward.partition"
+"""Metadata of a column whose texts are parts of the names of folders."""
+JSON_LINE: Final = "JSON line"
+"""The only column of rows that are lines of JSON, beside those that are folders."""
+
 
 class Piece(NamedTuple):
     """Some rows."""
@@ -40,4 +45,4 @@ class Reread(NamedTuple):
     unmarked: Collection[int] = ()
     """Epochs whose rows the target can no longer tell from those of others."""
     left_out: Sequence[str] = ()
-    """Columns that are not compared."""
+    """Columns that are not compared, and, when all pieces are read, what could not be read."""

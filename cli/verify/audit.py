@@ -127,7 +127,7 @@ def tally(reread: Reread) -> dict[str, Written]:
     for piece in reread.pieces:
         numbers = {mark: number for number, mark in enumerate(dict.fromkeys(piece.marks))}
         of_rows = np.array([numbers[mark] for mark in piece.marks])
-        hashes = row_hashes(piece.rows)
+        hashes = row_hashes(piece.rows) if piece.rows.num_columns else np.zeros((2, len(of_rows)), np.uint64)
         for mark, number in numbers.items():
             mine = of_rows == number
             rows[mark] += int(mine.sum())

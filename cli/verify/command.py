@@ -22,8 +22,8 @@ def verify(
         list[str],
         typer.Option(
             metavar="[SINK=]PLACE",
-            help="Where a sink wrote to: kafka:TOPIC or postgres:TABLE; repeatable. SINK may be left out if there is "
-            "one.",
+            help="Where a sink wrote to: kafka:TOPIC, postgres:TABLE or files:FOLDER; repeatable. SINK may be left out "
+            "if there is one.",
         ),
     ],
     source: Annotated[

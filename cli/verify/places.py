@@ -1,4 +1,4 @@
-"""What is compared: topics and tables, by the names that a person gives them."""
+"""What is compared: topics, tables and folders, by the names that a person gives them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Rows = Callable[[pa.RecordBatch], pa.RecordBatch]
 
-KINDS: Final = ("kafka", "postgres")
+KINDS: Final = {"kafka": "TOPIC", "postgres": "TABLE", "files": "FOLDER"}
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Access:
 
 @dataclass(frozen=True)
 class Place:
-    """A topic or a table.
+    """A topic, a table or a folder.
 
     Attributes:
-        kind: "kafka" or "postgres".
+        kind: One of KINDS.
         name: Its name.
         access: How its system is reached.
     """
@@ -50,17 +50,19 @@ class Place:
 
     @classmethod
     def parse(cls, text: str, access: Access) -> Place:
-        """Read `kafka:TOPIC` or `postgres:TABLE`.
+        """Read `kafka:TOPIC` or one of the other KINDS.
 
         Raises:
-            ConfigurationError: It is neither, or the option that says where its system is was not given.
+            ConfigurationError: It is none, or the option that says where its system is was not given.
         """
         kind, _, name = text.partition(":")
         if kind not in KINDS or not name:
-            raise ConfigurationError(f"{text!r} is no place: give kafka:TOPIC or postgres:TABLE")
-        option = {"kafka": ("--bootstrap-servers", access.servers), "postgres": ("--dsn", access.dsn)}[kind]
-        if option[1] is None:
-            raise ConfigurationError(f"{text} needs {option[0]}")
+            forms = " or ".join(f"{known}:{what}" for known, what in KINDS.items())
+            raise ConfigurationError(f"{text!r} is no place: give {forms}")
+        options = {"kafka": ("--bootstrap-servers", access.servers), "postgres": ("--dsn", access.dsn)}
+        option, given = options.get(kind, ("", ""))
+        if given is None:
+            raise ConfigurationError(f"{text} needs {option}")
         return cls(kind, name, access)
 
     @property
@@ -80,6 +82,10 @@ class Place:
                 from onceward.connectors.kafka import reread as kafka  # noqa: PLC0415 - an extra
 
                 return kafka.reread(self.access.servers or "", self.access.config or {}, self.name)
+            if self.kind == "files":
+                from onceward.connectors.files import reread as files  # noqa: PLC0415 - pyarrow's readers
+
+                return files.reread(self.name, scope, columns)
             from onceward.connectors.database.postgres import reread as postgres  # noqa: PLC0415 - an extra
             from onceward.connectors.database.postgres_sink import PostgresSink  # noqa: PLC0415
         except ModuleNotFoundError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from onceward.core.errors import ConfigurationError
-from onceward.core.reread import NUMBER
+from onceward.core.reread import JSON_LINE, NUMBER, PARTITION
 from onceward.testing.pipeline.endpoints import Record
 from onceward.testing.pipeline.judge import compare
 
@@ -61,12 +62,20 @@ def as_hashed(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    if JSON_LINE in schema.names and JSON_LINE not in batch.schema.names:
+        from onceward.connectors.files.formats import as_lines  # noqa: PLC0415 - for files alone
+
+        batch = as_lines(batch, [name for name in schema.names if name in batch.schema.names])
     names = [name for name in schema.names if name in batch.schema.names]
     columns = [_cast(batch.column(name), schema.field(name)) for name in names]
     return pa.RecordBatch.from_arrays(columns, names=names)
 
 
 def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
+    if PARTITION.encode() in (field.metadata or {}):
+        from onceward.connectors.files.reread import folder_texts  # noqa: PLC0415 - for files alone
+
+        return folder_texts(array)
     if NUMBER.encode() not in (field.metadata or {}):
         return array.cast(field.type)
     numbers = [None if text is None else f"{Decimal(text):f}" for text in array.cast(pa.string()).to_pylist()]
@@ -75,11 +84,12 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _from_json(batch: pa.RecordBatch) -> pa.RecordBatch:
-    if "value" not in batch.schema.names:
+    column = next((name for name in ("value", JSON_LINE) if name in batch.schema.names), None)
+    if column is None:
         return batch
     try:
         rows = [
-            msgspec.json.decode(value or b"null", type=dict[str, Any]) for value in batch.column("value").to_pylist()
+            msgspec.json.decode(value or b"null", type=dict[str, Any]) for value in batch.column(column).to_pylist()
         ]
     except msgspec.MsgspecError as error:
         raise ConfigurationError(
@@ -96,6 +106,10 @@ def shown(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
     """With text for bytes that are text, and without what is null: a missing column and a null are the same."""
+    if JSON_LINE in row:
+        with suppress(msgspec.MsgspecError):
+            row = {**row, **msgspec.json.decode(row[JSON_LINE], type=dict[str, Any])}
+            del row[JSON_LINE]
     return {name: _text(value) for name, value in row.items() if value is not None}
 
 
@@ -117,7 +131,9 @@ def compared(source: Place, target: Place, function: Rows | None, key: str | Non
     reread = target.reread(None, ())
     present = list(records(reread))
     rows = list(shown(mapped(source.batches(), target, reread.schema, function)))
-    columns = {name for row in rows for name in row} & set(reread.schema.names)
+    columns = {name for row in rows for name in row}
+    if present:
+        columns &= {name for record in present for name in record.row}.union(reread.schema.names)
     if rows and present and (not columns or (key is not None and key not in columns)):
         raise ConfigurationError(
             f"{source.title} and {target.title} have the columns {sorted(columns)} in common"

@@ -23,22 +23,24 @@ from onceward.core.errors import SchemaError
 from onceward.core.folders import make_folder, sync_folder
 from onceward.core.kit.rows import check_columns, to_json
 from onceward.core.names import file_name
+from onceward.core.reread import JSON_LINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from onceward.core.row_hash import RowHash
     from onceward.core.transaction import WriteContext
 
 
 class _JsonLinesWriter:
-    """A JSON object a line, with values as in core/kit/rows.py."""
+    """A JSON object a line, see as_lines."""
 
     def __init__(self, file: BinaryIO, schema: pa.Schema) -> None:
         del schema  # each line names its own columns
         self._file = file
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
-        self._file.write("".join(f"{to_json(row)}\n" for row in batch.to_pylist()).encode())
+        self._file.write("\n".join([*batch.column(JSON_LINE).to_pylist(), ""]).encode())
 
     def close(self) -> None:
         pass
@@ -57,6 +59,15 @@ FORMATS: Final = {
     "jsonl": Format("json", _JsonLinesWriter),
     "arrow": Format("ipc", pa.ipc.new_file),
 }
+
+
+def as_lines(batch: pa.RecordBatch, partition_by: Sequence[str] = ()) -> pa.RecordBatch:
+    """Each row as a line of JSON, with values as in core/kit/rows.py, beside the columns that become folders."""
+    rows = batch.drop_columns(list(partition_by)).to_pylist()
+    lines = pa.array([to_json(row) for row in rows], pa.large_string())
+    return pa.RecordBatch.from_arrays(
+        [*(batch.column(name) for name in partition_by), lines], names=[*partition_by, JSON_LINE]
+    )
 
 
 def check_format(sink: str, format_: str, schema: pa.Schema) -> None:
@@ -122,6 +133,7 @@ class Files:
 
     Attributes:
         finished: Partition and number of each complete file, as in the finished name.
+        hash: Of the rows; None if they are not hashed.
     """
 
     def __init__(self, context: WriteContext, area: Path, format_: str, roll_bytes: int) -> None:
@@ -132,6 +144,7 @@ class Files:
         self._roll = roll_bytes
         self._open: dict[str, tuple[str, _OpenFile]] = {}
         self.finished: list[str] = []
+        self.hash: RowHash | None = None
         self.folder = area / file_name(self.name)
         make_folder(self.folder)
 
@@ -208,14 +221,15 @@ def parts(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, 
     rows: dict[str, list[int]] = {}
     names = [_encoded(column) for column in columns]
     for number, values in enumerate(zip(*(batch.column(column).to_pylist() for column in columns), strict=True)):
-        folder = "/".join(f"{name}={_text(value)}" for name, value in zip(names, values, strict=True))
+        folder = "/".join(f"{name}={folder_text(value)}" for name, value in zip(names, values, strict=True))
         rows.setdefault(folder, []).append(number)
     rest = batch.drop_columns(list(columns))
     for folder, numbers in rows.items():
         yield folder, rest.take(pa.array(numbers, pa.int64()))
 
 
-def _text(value: Any) -> str:
+def folder_text(value: Any) -> str:
+    """A value as part of its folder's name."""
     if value is None or value == "":
         return _NULL
     if isinstance(value, bool):

@@ -38,6 +38,7 @@ from onceward.core.errors import ConfigurationError, SinkError
 from onceward.core.folders import make_folder, sync_folder
 from onceward.core.kit.options import arguments, check_choice
 from onceward.core.names import file_name
+from onceward.core.row_hash import RowHash
 from onceward.core.transaction import (
     AbortOutcome,
     AbortStatus,
@@ -50,7 +51,8 @@ from onceward.core.transaction import (
 )
 from onceward.sinks.folders import FolderSink, names_of, with_file_errors
 
-from .formats import FORMATS, Files, check_format, check_partitions, hidden, parts
+from .formats import FORMATS, Files, as_lines, check_format, check_partitions, hidden, parts
+from .reread import hashed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,6 +87,7 @@ class FileSink(FolderSink[Files]):
             comma-separated.
         roll_bytes: Size in bytes after which a new file is started (the default is 128 MiB). Each epoch and each
             subtask starts new files anyway.
+        proof: Hash the rows, so that `onceward verify` can tell whether the files still hold them.
         select: SQL expressions that make this sink's columns out of the pipeline's. Default: all columns.
         where: SQL condition; the sink takes only the rows for which it is true. Default: all rows.
 
@@ -103,6 +106,7 @@ class FileSink(FolderSink[Files]):
         format: str = "parquet",  # noqa: A002 - as pyarrow and pandas call it
         partition_by: Sequence[str] = (),
         roll_bytes: int = ROLL_BYTES,
+        proof: bool = True,
         select: Sequence[str] | None = None,
         where: str | None = None,
     ) -> None:
@@ -112,6 +116,7 @@ class FileSink(FolderSink[Files]):
         self.format = check_choice(f"sink {name}: format", format, FORMATS)
         self.partition_by = tuple(partition_by)
         self.roll_bytes = roll_bytes
+        self.proof = proof
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Self:
@@ -139,13 +144,19 @@ class FileSink(FolderSink[Files]):
 
     @with_file_errors
     def begin(self, context: WriteContext) -> Files:
-        return Files(context, self._place, self.format, self.roll_bytes)
+        files = Files(context, self._place, self.format, self.roll_bytes)
+        files.hash = RowHash() if self.proof else None
+        return files
 
     @with_file_errors
     def write(self, transaction: Files, batch: pa.RecordBatch) -> None:
         try:
+            if self.format == "jsonl":
+                batch = as_lines(batch, self.partition_by)
             for partition, rows in parts(batch, self.partition_by):
                 transaction.write(partition, rows)
+            if transaction.hash is not None:
+                transaction.hash.add(hashed(batch, self.format, self.partition_by))
         except _UNWRITABLE as error:
             raise SinkError(f"a row cannot be written as {self.format}: {error}", sink=self.name) from error
 
@@ -153,8 +164,10 @@ class FileSink(FolderSink[Files]):
     def pre_commit(self, transaction: Files) -> Committable:
         transaction.finish()
         handle = {"files": transaction.finished, "folder": self._identity()}
+        rows, found = transaction.rows, transaction.hash
+        proof = found.proof() if found is not None and found.rows == rows else None  # other if no column was hashed
         return transaction.context.committable(
-            kind=self.kind, transaction=transaction.name, handle=handle, rows=transaction.rows
+            kind=self.kind, transaction=transaction.name, handle=handle, rows=rows, proof=proof
         )
 
     def discard(self, transaction: Files) -> None:

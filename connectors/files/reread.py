@@ -1,0 +1,198 @@
+"""Rows that are read back from the files of a folder, with the transaction that wrote each file.
+
+A finished file's name is that of its transaction, which says of which epoch it is. So a file that is missing, was
+altered or was copied shows in its epoch, and any other file holds rows that no epoch wrote.
+
+What is hashed of a row is what its file gives back: of Parquet and Arrow files each column, as its type allows; of CSV,
+which knows no types, the text of each cell; of JSON lines the line. A column that became folders is the text that its
+folder has.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from onceward.core.errors import ConfigurationError
+from onceward.core.names import parse_file_name
+from onceward.core.reread import JSON_LINE, PARTITION, Piece, Reread
+from onceward.core.row_hash import covers
+
+from .formats import FORMATS, folder_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from onceward.core.names import Scope
+
+_ROWS_AT_ONCE: Final = 10_000
+_BLOCK: Final = 16 * 2**20
+"""Bytes of a CSV file that are read at once; a row is not longer."""
+_FINISHED: Final = re.compile(rf"(.+)-\d+\.(?:{'|'.join(FORMATS)})")
+
+
+def is_hashed(kind: pa.DataType) -> bool:
+    """Whether a Parquet or Arrow file's values of this type can be hashed: not nested ones, nor nanoseconds."""
+    if pa.types.is_dictionary(kind):
+        return is_hashed(kind.value_type)
+    return covers(kind) and getattr(kind, "unit", "") != "ns"
+
+
+def hashed(batch: pa.RecordBatch, format_: str, partition_by: Sequence[str] = ()) -> pa.RecordBatch:
+    """What is hashed of rows that are written.
+
+    Args:
+        batch: As the format's writer takes it, with the columns that become folders.
+        format_: One of FORMATS.
+        partition_by: These columns.
+    """
+    columns: dict[str, pa.Array] = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if name in partition_by:
+            columns[name] = folder_texts(column)
+        elif format_ == "csv":
+            columns[name] = csv_texts(column)
+        elif is_hashed(column.type):
+            columns[name] = column
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def folder_texts(column: pa.Array) -> pa.Array:
+    """The name of each value's folder, without that of the column."""
+    plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    found = plain.dictionary_encode(null_encoding="encode")
+    return pa.array(map(folder_text, found.dictionary.to_pylist()), pa.string()).take(found.indices)
+
+
+def csv_texts(column: pa.Array) -> pa.Array:
+    """What Arrow's CSV writer makes of each value."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return column if pa.types.is_large_string(column.type) else column.cast(pa.string())
+
+
+class _File(NamedTuple):
+    """A finished file.
+
+    Attributes:
+        path: Where it is.
+        shown: Its path below the folder.
+        mark: Its transaction, as in the names of files; if it is none of a sink's, its path.
+        folders: Columns that became folders, and their texts.
+        schema: Of what is hashed.
+    """
+
+    path: Path
+    shown: str
+    mark: str
+    folders: dict[str, str]
+    schema: pa.Schema
+
+
+def reread(folder: str, scope: Scope | None, columns: Sequence[str] = ()) -> Reread:
+    """What the folder's finished files hold now.
+
+    Args:
+        folder: The sink's.
+        scope: Whose files are not foreign; None: it does not matter.
+        columns: What to read; none: whatever can be compared.
+
+    Raises:
+        ConfigurationError: There is no such folder.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise ConfigurationError(f"{folder} is not a folder: give the sink's directory")
+    left_out: list[str] = []
+    files: list[_File] = []
+    for path in sorted(root.rglob("*")):
+        inside = path.relative_to(root)
+        if path.suffix[1:] in FORMATS and not any(part[0] in "_." for part in inside.parts):
+            with _noted(inside, left_out):
+                files.append(_described(path, inside, columns, left_out))
+    names = {file.mark: parse_file_name(file.mark) for file in files}
+    epochs = {mark: name.epoch for mark, name in names.items() if name is not None and name.scope == scope}
+    fields = {field.name: field for file in files for field in file.schema}
+    schema = pa.schema(list(fields.values()))
+    return Reread(_pieces(files, left_out), epochs, schema, lambda mark: mark not in epochs, left_out=left_out)
+
+
+@contextmanager
+def _noted(file: object, left_out: list[str]) -> Iterator[None]:
+    """Note a file that cannot be read: its rows are missing."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        left_out.append(f"{file}, which cannot be read ({error})")
+
+
+def _described(path: Path, inside: Path, columns: Sequence[str], left_out: list[str]) -> _File:
+    finished = _FINISHED.fullmatch(path.name)
+    texts = [part.partition("=") for part in inside.parts[:-1]]
+    folders = {unquote(name): text for name, equals, text in texts if equals}
+    folders = {name: text for name, text in folders.items() if not columns or name in columns}
+    found = _READERS[path.suffix[1:]](path)[0]
+    fields = [field for field in found if is_hashed(field.type) and (not columns or field.name in columns)]
+    others = [f"{field.name} ({field.type})" for field in found if field not in fields]
+    left_out.extend(words for words in others if words not in left_out)
+    parts = [pa.field(name, pa.string(), metadata={PARTITION: ""}) for name in folders]
+    mark = str(inside) if finished is None else finished[1]
+    return _File(path, str(inside), mark, folders, pa.schema([*fields, *parts]))
+
+
+def _pieces(files: Sequence[_File], left_out: list[str]) -> Iterator[Piece]:
+    for file in files:
+        at = 0
+        with _noted(file.shown, left_out):
+            for batch in _READERS[file.path.suffix[1:]](file.path)[1]:
+                count = batch.num_rows
+                folders = [pa.repeat(text, count) for text in file.folders.values()]
+                cells = [batch.column(name) for name in file.schema.names[: len(file.schema) - len(folders)]]
+                rows = pa.RecordBatch.from_arrays([*cells, *folders], schema=file.schema)
+                yield Piece(rows, [file.mark] * count, [f"{file.shown}:{at + n}" for n in range(count)])
+                at += count
+
+
+def _parquet(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    file = pyarrow.parquet.ParquetFile(path)
+    return file.schema_arrow, file.iter_batches(batch_size=_ROWS_AT_ONCE)
+
+
+def _arrow(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    file = pa.ipc.open_file(path)
+    return file.schema, (file.get_batch(number) for number in range(file.num_record_batches))
+
+
+def _csv(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    names = pyarrow.csv.open_csv(path, parse_options=_PARSED).schema.names
+    types = pyarrow.csv.ConvertOptions(
+        column_types=dict.fromkeys(names, pa.binary()),
+        null_values=[""],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+    )
+    blocks = pyarrow.csv.ReadOptions(block_size=_BLOCK)
+    schema = pa.schema([(name, pa.string()) for name in names])
+    return schema, pyarrow.csv.open_csv(path, read_options=blocks, parse_options=_PARSED, convert_options=types)
+
+
+def _json_lines(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    def batches() -> Iterator[pa.RecordBatch]:
+        with path.open("rb") as file:
+            while lines := list(islice(file, _ROWS_AT_ONCE)):
+                texts = pa.array([line.removesuffix(b"\n") for line in lines], pa.binary())
+                yield pa.RecordBatch.from_arrays([texts], names=[JSON_LINE])
+
+    return pa.schema([(JSON_LINE, pa.string())]), batches()
+
+
+_PARSED: Final = pyarrow.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
+_READERS: Final = {"parquet": _parquet, "csv": _csv, "jsonl": _json_lines, "arrow": _arrow}

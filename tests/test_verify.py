@@ -1,0 +1,264 @@
+"""`onceward verify` of targets that need no service: whatever is changed by hand is found and named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+from typer.testing import CliRunner
+
+from onceward import FileSink
+from onceward.cli.main import app
+from onceward.core.checkpoint import Coordinator
+from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.log import DirectoryStore, EpochInput
+from onceward.core.steps import Step, hooked
+from onceward.core.transaction import Acknowledgement
+
+from .sink_kit import Crash
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+EPOCHS, ROWS, SUBTASKS = 3, 10, 2
+FORMATS = ["parquet", "csv", "jsonl", "arrow"]
+
+
+def row(number: int) -> dict[str, Any]:
+    """Some values of each type, a null among them."""
+    return {
+        "id": number,
+        "word": f"wörd {number}" if number % 4 else None,
+        "price": Decimal(number) / 4,
+        "part": number % 3 or None,
+        "at": datetime(2026, 11, 23, 10, number, tzinfo=UTC),
+        "day": date(2026, 11, 1 + number % 28),
+        "time": time(10, number),
+        "yes": bool(number % 2),
+        "real": -number / 7,
+        "bytes": b"%d" % number,
+    }
+
+
+def batch_of(*numbers: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([row(number) for number in numbers])
+
+
+class Job:
+    """A pipeline of one sink with two subtasks; epoch n writes the rows from 10 n."""
+
+    def __init__(self, sink: Any, folder: Path) -> None:
+        self.sink, self.folder, self.written = sink, folder, 0
+        self.open()
+
+    def open(self) -> None:
+        self.coordinator = Coordinator("orders", DirectoryStore(self.folder), [self.sink])
+        self.coordinator.open()
+
+    def run(self, epochs: int = EPOCHS, make: Callable[..., pa.RecordBatch] = batch_of) -> None:
+        for _ in range(epochs):
+            about = EpochInput(query="q", start=[str(self.written)], end=[str(self.written + 1)])
+            self.coordinator.admit(self.written, about)
+            acks = [self._acknowledged(subtask, make) for subtask in range(SUBTASKS)]
+            self.coordinator.commit(self.written, acks, about)
+            self.written += 1
+
+    def _acknowledged(self, subtask: int, make: Callable[..., pa.RecordBatch]) -> Acknowledgement:
+        number = self.written
+        attempt = SubtaskEpoch(self.sink, self.coordinator.context(self.sink.name, number, subtask=subtask))
+        numbers = range(number * ROWS + subtask, (number + 1) * ROWS, SUBTASKS)
+        attempt.write(make(*numbers[:2]))
+        attempt.write(make(*numbers[2:]))
+        committable = attempt.pre_commit()
+        assert committable is not None
+        return Acknowledgement(
+            epoch=number, subtask=subtask, attempt=0, sinks=(self.sink.name,), committables=(committable,)
+        )
+
+    def crash_in_commit(self) -> None:
+        """Write one more epoch, decide it, die, and let another process finish it."""
+
+        def hook(step: Step) -> None:
+            if step is Step.COMMIT_BEFORE:
+                raise Crash
+
+        with hooked(hook), pytest.raises(Crash):
+            self.run(1)
+        self.written += 1
+        self.open()
+
+    def audit(self, place: str, *arguments: str, code: int = 0) -> dict[str, Any]:
+        done = CliRunner().invoke(app, ["verify", str(self.folder), "--target", place, "--json", *arguments])
+        assert done.exit_code == code, (done.output, done.exception)
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        [told] = json.loads(done.stdout)
+        return told
+
+
+def wrong(told: dict[str, Any]) -> list[Any]:
+    return [line["epoch"] for line in told["epochs"] if line["verdict"] != "proven"]
+
+
+class FileJob(Job):
+    def __init__(self, tmp_path: Path, **options: Any) -> None:
+        self.out = tmp_path / "out"
+        super().__init__(FileSink("files", self.out, **options), tmp_path / "log")
+
+    def told(self, code: int = 0) -> dict[str, Any]:
+        return self.audit(f"files:{self.out}", code=code)
+
+    def file(self, epoch: int) -> Path:
+        """One that holds two rows or more."""
+        found = (path for path in sorted(self.out.rglob(f"*~{epoch}~0~0~*")) if path.is_file())
+        return max(found, key=lambda path: path.stat().st_size)
+
+
+def rewritten(path: Path, change: Callable[[list[Any]], list[Any]]) -> None:
+    """A file with its rows changed, as somebody does it by hand."""
+    if path.suffix in {".csv", ".jsonl"}:
+        lines = path.read_text().splitlines(keepends=True)
+        head = int(path.suffix == ".csv")
+        path.write_text("".join([*lines[:head], *change(lines[head:])]))
+        return
+    parquet = path.suffix == ".parquet"
+    table = pyarrow.parquet.ParquetFile(path).read() if parquet else pa.ipc.open_file(path.read_bytes()).read_all()
+    table = pa.Table.from_pylist(change(table.to_pylist()), table.schema)
+    if parquet:
+        pyarrow.parquet.write_table(table, path)
+    else:
+        with pa.ipc.new_file(path, table.schema) as file:
+            file.write_table(table)
+
+
+def altered(row: Any) -> Any:
+    return row.replace("true", "false") if isinstance(row, str) else {**row, "yes": False}
+
+
+CHANGES: dict[str, Callable[[list[Any]], list[Any]]] = {
+    "deleted": lambda rows: rows[1:],
+    "added": lambda rows: [*rows, altered(rows[0])],
+    "duplicated": lambda rows: [*rows, rows[0]],
+    "altered": lambda rows: [altered(rows[0]), *rows[1:]],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("format_", FORMATS)
+def test_the_epoch_of_a_row_that_was_changed_in_its_file_is_named(tmp_path: Path, format_: str, change: str) -> None:
+    job = FileJob(tmp_path, format=format_)
+    job.run(make=lambda *numbers: batch_of(*(2 * number + 1 for number in numbers)))
+    rewritten(job.file(1), lambda rows: rows[::-1])
+    job.told()
+    rewritten(job.file(1), CHANGES[change])
+    told = job.told(code=1)
+    assert wrong(told) == [1]
+    assert told["foreign"] == 0
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_file_that_was_copied_is_told_with_its_rows(tmp_path: Path, format_: str) -> None:
+    job = FileJob(tmp_path, format=format_)
+    job.run()
+    shutil.copy(job.file(2), job.out / f"copy.{format_}")
+    told = job.told(code=1)
+    assert (wrong(told), told["foreign"]) == ([], 5)
+    found = told["rows"]["findings"]
+    assert {str(one["row"]["id"]) for one in found} <= {str(number) for number in range(20, 30)}
+    assert found[0]["positions"][0].startswith(f"copy.{format_}:")
+
+
+def test_a_file_under_the_name_of_another_one_belongs_to_its_epoch(tmp_path: Path) -> None:
+    """Or to none, if no epoch wrote under this name."""
+    job = FileJob(tmp_path)
+    job.run()
+    file = job.file(1)
+    shutil.copy(file, file.with_name(file.name.replace("-0.", "-7.")))
+    assert wrong(job.told(code=1)) == [1]
+    file.with_name(file.name.replace("-0.", "-7.")).rename(job.out / file.name.replace("~1~", "~9~", 1))
+    assert job.told(code=1)["foreign"] == 5
+
+
+def test_a_file_in_the_folder_of_another_partition_differs(tmp_path: Path) -> None:
+    job = FileJob(tmp_path, partition_by=["part"])
+    job.run()
+    file = next((job.out / "part=1").glob("*~1~0~0~*"))
+    file.rename(job.out / "part=2" / file.name.replace("-", "-9"))
+    assert wrong(job.told(code=1)) == [1]
+
+
+@pytest.mark.parametrize("format_", ["parquet", "arrow", "csv"])
+def test_a_file_that_cannot_be_read_is_named_and_its_rows_are_missing(tmp_path: Path, format_: str) -> None:
+    job = FileJob(tmp_path, format=format_)
+    job.run()
+    file = job.file(1)
+    file.write_bytes(file.read_bytes()[:-40] if format_ != "csv" else b"id,word\n1\n")
+    told = job.told(code=1)
+    assert wrong(told) == [1]
+    assert file.name in told["left_out"][0]
+
+
+def test_without_proofs_nothing_is_hashed(tmp_path: Path) -> None:
+    job = FileJob(tmp_path, proof=False)
+    job.run(1)
+    assert [line["verdict"] for line in job.told(code=1)["epochs"]] == ["unproven"]
+
+
+def test_what_cannot_be_hashed_is_listed(tmp_path: Path) -> None:
+    def nested(*numbers: int) -> pa.RecordBatch:
+        return pa.record_batch({"id": numbers, "list": [[number] for number in numbers]})
+
+    job = FileJob(tmp_path)
+    job.run(make=nested)
+    told = job.told()
+    assert told["left_out"] == ["list (list<element: int64>)"]
+    other = FileJob(tmp_path / "other")
+    other.run(make=lambda *numbers: nested(*numbers).select(["list"]))
+    assert {line["verdict"] for line in other.told(code=1)["epochs"]} == {"unproven"}
+
+
+STRANGE = {
+    "text": ["", None, 'a\r\n,"b"\n', "\0", "null", "ä" * 999],
+    "real": [-0.0, 1.0, None, float("inf"), float("nan"), 1e-300],
+    "single": pa.array([0.1, 1e20, None, -0.0, 3, 4], pa.float32()),
+    "int": [None, 2**63 - 1, -(2**63), 0, 1, 2],
+    "big": pa.array([None, 2**64 - 1, 0, 1, 2, 3], pa.uint64()),
+    "number": pa.array([None, Decimal("1.5"), Decimal("-0.001"), Decimal(0), Decimal(10), None], pa.decimal128(30, 3)),
+    "round": pa.array([None, Decimal(1500), Decimal(0), None, None, None], pa.decimal128(5, -2)),
+    "at": pa.array([0, 1, None, -1, 10**15, 5], pa.timestamp("us", "Europe/Berlin")),
+    "seconds": pa.array([0, 1, None, -1, 10**9, 5], pa.timestamp("s")),
+    "time": pa.array([0, 1, None, 2, 3, 86_399], pa.time32("s")),
+    "day": pa.array([0, 1, None, -1, 10_000, 5], pa.date32()),
+    "word": pa.array(["x", None, "y", "x", "x", ""]).dictionary_encode(),
+    "large": pa.array(["x", None, "y", "x", "x", ""], pa.large_string()),
+    "bytes": [b"", None, b"\x00", b"\n", b"a", b'"'],
+    "nothing": pa.nulls(6),
+    "yes": [True, False, None, True, True, True],
+}
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_strange_values_read_back_as_they_were_hashed(tmp_path: Path, format_: str) -> None:
+    columns = dict(STRANGE)
+    if format_ == "jsonl":
+        columns["real"] = [-0.0, 1.0, None, 1e-300, 2.0, 3.0]  # JSON has no other
+    if format_ == "parquet":
+        del columns["round"]  # Parquet has no negative scale
+    job = FileJob(tmp_path, format=format_)
+    job.run(1, make=lambda *_: pa.record_batch(columns))
+    assert job.told()["left_out"] == []
+
+
+def test_strange_values_are_found_in_the_names_of_folders(tmp_path: Path) -> None:
+    columns = {name: values for name, values in STRANGE.items() if name != "bytes"}
+    batch = pa.record_batch({**columns, "text": [*STRANGE["text"][:-1], "ä"], "id": range(6)})
+    job = FileJob(tmp_path, partition_by=list(columns))
+    job.run(1, make=lambda *_: batch)
+    assert [line["found"] for line in job.told()["epochs"]] == [24]
