@@ -62,7 +62,7 @@ test-all: ## For nights: `make test` on the disk, with long simulator runs, kill
 	@SELECT= scripts/with-docker.sh scripts/container-tests.sh
 
 .PHONY: long
-long: setup ## The unit tests that take long: three thousand runs of the simulator
+long: setup ## The unit tests that take long: two thousand runs of the simulator
 	@echo "== long unit tests"
 	@$(PYTEST) tests -m "slow $(SELECT)" --numprocesses auto $(ARGS)
 
