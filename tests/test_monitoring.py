@@ -421,6 +421,22 @@ class TestLineage:
         tell(completed(checkpoint=True))
         assert transport.emitted == []
 
+    @pytest.mark.parametrize(("asked", "told"), [("openlineage", 1), ("", 0), ("marquez", 0)])
+    def test_a_process_of_a_format_emits_as_the_environment_asks(self, asked: str, told: int, tmp_path: Path) -> None:
+        import os
+
+        code = (
+            "from onceward import lineage\nfrom tests.test_monitoring import completed, tell, Written\n"
+            "for _ in range(2): lineage.start_if_asked()\n"
+            "tell(completed(written=[Written('a', 1)]))"
+        )
+        transport = {"TYPE": "file", "LOG_FILE_PATH": str(tmp_path / "events"), "APPEND": "true"}
+        variables = {f"OPENLINEAGE__TRANSPORT__{name}": value for name, value in transport.items()}
+        done = run(code, {**os.environ, **variables, "ONCEWARD_LINEAGE": asked})
+        events = (tmp_path / "events").read_text().splitlines() if told else []
+        assert len(events) == told
+        assert done.stderr.count("ONCEWARD_LINEAGE=marquez is not known") == (asked == "marquez")
+
     def test_targets_are_named_as_openlineage_names_them_and_without_passwords(self, tmp_path: Path) -> None:
         assert FileSink("files", tmp_path).dataset() == ("file", str(tmp_path))
         mine = SqlAlchemySink(name="t", url="postgresql+psycopg://me:secret@db/shop", table="totals", commit="staging")

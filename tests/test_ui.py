@@ -65,6 +65,17 @@ class TestWhatIsShown:
         assert [step["state"] for step in newest["steps"]] == ["done"] * 6
         assert len(told["starts"]) == 1
 
+    def test_steps_are_in_order_though_the_note_is_written_a_little_later(self, folder: Folder) -> None:
+        folder.finish(0)
+        note(
+            DirectoryStore(folder.orders / "onceward"),
+            "epoch",
+            {"epoch": 0, "milliseconds": 5, "commit_milliseconds": 0},
+        )
+        [epoch] = shown(client(folder))["epochs"]
+        times = [step["at"] for step in epoch["steps"] if step["at"] and step["step"] != "Spark logs the batch"]
+        assert times == sorted(times)
+
     def test_a_batch_that_spark_has_planned_is_in_progress(self, folder: Folder) -> None:
         folder.finish(0)
         (folder.orders / "offsets" / "1").write_text("v1")

@@ -246,6 +246,7 @@ def _rows(noted: Sequence[Note], decided: dict[int, Epoch]) -> dict[int, Epoch]:
             rows[number] = msgspec.structs.replace(known)
         else:
             row.decided, row.position, row.written = known.decided, known.position, known.written
+            row.prepared = min(filter(None, (row.prepared, row.decided)), default=None)  # the note came a little later
             row.rows, row.sinks, row.transactions = known.rows, known.sinks, known.transactions
     return rows
 
