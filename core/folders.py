@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import secrets
-from typing import TYPE_CHECKING
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+_TEMPORARY: Final = ".put-"
+_ABANDONED_SECONDS: Final = 3600.0
+"""After so long nobody goes on with a temporary file; who does after all fails, and has written nothing."""
 
 
 def sync_folder(folder: Path) -> None:
@@ -33,7 +39,7 @@ def put_once(path: Path, data: bytes) -> bool:
     Of two at once one wins: a hard link fails if its name exists. O_EXCL under the final name would be enough for that,
     but exposes an empty file after a crash.
     """
-    temporary = path.with_name(f".put-{secrets.token_hex(8)}")
+    temporary = path.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
     try:
         with temporary.open("wb") as file:
             file.write(data)
@@ -44,6 +50,14 @@ def put_once(path: Path, data: bytes) -> bool:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)  # also for the loser: what it goes by now must not go away in a crash
     return won
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Delete what processes that died in `put_once` left, after an hour."""
+    for file in folder.glob(f"{_TEMPORARY}*"):
+        with suppress(OSError):
+            if time.time() - file.stat().st_mtime > _ABANDONED_SECONDS:
+                file.unlink()
 
 
 def _link(temporary: Path, path: Path) -> bool:

@@ -5,6 +5,7 @@ import errno
 import os
 import resource
 import stat
+import time
 import traceback
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -23,6 +24,7 @@ from onceward.core.log import DirectoryStore, EpochInput, LogWriter, MemoryStore
 from onceward.core.log.entries import key_of
 from onceward.core.log.objects import ObjectStore
 from onceward.core.log.sql import TABLE, SqlStore, make_durable
+from onceward.core.log.view import NONE
 
 from .store_contract import StoreContract, clock
 
@@ -101,6 +103,16 @@ class TestDirectory(StoreContract):
         decided_log(store)
         assert read(store).decided == 0
         assert store.list_keys() == [key_of(0), key_of(1)]
+
+    def test_they_are_deleted_after_an_hour_by_the_next_writer(self, store: DirectoryStore):
+        old, new = store.path / ".put-0123456789abcdef", store.path / ".put-fedcba9876543210"
+        for file in (old, new):
+            file.write_bytes(b"half an ent")
+        os.utime(old, (time.time() - 4000,) * 2)
+        assert read(store).decided == NONE
+        assert old.exists()  # who only looks changes nothing
+        decided_log(store)
+        assert [file.name for file in store.path.glob(".put-*")] == [new.name]
 
     def test_files_of_others_are_no_entries(self, store: DirectoryStore):
         (store.path / "README").write_text("not mine")

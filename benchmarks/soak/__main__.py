@@ -162,6 +162,7 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=45.0, help="seconds between two faults, on average")
     parser.add_argument("--seed", type=int, default=1, help="of the faults")
     parser.add_argument("--home", type=Path, default=Path(".run/soak"), help="folder for everything; emptied first")
+    parser.add_argument("--note", help="what else the machine did meanwhile, for the page")
     arguments = parser.parse_args()
     home = arguments.home.absolute()
     shutil.rmtree(home, ignore_errors=True)
@@ -174,6 +175,7 @@ def main() -> int:
             "rows fed per second": f"{arguments.rate:g}",
             "seconds between faults, on average": f"{arguments.every:g}",
             "seed": str(arguments.seed),
+            **({"beside it": arguments.note} if arguments.note else {}),
         }
     )
     with dev_services(home / "services") as services:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from ..errors import ConfigurationError, NoDecisionLogError, StoreError
-from ..folders import make_folder, put_once, sync_folder
+from ..folders import make_folder, put_once, remove_abandoned, sync_folder
 from ..kit.secrets import shown_url
 from .objects import CONDITIONAL_PUT, ObjectStore
 
@@ -114,6 +114,7 @@ class DirectoryStore:
     def __init__(self, path: str | os.PathLike[str], *, shared: bool = False) -> None:
         self.path = Path(path)
         self.shared = shared
+        self._is_tidy = False
         with self._doing("make the decision log's directory"):
             make_folder(self.path)
             for parent in list(self.path.parents)[:3]:  # Spark and mkdir make folders without syncing them
@@ -122,6 +123,9 @@ class DirectoryStore:
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         with self._doing(f"write entry {key} in"):
+            if not self._is_tidy:
+                remove_abandoned(self.path)
+                self._is_tidy = True
             return put_once(self.path / key, data)
 
     def get(self, key: str) -> bytes | None:
