@@ -108,7 +108,8 @@ class TestDirectory(StoreContract):
         old, new = store.path / ".put-0123456789abcdef", store.path / ".put-fedcba9876543210"
         for file in (old, new):
             file.write_bytes(b"half an ent")
-        os.utime(old, (time.time() - 4000,) * 2)
+        hour_ago = time.time() - 4000
+        os.utime(old, (hour_ago, hour_ago))
         assert read(store).decided == NONE
         assert old.exists()  # who only looks changes nothing
         decided_log(store)
