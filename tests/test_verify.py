@@ -205,6 +205,18 @@ def test_a_file_that_cannot_be_read_is_named_and_its_rows_are_missing(tmp_path: 
     assert file.name in told["left_out"][0]
 
 
+@pytest.mark.parametrize("format_", FORMATS)
+def test_an_epoch_that_another_process_committed_is_proven(tmp_path: Path, format_: str) -> None:
+    """The proof lies in the decision, so it outlives who hashed the rows."""
+    job = FileJob(tmp_path, format=format_)
+    job.run(1)
+    job.crash_in_commit()
+    job.run(1)
+    assert [line["verdict"] for line in job.told()["epochs"]] == ["proven"] * 3
+    rewritten(job.file(1), CHANGES["deleted"])
+    assert wrong(job.told(code=1)) == [1]
+
+
 def test_without_proofs_nothing_is_hashed(tmp_path: Path) -> None:
     job = FileJob(tmp_path, proof=False)
     job.run(1)
