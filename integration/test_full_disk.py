@@ -1,12 +1,7 @@
-"""A full disk under the decision log: nothing is aborted or forgotten, and a restart with room goes on (scenario 55).
-
-The disk is a small tmpfs, so these tests need the right to mount one.
-"""
+"""Scenario 55. A full disk under the decision log: nothing is aborted or forgotten; a restart with room goes on."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,6 +15,8 @@ from onceward.core.log import EpochInput, open_store
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Acknowledgement
 
+from .disk_kit import Disk, mounted
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -28,37 +25,10 @@ SIZE = "512k"
 STORES = {"directory": "file://{}/log", "SQLite": "sqlite:///{}/log.db"}
 
 
-class Disk:
-    """A small file system."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._rest = folder / "rest"
-
-    def fill(self) -> None:
-        with self._rest.open("wb", buffering=0) as rest:
-            for size in (65536, 4096, 512, 1):
-                try:
-                    while rest.write(b"x" * size) == size:
-                        pass
-                except OSError:
-                    continue
-
-    def make_room(self) -> None:
-        self._rest.unlink()
-
-
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "onceward-test", folder], capture_output=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"cannot mount a small tmpfs: {os.fsdecode(mounted.stderr).strip()}")
-    yield Disk(folder)
-    subprocess.run(["umount", folder], check=True)
+    with mounted(tmp_path / "disk", SIZE) as small:
+        yield small
 
 
 class Pipeline:

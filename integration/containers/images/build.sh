@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# Builds stand-ins for the official Kafka, PostgreSQL and MariaDB images from Debian packages, for machines that can reach
+# Builds stand-ins for the official Kafka, PostgreSQL, MariaDB and Spark images from Debian packages, for machines that can reach
 # Debian's archive but no image registry. They take the same environment variables as far as our tests use them.
-# Needs root, mmdebstrap and a Docker engine. Argument: the folder with Kafka's jars.
+# Needs root, mmdebstrap and a Docker engine. Arguments: the folder with Kafka's jars, and that of pyspark.
 set -euo pipefail
 cd "$(dirname "$0")"
 
 jars=$1
+pyspark=$2
 suite=bookworm
-base=onceward-test/base:$suite-2
+base=onceward-test/base:$suite-3
 kafka=onceward-test/kafka:4.3.1
 postgres=onceward-test/postgres:15
 mariadb=onceward-test/mariadb:10.11
+spark=onceward-test/spark:standalone
 
 build_base() {
   # The packages come from the archives that this machine's apt uses, if it is a Debian of the same release.
@@ -20,7 +22,7 @@ build_base() {
     if [[ -s $scratch/sources ]]; then sources=("$scratch/sources"); fi
   fi
   mmdebstrap --variant=minbase \
-    --include=openjdk-17-jre-headless,postgresql-15,mariadb-server-core,mariadb-client-core,ca-certificates \
+    --include=openjdk-17-jre-headless,postgresql-15,mariadb-server-core,mariadb-client-core,ca-certificates,python3,procps \
     --dpkgopt='path-exclude=/usr/share/man/*' \
     --dpkgopt='path-exclude=/usr/share/doc/*' \
     --dpkgopt='path-exclude=/usr/share/locale/*' \
@@ -48,7 +50,12 @@ build() {
 build "$kafka" "$scratch/kafka"
 build "$postgres" postgres
 build "$mariadb" mariadb
+mkdir -p "$scratch/spark/spark"
+cp spark/Dockerfile "$scratch/spark"
+cp -r "$pyspark"/{bin,jars,python} "$scratch/spark/spark"
+build "$spark" "$scratch/spark"
 
 echo "ONCEWARD_TEST_KAFKA_IMAGE=$kafka"
 echo "ONCEWARD_TEST_POSTGRES_IMAGE=$postgres"
 echo "ONCEWARD_TEST_MARIADB_IMAGE=$mariadb"
+echo "ONCEWARD_TEST_SPARK_IMAGE=$spark"
