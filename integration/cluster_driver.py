@@ -1,15 +1,17 @@
-"""A driver of its own process, for test_spark_cluster: its sink kills, fails or delays its executor once.
+"""A driver of its own process, for tests of clusters: its sink kills, fails or delays its executor once.
 
 Run as `python cluster_driver.py MASTER FOLDER DSN TABLE FAULT`. FAULT is `executor`, `decommission` (the executor is
-told to leave), `task`, `slow` (so that Spark speculates), `idle` (a trigger so long that Spark ends idle workers),
-`scaled` (executors are allocated dynamically: each leaves between two epochs) or `none`; with `format` nothing fails,
-and the query writes through the format.
+told to leave), `task`, `prepared` or `writing` (subtask 0 names its machine and waits to be killed), `slow` (so that
+Spark speculates), `idle` (a trigger so long that Spark ends idle workers), `scaled` (executors are allocated
+dynamically: each leaves between two epochs) or `none`; with `format` nothing fails, and the query writes through the
+format.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -22,8 +24,10 @@ from onceward import PostgresSink
 from onceward.connectors.spark import exactly_once
 
 SLOW_SECONDS = 30
+KILLED_SECONDS = 120
 PAUSES = {"idle": 65, "scaled": 10}
 """Seconds between two epochs: Spark ends workers that were idle for a minute, and executors when it is told to."""
+KILLS = ("prepared", "writing")
 STRIKES = ("executor", "decommission", "slow", "task")
 SPECULATION = {"": "true", ".interval": "100ms", ".quantile": "0.5", ".multiplier": "1.1", ".minTaskRuntime": "1s"}
 SCALED = {
@@ -42,7 +46,11 @@ class FaultySink(PostgresSink):
     fault: str
 
     def pre_commit(self, transaction: Any) -> Any:
+        if self.fault == "writing":
+            self.wait_to_be_killed(transaction.context.subtask)
         committable = super().pre_commit(transaction)
+        if self.fault == "prepared":
+            self.wait_to_be_killed(committable.subtask)
         if committable.subtask == 0 and self.fault in STRIKES and not Path(self.marker).exists():
             Path(self.marker).touch()
             # worker → pyspark.daemon → the executor's JVM
@@ -58,6 +66,14 @@ class FaultySink(PostgresSink):
                 return committable
             raise RuntimeError("this attempt is lost after its pre-commit")
         return committable
+
+    def wait_to_be_killed(self, subtask: int) -> None:
+        marker = Path(self.marker)
+        if subtask == 0 and not marker.exists():
+            partial = marker.with_suffix(".partial")
+            partial.write_text(socket.gethostname())
+            partial.rename(marker)
+            time.sleep(KILLED_SECONDS)
 
 
 def main(master: str, folder: str, dsn: str, table: str, fault: str) -> None:
@@ -84,7 +100,8 @@ def main(master: str, folder: str, dsn: str, table: str, fault: str) -> None:
     else:
         sink = FaultySink("table", dsn=dsn, table=table)
         sink.marker, sink.fault = f"{folder}/struck", fault
-        writer = exactly_once(stream.repartition(2), sink, checkpoint=checkpoint, pipeline="cluster")
+        store = dsn.replace("postgresql:", "postgresql+psycopg:") if fault in KILLS else None
+        writer = exactly_once(stream.repartition(2), sink, checkpoint=checkpoint, pipeline="cluster", store=store)
     if fault in PAUSES:
         query = writer.trigger(processingTime=f"{PAUSES[fault]} seconds").start()
         while query.isActive and not (query.lastProgress and query.lastProgress.batchId >= 1):

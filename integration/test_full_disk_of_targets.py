@@ -27,6 +27,7 @@ from onceward.core.transaction import Acknowledgement
 from onceward.testing.services import KafkaServer, PostgresServer
 
 from .disk_kit import Disk, mounted
+from .kafka_cluster import KafkaCluster
 from .kafka_kit import eventually, read_all
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ SMALL_FILES = {"log.segment.bytes": "1048576", "log.index.size.max.bytes": "6553
 SUBTASKS, ROWS = 24, 10
 """So many transactions that what their ends write does not fit into the last pages of files on a full disk."""
 WORD = "x" * 1000
-SEGMENT, MESSAGE, PAGE = 16 << 20, 1_000_000, 8192
+SEGMENT, MESSAGE, RECORD = 16 << 20, 1_000_000, 100
 EXPIRES = 12.0
 """Timeout of the transactions of the test in which nothing can be written; a flush gives up earlier."""
 
@@ -128,8 +129,8 @@ def at(moment: Step, strike: Callable[[], None]) -> Any:
 @pytest.mark.parametrize(
     ("moment", "error"),
     [
-        (Step.PRE_COMMIT_BEFORE, KafkaError),
         (Step.DECIDE_AFTER, CommitPendingError),
+        pytest.param(Step.PRE_COMMIT_BEFORE, KafkaError, marks=pytest.mark.nightly),
         pytest.param(Step.ACKNOWLEDGED, CommitPendingError, marks=pytest.mark.nightly),
     ],
 )
@@ -149,8 +150,31 @@ def test_a_broker_on_a_full_disk_stops_and_a_start_with_room_loses_and_duplicate
     disk.make_room()
     broker.start_again()
     pipeline.finish(decided=error is CommitPendingError)
-    found = [int(message.value().partition(b":")[0]) for message in read_all(broker.bootstrap_servers, "rows")]
-    assert sorted(found) == once(3)
+    assert in_topic(broker.bootstrap_servers) == once(3)
+
+
+@pytest.mark.kafka
+def test_a_full_disk_under_one_broker_of_three_stops_that_broker_alone(disk: Disk, tmp_path: Path) -> None:
+    cluster = KafkaCluster(tmp_path)
+    cluster.brokers[1].config["log.dirs"] = str(disk.folder / "data")
+    with cluster:
+        topic = cluster.create("rows", 1, replicas=[[1, 2, 3]])
+        pipeline = Pipeline(KafkaSink("out", topic=topic, bootstrap_servers=cluster.direct), "value")
+        coordinator = pipeline.open()
+        pipeline.run(coordinator, 0)
+        with at(Step.DECIDE_AFTER, disk.fill):
+            pipeline.run(coordinator, 1)
+        pipeline.run(coordinator, 2)
+        eventually(lambda: not cluster.brokers[1].running, "the broker has stopped")
+        assert in_topic(cluster.direct) == once(3)
+        disk.make_room()
+        cluster.up_again()
+        pipeline.run(coordinator, 3)
+        assert in_topic(cluster.direct) == once(4)
+
+
+def in_topic(servers: str) -> list[int]:
+    return sorted(int(message.value().partition(b":")[0]) for message in read_all(servers, "rows"))
 
 
 def fill_write_ahead_log(disk: Disk, server: PostgresServer, left: int) -> None:
@@ -163,21 +187,20 @@ def fill_write_ahead_log(disk: Disk, server: PostgresServer, left: int) -> None:
         while True:
             (at_byte,) = other.execute("SELECT pg_current_wal_insert_lsn() - '0/0'").fetchone() or (0,)
             room = end - int(at_byte) - left
-            if room < PAGE and left:
+            if room < RECORD and left:
                 return
-            other.execute(emit, [max(PAGE // 2, min(MESSAGE, room * 9 // 10))])
+            other.execute(emit, [max(1, min(MESSAGE, room * 9 // 10 - RECORD))])
     eventually(lambda: not server.running, "the server has stopped")
 
 
 @pytest.mark.postgres
-@pytest.mark.parametrize("commit", ["prepared", pytest.param("staging", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
-    ("moment", "left"),
+    ("commit", "moment", "left"),
     [
-        pytest.param(Step.PRE_COMMIT_BEFORE, PAGE, id="while it prepares"),
-        pytest.param(Step.DECIDE_AFTER, PAGE, id="while it commits"),
-        pytest.param(Step.ACKNOWLEDGED, 0, id="before the decision", marks=pytest.mark.nightly),
-        pytest.param(Step.DECIDE_AFTER, 0, id="after the decision", marks=pytest.mark.nightly),
+        pytest.param("prepared", Step.PRE_COMMIT_BEFORE, 200, id="while it prepares"),
+        pytest.param("prepared", Step.DECIDE_AFTER, 600, id="while it commits"),
+        pytest.param("prepared", Step.ACKNOWLEDGED, 0, id="before the decision", marks=pytest.mark.nightly),
+        pytest.param("staging", Step.DECIDE_AFTER, 0, id="before the merge", marks=pytest.mark.nightly),
     ],
 )
 def test_postgres_without_room_for_its_wal_stops_and_a_start_with_room_loses_and_duplicates_nothing(
@@ -196,7 +219,7 @@ def test_postgres_without_room_for_its_wal_stops_and_a_start_with_room_loses_and
     assert "PANIC:  could not write to file" in database.log.read_text()
     disk.make_room()
     database.start_again()
-    if left and commit == "prepared":
+    if left and decided:
         assert 0 < prepared(database) < SUBTASKS
     pipeline.finish(decided=decided)
     assert in_table(database) == once(3)

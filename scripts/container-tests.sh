@@ -4,7 +4,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-official=(apache/kafka:4.3.1 postgres:17 mariadb:11.4)
+python=${VENV:-.venv}/bin/python
+spark=$(sed -n 's/^pyspark==\([0-9.]*\).*/\1/p' requirements.lock)
+official=(apache/kafka:4.3.1 postgres:17 mariadb:11.4 "apache/spark:$spark-python3")
 
 can_be_had() {
   docker image inspect "$1" >/dev/null 2>&1 || timeout 300 docker pull --quiet "$1" >/dev/null 2>&1
@@ -18,7 +20,8 @@ have_official() {
 }
 
 named() {
-  [[ -n ${ONCEWARD_TEST_KAFKA_IMAGE:-} && -n ${ONCEWARD_TEST_POSTGRES_IMAGE:-} && -n ${ONCEWARD_TEST_MARIADB_IMAGE:-} ]]
+  [[ -n ${ONCEWARD_TEST_KAFKA_IMAGE:-} && -n ${ONCEWARD_TEST_POSTGRES_IMAGE:-} && -n ${ONCEWARD_TEST_MARIADB_IMAGE:-} &&
+    -n ${ONCEWARD_TEST_SPARK_IMAGE:-} ]]
 }
 
 if ! named && ! have_official; then
@@ -27,10 +30,11 @@ if ! named && ! have_official; then
     apt-get update -qq
     DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends mmdebstrap >/dev/null
   fi
-  jars=$("${VENV:-.venv}/bin/python" -c 'from onceward.testing.services.jars import ensure_jars
+  jars=$("$python" -c 'from onceward.testing.services.jars import ensure_jars
 from onceward.testing.services.kafka import KAFKA_LOCK
 print(ensure_jars(KAFKA_LOCK))')
-  images=$(integration/containers/images/build.sh "$jars")
+  pyspark=$("$python" -c 'import pyspark; print(*pyspark.__path__)')
+  images=$(integration/containers/images/build.sh "$jars" "$pyspark")
   export ${images?}
   # The image of testcontainers' own cleaner is out of reach too.
   export TESTCONTAINERS_RYUK_DISABLED=true
