@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -82,13 +83,14 @@ def url_of(master: Machine) -> str:
 
 
 @pytest.fixture
-def dsn(master: Machine, postgres_container: PostgresContainer) -> Iterator[str]:
-    """An empty table `words`, at an address that workers reach, too."""
-    address = re.sub(r"@.*:", f"@{master.network('Gateway')}:", postgres_container.dsn)
+def dsn(master: Machine, postgres_container: PostgresContainer) -> str:
+    """A new database with an empty table `words`, at an address that workers reach, too."""
+    name = f"workers_{uuid.uuid4().hex[:8]}"
+    with psycopg.connect(postgres_container.dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+    address = re.sub(r"@.*:(\d+)/.*", rf"@{master.network('Gateway')}:\1/{name}", postgres_container.dsn)
     make_table(address)
-    yield address
-    with psycopg.connect(address) as connection:
-        connection.execute("DROP TABLE words")
+    return address
 
 
 @pytest.mark.parametrize("moment", ["prepared", "writing"])
