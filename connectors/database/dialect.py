@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from onceward.core.errors import SchemaError
+from onceward.core.errors import SchemaError, SqlError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -199,6 +199,10 @@ class Part(NamedTuple):
     order: int
     """Of rows with the same key those of the highest one win."""
     rows: int
+
+
+class ChangedError(SqlError):
+    """What is staged is not what was decided."""
 
 
 class BulkDialect(Dialect):
