@@ -313,7 +313,7 @@ def test_an_altered_row_of_staged_runs_no_sql(database: Database, field: str, va
     "change",
     [
         "movement = replace(movement, '\"words\"', '\"others\"')",
-        "movement = replace(movement, '\"key\": []', '\"key\": [\"id\"]')",
+        'movement = replace(movement, \'"key": []\', \'"key": ["id"]\')',
         "row_count = 2",
         "stage = stage || '_'",
     ],
