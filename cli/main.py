@@ -87,7 +87,10 @@ def doctor(
     *,
     bootstrap_servers: Annotated[str | None, typer.Option(help="Bootstrap servers of Kafka.")] = None,
     kafka: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting for the connection to Kafka; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE|@FILE", help="A setting for the connection to Kafka, or a file of them; repeatable."
+        ),
     ] = None,
     topic: Annotated[
         list[str] | None,
