@@ -155,7 +155,7 @@ def settings(places: Places, folder: Path) -> dict[str, Any]:
             "mariadb away": [f"mariadb+pymysql://u:{WRONG}@{nowhere}/d", {}],
             "bucket": ["s3://logs/refused", {"secret": WRONG}],
             "bucket away": ["s3://logs/refused", {"endpoint_url": f"http://{nowhere}"}],
-            "bucket of another": [f"s3://dev:{quote(WRONG)}@logs/refused", {"endpoint_url": s3}],
+            "bucket with a login": [f"s3://dev:{WRONG}/@logs/refused", {"endpoint_url": s3}],
         },
     }  # fmt: skip
 
@@ -226,6 +226,7 @@ def test_a_secret_is_in_no_log_plan_event_checkpoint_error_metric_process_page_o
             assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
             places |= Commands(tmp_path, tmp_path_factory.mktemp("elsewhere"), given, environment).said()
             places |= objects(s3)
+            assert [text for text in places.values() if "UNEXPECTED" in text[:20]] == []
     secrets = [database, PASSWORD, KEY_PASSWORD, TOKEN, HEADER, REDIS, CLIENT, CLAIM, BUCKET_KEY, WRONG]
     hidden = [form for secret in secrets for form in forms(secret)]
     places |= {str(file): file.read_bytes().decode(errors="replace") for file in tmp_path.rglob("*") if file.is_file()}

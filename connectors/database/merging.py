@@ -30,7 +30,7 @@ from onceward.core.sealed import UNREADABLE
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 
 from . import ledger
-from .dialect import ChangedError, Movement, Part, RowDialect
+from .dialect import STAGE, ChangedError, Movement, Part, RowDialect
 from .engines import dialect_for, reading, transaction
 from .failures import refusal
 from .own_tables import exists, parts, staged_handle, tables_of
@@ -164,6 +164,10 @@ def _movements(heads: list[Any]) -> list[tuple[Movement, list[Part]]]:
     for order, head in enumerate(heads):
         if head.stage:
             how = _noted(head)
+            if STAGE.fullmatch(head.stage) is None:
+                raise ChangedError(
+                    f"{head.stage!r} of {head.name} is no staging table: somebody changed its staged row"
+                )
             movement = Movement(head.stage, TableName(*how.target), how.columns, how.key)
             found.append((movement, Part(how.id, order, head.row_count)))
     return [(movement, [part for _, part in group]) for movement, group in groupby(found, key=itemgetter(0))]
