@@ -72,7 +72,7 @@ class Commands:
         refused = self.given["refused"]
         wrong = ["--dsn", refused["postgres"]["dsn"]]
         stores = {name: ["--store", url] for name, (url, _) in self.given["refused_stores"].items()}
-        done, failed, misused = {0, 1}, {1}, {2}
+        done, failed, misused = {0, 1}, {1, 2}, {2}
         return [
             ("doctor", done, ["doctor", *where, "--topic=words", *log, "--query=jobs.py:query", "--json"]),
             ("doctor in words", done, ["doctor", *where, "--topic=words", *log]),

@@ -22,7 +22,7 @@ from onceward import FileBackend, Pipeline, PostgresSink, RestartStrategy, Seque
 from onceward.cli.doctor import Health
 from onceward.cli.doctor.checks import run_checks
 from onceward.connectors.database.engines import close_idle
-from onceward.core.errors import OncewardError, PostgresError, StoreError
+from onceward.core.errors import OncewardError, PostgresError, SqlError, StoreError
 from onceward.core.log import open_store
 from onceward.core.names import Scope
 from onceward.core.steps import Step
@@ -331,6 +331,24 @@ def test_a_row_of_staged_that_is_not_the_decided_one_is_refused(database: Databa
         sink.commit(committable)
     assert database.rows() == database.rows("others") == []
     assert list(sink.inspect_many([committable])) == [Observation.PREPARED]
+
+
+@pytest.mark.parametrize("stage", ["words", "ledger", 'stage_0"; DROP TABLE words; --'])
+def test_a_forged_row_of_staged_empties_no_other_table(
+    database: Database, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """The writer owns the tables, and whoever may insert into `staged` must not make it empty them in his place."""
+    monkeypatch.setattr("onceward.connectors.database.postgres.stage._WORTH_A_TRUNCATE", -1)
+    sink = make_sink(database, "staging", ledger_schema="public")
+    assert sink.commit(write(sink, context(), words(1))).status is CommitStatus.COMMITTED
+    forged = write(sink, context(2), words(10))
+    database.run("UPDATE public.staged SET stage = %s", stage)
+    [found] = sink.lingering(SCOPE)
+    for one in (found, forged):
+        with pytest.raises(SqlError, match="is no staging table"):
+            sink.abort(one)
+    assert database.rows() == expected(1)
+    assert len(database.rows("public.ledger")) == 1
 
 
 def test_another_pipelines_prepared_transaction_is_never_ended(database: Database) -> None:
