@@ -146,8 +146,13 @@ def _cpu() -> float:
 
 def _cpu_of_services() -> float:
     """CPU seconds of broker and database."""
+    return _seconds(service_processes())
+
+
+def service_processes() -> list[psutil.Process]:
+    """Broker and database, with their children."""
     found = [psutil.Process(pid) for pid in _service_pids]
-    return _seconds([each for one in found for each in [one, *one.children(recursive=True)]])
+    return [each for one in found for each in [one, *one.children(recursive=True)]]
 
 
 def _seconds(processes: list[psutil.Process]) -> float:

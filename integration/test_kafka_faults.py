@@ -94,7 +94,7 @@ def test_10_a_flush_that_cannot_end_fails_within_the_timeout(kafka, topic):
     bench.sink.discard(transaction)
     assert time.monotonic() - began < 15
     restarted(kafka)
-    eventually(lambda: not list(bench.sink.lingering(bench.scope)), "timed out or rolled back", seconds=60)
+    eventually(lambda: not list(bench.sink.lingering(bench.scope)), "timed out or rolled back", seconds=120)
     bench.sink.commit(bench.write(rows("next"), epoch=1))
     assert bench.values() == [b"next"]
 

@@ -94,7 +94,8 @@ def test_97_a_stale_commit_is_harmless_with_the_pool(bench):
 
 def test_a_stale_commit_is_not_sent_if_the_description_shows_another_transaction(bench):
     """Even with one instance used twice, the start time tells the transactions apart."""
-    config = {"bootstrap.servers": bench.servers, "transactional.id": f"reused-{bench.log}", "log_level": 0}
+    reused = str(PooledName(bench.scope, "0" * 12, 7))
+    config = {"bootstrap.servers": bench.servers, "transactional.id": reused, "log_level": 0}
     producer = Producer(config)
     producer.init_transactions()
     producer.begin_transaction()
