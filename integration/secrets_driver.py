@@ -166,7 +166,10 @@ def run_engine(folder: Path, given: dict[str, Any]) -> None:
         show(explain(pipeline, look=True))
         pipeline.run()
     reader = Pipeline("reads", store=str(folder / "read"), backend=FileBackend(folder / "read-state"))
-    show(repr(KafkaSource(**given["engine_source"])), repr(reader))
+    tokens = {**given["engine_source"], "config": given["sinks"]["kafka-tokens"]["config"]}
+    for settings in (given["engine_source"], tokens):
+        source = KafkaSource(**settings)
+        show(repr(source), repr(source.settings), repr(reader))
 
 
 def main() -> None:
