@@ -23,11 +23,36 @@ SLOW: Final = (
     "test_the_example_",
     "test_the_dead_letter_example",
     "test_cases_on_files_and_sqlite",
+    "can_be_repeated[rewound]",
+    "can_be_repeated[moved",
+    "can_be_repeated[lost]",
+    "can_be_repeated[retired]",
+    "a_copying_that_dies_anywhere_leaves_the_query_or_a_savepoint[False]",
+    "test_dev_commands.py",
+    "test_doctor.py",
+    "test_signals_are_passed_on_and_one",
+    "test_a_signal_in_the_pause_ends_it",
+    "TestConformanceWithoutKeys",
+    "a_process_of_a_format_emits",
+    "test_one_pass_feeds_several_outputs",
+    "test_more_rows_than_are_hashed_at_once",
+    "test_a_decision_of_many_transactions_is_added_up_at_once",
+    "test_in_every_order_of_events_the_laws_hold[2]",
+    "test_nothing_is_imported_under_a_name_that_is_not_installed",
+    "test_a_transaction_that_blocks_readers_for_longer",
+    "test_a_query_that_was_started_after_an_interrupted_restore",
+    "test_old_epochs_are_told_together",
+    "test_older_epochs_are_judged_by_their_sum",
+    "test_the_trace_changes_nothing",
+    "test_the_same_seed_gives_the_same_run",
+    "damaged_on_disk_is_detected",
+    "test_epochs_that_come_in_while_the_target_is_read",
+    "test_82_many_epochs_leave_nothing_behind",
 )
-"""Parts of tests' names, the conformance suite's among them."""
+"""Parts of tests' ids, the conformance suite's among them."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if any(part in item.name for part in SLOW):
+        if any(part in item.nodeid for part in SLOW):
             item.add_marker("slow")
