@@ -325,6 +325,7 @@ def main() -> None:
         page()
         return
     with bench() as lab:
+        partitions(lab, 4, 1)  # a JVM that has just started is slow
         for name in given.curves or CURVES:
             curve = CURVES[name]
             points: dict[str, Ways] = {}

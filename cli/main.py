@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.kit.options import pairs
@@ -22,7 +21,7 @@ from onceward.core.kit.options import pairs
 from .dev import app as dev_app
 from .operate.commands import app as txn_app
 from .operate.commands import checkpoints
-from .operate.show import print_json
+from .operate.show import console, print_json
 from .run import run
 from .savepoint.commands import app as savepoint_app
 from .ui.command import ui
@@ -87,7 +86,10 @@ def doctor(
     *,
     bootstrap_servers: Annotated[str | None, typer.Option(help="Bootstrap servers of Kafka.")] = None,
     kafka: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting for the connection to Kafka; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE|@FILE", help="A setting for the connection to Kafka, or a file of them; repeatable."
+        ),
     ] = None,
     topic: Annotated[
         list[str] | None,
@@ -223,8 +225,7 @@ def main() -> None:
     try:
         app()
     except OncewardError as error:
-        console = Console(stderr=True, emoji=False, markup=False, highlight=False, soft_wrap=True)
-        console.print(f"error: {error}", style="red")
+        console(stderr=True).print(f"error: {error}", style="red")
         sys.exit(EXIT_MISUSED if isinstance(error, ConfigurationError) else EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

@@ -71,7 +71,15 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
     """What it wrote; None if that was not asked for, or is not known."""
 
     @classmethod
-    def named(cls, kind: str, name: TransactionName, *, rows: int = 0, proof: Proof | None = None) -> Self:
+    def named(
+        cls,
+        kind: str,
+        name: TransactionName,
+        *,
+        rows: int = 0,
+        proof: Proof | None = None,
+        handle: dict[str, Any] | None = None,
+    ) -> Self:
         """The handle of a listed transaction, whose name says whose it is, and which."""
         return cls(
             kind=kind,
@@ -83,6 +91,7 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
             subtask=name.subtask,
             attempt=name.attempt,
             transaction=str(name),
+            handle=handle or {},
             rows=rows,
             proof=proof,
         )

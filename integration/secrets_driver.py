@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import traceback
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import prometheus_client
 import psutil
 import pyarrow as pa
@@ -37,9 +39,10 @@ from onceward import (
     register,
 )
 from onceward.core.errors import OncewardError
+from onceward.core.log import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame
 
@@ -54,8 +57,12 @@ KINDS: dict[str, Callable[..., Any]] = {
 }
 
 
+def kind_of(name: str) -> str:
+    return re.split("[- ]", name)[0]
+
+
 def make_sinks(given: dict[str, Any]) -> list[Sink]:
-    return [KINDS[kind](kind, **settings) for kind, settings in given.items()]
+    return [KINDS[kind_of(name)](name, **settings) for name, settings in given.items()]
 
 
 def show(*things: Any) -> None:
@@ -64,13 +71,27 @@ def show(*things: Any) -> None:
 
 def show_refusals(given: dict[str, Any]) -> None:
     """What sinks with another password, or at a wrong address, say; with whatever the error carries along."""
-    for kind, settings in given.items():
-        try:
-            KINDS[kind.partition(" ")[0]]("refused", **settings).validate(WORDS)
-            show(kind, "was not refused")
-        except OncewardError as error:
-            show(kind, "was refused:", repr(error), error.__dict__)
-            traceback.print_exc(file=sys.stdout)
+    for name, settings in given.items():
+        with shown_refusal(name):
+            KINDS[kind_of(name)]("refused", **settings).validate(WORDS)
+
+
+def show_refused_stores(given: dict[str, Any]) -> None:
+    """The same of stores of the decision log, with fsspec's settings for S3."""
+    for name, (url, options) in given.items():
+        fsspec.config.conf["s3"] = {**fsspec.config.conf.get("s3", {}), **options}
+        with shown_refusal(name):
+            open_store(url, pipeline="refused")
+
+
+@contextmanager
+def shown_refusal(name: str) -> Iterator[None]:
+    try:
+        yield
+        show(name, "was not refused")
+    except OncewardError as error:
+        show(name, "was refused:", repr(error), error.__dict__)
+        traceback.print_exc(file=sys.stdout)
 
 
 def make_session(folder: Path) -> SparkSession:
@@ -120,7 +141,7 @@ def run_spark(how: str, folder: Path, given: dict[str, Any]) -> None:
     else:
         for kind, options in given["formats"].items():
             where = {"pipeline": f"secrets-{kind}", "checkpointLocation": str(folder / kind)}
-            writer = words_of(spark).writeStream.format(f"onceward-{kind}").options(**options, **where)
+            writer = words_of(spark).writeStream.format(f"onceward-{kind_of(kind)}").options(**options, **where)
             watch(writer.start(), 0)
         if "kafka" in given["formats"]:
             frame = spark.readStream.format("onceward-kafka").options(**given["source"]).load()
@@ -128,20 +149,27 @@ def run_spark(how: str, folder: Path, given: dict[str, Any]) -> None:
     spark.stop()
 
 
-def run_engine(folder: Path, given: dict[str, Any]) -> None:
-    pipeline = Pipeline(
-        "secrets-engine",
-        store=str(folder / "log"),
-        backend=FileBackend(folder / "state"),
-        restart=RestartStrategy.none(),
-    )
+def make_pipeline(name: str, store: str, backend: str, sinks: dict[str, Any]) -> Pipeline:
+    pipeline = Pipeline(name, store=store, backend=FileBackend(backend), restart=RestartStrategy.none())
     stream = pipeline.source(SequenceSource([{"id": n, "word": str(n), "value": str(n)} for n in range(5)]))
-    for sink in make_sinks(given["sinks"]):
+    for sink in make_sinks(sinks):
         stream.sink(sink)
-    show(explain(pipeline, look=True))
-    pipeline.run()
+    return pipeline
+
+
+def run_engine(folder: Path, given: dict[str, Any]) -> None:
+    in_folders = make_pipeline("secrets-engine", str(folder / "log"), str(folder / "state"), given["sinks"])
+    in_a_bucket = make_pipeline(
+        "secrets-bucket", given["bucket"], f"{given['bucket']}/state", {"postgres-2": given["sinks"]["postgres"]}
+    )
+    for pipeline in (in_folders, in_a_bucket):
+        show(explain(pipeline, look=True))
+        pipeline.run()
     reader = Pipeline("reads", store=str(folder / "read"), backend=FileBackend(folder / "read-state"))
-    show(repr(KafkaSource(**given["engine_source"])), repr(reader))
+    tokens = {**given["engine_source"], "config": given["sinks"]["kafka-tokens"]["config"]}
+    for settings in (given["engine_source"], tokens):
+        source = KafkaSource(**settings)
+        show(repr(source), repr(source.settings), repr(reader))
 
 
 def main() -> None:
@@ -156,6 +184,7 @@ def main() -> None:
     if how == "engine":
         show_refusals(given["refused"])
         run_engine(folder, given)
+        show_refused_stores(given["refused_stores"])
     else:
         run_spark(how, folder, given)
     show(prometheus_client.generate_latest(registry).decode())

@@ -8,11 +8,12 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 import psycopg
 import pytest
+import s3fs
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.http_kit import Inbox
 
@@ -22,16 +23,19 @@ from onceward.testing.services import KafkaServer
 from .certificates import SECRET as KEY_PASSWORD
 from .certificates import make_certificates
 from .redis_kit import running_valkey
+from .secrets_commands import Commands
+from .test_store_s3 import S3Server
+from .token_endpoint import token_endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
 DRIVER = Path(__file__).with_name("secrets_driver.py")
-MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+MODULES = "org.apache.kafka.common.security"
 PASSWORD, TOKEN, HEADER, WRONG = "kafka-ge%heim", "bearer-ge/heim", "header-geheim", "wrong-geheim"
-REDIS = "redis:ge@heim/%"
-ALL = ["postgres", "kafka", "http", "redis"]
+REDIS, CLIENT, CLAIM, BUCKET_KEY = "redis:ge@heim/%", "client-ge/heim%", "token-geheim", "bucket-ge/heim+%"
+ALL = ["postgres", "kafka", "kafka-tokens", "http", "redis"]
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +56,13 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": str(folder / "ca.pem"),
         "listener.name.secure.ssl.client.auth": "required",
-        "listener.name.secure.sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.secure.plain.sasl.jaas.config": f'{MODULE} user_alice="{PASSWORD}";',
+        "listener.name.secure.sasl.enabled.mechanisms": "PLAIN,OAUTHBEARER",
+        "listener.name.secure.plain.sasl.jaas.config": (
+            f'{MODULES}.plain.PlainLoginModule required user_alice="{PASSWORD}";'
+        ),
+        "listener.name.secure.oauthbearer.sasl.jaas.config": (
+            f'{MODULES}.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="broker";'
+        ),
     }
     server.start()
     try:
@@ -72,23 +81,52 @@ def kafka_settings(folder: Path, password: str = PASSWORD) -> dict[str, str]:
     return {"security.protocol": "SASL_SSL", **files, "ssl.key.password": KEY_PASSWORD, **login}
 
 
-def settings(dsn: str, broker: tuple[str, Path], folder: Path, http: str, redis: str) -> dict[str, Any]:
-    servers, certificates = broker
+def token_settings(folder: Path, endpoint: str, secret: str = CLIENT) -> dict[str, str]:
+    login = {"client.id": "alice", "client.secret": secret, "token.endpoint.url": endpoint}
+    tokens = {f"sasl.oauthbearer.{name}": value for name, value in {"method": "oidc", **login}.items()}
+    plain = kafka_settings(folder)
+    return {name: value for name, value in plain.items() if name[:5] != "sasl."} | {
+        "sasl.mechanism": "OAUTHBEARER",
+        **tokens,
+    }
+
+
+class Places(NamedTuple):
+    """Where the systems are."""
+
+    dsn: str
+    broker: tuple[str, Path]
+    http: str = ""
+    redis: str = ""
+    endpoint: str = ""
+    s3: str = ""
+    """Address of the server."""
+
+
+def settings(places: Places, folder: Path) -> dict[str, Any]:
+    dsn, (servers, certificates), http, redis, endpoint, s3 = places
     config, nowhere = kafka_settings(certificates), "127.0.0.1:1"
+    with_tokens = token_settings(certificates, endpoint)
+    sql = dsn.replace("postgresql:", "postgresql+psycopg:")
     kafka = {"bootstrap_servers": servers, "topic": "words", "config": config}
     web = {"directory": str(folder / "http"), "url": http, "token": TOKEN, "headers": {"X-Api-Key": HEADER}}
     cache = {"directory": str(folder / "redis"), "url": redis, "key": "words"}
-    as_options = {f"kafka.{name}": value for name, value in {"bootstrap.servers": servers, **config}.items()}
+    as_options, tokens_as_options = (
+        {f"kafka.{name}": value for name, value in {"bootstrap.servers": servers, **one}.items()}
+        for one in (config, with_tokens)
+    )
     return {
         "sinks": {
             "postgres": {"dsn": dsn, "table": "words", "select": ["id", "word"]},
             "kafka": {**kafka, "select": ["value"]},
+            "kafka-tokens": {**kafka, "config": with_tokens, "select": ["value"]},
             "http": web,
             "redis": cache,
         },
         "formats": {
             "postgres": {"dsn": dsn, "dbtable": "words"},
             "kafka": {**as_options, "topic": "words"},
+            "kafka-tokens": {**tokens_as_options, "topic": "words"},
             "http": {"directory": web["directory"], "url": http, "token": TOKEN, "header.X-Api-Key": HEADER},
             "redis": cache,
         },
@@ -100,9 +138,24 @@ def settings(dsn: str, broker: tuple[str, Path], folder: Path, http: str, redis:
             "kafka": {**kafka, "config": kafka_settings(certificates, WRONG)},
             "kafka key": {**kafka, "config": {**config, "ssl.key.password": WRONG}},
             "kafka away": {**kafka, "bootstrap_servers": nowhere},
+            "kafka tokens": {**kafka, "config": token_settings(certificates, endpoint, WRONG)},
+            "kafka tokens away": {**kafka, "config": token_settings(certificates, f"http://{nowhere}/token")},
+            "kafka tokens' address": {
+                **kafka,
+                "config": token_settings(certificates, endpoint.replace("://", f"://alice:{WRONG}@")),
+            },
             "http away": {**web, "url": f"http://{nowhere}/"},
             "redis": {**cache, "url": redis.replace("@", f"{WRONG}@")},
             "redis away": {**cache, "url": f"redis://:{WRONG}@{nowhere}/0"},
+        },
+        "bucket": "s3://logs/secrets",
+        "refused_stores": {
+            "database": [sql.replace("@", f"{WRONG}@"), {}],
+            "database away": [f"postgresql+psycopg://u:{WRONG}@{nowhere}/d", {}],
+            "mariadb away": [f"mariadb+pymysql://u:{WRONG}@{nowhere}/d", {}],
+            "bucket": ["s3://logs/refused", {"secret": WRONG}],
+            "bucket away": ["s3://logs/refused", {"endpoint_url": f"http://{nowhere}"}],
+            "bucket with a login": [f"s3://dev:{WRONG}/@logs/refused", {"endpoint_url": s3}],
         },
     }  # fmt: skip
 
@@ -133,11 +186,12 @@ def forms(secret: str) -> set[str]:
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
-def test_a_secret_is_in_no_log_plan_event_checkpoint_error_metric_process_or_target(  # noqa: PLR0917 - fixtures
+def test_a_secret_is_in_no_log_plan_event_checkpoint_error_metric_process_page_or_target(  # noqa: PLR0917
     how: str,
     systems: list[str],
     dsn: str,
     tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
     driver_environment: dict[str, str],
     request: pytest.FixtureRequest,
 ) -> None:
@@ -151,22 +205,29 @@ def test_a_secret_is_in_no_log_plan_event_checkpoint_error_metric_process_or_tar
         valkey = stack.enter_context(running_valkey())
         valkey.client().config_set("requirepass", REDIS)
         redis = valkey.url.replace("//", f"//:{quote(REDIS, safe='')}@")
-        given = settings(dsn, broker, tmp_path, inbox.url, redis)
+        endpoint = stack.enter_context(token_endpoint("alice", CLIENT, "alice", CLAIM))
+        s3 = request.getfixturevalue("bucket") if how == "engine" else None
+        address = s3.options["endpoint_url"] if s3 is not None else ""
+        given = settings(Places(dsn, broker, inbox.url, redis, endpoint, address), tmp_path)
+        environment = {**driver_environment, **(in_environment(s3) if s3 is not None else {})}
         for part in ("sinks", "formats"):
             given[part] = {kind: given[part][kind] for kind in systems}
         done = subprocess.run(
             [sys.executable, DRIVER, how, tmp_path],
             input=json.dumps(given),
-            env={**driver_environment, "ONCEWARD_LOG": "DEBUG"},
+            env={**environment, "ONCEWARD_LOG": "DEBUG"},
             capture_output=True,
             text=True,
             check=False,
             timeout=200,
         )
         places = {"output": done.stdout + done.stderr}
-        if how == "engine":
-            places |= commands(dsn, broker, tmp_path / "log", driver_environment)
-    secrets = [database, PASSWORD, KEY_PASSWORD, TOKEN, HEADER, REDIS, WRONG]
+        if s3 is not None:
+            assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+            places |= Commands(tmp_path, tmp_path_factory.mktemp("elsewhere"), given, environment).said()
+            places |= objects(s3)
+            assert {name: text[-900:] for name, text in places.items() if text.startswith("UNEXPECTED")} == {}
+    secrets = [database, PASSWORD, KEY_PASSWORD, TOKEN, HEADER, REDIS, CLIENT, CLAIM, BUCKET_KEY, WRONG]
     hidden = [form for secret in secrets for form in forms(secret)]
     places |= {str(file): file.read_bytes().decode(errors="replace") for file in tmp_path.rglob("*") if file.is_file()}
     with psycopg.connect(dsn) as look:
@@ -185,7 +246,7 @@ def test_a_secret_is_in_no_log_plan_event_checkpoint_error_metric_process_or_tar
     ]
     assert shown == []
     assert done.returncode == 0, done.stderr[-3000:]
-    refused = len(given["refused"]) if how == "engine" else 0
+    refused = len(given["refused"]) + len(given["refused_stores"]) if how == "engine" else 0
     assert done.stdout.count(" was refused: ") == refused, done.stdout[-3000:]
     assert 'onceward_epochs_completed_total{pipeline="secrets-' in places["output"] or how == "format"
     assert systems != ALL or inbox.posts[-1].headers["x-api-key"] == HEADER
@@ -199,21 +260,24 @@ def test_a_secret_is_in_no_log_plan_event_checkpoint_error_metric_process_or_tar
         )
 
 
-def commands(dsn: str, broker: tuple[str, Path], log: Path, environment: dict[str, str]) -> dict[str, str]:
-    """What the command line says of the same targets."""
-    servers, certificates = broker
-    settings_of_kafka = [f"--kafka={name}={value}" for name, value in kafka_settings(certificates).items()]
-    where = ["--bootstrap-servers", servers, *settings_of_kafka, "--dsn", dsn]
-    store = ["--store", str(log), "--pipeline", "secrets-engine", "--json"]
-    found = {}
-    for command in (
-        ["doctor", *where, "--topic=words", *store],
-        ["txn", "list", *where, *store],
-        ["checkpoints", *store],
-    ):
-        program = [sys.executable, "-c", "from onceward.cli.main import main; main()", *command]
-        done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False, timeout=60)
-        assert done.returncode in (0, 1), done.stderr[-2000:]
-        assert done.stdout.strip()[0] in "[{", done.stderr[-2000:]
-        found[command[0]] = done.stdout + done.stderr
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    server = S3Server(tmp_path_factory.mktemp("s3"), BUCKET_KEY)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+
+
+def in_environment(s3: S3Server) -> dict[str, str]:
+    """How a user tells processes what fsspec needs."""
+    return {f"FSSPEC_S3_{name.upper()}": s3.options[name] for name in ("key", "secret", "endpoint_url")}
+
+
+def objects(s3: S3Server) -> dict[str, str]:
+    """All that is in the bucket, the folder of the embedded engine's checkpoints included."""
+    files = s3fs.S3FileSystem(**s3.options, skip_instance_cache=True)
+    found = {f"object {name}": files.cat_file(name).decode(errors="replace") for name in files.find("logs/secrets")}
+    assert {"state", "secrets-bucket"} <= {name.split("/")[2] for name in found}
     return found

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import re
+import uuid
+from contextlib import closing, contextmanager
+from pathlib import Path
 from signal import SIGQUIT
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import psutil
 import psycopg
 import pytest
 
-from onceward.core.log import open_store
+from onceward.core.errors import StoreError
+from onceward.core.log import EpochInput, LogWriter, open_store, read
 from onceward.core.log.entries import key_of
 
 from .postgres_kit import running_server
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from onceward.testing.services import PostgresServer
 
 pytestmark = pytest.mark.postgres
+DOCS = Path(__file__).parents[1] / "docs" / "stores.md"
 
 
 def as_sqlalchemy(dsn: str) -> str:
@@ -124,3 +129,117 @@ def test_puts_and_deletes_commit_synchronously_and_never_less_than_the_server_wa
         assert store.put_if_absent(key_of(0), b"x")
         store.delete(key_of(0))
         assert look.execute("SELECT setting FROM seen").fetchall() == [(used,), (used,)]
+
+
+# Rights
+
+
+class Role:
+    """A role that may do nothing in the database of a test but what it is granted."""
+
+    def __init__(self, dsn: str) -> None:
+        self.name = f"driver_{uuid.uuid4().hex[:12]}"
+        self.look = psycopg.connect(dsn, autocommit=True)
+        self.dsn = dsn.replace(dsn.partition("://")[2].partition("@")[0], f"{self.name}:geheim-is-it")
+        self.run(f"CREATE ROLE {self.name} LOGIN PASSWORD 'geheim-is-it'")
+        self.run(f'REVOKE ALL ON DATABASE "{self.look.info.dbname}" FROM PUBLIC')
+        self.run("REVOKE ALL ON SCHEMA public FROM PUBLIC")
+
+    def run(self, statement: str) -> None:
+        self.look.execute(statement.encode())
+
+    def grant(self, rights: list[str]) -> None:
+        self.run(f"DROP OWNED BY {self.name}")
+        for right in rights:
+            place = right.replace("DATABASE decisions", f'DATABASE "{self.look.info.dbname}"')
+            self.run(f"GRANT {place} TO {self.name}")
+
+    def entries(self) -> list[Any]:
+        return self.look.execute("SELECT pipeline, entry FROM onceward_decision_log ORDER BY 1, 2").fetchall()
+
+
+@pytest.fixture
+def role(dsn: str) -> Iterator[Role]:
+    made = Role(dsn)
+    yield made
+    made.run(f"DROP OWNED BY {made.name}")
+    made.run(f"DROP ROLE {made.name}")
+    made.look.close()
+
+
+def whole_run(dsn: str) -> None:
+    """Two starts, three epochs, and what is pruned after each."""
+    for epochs in (range(2), range(2, 3)):
+        with opened(dsn) as store:
+            writer = LogWriter(store, "contract", store_contract.clock())
+            writer.start()
+            for epoch in epochs:
+                writer.decide(epoch, [], sinks=["out"], epoch_input=EpochInput())
+                writer.complete(epoch)
+    with closing(open_store(as_sqlalchemy(dsn), pipeline="contract")) as store:
+        assert read(store).completed == 2
+
+
+SAYS = {
+    "CONNECT": "permission denied for database",
+    "USAGE": "no schema has been selected to create in.*Let its administrator run this.* CREATE TABLE onceward_dec",
+    "SELECT": "which needs SELECT, INSERT, DELETE, .*permission denied for table onceward_decision_log",
+}
+
+
+def test_the_documented_rights_are_enough_and_each_is_needed(dsn: str, role: Role) -> None:
+    lines = re.findall(r"^GRANT (.+) TO driver;(  -- .*)?$", DOCS.read_text(), re.MULTILINE)
+    rights = [right for right, _ in lines]
+    assert [right.split()[0] for right in rights] == ["CONNECT", "USAGE", "SELECT", "INSERT", "DELETE"]
+    with opened(dsn):  # an administrator creates the table
+        pass
+    role.grant(rights)
+    whole_run(role.dsn)
+    kept = role.entries()
+    assert len(kept) < 5, "nothing was pruned"
+    for right in rights:
+        role.grant([other for other in rights if other != right])
+        with pytest.raises(StoreError, match=SAYS.get(right.split()[0], SAYS["SELECT"])) as caught:
+            whole_run(role.dsn)
+        assert "geheim" not in str(caught.value)
+        assert role.entries() == kept, right
+
+
+def test_the_right_to_read_is_enough_to_look_into_a_log(dsn: str, role: Role) -> None:
+    whole_run(dsn)
+    rights = re.findall(r"^GRANT (.+) TO driver;  -- also who only looks$", DOCS.read_text(), re.MULTILINE)
+    assert [right.split()[0] for right in rights] == ["CONNECT", "USAGE", "SELECT"]
+    role.grant(rights)
+    with closing(open_store(as_sqlalchemy(role.dsn), pipeline="contract", existing=True)) as store:
+        assert read(store).completed == 2
+
+
+def test_a_table_that_a_role_may_create_needs_no_other_right(role: Role) -> None:
+    role.grant(["CONNECT ON DATABASE decisions", "CREATE ON SCHEMA public"])
+    with pytest.raises(StoreError):
+        whole_run(role.dsn)
+    role.grant(["CONNECT ON DATABASE decisions", "USAGE, CREATE ON SCHEMA public"])
+    whole_run(role.dsn)
+    assert role.look.execute("SELECT tableowner FROM pg_tables WHERE tablename ~ 'onceward'").fetchall() == [
+        (role.name,)
+    ]
+
+
+def test_pipelines_in_schemas_of_their_own_cannot_touch_each_others_log(dsn: str, role: Role) -> None:
+    role.run("CREATE SCHEMA orders")
+    role.run("CREATE SCHEMA payments")
+    places = {schema: f"{dsn}?options=-csearch_path%3D{schema}" for schema in ("orders", "payments")}
+    for place in places.values():
+        whole_run(place)
+    role.grant(
+        [
+            "CONNECT ON DATABASE decisions",
+            "USAGE ON SCHEMA orders",
+            "SELECT, INSERT, DELETE ON orders.onceward_decision_log",
+        ]
+    )
+    mine, theirs = (f"{role.dsn}?options=-csearch_path%3D{schema}" for schema in places)
+    with opened(mine) as store:
+        assert read(store).completed == 2
+    with pytest.raises(StoreError):
+        whole_run(theirs)

@@ -40,13 +40,14 @@ KEY, SECRET, BUCKET = "dev", "dev-secret", "logs"
 class S3Server:
     """SeaweedFS in one process, with one bucket."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, secret: str = SECRET) -> None:
         self.folder = folder
+        self.secret = secret
         self.ports: dict[str, int] = {}
         for part in ("master", "volume", "filer", "s3"):
             for name in (f"{part}.port", f"{part}.port.grpc"):
                 self.ports[name] = free_port(set(self.ports.values()))
-        identity = {"name": KEY, "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": ["Admin"]}
+        identity = {"name": KEY, "credentials": [{"accessKey": KEY, "secretKey": secret}], "actions": ["Admin"]}
         (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
 
     def start(self) -> None:
@@ -81,7 +82,7 @@ class S3Server:
         """What s3fs needs to reach it."""
         config = {"connect_timeout": 2, "read_timeout": 10, "retries": {"total_max_attempts": 1}}
         address = f"http://127.0.0.1:{self.ports['s3.port']}"
-        return {"key": KEY, "secret": SECRET, "endpoint_url": address, "config_kwargs": config}
+        return {"key": KEY, "secret": self.secret, "endpoint_url": address, "config_kwargs": config}
 
 
 @pytest.fixture(scope="module")

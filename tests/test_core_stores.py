@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import stat
 import time
@@ -18,6 +19,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from sqlalchemy.dialects import mysql, postgresql
 
+from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import ConfigurationError, LogDamagedError, StoreError
 from onceward.core.folders import make_folder
 from onceward.core.log import DirectoryStore, EpochInput, LogWriter, MemoryStore, open_store, read
@@ -436,6 +438,14 @@ class TestMemoryObjects(StoreContract):
 def test_a_url_that_cannot_hold_a_log_is_a_configuration_error(url: str):
     with pytest.raises(ConfigurationError, match="cannot hold a decision log"):
         open_store(url)
+
+
+@pytest.mark.parametrize("url", ["s3://key:s3/cr@et@bucket/x", "gs://:s3cret@b/x", "s3://b/x?secret=s3cret"])
+def test_a_login_in_a_buckets_url_is_refused_and_not_repeated(url: str):
+    for make in (open_store, CheckpointStorage):
+        with pytest.raises(ConfigurationError, match="FSSPEC_S3_SECRET") as caught:
+            make(url)
+        assert not re.search("s3/?cr|et@", str(caught.value))
 
 
 def test_an_object_store_lives_under_its_pipelines_name(memory: AtomicMemory, monkeypatch: pytest.MonkeyPatch):

@@ -143,6 +143,20 @@ def test_a_request_is_acted_upon_once_also_when_its_answer_is_lost(run: Run) -> 
     assert made == [run.save]
 
 
+@pytest.mark.parametrize("request_", [b"", b"\xff", b"[" * 5000, b'{"id":"a"}', b'{"id":"a","kind":"x","target":"y"}'])
+def test_a_request_that_cannot_be_read_leaves_the_run_able_to_answer_the_next_one(run: Run, request_: bytes) -> None:
+    running = run.start()
+    start = read(run.store).start
+    key = f"Q{key_of(start)[1:]}"
+    run.store.put_if_absent(key, request_)
+    reach(run.source, running, 3)
+    while run.store.get(key) is not None:
+        assert running.state is JobState.RUNNING
+    assert f"savepoint {run.save}" in run.create("--yes")
+    run.source.let(10)
+    assert running.wait(20)
+
+
 def test_an_older_answer_is_not_taken_for_the_own_one(run: Run) -> None:
     run.finish()
     start = read(run.store).start

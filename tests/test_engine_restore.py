@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -12,16 +15,19 @@ import pytest
 from onceward.core import CheckpointConfig, FileBackend, RestartStrategy, RocksDBBackend
 from onceward.core.checkpoint import Backoff, CommitPolicy
 from onceward.core.engine import CheckpointFailedError, JobState
+from onceward.core.engine.reference import load
 from onceward.core.errors import (
     ConfigurationError,
     DataLossError,
     EpochConflictError,
     FencedError,
     OperatorError,
+    StateDamagedError,
     StoreError,
 )
 from onceward.core.log import Decide, MemoryStore, audit_records
 from onceward.core.log.entries import decode
+from onceward.core.sealed import seal
 from onceward.core.steps import Step, hooked
 from onceward.sources import SequenceSource
 
@@ -353,6 +359,33 @@ def test_no_name_leads_a_backend_out_of_its_folder(tmp_path: Path, name: str):
     for backend in (FileBackend(tmp_path / "state"), RocksDBBackend(tmp_path / "state")):
         with pytest.raises(ConfigurationError, match="cannot be the name of a folder"):
             backend.bind(name)
+
+
+@pytest.mark.parametrize("form", ["relative", "absolute"])
+def test_a_forged_checkpoint_beside_the_decided_one_deletes_no_file_elsewhere(
+    rig: Rig, form: str, caplog: pytest.LogCaptureFixture
+):
+    p, job, _ = rig.begun(1)
+    job.checkpoint(timeout=10)
+    p.stop()
+    [newest] = rig.checkpoints()
+    mine = rig.folder / "mine"
+    mine.write_text("mine")
+    forged = newest.with_name("chk-0-0")
+    shutil.copytree(newest, forged)
+    body = json.loads((newest / "metadata").read_bytes().partition(b"\n")[2])
+    path = str(mine) if form == "absolute" else os.path.relpath(mine, newest.parent)
+    stored = {"name": "x.sst", "path": path, "size": 4, "sha256": "0" * 64, "shared": True}
+    body["operators"]["sum"]["subtasks"][0]["keyed"]["files"] = [stored]
+    data = seal("onceward-checkpoint", json.dumps({**body, "checkpoint": 0}, separators=(",", ":")).encode())
+    (forged / "metadata").write_bytes(data)
+    proof = {"log": body["log"], "epoch": 0, "sha256": hashlib.sha256(data).hexdigest()}
+    (forged / "decided").write_text(json.dumps(proof))
+    with pytest.raises(StateDamagedError, match="is no file below a folder"):
+        load(str(forged))
+    rig.goes_on(100)
+    assert mine.read_text() == "mine"
+    assert "is no file below a folder" in caplog.text
 
 
 class Loses(TargetSink):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -13,6 +14,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pyarrow as pa
 import pytest
+from rocksdict import Options, Rdict
 
 from onceward.core import FileBackend, MemoryBackend, OperatorState, ProcessFunction, RocksDBBackend
 from onceward.core.engine import completion
@@ -35,7 +37,7 @@ from onceward.core.engine.state.handles import (
 )
 from onceward.core.engine.state.memory import cells_of
 from onceward.core.engine.state.storage import CheckpointStorage, folder_of
-from onceward.core.errors import ConfigurationError, StateDamagedError, StateError
+from onceward.core.errors import ConfigurationError, OncewardError, StateDamagedError, StateError
 
 if TYPE_CHECKING:
     from onceward.core.engine.state.rocksdb import RocksTable
@@ -312,6 +314,33 @@ def test_84_a_snapshot_that_fails_half_way_leaves_no_files(tmp_path: Path, monke
         snapshot(rocks.table, rocks.storage, 1)
     assert rocks.on_disk() == set()
     rocks.table.close()
+
+
+def test_a_forged_rocksdb_is_never_unpickled(tmp_path: Path):
+    """rocksdict keeps Python objects as pickles, unless it is told that all values are bytes."""
+
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (tmp_path / "owned",)
+
+    made = Rdict(str(tmp_path / "db"), Options(raw_mode=False))
+    made[b"k"] = Evil()
+    made.flush()
+    made.close()
+    backend = RocksDBBackend(tmp_path / "state")
+    storage = backend.storage
+    files = [storage.copy_in(path, f"forged/{path.name}", shared=False) for path in (tmp_path / "db").iterdir()]
+    handle = KeyedHandle(first=ALL.start, end=ALL.stop, form="rocksdb", files=tuple(files))
+    with suppress(OncewardError, LookupError, ValueError):
+        table = backend.open(TASK, ALL, [handle], storage)
+        assert table.get(b"k") is None
+        list(table.scan(b""))
+        table.close()
+    with suppress(OncewardError, LookupError, ValueError):
+        list(rocksdb.cells_of_rocksdb(handle, storage, ALL))
+    assert not (tmp_path / "owned").exists()
+    assert Rdict(str(tmp_path / "db"))[b"k"] is None
+    assert (tmp_path / "owned").exists()
 
 
 def test_85_files_of_one_name_and_other_content_are_not_confused(tmp_path: Path):

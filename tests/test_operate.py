@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 import pytest
+from rich.table import Table
 from typer.testing import CliRunner
 
 from onceward import FileSink
@@ -27,6 +28,7 @@ from onceward.core import CheckpointConfig, FileBackend
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator, OnLost, Swept
 from onceward.core.checkpoint.recovery import TransactionStatus, status_of
 from onceward.core.errors import CommitPendingError, ConfigurationError, DataLossError, EpochConflictError, FencedError
+from onceward.core.kit.options import pairs
 from onceward.core.log import Decide, DirectoryStore, LogView, LogWriter, Resolved, audit_records
 from onceward.core.log.view import NONE
 from onceward.core.steps import Step, hooked
@@ -538,6 +540,57 @@ class TestCommands:
         show.table([found])
         show.details([found], as_json=False)
         assert capsys.readouterr().out.count("onceward:1:orders:key:0a0b0c0d:100:42:1:0:ab [red]") == 3
+
+    def test_control_characters_of_a_log_are_shown_and_not_sent_to_the_terminal(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        evil = "a\x1b]0;owned\x07\x1b[2J\r\x9b1A\x7f \u202e\u2066 \u00e9 \u6f22 \U0001f389"
+        said = r"a\x1b]0;owned\x07\x1b[2J\r\x9b1A\x7f \u202e\u2066" + " \u00e9 \u6f22 \U0001f389"
+        show.table(
+            [
+                found := Found(
+                    committable(sink=evil), None, TransactionStatus.IN_DOUBT, Observation.PREPARED, listed=True
+                )
+            ]
+        )
+        show.details([found], as_json=False)
+        rows = Table("sink")
+        rows.add_row(evil)
+        show.console().print(rows)
+        monkeypatch.setattr(sys, "argv", ["onceward", "checkpoints", "--store", f"/no/such/{evil}"])
+        with pytest.raises(SystemExit):
+            main()
+        shown = capsys.readouterr()
+        assert shown.out.count(said) == 3
+        assert said in shown.err
+        assert not set(shown.out + shown.err) & set("\x1b\x07\r\x9b\x7f\u202e\u2066")
+
+
+def test_settings_of_kafka_come_from_a_file_too(tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("# of the cluster\n\n  sasl.password=pa=ss # word \nsasl.username=alice\n")
+    given = pairs("--kafka", ["sasl.username=bob", f"@{file}", "client.id=x"])
+    assert given == {"sasl.username": "alice", "sasl.password": "pa=ss # word", "client.id": "x"}
+    assert pairs("--kafka", None) == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "cannot read the file .*No such file"),
+        (b"\xff", "it is not text"),
+        (b"a=b\ns3cret", "number 1 of those given"),
+    ],
+)
+def test_a_file_of_settings_that_cannot_be_read_is_one_message(
+    tmp_path: Path, content: bytes | None, says: str
+) -> None:
+    file = tmp_path / "client.properties"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        pairs("--kafka", [f"@{file}"])
+    assert "s3cret" not in str(caught.value)
 
 
 def test_a_driver_that_starts_meanwhile_wins(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,6 +138,8 @@ ENTRIES: st.SearchStrategy[Entry] = st.one_of(
 )  # fmt: skip
 PARTITIONS = st.builds(Partition, TEXT.filter(bool), SHORT)
 OFFSETS = st.dictionaries(PARTITIONS, st.integers(-2, 2**63 - 1), max_size=5)
+FILE = TEXT.filter(lambda name: name not in {"", ".", ".."} and not {"/", "\0"} & set(name))
+PATH = st.lists(FILE, min_size=1, max_size=3).map("/".join)
 SUBTASKS = st.builds(
     SubtaskState,
     position=JSON,
@@ -146,7 +148,7 @@ SUBTASKS = st.builds(
         KeyedHandle,
         first=SHORT,
         end=SHORT,
-        files=st.lists(st.builds(FileRef, TEXT, TEXT, COUNT, TEXT, st.booleans()), max_size=2).map(tuple),
+        files=st.lists(st.builds(FileRef, FILE, PATH, COUNT, TEXT, st.booleans()), max_size=2).map(tuple),
         inline=st.binary(max_size=20),
     ),
     lists=st.dictionaries(TEXT, st.builds(ListHandle, TEXT, st.lists(st.binary(max_size=9), max_size=2)), max_size=2),

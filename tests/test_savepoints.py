@@ -35,6 +35,7 @@ from onceward.core.errors import (
     StateDamagedError,
 )
 from onceward.core.log import DirectoryStore, LogWriter, open_store, read
+from onceward.core.sealed import seal
 from onceward.core.steps import Step, hooked
 
 from .core_fakes import policy
@@ -446,6 +447,38 @@ def test_a_damaged_savepoint_is_refused_before_anything_is_written(case: Case, f
         case.restore()
     assert not case.new.folder.exists()
     assert case.old.can_start()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "checkpoint/../../evil",
+        "/evil",
+        "checkpoint//evil",
+        "checkpoint/./x",
+        "..",
+        "",
+        "nul\0",
+        "checkpoint/../offsets/0",
+    ],
+)
+@pytest.mark.parametrize("kind", ["files", "entries"])
+def test_a_savepoint_that_names_files_elsewhere_is_refused_and_nothing_is_written(
+    case: Case, kind: str, path: str
+) -> None:
+    case.old.run(1)
+    case.save()
+    (case.folder / "evil").write_text("x")
+    manifest = Path(case.place, "manifest")
+    body = json.loads(manifest.read_bytes().partition(b"\n")[2])
+    body[kind][-1]["path"] = path
+    manifest.write_bytes(seal("onceward-savepoint", json.dumps(body).encode()))
+    before = sorted(case.folder.rglob("*"))
+    with pytest.raises(StateDamagedError, match="is no file below a folder"):
+        case.restore()
+    (found,) = listed(case.place)
+    assert "is no file below a folder" in found.problem
+    assert sorted(case.folder.rglob("*")) == before
 
 
 def test_a_savepoint_of_a_newer_version_is_listed_and_refused_with_what_to_do(case: Case) -> None:

@@ -43,7 +43,10 @@ class Search:
         None
     )
     kafka: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting for the connection to Kafka; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE|@FILE", help="A setting for the connection to Kafka, or a file of them; repeatable."
+        ),
     ] = None
     dsn: Annotated[str | None, typer.Option(help="Connection string of the PostgreSQL database to search.")] = None
     ledger_schema: Annotated[str | None, typer.Option(help="Schema of onceward's own tables in PostgreSQL.")] = None

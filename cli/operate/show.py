@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import typer
@@ -15,6 +16,8 @@ from onceward.core.transaction import ANY_EPOCH
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rich.text import Text
+
     from .logs import History, Log
     from .survey import Found
 
@@ -22,6 +25,8 @@ FENCES = "a run of this pipeline that is still alive would be fenced and stop"
 COPY = "if this is only a copy of the log that the pipeline uses, stop here: decided rows would be lost"
 ORPHANS = "if their decision log does exist somewhere and has decided them, their rows are lost"
 
+_CONTROL: Final = re.compile(r"[^\n\t\x20-\x7e\xa0-\u2029\u202f-\u2065\u206a-\U0010ffff]")
+"""Control characters, and those that turn the direction of text."""
 _STYLE = {
     TransactionStatus.DECIDED: "green",
     TransactionStatus.COMPLETED: "red",
@@ -92,9 +97,16 @@ def history(told: History, *, as_json: bool) -> None:
         out.print(f"  by {given.who}: {given.why}")
 
 
-def console() -> Console:
+class _Plain(Console):
+    """Shows control characters instead of sending them: names and reasons come from logs and targets."""
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        return super().render_str(_CONTROL.sub(lambda found: repr(found[0])[1:-1], text), **how)
+
+
+def console(*, stderr: bool = False) -> Console:
     """Prints what it is given: in a name, `:key:` is no emoji and `[red]` no colour."""
-    return Console(soft_wrap=True, highlight=False, emoji=False, markup=False)
+    return _Plain(stderr=stderr, soft_wrap=True, highlight=False, emoji=False, markup=False)
 
 
 def print_json(what: Any) -> None:

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 
 from onceward.core.checkpoint import CommitPolicy
 from onceward.core.errors import ConfigurationError
@@ -81,7 +80,7 @@ def _create(folder: str, checkpoint: str, store: str | None, pipeline: str | Non
     if not yes:
         source, into = CheckpointStorage(checkpoint), CheckpointStorage(folder)
         decision = copies.check_can_create(source, into, log, quiet=quiet)
-        typer.echo(
+        show.console().print(
             f"would copy {source.root} with epoch {decision.epoch} of {log.pipeline} to {into.root}; {show.FENCES}. "
             "Pass --yes to do it"
         )
@@ -89,7 +88,9 @@ def _create(folder: str, checkpoint: str, store: str | None, pipeline: str | Non
     where = log.store.describe() if store is not None else None
     made = copies.create(checkpoint, folder, log, CommitPolicy(), store=where, retire=retire, quiet=quiet)
     ended = ". The query cannot be started at its old place any more: restore it at the new one" if retire else ""
-    typer.echo(f"savepoint of epoch {made.epoch} of {made.pipeline}: {len(made.files)} files, {made.size} bytes{ended}")
+    show.console().print(
+        f"savepoint of epoch {made.epoch} of {made.pipeline}: {len(made.files)} files, {made.size} bytes{ended}"
+    )
 
 
 @app.command("list")
@@ -105,18 +106,18 @@ def list_(
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
         return
-    console = Console(soft_wrap=True, highlight=False, emoji=False, markup=False)
+    out = show.console()
     for one in found:
-        console.print(one.place, style="bold")
+        out.print(one.place, style="bold")
         epoch = f", epoch {one.epoch}, {one.size} bytes" if one.epoch is not None else ""
         made = f", made {one.made}" if one.made else ""
         retired = ", the pipeline moves with it" if one.retired else ""
-        console.print(f"  {one.kind}: pipeline {one.pipeline or '?'}{epoch}{made}{retired}")
+        out.print(f"  {one.kind}: pipeline {one.pipeline or '?'}{epoch}{made}{retired}")
         for more in (f"restored to {one.restored_to}" if one.restored_to else "", one.problem):
             if more:
-                console.print(f"  {more}")
+                out.print(f"  {more}")
     if not found:
-        console.print("no savepoints")
+        out.print("no savepoints")
 
 
 @app.command("restore")
@@ -148,7 +149,7 @@ def restore_(
     saved = manifest.Savepoint.load(folder)
     asked = restore.examine(saved, checkpoint, store, rewind)
     if not yes:
-        typer.echo(f"would {asked.describe()}. Pass --yes to do it")
+        show.console().print(f"would {asked.describe()}. Pass --yes to do it")
         return
     restore.restore(asked, CommitPolicy())
     typer.echo(f"restored epoch {saved.manifest.epoch}: start the query with checkpoint {asked.checkpoint.root}")
@@ -165,7 +166,7 @@ def delete(folder: Folder, *, yes: Yes = False) -> None:
         f", which is all that is left of pipeline {found.pipeline}: it moves, and was never restored" if only else ""
     )
     if not yes:
-        typer.echo(
+        show.console().print(
             f"would delete {found.place} ({found.kind}, pipeline {found.pipeline}){warning}. Pass --yes to do it"
         )
         return

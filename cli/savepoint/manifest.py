@@ -21,7 +21,7 @@ from onceward.core.engine.state.handles import FileRef
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import ConfigurationError, EpochConflictError, StateDamagedError
 from onceward.core.names import Progress
-from onceward.core.sealed import seal, unseal
+from onceward.core.sealed import UNREADABLE, seal, unseal
 
 BEGUN: Final = "begun"
 MANIFEST: Final = "manifest"
@@ -89,7 +89,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         body = unseal(_NAME, data, f"the savepoint {where}")
         if body is None:
             raise StateDamagedError(f"the savepoint's manifest {where} is damaged: its checksum does not match")
-        return msgspec.json.decode(body, type=cls)
+        try:
+            return msgspec.json.decode(body, type=cls)
+        except UNREADABLE as error:
+            raise StateDamagedError(f"the savepoint's manifest {where} cannot be read: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,10 @@ def verify(
     pipeline: Annotated[str | None, typer.Option(help="Name of the pipeline; a folder tells it by itself.")] = None,
     bootstrap_servers: Annotated[str | None, typer.Option(help="Bootstrap servers of Kafka.")] = None,
     kafka: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting for the connection to Kafka; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE|@FILE", help="A setting for the connection to Kafka, or a file of them; repeatable."
+        ),
     ] = None,
     dsn: Annotated[str | None, typer.Option(help="PostgreSQL's connection string.")] = None,
     ledger_schema: Annotated[str | None, typer.Option(help="Schema of onceward's own tables in PostgreSQL.")] = None,

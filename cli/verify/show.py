@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import typer
-from rich.console import Console
 
 from onceward.testing.pipeline.judge import Verdict as Found
 
+from ..operate.show import console
 from .audit import Verdict
 
 if TYPE_CHECKING:
@@ -27,22 +27,22 @@ def audits(found: Sequence[Audit], *, as_json: bool) -> None:
     if as_json:
         _json([_plain(audit) for audit in found])
         return
-    console = Console(soft_wrap=True, highlight=False, emoji=False, markup=False)
+    out = console()
     for audit in found:
         proven = [line for line in audit.lines if line.proven]
         rows = sum(line.found for line in proven)
-        console.print(f"{audit.sink} in {audit.target}", style="bold")
+        out.print(f"{audit.sink} in {audit.target}", style="bold")
         if proven:
-            console.print(f"  proven: {_epochs(proven)}, {rows} rows", style=_STYLE[Verdict.PROVEN])
+            out.print(f"  proven: {_epochs(proven)}, {rows} rows", style=_STYLE[Verdict.PROVEN])
         for line in audit.lines:
             if not line.proven:
-                console.print(f"  {_words(line)}", style=_STYLE[Verdict.DIFFERS if line.source else line.verdict])
+                out.print(f"  {_words(line)}", style=_STYLE[Verdict.DIFFERS if line.source else line.verdict])
         if audit.foreign:
-            console.print(f"  {audit.foreign} rows that no epoch wrote", style=_STYLE[Verdict.DIFFERS])
+            out.print(f"  {audit.foreign} rows that no epoch wrote", style=_STYLE[Verdict.DIFFERS])
         if not audit.lines and not audit.foreign:
-            console.print("  no epoch is completed, and there are no rows")
+            out.print("  no epoch is completed, and there are no rows")
         if audit.left_out:
-            console.print(f"  not compared: {', '.join(audit.left_out)}")
+            out.print(f"  not compared: {', '.join(audit.left_out)}")
         if audit.rows is not None:
             comparison(audit.rows, as_json=False)
 
@@ -53,7 +53,7 @@ def comparison(found: Comparison, *, as_json: bool) -> None:
         _json(_rows(found))
         return
     for line in Found((found,)).lines():
-        typer.echo(f"  {line}")
+        console().print(f"  {line}")
 
 
 def _epochs(lines: Sequence[Line]) -> str:

@@ -6,13 +6,14 @@ MariaDB have no branch qualifier (so too few bytes), and its listing shows other
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from onceward.core.errors import SchemaError
+from onceward.core.errors import SchemaError, SqlError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 READ_ONLY: Final = "onceward_read_only"
 """Execution option of a transaction that only reads."""
+STAGE: Final = re.compile(r"stage_[0-9a-f]{24}_[0-9]")
+"""Name of a staging table. They may be emptied, so nothing else may be taken for one."""
 HOW_TO_STAGE: Final = "or use commit='staging'"
 
 
@@ -199,6 +202,10 @@ class Part(NamedTuple):
     order: int
     """Of rows with the same key those of the highest one win."""
     rows: int
+
+
+class ChangedError(SqlError):
+    """What is staged is not what was decided."""
 
 
 class BulkDialect(Dialect):

@@ -16,6 +16,7 @@ Each call asks once: whatever is busy or unanswered is RETRY_LATER, and the coor
 
 from __future__ import annotations
 
+import hashlib
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -29,10 +30,10 @@ from onceward.core.sealed import UNREADABLE
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus
 
 from . import ledger
-from .dialect import Movement, Part, RowDialect
+from .dialect import STAGE, ChangedError, Movement, Part, RowDialect
 from .engines import dialect_for, reading, transaction
 from .failures import refusal
-from .own_tables import exists, parts, tables_of
+from .own_tables import exists, parts, staged_handle, tables_of
 from .plan import make_plan
 from .staging import decoded
 from .tables import describe, forget
@@ -54,6 +55,13 @@ class _Movement(msgspec.Struct, frozen=True):
     key: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     id: int = 0
+    sha256: str = ""
+    """Of the pieces; empty where rows are in a staging table, and if an earlier version staged them."""
+
+
+class _Handle(msgspec.Struct, frozen=True):
+    sha256: str = ""
+    """See staged_handle; empty if an earlier version staged the rows."""
 
 
 def commit_staged(target: Target, committables: Sequence[Committable]) -> list[CommitOutcome]:
@@ -82,6 +90,7 @@ def _merge(target: Target, committables: Sequence[Committable]) -> list[str]:
         with transaction(target, "cannot merge", more=slowest) as connection:
             heads = [head for head in _lock(target, connection, committables) if head.whole]
             if heads:
+                _check_unchanged(heads, committables)
                 _note(target, connection, heads)
                 _forget_staged(target, connection, heads)
                 _move(target, connection, heads)
@@ -104,6 +113,14 @@ def _lock(target: Target, connection: sa.Connection, committables: Sequence[Comm
         query = sa.select(staged).where(staged.c.name.in_(part)).order_by(staged.c.name)
         rows += connection.execute(query.with_for_update())
     return sorted(rows, key=lambda row: (row.epoch, row.subtask, row.attempt, row.name))
+
+
+def _check_unchanged(heads: list[Any], committables: Sequence[Committable]) -> None:
+    """Compare with what was decided: a row of `staged` says how many rows go where, and which."""
+    decided = {c.transaction: c.read_handle(_Handle).sha256 for c in committables}
+    for head in heads:
+        if decided[head.name] not in {"", *staged_handle(head.row_count, head.stage, head.movement).values()}:
+            raise ChangedError(f"the row of {head.name} is not the one that was decided: somebody changed it")
 
 
 def _note(target: Target, connection: sa.Connection, heads: list[Any]) -> None:
@@ -147,6 +164,10 @@ def _movements(heads: list[Any]) -> list[tuple[Movement, list[Part]]]:
     for order, head in enumerate(heads):
         if head.stage:
             how = _noted(head)
+            if STAGE.fullmatch(head.stage) is None:
+                raise ChangedError(
+                    f"{head.stage!r} of {head.name} is no staging table: somebody changed its staged row"
+                )
             movement = Movement(head.stage, TableName(*how.target), how.columns, how.key)
             found.append((movement, Part(how.id, order, head.row_count)))
     return [(movement, [part for _, part in group]) for movement, group in groupby(found, key=itemgetter(0))]
@@ -156,7 +177,7 @@ def _noted(head: Any) -> _Movement:
     try:
         return msgspec.json.decode(head.movement, type=_Movement)
     except UNREADABLE as error:
-        raise SqlError(
+        raise ChangedError(
             f"cannot read how {head.name} is to be moved: {error}. Somebody changed its staged row"
         ) from error
 
@@ -164,16 +185,18 @@ def _noted(head: Any) -> _Movement:
 def _insert_pieces(target: Target, dialect: RowDialect, connection: sa.Connection, head: Any) -> None:
     pieces, how = tables_of(target).pieces, _noted(head)
     name, mine = TableName(*how.target), pieces.c.name == head.name
-    moved = 0
+    moved, digest = 0, hashlib.sha256()
     for number in connection.scalars(sa.select(pieces.c.number).where(mine).order_by(pieces.c.number)).all():
         described = describe(target, name, connection)
         if described is None:
             raise SchemaError(f"table {name} does not exist any more")
         query = sa.select(pieces.c.data).where(mine, pieces.c.number == number)
+        data = connection.scalar(query) or b""
+        digest.update(data)
         try:
-            batches = decoded(connection.scalar(query) or b"")
+            batches = decoded(data)
         except (pa.ArrowException, OSError) as error:
-            raise SqlError(f"piece {number} staged under {head.name} is damaged: {error}") from error
+            raise ChangedError(f"piece {number} staged under {head.name} is damaged: {error}") from error
         for batch in batches:
             plan = make_plan(batch.schema, described.table, target.url.backend, how.key)
             statement = plan.insert(dialect, how.key)
@@ -181,14 +204,21 @@ def _insert_pieces(target: Target, dialect: RowDialect, connection: sa.Connectio
                 connection.execute(statement, rows)
             moved += batch.num_rows
     if moved != head.row_count:
-        raise SqlError(f"{moved} rows of {head.row_count} are staged under {head.name}: somebody changed them")
+        raise ChangedError(f"{moved} rows of {head.row_count} are staged under {head.name}: somebody changed them")
+    if how.sha256 not in {"", digest.hexdigest()}:
+        raise ChangedError(f"the rows staged under {head.name} are not those that were decided: somebody changed them")
 
 
 def _refused(target: Target, error: OncewardError, first: Committable) -> SqlError:
+    todo = (
+        "Nothing was moved and the decision stands: restore what was changed and start again, or delete the row of "
+        f"{tables_of(target).staged}, and the transaction counts as lost"
+        if isinstance(error, ChangedError)
+        else "They are safe in the staging table and the decision stands: change the table so that it takes them, or "
+        "delete the rows that are in their way, and start again"
+    )
     return refusal(target)(
-        f"the decided rows of this epoch cannot be moved into the table: {error.message}. They are safe in the "
-        "staging table and the decision stands: change the table so that it takes them, or delete the rows that are "
-        "in their way, and start again",
+        f"the decided rows of this epoch cannot be moved into the table: {error.message}. {todo}",
         pipeline=first.pipeline,
         sink=first.sink,
         epoch=first.epoch,

@@ -8,6 +8,7 @@ Names are compared byte by byte everywhere: MariaDB's default collations would t
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -132,6 +133,11 @@ def identity_row(name: TransactionName, rows: int) -> dict[str, Any]:
         "attempt": name.attempt,
         "row_count": rows,
     }
+
+
+def staged_handle(row_count: int, stage: str, movement: str) -> dict[str, str]:
+    """The handle of staged rows: a decision log that has it knows what a row of `staged` said before it was decided."""
+    return {"sha256": hashlib.sha256(f"{row_count} {stage}\n{movement}".encode()).hexdigest()}
 
 
 def parts(names: Sequence[str]) -> list[Sequence[str]]:

@@ -18,7 +18,7 @@ from .checks import check_server, check_table, choose_path, read_server
 from .dialect import RowDialect
 from .engines import dialect_for, reading
 from .merging import abort_staged, commit_staged
-from .own_tables import ensure, exists, tables_of
+from .own_tables import ensure, exists, staged_handle, tables_of
 from .prepared import PreparedWriting, abort_prepared, commit_prepared
 from .staging import PieceWriting
 from .target import PREPARED, STAGED, CommitPath, Target, own_name, unusable
@@ -217,9 +217,11 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         found = [Committable.named(PREPARED, name) for name in prepared]
         if exists(self.target, connection):
             of = tables_of(self.target).staged.c
-            query = sa.select(of.name, of.row_count).where(of.pipeline == pipeline, of.sink == sink).order_by(of.name)
-            staged = [(own_name(text, pipeline, sink), rows) for text, rows in connection.execute(query)]
-            found += [Committable.named(STAGED, name, rows=rows) for name, rows in staged if name is not None]
+            columns = (of.name, of.row_count, of.stage, of.movement)
+            query = sa.select(*columns).where(of.pipeline == pipeline, of.sink == sink).order_by(of.name)
+            for text, *said in connection.execute(query):
+                if (name := own_name(text, pipeline, sink)) is not None:
+                    found.append(Committable.named(STAGED, name, rows=said[0], handle=staged_handle(*said)))
         return found
 
     def open_names(self) -> set[Scope]:

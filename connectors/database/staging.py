@@ -13,6 +13,7 @@ key needs, triggers, partitions, and whatever changes meanwhile.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -26,7 +27,7 @@ from onceward.core.transaction import Committable, WriteContext
 from . import ledger
 from .dialect import RowDialect
 from .engines import dialect_for, transaction
-from .own_tables import identity_row, tables_of
+from .own_tables import identity_row, staged_handle, tables_of
 from .plan import check_same
 from .target import STAGED
 from .writing import SLOWEST, Writing, plan_for
@@ -49,6 +50,7 @@ class PieceWriting(Writing):
         self._plan: Plan | None = None
         self._bytes = 0
         self._pieces = 0
+        self._digest = hashlib.sha256()
         self._over = False
         super().__init__(target, context)
 
@@ -71,7 +73,8 @@ class PieceWriting(Writing):
     def make_durable(self) -> Committable:
         self._stage(whole=True)
         self._over = True
-        return Committable.named(STAGED, self.name, rows=self.rows)
+        handle = staged_handle(self.rows, "", self._movement())
+        return Committable.named(STAGED, self.name, rows=self.rows, handle=handle)
 
     def discard(self) -> None:
         """Delete what was staged; if that fails, a sweep finds it by its name."""
@@ -84,25 +87,31 @@ class PieceWriting(Writing):
     def _stage(self, *, whole: bool) -> None:
         staged, pieces = tables_of(self.target).staged, tables_of(self.target).pieces
         mine = staged.c.name == str(self.name)
-        rows = self.rows if whole else 0
+        rows, data = self.rows if whole else 0, _encoded(self._waiting) if self._waiting else b""
+        self._digest.update(data)
         slowest = sum(batch.num_rows for batch in self._waiting) / SLOWEST
         with transaction(self.target, f"cannot stage rows of table {self.target.table}", more=slowest) as connection:
             self._try_rows(connection)
             if self._pieces == 0:
-                how = json.dumps({"target": self.target.table, "key": self.target.key})
-                head = {**identity_row(self.name, rows), "whole": int(whole), "stage": "", "movement": how}
+                how = {"stage": "", "movement": self._movement()}
+                head = {**identity_row(self.name, rows), "whole": int(whole), **how}
                 connection.execute(staged.insert(), [head])
             elif connection.scalar(sa.select(staged.c.whole).where(mine).with_for_update()) is None:
                 raise SqlError(
                     "the rows staged so far were removed: a later start of the pipeline has swept this attempt"
                 )
             elif whole:
-                connection.execute(staged.update().where(mine).values(row_count=rows, whole=1))
-            if self._waiting:
-                piece = {"name": str(self.name), "number": self._pieces, "data": _encoded(self._waiting)}
+                said = {"row_count": rows, "whole": 1, "movement": self._movement()}
+                connection.execute(staged.update().where(mine).values(said))
+            if data:
+                piece = {"name": str(self.name), "number": self._pieces, "data": data}
                 connection.execute(pieces.insert(), [piece])
         self._pieces += 1
         self._waiting, self._bytes = [], 0
+
+    def _movement(self) -> str:
+        how = {"target": self.target.table, "key": self.target.key, "sha256": self._digest.hexdigest()}
+        return json.dumps(how)
 
     def _try_rows(self, connection: sa.Connection) -> None:
         """Have the database take the waiting rows and forget them; its error says why it refuses them."""

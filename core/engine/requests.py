@@ -9,13 +9,14 @@ from __future__ import annotations
 import secrets
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from ..errors import ConfigurationError, OncewardError, StoreError
+from ..errors import ConfigurationError, LogDamagedError, OncewardError, StoreError
 from ..log import read
 from ..log.entries import key_of
+from ..sealed import UNREADABLE
 from .channels import Kind
 from .events import CheckpointFailedError
 from .reference import Decided
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from ..log import LogStore
 
+T = TypeVar("T")
 POLL_SECONDS: Final = 1.0
 """How often a run looks."""
 _LOOK_SECONDS: Final = 0.2
@@ -52,6 +54,13 @@ class Answer(msgspec.Struct, frozen=True):
 
 def _key(kind: str, start: int) -> str:
     return kind + key_of(start)[1:]
+
+
+def _decoded(data: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except UNREADABLE as error:
+        raise LogDamagedError(f"a request for a savepoint, or its answer, cannot be read: {error}") from error
 
 
 def ask(store: LogStore, kind: Kind, target: str, *, timeout: float) -> str:
@@ -91,7 +100,7 @@ def _wait(store: LogStore, request: Request, start: int, until: float) -> str:
         late, restarted = time.monotonic() >= until, read(store).start != start
         untaken = store.get(_key(_REQUEST, start)) is not None
         data = store.get(_key(_ANSWER, start))
-        answer = msgspec.json.decode(data, type=Answer) if data is not None else None
+        answer = _decoded(data, Answer) if data is not None else None
         if answer is not None and answer.id == request.id:
             store.delete(_key(_ANSWER, start))
             if answer.error:
@@ -112,13 +121,15 @@ def serve(store: LogStore, start: int, make: Callable[[Kind, str], str]) -> None
     """Take the request that waits for the run of this START, if there is one, and answer it.
 
     Raises:
-        StoreError: The store did not answer.
+        StoreError: The store did not answer, or holds no request that can be read, which is deleted.
     """
     data = store.get(_key(_REQUEST, start))
     if data is None:
         return
-    request = msgspec.json.decode(data, type=Request)
     store.delete(_key(_REQUEST, start))
+    request = _decoded(data, Request)
+    if request.kind not in Kind.__members__:
+        raise LogDamagedError(f"a request in {store.describe()} asks for {request.kind!r}, which is not known")
     try:
         answer = Answer(request.id, made=make(Kind[request.kind], request.target))
     except OncewardError as error:

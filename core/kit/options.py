@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from enum import Enum
+from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
 
@@ -96,13 +97,29 @@ def check_choice(name: str, value: str, choices: Collection[str]) -> str:
 def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
     """Values by name. No value is repeated in an error: it may be a password.
 
+    `@FILE` stands for the lines of a file: everybody on a machine can read the arguments of its processes.
+
     Raises:
-        ConfigurationError: One has no "=".
+        ConfigurationError: One has no "=", or a file cannot be read.
     """
-    for number, pair in enumerate(given or (), 1):
-        if "=" not in pair:
-            raise ConfigurationError(f"{option} takes NAME=VALUE; number {number} of those given has no '='")
-    return dict(pair.partition("=")[::2] for pair in given or ())
+    found: dict[str, str] = {}
+    for number, one in enumerate(given or (), 1):
+        for pair in _lines(option, one[1:]) if one.startswith("@") else [one]:
+            name, equals, value = pair.partition("=")
+            if not equals:
+                raise ConfigurationError(f"{option} takes NAME=VALUE; number {number} of those given has no '='")
+            found[name] = value
+    return found
+
+
+def _lines(option: str, file: str) -> list[str]:
+    """Without empty lines and comments."""
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigurationError(f"{option} cannot read the file {file}: {why}") from None
+    return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
 def _choices(annotation: Any) -> tuple[Any, ...]:

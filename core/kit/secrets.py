@@ -6,6 +6,8 @@ import re
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
+from ..errors import ConfigurationError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -28,6 +30,19 @@ def shown_url(url: str) -> str:
         return f"{found[1]}={HIDDEN}" if is_secret_name(found[1]) else found[0]
 
     return _PARAMETER.sub(hidden, _USER_INFO.sub(rf"\1:{HIDDEN}@", url))
+
+
+def refuse_login(url: str) -> None:
+    """Refuse a bucket's URL with a password: it would be taken for a part of the bucket's name, and shown.
+
+    Raises:
+        ConfigurationError: There is one; the message does not repeat it.
+    """
+    if shown_url(url) != url:
+        raise ConfigurationError(
+            f"{shown_url(url)} holds a password, and no object store reads it there: give the credentials to fsspec, "
+            "for example in the environment (FSSPEC_S3_KEY, FSSPEC_S3_SECRET)"
+        )
 
 
 def redact(message: str, secrets: Iterable[str]) -> str:

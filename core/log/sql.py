@@ -23,6 +23,7 @@ try:
     import sqlalchemy as sa
     from sqlalchemy import exc
     from sqlalchemy.dialects import mysql
+    from sqlalchemy.schema import CreateTable
 except ImportError as error:  # pragma: no cover - the extra is installed where the tests run
     raise ConfigurationError("a decision log in SQL needs SQLAlchemy: pip install 'onceward[sql]'") from error
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("onceward.log")
 
+RIGHTS: Final = "SELECT, INSERT, DELETE"
 _FAMILY: Final = ("mysql", "mariadb")
 _SYNCED: Final = ("1", "3")
 """Values of innodb_flush_log_at_trx_commit with which a commit answers after its redo log is on disk."""
@@ -110,11 +112,18 @@ class SqlStore:
         try:
             with self._connected("make the decision log's table in") as connection:
                 TABLE.metadata.create_all(connection)
-        except (StoreError, exc.IntegrityError):
+        except (StoreError, exc.IntegrityError) as error:
             if not self._has_table():  # another process may have made it meanwhile
-                raise
+                made = " ".join(str(CreateTable(TABLE).compile(self._engine)).split())
+                raise StoreError(
+                    f"{error}. Let its administrator run this, and grant {RIGHTS} on the table: {made}"
+                ) from None
         with self._connected("look into") as connection:
             self._refuse(_unfit(connection))
+        with self._connected(f"use the decision log's table, which needs {RIGHTS}, in") as connection:
+            none = sa.select(TABLE).where(sa.false())
+            connection.execute(TABLE.insert().from_select(TABLE.columns.keys(), none))
+            connection.execute(TABLE.delete().where(self._mine, sa.false()))  # pruning says nothing if it may not
 
     def _refuse(self, why: str) -> None:
         if why:

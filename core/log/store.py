@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from ..errors import ConfigurationError, NoDecisionLogError, StoreError
 from ..folders import make_folder, put_once, remove_abandoned, sync_folder
-from ..kit.secrets import shown_url
+from ..kit.secrets import refuse_login, shown_url
 from .objects import CONDITIONAL_PUT, ObjectStore
 
 if TYPE_CHECKING:
@@ -203,6 +203,7 @@ def open_store(url: str, *, pipeline: str = "default", existing: bool = False) -
             f"{scheme}:// cannot hold a decision log: give a directory, a SQLAlchemy URL, or one of "
             f"{sorted(CONDITIONAL_PUT)}"
         )
+    refuse_login(url)
     try:
         import fsspec  # noqa: PLC0415 - an extra
 

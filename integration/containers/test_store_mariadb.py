@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import make_url
 
 from onceward.core.errors import ConfigurationError, StoreError
-from onceward.core.log import open_store
+from onceward.core.log import EpochInput, LogWriter, open_store, read
 from onceward.core.log.entries import key_of
 from onceward.testing.containers import MariaDbContainer
 
@@ -115,3 +117,46 @@ def test_a_table_that_would_cut_decisions_or_mix_names_up_is_refused_with_what_t
     with opened(database.url) as store:
         assert store.get(key_of(0)) == b"x"
         assert store.put_if_absent(key_of(1), bytes(100_000))
+
+
+def whole_run(url: str) -> None:
+    """Two epochs, and what is pruned after each."""
+    with opened(url) as store:
+        writer = LogWriter(store, "contract", store_contract.clock())
+        writer.start()
+        for epoch in range(read(store).decided + 1, read(store).decided + 3):
+            writer.decide(epoch, [], sinks=["out"], epoch_input=EpochInput())
+            writer.complete(epoch)
+
+
+def test_the_documented_rights_are_enough_and_each_is_needed(database: MariaDatabase) -> None:
+    place = make_url(database.url)
+    user = f"driver_{uuid.uuid4().hex[:8]}"
+    url = place.set(username=user, password="geheim-is-it").render_as_string(hide_password=False)
+    database.run(f"CREATE USER {user} IDENTIFIED BY 'geheim-is-it'")
+    rights = ("SELECT", "INSERT", "DELETE")
+    with opened(database.url):  # an administrator creates the table
+        pass
+    try:
+        for without in ("", *rights):
+            granted = ", ".join(right for right in rights if right != without)
+            database.run(f"GRANT {granted} ON {place.database}.onceward_decision_log TO {user}")
+            before = database.run("SELECT entry FROM onceward_decision_log")
+            if without:
+                with pytest.raises(
+                    StoreError, match=f"{without} command denied|needs SELECT, INSERT, DELETE"
+                ) as caught:
+                    whole_run(url)
+                assert "geheim" not in str(caught.value)
+                assert database.run("SELECT entry FROM onceward_decision_log") == before
+            else:
+                whole_run(url)
+            database.run(f"REVOKE ALL PRIVILEGES, GRANT OPTION FROM {user}")
+        database.run("DROP TABLE onceward_decision_log")
+        database.run(f"GRANT SELECT, INSERT, DELETE ON {place.database}.* TO {user}")
+        with pytest.raises(StoreError, match=r"Let its administrator run this.* CREATE TABLE onceward_decision_log"):
+            whole_run(url)
+        database.run(f"GRANT CREATE ON {place.database}.* TO {user}")
+        whole_run(url)
+    finally:
+        database.run(f"DROP USER {user}")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
-from onceward.core.errors import ConfigurationError, PostgresError
+from onceward.core.errors import ConfigurationError
 
-from ..dialect import BulkDialect, Movement, Part
+from ..dialect import BulkDialect, ChangedError, Movement, Part
 from ..target import CommitPath, TableName, quoted
 from .catalog import Table, check_own_tables, check_writable, read_checks, read_table, read_unique_key
 from .copy import CopyWriter, plan_copy, without_change
@@ -82,7 +82,7 @@ class Copying(BulkDialect):
         with session(connection) as lent:
             (found,) = lent.execute(count.encode()).fetchone() or (0,)
             if found != expected:
-                raise PostgresError(f"staging table {stage} holds {found} rows of {expected}: somebody changed it")
+                raise ChangedError(f"staging table {stage} holds {found} rows of {expected}: somebody changed it")
             for statement in merge_statements(lent, movement, parts, stage):
                 lent.execute(statement.encode())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import array
 import json
 import secrets
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import sqlalchemy as sa
@@ -19,7 +19,7 @@ from onceward.core.transaction import Committable
 
 from ..dialect import Movement, Part
 from ..engines import reading
-from ..own_tables import identity_row, insert_into, tables_of
+from ..own_tables import identity_row, insert_into, staged_handle, tables_of
 from ..target import STAGED, TableName
 from ..writing import HeldWriting
 from .catalog import read_checks, read_table
@@ -93,7 +93,8 @@ class TableWriting(HeldWriting):
         return [*([pa.field(DELETE, pa.bool_())] if self.target.change else []), *_OWN_FIELDS]
 
     def make_durable(self) -> Committable:
-        row = {**identity_row(self.name, self.rows), "whole": 1, **self._movement()}
+        how = self._movement()
+        row = {**identity_row(self.name, self.rows), "whole": 1, **how}
         insert = compiled(insert_into(tables_of(self.target).staged), tuple(row))
         with self.limited(self.rows):
             self.finish_rows()
@@ -105,9 +106,11 @@ class TableWriting(HeldWriting):
                 lent.execute("COMMIT")
             connection, self.held = self.connection, None
             connection.close()
-        return Committable.named(STAGED, self.name, rows=self.rows, proof=self.proof)
+        return Committable.named(
+            STAGED, self.name, rows=self.rows, proof=self.proof, handle=staged_handle(self.rows, **how)
+        )
 
-    def _movement(self) -> dict[str, Any]:
+    def _movement(self) -> dict[str, str]:
         if self.writer is None:
             return {"stage": "", "movement": "{}"}
         into = [self.table.schema, self.table.name]

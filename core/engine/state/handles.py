@@ -21,6 +21,11 @@ class FileRef(msgspec.Struct, frozen=True):
     sha256: str
     shared: bool = False
 
+    def __post_init__(self) -> None:
+        parts = self.path.split("/")
+        if {"", ".", ".."} & {self.name, *parts} or "/" in self.name or "\0" in self.path + self.name:
+            raise ValueError(f"{self.path!r}, called {self.name!r}, is no file below a folder")
+
 
 class KeyedHandle(msgspec.Struct, frozen=True, kw_only=True):
     """The keyed state of one subtask, which owns the key groups from `first` to before `end`."""

@@ -26,6 +26,7 @@ from urllib.parse import unquote, urlsplit
 
 from ...errors import ConfigurationError, StateDamagedError, StateError
 from ...folders import make_folder, sync_folder
+from ...kit.secrets import refuse_login
 from .handles import FileRef, Metadata, decode_metadata, encode_metadata
 
 if TYPE_CHECKING:
@@ -302,6 +303,7 @@ class _ObjectFiles:
 def _open_files(location: str) -> _LocalFiles | _ObjectFiles:
     if "://" not in location:
         return _LocalFiles(Path(location))
+    refuse_login(location)
     try:
         import fsspec  # noqa: PLC0415 - an extra
 
