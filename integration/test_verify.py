@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from onceward import KafkaSink, PostgresSink
+from onceward import KafkaSink, PostgresSink, SqlAlchemySink
 from onceward.cli.main import app
 from onceward.core.checkpoint import Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
@@ -43,7 +43,7 @@ class Job:
         self.producer = confluent_kafka.Producer({"bootstrap.servers": servers, "log_level": 0})
         self.sinks = [
             KafkaSink("topic", bootstrap_servers=servers, topic=self.copies, **proof),
-            PostgresSink("table", dsn=dsn, table=self.table, commit=commit, **proof),
+            _into_table(dsn, self.table, commit, **proof),
         ]
         self.coordinator = Coordinator(f"orders-{uuid.uuid4().hex[:8]}", DirectoryStore(folder), self.sinks)
         self.coordinator.open()
@@ -128,11 +128,19 @@ def make_job(kafka: KafkaServer, topic: Callable[..., str], dsn: str, tmp_path: 
         job.look.close()
 
 
+def _into_table(dsn: str, table: str, commit: str, **proof: bool) -> PostgresSink | SqlAlchemySink:
+    how, _, sqlalchemy = commit.partition(", ")
+    if not sqlalchemy:
+        return PostgresSink("table", dsn=dsn, table=table, commit=how, **proof)
+    url = dsn.replace("postgresql://", "postgresql+psycopg://", 1)
+    return SqlAlchemySink("table", url=url, table=table, commit=how, **proof)
+
+
 def wrong_epochs(audit: dict[str, Any]) -> list[Any]:
     return [line["epoch"] for line in audit["epochs"] if line["verdict"] != "proven"]
 
 
-@pytest.mark.parametrize("commit", ["prepared", "staging"])
+@pytest.mark.parametrize("commit", ["prepared", "staging", "prepared, SQLAlchemy", "staging, SQLAlchemy"])
 def test_a_row_that_is_removed_doubled_or_altered_is_found_and_named(make_job: Callable[..., Job], commit: str) -> None:
     job = make_job(commit)
     job.run()

@@ -42,6 +42,8 @@ class SqlAlchemySink(DatabaseSink):
             are.
         parallelism: Number of subtasks that write at the same time. If given, `validate` warns if the server allows too
             few prepared transactions.
+        proof: On PostgreSQL, hash the rows that are inserted, so that `onceward verify` can tell whether the table
+            still holds them. Rows of an upsert, and of other databases, are not hashed.
         select: SQL expressions that make this sink's columns out of the pipeline's. Default: all columns.
         where: SQL condition; the sink takes only the rows for which it is true. Default: all rows.
 
@@ -66,18 +68,22 @@ class SqlAlchemySink(DatabaseSink):
         ledger_schema: str | None = None,
         ledger_epochs: int = 1000,
         parallelism: int | None = None,
+        proof: bool = True,
         select: Sequence[str] | None = None,
         where: str | None = None,
     ) -> None:
         address = Url(url)
+        is_postgres = address.backend == "postgresql"
+        keys = key_columns(key)
         target = Target(
             url=address,
             table=TableName.parse(table),
-            key=key_columns(key),
+            key=keys,
             create_table=create_table,
             lock_timeout=lock_timeout,
             answer_within=answer_within,
-            ledger_schema=LEDGER_SCHEMA if ledger_schema is None and address.backend == "postgresql" else ledger_schema,
+            ledger_schema=LEDGER_SCHEMA if ledger_schema is None and is_postgres else ledger_schema,
+            proof=proof and is_postgres and not keys,
         )
         super().__init__(
             name,
