@@ -70,7 +70,7 @@ long: setup ## The unit tests that take long: two thousand runs of the simulator
 integration: java setup ## The tests on real services alone; ARGS="-k word" selects
 	@echo "== integration tests"
 	@$(PYTEST) integration -m "not containers $(SELECT)" --numprocesses $(WORKERS) --dist loadscope \
-	  --no-loadscope-reorder --durations=10 $(ARGS)
+	  --no-loadscope-reorder --durations=40 $(ARGS)
 
 .PHONY: containers
 containers: java setup ## The tests that need a Docker engine

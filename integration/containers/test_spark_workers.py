@@ -93,7 +93,7 @@ def dsn(master: Machine, postgres_container: PostgresContainer) -> str:
     return address
 
 
-@pytest.mark.parametrize("moment", ["prepared", "writing"])
+@pytest.mark.parametrize("moment", ["prepared", pytest.param("writing", marks=pytest.mark.nightly)])
 def test_39_a_killed_worker_machine_loses_and_duplicates_nothing(
     tmp_path: Path, workers: list[Machine], master: Machine, dsn: str, moment: str
 ) -> None:
