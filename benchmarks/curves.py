@@ -325,7 +325,7 @@ def main() -> None:
         page()
         return
     with bench() as lab:
-        partitions(lab, 4, 1)  # a JVM that has just started is slow
+        partitions(lab, 4, 8)  # a JVM compiles what it has run often; before, it is slow
         for name in given.curves or CURVES:
             curve = CURVES[name]
             points: dict[str, Ways] = {}
