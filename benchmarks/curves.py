@@ -27,12 +27,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from common import Bench, Run, bench, compare, machine, median, service_processes, timed
 from engine import one_sum
+from growth import Line
 
 from onceward import FileSink, KafkaSink, PostgresSink
 from onceward.connectors.spark import exactly_once
-from onceward.connectors.spark.task import write_partition
-from onceward.core.checkpoint import Coordinator
-from onceward.core.log import EpochInput, MemoryStore
+from onceward.core.log import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -191,19 +190,11 @@ def upserts(lab: Bench, count: int, rows: pa.Table, repeats: int) -> float:
         connection.execute(f"INSERT INTO {name} SELECT n::text, '0' FROM generate_series(0, {count - 1}) n")
         connection.execute(f"ALTER TABLE {name} ADD PRIMARY KEY (key)")
     sink = PostgresSink("table", dsn=lab.dsn, table=name, key=["key"])
-    coordinator = Coordinator("bench", MemoryStore(), [sink])
-    coordinator.open()
+    line = Line("bench", MemoryStore(), sink)
     rows = pa.table({"key": rows["user"], "value": pc.cast(rows["amount"], pa.string())})
-    seconds = []
     for epoch in range(1 + repeats):
-        batches = rows.slice(epoch * 100_000, 100_000).to_batches(10_000)
-        about = EpochInput(query="q", digest=str(epoch), start=[str(epoch)], end=[str(epoch + 1)])
-        began = time.perf_counter()
-        coordinator.admit(epoch, about)
-        contexts = [coordinator.context(sink.name, epoch, subtask=0)]
-        coordinator.commit(epoch, [write_partition([sink], contexts, batches)], about)
-        seconds.append(time.perf_counter() - began)
-    return 100_000 / median(seconds[1:])
+        line.write(epoch, rows.slice(epoch * 100_000, 100_000).to_batches(10_000))
+    return 1e8 / median(line.milliseconds[1:])
 
 
 def memory(lab: Bench, rows: int, _repeats: int) -> Ways:

@@ -99,13 +99,17 @@ class Line:
 
     def run(self, epoch: int) -> None:
         """One epoch of a few rows."""
+        keys = [f"{(epoch * ROWS + number) % KEYS}" for number in range(ROWS)]
+        rows = pa.record_batch({"key": pa.array(keys), "value": pa.array([f"of epoch {epoch}"] * ROWS)})
+        self.write(epoch, [rows])
+
+    def write(self, epoch: int, batches: Iterable[pa.RecordBatch]) -> None:
+        """One epoch of these rows, timed."""
         began = time.perf_counter()
         about = EpochInput(query="q", digest=str(epoch), start=[str(epoch)], end=[str(epoch + 1)])
         self.coordinator.admit(epoch, about)
-        keys = [f"{(epoch * ROWS + number) % KEYS}" for number in range(ROWS)]
-        rows = pa.record_batch({"key": pa.array(keys), "value": pa.array([f"of epoch {epoch}"] * ROWS)})
         contexts = [self.coordinator.context(sink.name, epoch, subtask=0) for sink in self.sinks]
-        self.coordinator.commit(epoch, [write_partition(self.sinks, contexts, [rows])], about)
+        self.coordinator.commit(epoch, [write_partition(self.sinks, contexts, batches)], about)
         self.milliseconds.append((time.perf_counter() - began) * 1000)
 
 

@@ -8,12 +8,11 @@ import pyarrow as pa
 import pytest
 
 from onceward import FileSink
+from onceward.connectors.spark.task import write_partition
 from onceward.core.checkpoint import Admission, Backoff, CommitPolicy, Coordinator
-from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import DecisionInDoubtError, StoreError
 from onceward.core.log import EpochInput, open_store
 from onceward.core.steps import Step, hooked
-from onceward.core.transaction import Acknowledgement
 
 from .disk_kit import Disk, mounted
 
@@ -50,12 +49,9 @@ class Pipeline:
         about = EpochInput(query="q", start=epoch, end=epoch + 1)
         if coordinator.admit(epoch, about) is Admission.REPLAY:
             return
-        writing = SubtaskEpoch(self.sink, coordinator.context("out", epoch, subtask=0))
-        writing.write(pa.record_batch({"n": list(range(10 * epoch, 10 * epoch + 10))}))
-        prepared = writing.pre_commit()
-        assert prepared is not None
-        ack = Acknowledgement(epoch=epoch, subtask=0, attempt=0, sinks=("out",), committables=(prepared,))
-        coordinator.commit(epoch, [ack], about)
+        rows = pa.record_batch({"n": list(range(10 * epoch, 10 * epoch + 10))})
+        contexts = [coordinator.context("out", epoch, subtask=0)]
+        coordinator.commit(epoch, [write_partition([self.sink], contexts, [rows])], about)
 
     def rows(self) -> list[int]:
         import json
