@@ -17,6 +17,8 @@ PARTITION: Final = "onceward.partition"
 """Metadata of a column whose texts are parts of the names of folders."""
 JSON_LINE: Final = "JSON line"
 """The only column of rows that are lines of JSON, beside those that are folders."""
+ANY_EPOCH: Final = range(2**62)
+"""The epochs whose rows a target cannot tell apart, if it never shows who wrote a row."""
 
 
 class Piece(NamedTuple):

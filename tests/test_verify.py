@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
+from contextlib import closing
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -14,10 +16,11 @@ import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner
 
-from onceward import FileSink
+from onceward import FileSink, SqlAlchemySink
 from onceward.cli.main import app
 from onceward.core.checkpoint import Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.log import DirectoryStore, EpochInput
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Acknowledgement
@@ -52,6 +55,11 @@ def batch_of(*numbers: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([row(number) for number in numbers])
 
 
+def die_in_commit(step: Step) -> None:
+    if step is Step.COMMIT_BEFORE:
+        raise Crash
+
+
 class Job:
     """A pipeline of one sink with two subtasks; epoch n writes the rows from 10 n."""
 
@@ -83,15 +91,10 @@ class Job:
             epoch=number, subtask=subtask, attempt=0, sinks=(self.sink.name,), committables=(committable,)
         )
 
-    def crash_in_commit(self) -> None:
+    def crash_in_commit(self, make: Callable[..., pa.RecordBatch] = batch_of) -> None:
         """Write one more epoch, decide it, die, and let another process finish it."""
-
-        def hook(step: Step) -> None:
-            if step is Step.COMMIT_BEFORE:
-                raise Crash
-
-        with hooked(hook), pytest.raises(Crash):
-            self.run(1)
+        with hooked(die_in_commit), pytest.raises(Crash):
+            self.run(1, make)
         self.written += 1
         self.open()
 
@@ -274,3 +277,96 @@ def test_strange_values_are_found_in_the_names_of_folders(tmp_path: Path) -> Non
     job = FileJob(tmp_path, partition_by=list(columns))
     job.run(1, make=lambda *_: batch)
     assert [line["found"] for line in job.told()["epochs"]] == [24]
+
+
+class TableJob(Job):
+    """Into a table of SQLite."""
+
+    def __init__(self, tmp_path: Path, **options: Any) -> None:
+        self.file = tmp_path / "shop.db"
+        self.url = f"sqlite:///{self.file}"
+        sink = SqlAlchemySink("table", url=self.url, table="orders", create_table=True, **options)
+        super().__init__(sink, tmp_path / "log")
+
+    def told(self, code: int = 0) -> dict[str, Any]:
+        return self.audit("sql:orders", "--url", self.url, code=code)
+
+    def change(self, statement: str) -> None:
+        with closing(sqlite3.connect(self.file)) as database, database:
+            assert database.execute(statement).rowcount == 1
+
+
+def without_decimals(*numbers: int) -> pa.RecordBatch:
+    return batch_of(*numbers).drop_columns(["price"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DELETE FROM orders WHERE id = 3",
+        "INSERT INTO orders SELECT * FROM orders WHERE id = 3",
+        "UPDATE orders SET word = 'other' WHERE id = 3",
+        "UPDATE orders SET real = real + 1e-9 WHERE id = 3",
+        "UPDATE orders SET at = '2026-11-23 10:00:00.000001' WHERE id = 3",
+        "UPDATE orders SET yes = 7 WHERE id = 3",
+        "UPDATE orders SET bytes = x'00' WHERE id = 3",
+    ],
+)
+def test_a_changed_row_of_a_table_that_shows_no_epochs_is_found(tmp_path: Path, change: str) -> None:
+    job = TableJob(tmp_path)
+    job.run(make=without_decimals)
+    job.crash_in_commit(without_decimals)
+    [line] = job.told()["epochs"]
+    assert (line["epoch"], line["written"], line["found"], line["verdict"]) == (None, 40, 40, "proven")
+    job.change(change)
+    [line] = job.told(code=1)["epochs"]
+    assert (line["written"], line["verdict"]) == (40, "differs")
+    assert line["found"] == 40 + {"DELETE": -1, "INSERT": 1, "UPDATE": 0}[change[:6]]
+
+
+def test_strange_values_of_a_table_read_back_as_they_were_hashed(tmp_path: Path) -> None:
+    unknown = {"big", "number", "round"}  # to SQLite
+    columns = {name: values for name, values in STRANGE.items() if name not in unknown}
+    columns["real"] = [-0.0, 1.0, None, float("inf"), 0.1, 1e-300]
+    job = TableJob(tmp_path)
+    job.run(1, make=lambda *_: pa.record_batch(columns).drop_columns(["nothing"]))
+    told = job.told()
+    assert ([line["found"] for line in told["epochs"]], told["left_out"]) == ([24], [])
+
+
+@pytest.mark.parametrize("compared", [True, False])
+def test_columns_that_cannot_be_compared_are_listed(tmp_path: Path, compared: bool) -> None:
+    """SQLite's columns without a type."""
+    job = TableJob(tmp_path)
+    with closing(sqlite3.connect(job.file)) as database, database:
+        database.execute(f"CREATE TABLE orders (id{' bigint' if compared else ''}, word)")
+    job.run(1, make=lambda *numbers: batch_of(*numbers).select(["id", "word"]))
+    told = job.told(code=int(not compared))
+    assert told["left_out"] == ["word (NULL)"] if compared else ["id (NULL)", "word (NULL)"]
+    [line] = told["epochs"]
+    assert (line["found"], line["verdict"]) == (10, "proven" if compared else "unproven")
+
+
+def test_a_table_without_proofs_is_unproven(tmp_path: Path) -> None:
+    job = TableJob(tmp_path, proof=False)
+    job.run(1, make=without_decimals)
+    assert [line["verdict"] for line in job.told(code=1)["epochs"]] == ["unproven"]
+
+
+def test_a_table_that_shows_no_epochs_is_not_judged_while_one_is_not_completed(tmp_path: Path) -> None:
+    job = TableJob(tmp_path)
+    job.run(1, make=without_decimals)
+    with hooked(die_in_commit), pytest.raises(Crash):
+        job.run(1, make=without_decimals)
+    done = CliRunner().invoke(app, ["verify", str(job.folder), "--target", "sql:orders", "--url", job.url])
+    assert isinstance(done.exception, ConfigurationError)
+    assert "onceward txn commit" in str(done.exception)
+
+
+def test_a_value_that_is_none_of_its_column_is_named(tmp_path: Path) -> None:
+    job = TableJob(tmp_path)
+    job.run(1, make=without_decimals)
+    job.change("UPDATE orders SET day = 'tomorrow' WHERE id = 3")
+    done = CliRunner().invoke(app, ["verify", str(job.folder), "--target", "sql:orders", "--url", job.url])
+    assert isinstance(done.exception, SchemaError)
+    assert "tomorrow" in str(done.exception)

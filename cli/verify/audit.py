@@ -17,6 +17,7 @@ import numpy as np
 from onceward.core.errors import ConfigurationError
 from onceward.core.log.proven import Written
 from onceward.core.proof import without
+from onceward.core.reread import ANY_EPOCH
 from onceward.core.row_hash import hexadecimal, row_hashes
 
 if TYPE_CHECKING:
@@ -120,6 +121,19 @@ def check_overlap(before: LogView, after: LogView) -> None:
         )
 
 
+def check_stopped(before: LogView, after: LogView, place: str) -> None:
+    """Refuse if it is not certain which epochs' rows a target held while it was read, and it does not show that.
+
+    Raises:
+        ConfigurationError: An epoch was decided meanwhile, or is not completed.
+    """
+    if after.undone is not None or before.undone is not None or before.proofs.total != after.proofs.total:
+        raise ConfigurationError(
+            f"{place} does not show which epoch wrote a row, and an epoch was committed while it was read, or is "
+            "decided and not completed: stop the pipeline, complete the epoch (`onceward txn commit`), and verify again"
+        )
+
+
 def tally(reread: Reread) -> dict[str, Written]:
     """Count and hash everything that a target holds, by mark."""
     rows: dict[str, int] = defaultdict(int)
@@ -160,7 +174,8 @@ def grouped(found: Mapping[str, Written], reread: Reread, expected: Expected, la
     """
     expected = expected.without(reread.unmarked)
     nothing_older = expected.older is not None and not expected.older.rows
-    oldest = min(expected.epochs, default=max(reread.unmarked, default=-1) + 1)
+    listed = () if reread.unmarked is ANY_EPOCH else reread.unmarked
+    oldest = min(expected.epochs, default=max(listed, default=-1) + 1)
     epochs: dict[int, Written] = {}
     others = {OLDER: Written(), FOREIGN: Written()}
     groups: dict[str, int | str] = {}

@@ -22,8 +22,8 @@ def verify(
         list[str],
         typer.Option(
             metavar="[SINK=]PLACE",
-            help="Where a sink wrote to: kafka:TOPIC, postgres:TABLE or files:FOLDER; repeatable. SINK may be left out "
-            "if there is one.",
+            help="Where a sink wrote to: kafka:TOPIC, postgres:TABLE, sql:TABLE or files:FOLDER; repeatable. SINK may "
+            "be left out if there is one.",
         ),
     ],
     source: Annotated[
@@ -48,6 +48,9 @@ def verify(
         ),
     ] = None,
     dsn: Annotated[str | None, typer.Option(help="PostgreSQL's connection string.")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="SQLAlchemy's URL of the database of sql:TABLE: MariaDB, SQLite or PostgreSQL.")
+    ] = None,
     ledger_schema: Annotated[str | None, typer.Option(help="Schema of onceward's own tables in PostgreSQL.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -61,7 +64,7 @@ def verify(
     from .rows import compared  # noqa: PLC0415
     from .run import Question, audits  # noqa: PLC0415
 
-    access = Access(bootstrap_servers, pairs("--kafka", kafka), dsn, ledger_schema)
+    access = Access(bootstrap_servers, pairs("--kafka", kafka), dsn, url, ledger_schema)
     origin = Place.parse(source, access) if source is not None else None
     function = load_function(mapping) if mapping is not None else None
     if store is None:

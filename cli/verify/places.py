@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Rows = Callable[[pa.RecordBatch], pa.RecordBatch]
 
-KINDS: Final = {"kafka": "TOPIC", "postgres": "TABLE", "files": "FOLDER"}
+KINDS: Final = {"kafka": "TOPIC", "postgres": "TABLE", "sql": "TABLE", "files": "FOLDER"}
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Access:
     servers: str | None = None
     config: Mapping[str, str] | None = None
     dsn: str | None = None
+    url: str | None = None
     ledger_schema: str | None = None
 
 
@@ -59,7 +60,11 @@ class Place:
         if kind not in KINDS or not name:
             forms = " or ".join(f"{known}:{what}" for known, what in KINDS.items())
             raise ConfigurationError(f"{text!r} is no place: give {forms}")
-        options = {"kafka": ("--bootstrap-servers", access.servers), "postgres": ("--dsn", access.dsn)}
+        options = {
+            "kafka": ("--bootstrap-servers", access.servers),
+            "postgres": ("--dsn", access.dsn),
+            "sql": ("--url", access.url),
+        }
         option, given = options.get(kind, ("", ""))
         if given is None:
             raise ConfigurationError(f"{text} needs {option}")
@@ -86,15 +91,25 @@ class Place:
                 from onceward.connectors.files import reread as files  # noqa: PLC0415 - pyarrow's readers
 
                 return files.reread(self.name, scope, columns)
-            from onceward.connectors.database.postgres import reread as postgres  # noqa: PLC0415 - an extra
-            from onceward.connectors.database.postgres_sink import PostgresSink  # noqa: PLC0415
+            from onceward.connectors.database.postgres_sink import PostgresSink  # noqa: PLC0415 - an extra
+            from onceward.connectors.database.sqlalchemy_sink import SqlAlchemySink  # noqa: PLC0415
+
+            more: dict[str, Any] = {"table": self.name}
+            if self.access.ledger_schema is not None:
+                more["ledger_schema"] = self.access.ledger_schema
+            if self.kind == "postgres":
+                target = PostgresSink("any", dsn=self.access.dsn or "", **more).target
+            else:
+                target = SqlAlchemySink("any", url=self.access.url or "", **more).target
+            if target.url.backend != "postgresql":
+                from onceward.connectors.database import reread as tables  # noqa: PLC0415
+
+                return tables.reread(target, columns)
+            from onceward.connectors.database.postgres import reread as postgres  # noqa: PLC0415
+
+            return postgres.reread(target, scope, columns)
         except ModuleNotFoundError as error:
             raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[{self.kind}]'") from error
-        schema: dict[str, Any] = (
-            {} if self.access.ledger_schema is None else {"ledger_schema": self.access.ledger_schema}
-        )
-        sink = PostgresSink("any", dsn=self.access.dsn or "", table=self.name, **schema)
-        return postgres.reread(sink.target, scope, columns)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All rows, as they are."""

@@ -8,10 +8,11 @@ import msgspec
 
 from onceward.core.errors import ConfigurationError
 from onceward.core.names import Scope
+from onceward.core.reread import ANY_EPOCH
 from onceward.core.row_hash import RowHash
 from onceward.testing.pipeline.judge import compare
 
-from .audit import FOREIGN, Audit, Expected, Verdict, check_overlap, grouped, judge, tally, with_starts
+from .audit import FOREIGN, Audit, Expected, Verdict, check_overlap, check_stopped, grouped, judge, tally, with_starts
 from .places import Access, Place
 from .rows import mapped, records, shown
 
@@ -79,6 +80,8 @@ def _audit(question: Question, sink: str, place: Place) -> Audit:
     found = tally(reread)
     after = log.view
     check_overlap(before, after)
+    if reread.unmarked is ANY_EPOCH:
+        check_stopped(before, after, place.title)
     held = grouped(found, reread, expected, Expected.of(after, sink))
     lines, foreign = judge(expected, held, reread.unmarked)
     if wanted is not None:

@@ -128,6 +128,36 @@ def conversion(arrow: pa.DataType, column: SqlType, backend: str) -> Conversion:
     raise UnfitError("no conversion keeps every value; cast it, or change the column")
 
 
+def read_back(column: SqlType, backend: str) -> pa.DataType | None:
+    """The Arrow type as which a column's values are read and hashed; None if they may not be what was written.
+
+    Not so: texts that are filled up (CHAR) or sorted (SET), single precision, floats that are rounded to some digits,
+    and columns of SQLite that have no type. A decimal number is read as its shortest text.
+    """
+    sqlite = backend == "sqlite"
+    if isinstance(column, sa.String):
+        altered = (mysql.SET,) if sqlite else (mysql.SET, sa.CHAR, sa.NCHAR)
+        return None if isinstance(column, altered) else pa.large_string()
+    if isinstance(column, sa.types._Binary):  # noqa: SLF001 - as above
+        return pa.large_binary()
+    if isinstance(column, (sa.Integer, sa.Boolean)):
+        return pa.uint64() if getattr(column, "unsigned", False) else pa.int64()
+    if isinstance(column, sa.Float):
+        exact = _mantissa(column, sqlite) == FLOAT_BITS[pa.float64()] and getattr(column, "scale", None) is None
+        return pa.float64() if exact else None
+    if isinstance(column, sa.Numeric):
+        return None if sqlite else pa.string()
+    kinds = ((sa.Date, pa.date32()), (sa.DateTime, pa.timestamp("us")), (sa.Time, pa.time64("us")))
+    return next((arrow for kind, arrow in kinds if isinstance(column, kind)), None)
+
+
+def as_read_back(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Prepared values as they are hashed: those that are written as another kind of number, as that."""
+    if pa.types.is_integer(array.type) or pa.types.is_boolean(array.type):
+        return array.cast(kind)
+    return pc.add(array, 0.0) if pa.types.is_floating(array.type) else array  # -0.0 is 0.0
+
+
 def _text(_: pa.DataType, column: SqlType, sqlite: bool) -> Conversion | None:
     if not isinstance(column, sa.String):
         return None

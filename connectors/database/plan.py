@@ -9,12 +9,13 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from onceward.core.errors import SchemaError
+from onceward.core.row_hash import RowHash
 
-from .conversions import Conversion, UnfitError, conversion
+from .conversions import Conversion, UnfitError, as_read_back, conversion, read_back
 from .dialect import RowWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from sqlalchemy.sql.dml import Insert
 
@@ -130,6 +131,8 @@ class Plan:
     conversions: tuple[Conversion, ...]
     required: frozenset[str]
     """Columns in which no null may be: those that are not null, and the key's."""
+    compared: Mapping[str, pa.DataType]
+    """Columns whose values are read back as they were written, and as which type, see `read_back`."""
 
     def check(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """The batch's columns, converted and checked.
@@ -147,14 +150,26 @@ class Plan:
                 raise SchemaError(f"column {name!r}: {error}; the epoch's rows are not written") from error
         return arrays
 
-    def pieces(self, batch: pa.RecordBatch) -> Iterator[list[dict[str, Any]]]:
-        """The batch's rows, so many at once as one call of the driver should take."""
-        for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-            yield self.rows(batch.slice(start, _ROWS_AT_ONCE))
+    def new_hash(self) -> RowHash | None:
+        """What adds up the hashes of rows; None if no column can be compared."""
+        return RowHash() if self.compared else None
 
-    def rows(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    def add(self, arrays: Sequence[pa.Array], to: RowHash | None) -> None:
+        """Add rows, of which `check` gave the columns, to a hash, if there is one."""
+        if to is not None:
+            by_name = dict(zip(self.schema.names, arrays, strict=True))
+            to.add(pa.record_batch({name: as_read_back(by_name[name], kind) for name, kind in self.compared.items()}))
+
+    def pieces(self, batch: pa.RecordBatch, hashed: RowHash | None = None) -> Iterator[list[dict[str, Any]]]:
+        """The batch's rows, so many at once as one call of the driver should take; `hashed`: to what they are added."""
+        for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+            yield self.rows(batch.slice(start, _ROWS_AT_ONCE), hashed)
+
+    def rows(self, batch: pa.RecordBatch, hashed: RowHash | None = None) -> list[dict[str, Any]]:
         """The batch as parameters of `insert`: columns' own names may hold anything, so parameters have numbers."""
-        columns = [step.python(array) for step, array in zip(self.conversions, self.check(batch), strict=True)]
+        arrays = self.check(batch)
+        self.add(arrays, hashed)
+        columns = [step.python(array) for step, array in zip(self.conversions, arrays, strict=True)]
         names = [f"c{number}" for number in range(len(columns))]
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
@@ -188,16 +203,18 @@ class InsertWriter(RowWriter):
     Args:
         connection: In a transaction.
         plan: Made for the table.
+        proof: Whether to hash the rows.
     """
 
-    def __init__(self, connection: sa.Connection, plan: Plan) -> None:
+    def __init__(self, connection: sa.Connection, plan: Plan, *, proof: bool = False) -> None:
+        self.hash = plan.new_hash() if proof else None
         self._connection = connection
         self._plan = plan
         self._statement = plan.insert()
 
     def write(self, batch: pa.RecordBatch) -> None:
         check_same(batch.schema, self._plan.schema)
-        for rows in self._plan.pieces(batch):
+        for rows in self._plan.pieces(batch, self.hash):
             self._connection.execute(self._statement, rows)
 
 
@@ -206,7 +223,9 @@ def make_plan(schema: pa.Schema, table: sa.Table, backend: str, key: Sequence[st
     columns = [_column(column, backend) for column in table.columns]
     conversions = match(schema, table.fullname, columns, lambda arrow, kind: conversion(arrow, kind, backend), key)
     required = {column.name for column in table.columns if not column.nullable and not _fills_nulls(column)}
-    return Plan(schema, table, conversions, frozenset(required | set(key)))
+    kinds = {name: read_back(table.columns[name].type, backend) for name in schema.names}
+    compared = {name: kind for name, kind in kinds.items() if kind is not None}
+    return Plan(schema, table, conversions, frozenset(required | set(key)), compared)
 
 
 def _column(column: sa.Column[Any], backend: str) -> Column:

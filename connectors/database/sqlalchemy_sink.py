@@ -42,8 +42,8 @@ class SqlAlchemySink(DatabaseSink):
             are.
         parallelism: Number of subtasks that write at the same time. If given, `validate` warns if the server allows too
             few prepared transactions.
-        proof: On PostgreSQL, hash the rows that are inserted, so that `onceward verify` can tell whether the table
-            still holds them. Rows of an upsert, and of other databases, are not hashed.
+        proof: Hash the rows that are inserted, so that `onceward verify` can tell whether the table still holds them.
+            Rows of an upsert are not hashed: the table keeps only the last one of each key.
         select: SQL expressions that make this sink's columns out of the pipeline's. Default: all columns.
         where: SQL condition; the sink takes only the rows for which it is true. Default: all rows.
 
@@ -83,7 +83,7 @@ class SqlAlchemySink(DatabaseSink):
             lock_timeout=lock_timeout,
             answer_within=answer_within,
             ledger_schema=LEDGER_SCHEMA if ledger_schema is None and is_postgres else ledger_schema,
-            proof=proof and is_postgres and not keys,
+            proof=proof and not keys,
         )
         super().__init__(
             name,

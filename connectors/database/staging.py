@@ -35,6 +35,8 @@ from .writing import SLOWEST, Writing, plan_for
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from onceward.core.row_hash import RowHash
+
     from .plan import Plan
     from .target import Target
 
@@ -48,6 +50,7 @@ class PieceWriting(Writing):
     def __init__(self, target: Target, context: WriteContext) -> None:
         self._waiting: list[pa.RecordBatch] = []
         self._plan: Plan | None = None
+        self._hash: RowHash | None = None
         self._bytes = 0
         self._pieces = 0
         self._digest = hashlib.sha256()
@@ -61,8 +64,9 @@ class PieceWriting(Writing):
         """Check every value; collect, and stage a piece when it is large enough."""
         if self._plan is None:
             self._plan = plan_for(self.target, batch.schema)
+            self._hash = self._plan.new_hash() if self.target.proof else None
         check_same(batch.schema, self._plan.schema)
-        self._plan.check(batch)
+        self._plan.add(self._plan.check(batch), self._hash)
         for part in _sliced(batch):
             if self._waiting and self._bytes + part.nbytes > CHUNK_BYTES:
                 self._stage(whole=False)
@@ -74,7 +78,8 @@ class PieceWriting(Writing):
         self._stage(whole=True)
         self._over = True
         handle = staged_handle(self.rows, "", self._movement())
-        return Committable.named(STAGED, self.name, rows=self.rows, handle=handle)
+        proof = None if self._hash is None else self._hash.proof()
+        return Committable.named(STAGED, self.name, rows=self.rows, proof=proof, handle=handle)
 
     def discard(self) -> None:
         """Delete what was staged; if that fails, a sweep finds it by its name."""

@@ -144,7 +144,7 @@ class HeldWriting(Writing):
         """Open what takes the rows: by default, into the table itself."""
         dialect = dialect_for(self.target)
         if isinstance(dialect, RowDialect):
-            return InsertWriter(self.connection, plan_for(self.target, schema))
+            return InsertWriter(self.connection, plan_for(self.target, schema), proof=self.target.proof)
         table = self.lock_and_read(dialect, schema)
         with self.limited():
             return dialect.writer(self.connection, table, schema, schema.names if self.target.proof else ())

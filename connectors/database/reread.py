@@ -1,0 +1,91 @@
+"""Rows that are read back from a table of MariaDB or SQLite.
+
+Nothing there says which transaction wrote a row, so only all rows together can be compared with what was written.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import sqlalchemy as sa
+
+from onceward.core.errors import SchemaError
+from onceward.core.reread import ANY_EPOCH, NUMBER, Piece, Reread
+
+from .conversions import read_back
+from .dialect import no_such_table
+from .engines import autocommitting
+from .failures import translated
+from .tables import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from decimal import Decimal
+
+    from .target import Target
+
+_ROWS_AT_ONCE: Final = 10_000
+_READ: Final = {pa.int64(): sa.BigInteger(), pa.uint64(): sa.BigInteger(), pa.float64(): sa.Double()}
+"""As what SQLAlchemy hands out columns that may be declared as booleans, or as decimals of a double."""
+
+
+def reread(target: Target, columns: Sequence[str] = ()) -> Reread:
+    """What the table holds now.
+
+    Args:
+        target: Where.
+        columns: What to read; none: whatever can be compared.
+
+    Raises:
+        SchemaError: There is no such table, a column is missing, or a value is none of its column's type.
+        SinkError: The database does not answer, or refuses.
+    """
+    described = describe(target, target.table)
+    if described is None:
+        raise no_such_table(target.table)
+    kinds = {column.name: read_back(column.type, target.url.backend) for column in described.table.columns}
+    missing = sorted(name for name in columns if kinds.get(name) is None)
+    if missing:
+        raise SchemaError(f"table {target.table} has no columns {missing} any more as they were when they were written")
+    chosen = [name for name, kind in kinds.items() if kind is not None and (not columns or name in columns)]
+    left_out = [f"{column.name} ({column.type})" for column in described.table.columns if column.name not in chosen]
+    schema = pa.schema([_field(name, kinds[name]) for name in chosen])
+    return Reread(
+        _pieces(target, described.table, schema), {}, schema, lambda _: False, unmarked=ANY_EPOCH, left_out=left_out
+    )
+
+
+def _field(name: str, kind: Any) -> pa.Field:
+    return pa.field(name, kind, metadata={NUMBER: ""} if kind == pa.string() else None)
+
+
+def _pieces(target: Target, table: sa.Table, schema: pa.Schema) -> Iterator[Piece]:
+    columns = [table.columns[field.name] for field in schema]
+    read = [sa.type_coerce(c, _READ.get(f.type, c.type)) for c, f in zip(columns, schema, strict=True)]
+    query = sa.select(*(read or [sa.literal_column("1")])).select_from(table)
+    with translated("cannot read", target), autocommitting(target) as connection:
+        at, streamed = 0, connection.execution_options(stream_results=True, max_row_buffer=_ROWS_AT_ONCE)
+        try:
+            for rows in streamed.execute(query).partitions(_ROWS_AT_ONCE):
+                cells = list(zip(*rows, strict=True))
+                arrays = [_array(cells[number], field.type) for number, field in enumerate(schema)]
+                places = [f"{target.table}, row {at + number} as read" for number in range(len(rows))]
+                yield Piece(pa.RecordBatch.from_arrays(arrays, schema=schema), [""] * len(rows), places)
+                at += len(rows)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise SchemaError(
+                f"table {target.table} holds a value that is none of its column's type: {error}"
+            ) from error
+
+
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    return pa.array([_shortest(value) for value in values] if kind == pa.string() else values, kind)
+
+
+def _shortest(value: Decimal | None) -> str | None:
+    """The shortest text without exponent: 1.50 is 1.5."""
+    if value is None:
+        return None
+    text = f"{value:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
