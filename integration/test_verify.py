@@ -48,6 +48,7 @@ class Job:
         self.coordinator = Coordinator(f"orders-{uuid.uuid4().hex[:8]}", DirectoryStore(folder), self.sinks)
         self.coordinator.open()
         self.written = 0
+        self.place = f"sql:{self.table}" if commit.endswith("SQLAlchemy") else f"postgres:{self.table}"
 
     def run(self, epochs: int = EPOCHS) -> None:
         for _ in range(epochs):
@@ -95,13 +96,13 @@ class Job:
         return attempt.pre_commit()
 
     def verify(self, *arguments: str, code: int = 0) -> str:
-        where = ["--bootstrap-servers", self.servers, "--dsn", self.dsn]
+        where = ["--bootstrap-servers", self.servers, "--dsn", self.dsn, "--url", self.dsn]
         done = CliRunner().invoke(app, ["verify", *arguments, *where])
         assert done.exit_code == code, (done.output, done.exception)
         return done.stdout
 
     def audits(self, *arguments: str, code: int = 0) -> dict[str, Any]:
-        targets = ("--target", f"topic=kafka:{self.copies}", "--target", f"table=postgres:{self.table}")
+        targets = ("--target", f"topic=kafka:{self.copies}", "--target", f"table={self.place}")
         told = json.loads(self.verify(str(self.folder), *targets, "--json", *arguments, code=code))
         return {one["sink"]: one for one in told}
 
@@ -168,7 +169,7 @@ def test_a_row_that_is_removed_doubled_or_altered_is_found_and_named(make_job: C
     assert named == {("missing", 3), ("wrong", 25), ("wrong", 14)}
 
     assert wrong_epochs(job.audits("--epochs", "1:1", code=1)["table"]) == []
-    told = job.verify(str(job.folder), "--target", f"table=postgres:{job.table}", code=1)
+    told = job.verify(str(job.folder), "--target", f"table={job.place}", code=1)
     assert "epoch 0: 10 rows were written, 9 of them are there" in told
     assert "2 rows that no epoch wrote" in told
 

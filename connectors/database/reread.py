@@ -62,7 +62,9 @@ def _field(name: str, kind: Any) -> pa.Field:
 
 def _pieces(target: Target, table: sa.Table, schema: pa.Schema) -> Iterator[Piece]:
     columns = [table.columns[field.name] for field in schema]
-    read = [sa.type_coerce(c, _READ.get(f.type, c.type)) for c, f in zip(columns, schema, strict=True)]
+    read: list[sa.ColumnElement[Any]] = [
+        sa.type_coerce(c, _READ.get(f.type, c.type)) for c, f in zip(columns, schema, strict=True)
+    ]
     query = sa.select(*(read or [sa.literal_column("1")])).select_from(table)
     with translated("cannot read", target), autocommitting(target) as connection:
         at, streamed = 0, connection.execution_options(stream_results=True, max_row_buffer=_ROWS_AT_ONCE)

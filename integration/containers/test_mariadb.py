@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +14,16 @@ import pyarrow as pa
 import pymysql
 import pytest
 from sqlalchemy import make_url
+from typer.testing import CliRunner
 
+from onceward.cli.main import app
 from onceward.connectors.database.engines import close_idle, reading
 from onceward.connectors.database.mariadb import Xid
 from onceward.connectors.database.sqlalchemy_sink import SqlAlchemySink
+from onceward.connectors.spark.task import write_partition
+from onceward.core.checkpoint import Coordinator
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SqlError
+from onceward.core.log import DirectoryStore, EpochInput
 from onceward.core.names import parse_transaction_name
 from onceward.core.transaction import (
     AbortOutcome,
@@ -38,6 +44,7 @@ from ..sql_kit import MariaDatabase, maria_database
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.containers
@@ -546,3 +553,71 @@ def test_a_wrong_password_is_not_repeated(database: MariaDatabase) -> None:
         database.sink(url=url).validate(SCHEMA)
     assert "geheimnis" not in str(caught.value)
     assert not isinstance(caught.value.__cause__, pymysql.Error)
+
+
+# Proofs
+
+TYPES = """
+n int, big bigint unsigned, price decimal(20, 4), whole decimal(20, 0), real_ double, count double, text longtext,
+kind enum('a', 'b'), bytes blob, fixed binary(2), at datetime(6), stamp timestamp(6) NULL, day date, time time(6),
+yes boolean, single float, short char(5)
+"""
+
+
+def of_all_types(first: int) -> pa.RecordBatch:
+    return pa.record_batch(
+        {
+            "n": pa.array([first, -(2**31), None], pa.int32()),
+            "big": pa.array([2**64 - 1, 0, None], pa.uint64()),
+            "price": pa.array([decimal.Decimal("-0.0001"), decimal.Decimal(1500), None], pa.decimal128(20, 4)),
+            "whole": pa.array([10**15, -100, None], pa.int64()),
+            "real_": [-0.0, 0.1, None],
+            "count": pa.array([3, -1000, None], pa.int32()),
+            "text": ["ä\\'\0\n ", "", None],
+            "kind": ["a", "b", None],
+            "bytes": [b"\xff\0'", b"", None],
+            "fixed": [b"\0\0", b"ab", None],
+            "at": pa.array([1, -(10**15) - 1, None], pa.timestamp("us")),
+            "stamp": pa.array([10**15 + 1, 10**12, None], pa.timestamp("us", "Europe/Berlin")),
+            "day": [dt.date(1, 1, 1), dt.date(9999, 12, 31), None],
+            "time": [dt.time(23, 59, 59, 999_999), dt.time(0), None],
+            "yes": [True, False, None],
+            "single": pa.array([0.1, 1e20, None], pa.float32()),
+            "short": ["x ", "y", None],
+        }
+    )
+
+
+@pytest.mark.parametrize("how", ["prepared", "staging"])
+def test_the_rows_of_all_epochs_are_proven_until_one_is_changed(
+    database: MariaDatabase, tmp_path: Path, how: str
+) -> None:
+    database.run(f"CREATE TABLE proofs ({TYPES})")
+    sink = database.sink(how, table="proofs")
+    coordinator = Coordinator("orders", DirectoryStore(tmp_path), [sink])
+    coordinator.open()
+    for epoch in range(3):
+        about = EpochInput(query="q", start=[str(epoch)], end=[str(epoch + 1)])
+        coordinator.admit(epoch, about)
+        contexts = [coordinator.context(sink.name, epoch, subtask=0)]
+        coordinator.commit(epoch, [write_partition([sink], contexts, [of_all_types(epoch)])], about)
+
+    def audit(code: int) -> Any:
+        arguments = [str(tmp_path), "--target", "sql:proofs", "--url", database.url, "--json"]
+        done = CliRunner().invoke(app, ["verify", *arguments])
+        assert done.exit_code == code, (done.output, done.exception)
+        [told] = json.loads(done.stdout)
+        return told
+
+    told = audit(0)
+    [line] = told["epochs"]
+    assert (line["written"], line["found"], line["verdict"]) == (9, 9, "proven")
+    assert [column.partition(" ")[0] for column in told["left_out"]] == ["single", "short"]
+    for change in ("price = 0.0001", "text = ''", "stamp = '2001-09-09 01:46:41'", "big = 1", "at = '1970-01-01'"):
+        database.run("CREATE TABLE kept AS SELECT * FROM proofs WHERE n = 1")
+        database.run(f"UPDATE proofs SET {change} WHERE n = 1")
+        assert [line["verdict"] for line in audit(1)["epochs"]] == ["differs"], change
+        database.run("DELETE FROM proofs WHERE n = 1")
+        database.run("INSERT INTO proofs SELECT * FROM kept")
+        database.run("DROP TABLE kept")
+    audit(0)
