@@ -39,10 +39,8 @@ lint: setup
 
 .PHONY: types
 types: setup
-	@echo "== mypy"
-	@$(BIN)/mypy
-	@echo "== basedpyright"
-	@$(BIN)/basedpyright
+	@echo "== mypy, basedpyright"
+	@$(BIN)/mypy & mypy=$$!; $(BIN)/basedpyright; wait $$mypy
 
 .PHONY: unit
 unit: setup
@@ -75,7 +73,7 @@ integration: java setup ## The tests on real services alone; ARGS="-k word" sele
 .PHONY: containers
 containers: java setup ## The tests that need a Docker engine
 	@echo "== container tests"
-	@$(PYTEST) integration -m "containers $(SELECT)" --durations=5 $(ARGS)
+	@$(PYTEST) integration -m "containers $(SELECT)" --numprocesses 2 --dist loadscope --durations=5 $(ARGS)
 
 .PHONY: docs
 docs: setup ## Build the documentation's site into .run/site, with warnings as errors: ten seconds

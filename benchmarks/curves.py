@@ -190,7 +190,7 @@ def upserts(lab: Bench, count: int, rows: pa.Table, repeats: int) -> float:
         connection.execute(f"INSERT INTO {name} SELECT n::text, '0' FROM generate_series(0, {count - 1}) n")
         connection.execute(f"ALTER TABLE {name} ADD PRIMARY KEY (key)")
     sink = PostgresSink("table", dsn=lab.dsn, table=name, key=["key"])
-    line = Line("bench", MemoryStore(), sink)
+    line = Line(f"keys-{count}", MemoryStore(), sink)
     rows = pa.table({"key": rows["user"], "value": pc.cast(rows["amount"], pa.string())})
     for epoch in range(1 + repeats):
         line.write(epoch, rows.slice(epoch * 100_000, 100_000).to_batches(10_000))
@@ -261,7 +261,8 @@ def page() -> None:
     for name, result in results.items():
         marked = re.compile(rf"(<!-- curve: {name} -->\n).*?(<!-- end of curve -->)", re.DOTALL)
         table = "\n".join(_table(CURVES[name], result["points"]))
-        note = f"*{result['machine']}; {result['date']}; median of {result['repeats']}.*"
+        runs = "one run" if result["repeats"] == 1 else f"median of {result['repeats']}"
+        note = f"*{result['machine']}; {result['date']}; {runs}.*"
         filled = (
             f"![{CURVES[name].drawn} over {CURVES[name].axis}](pictures/performance-{name}.svg)\n\n{note}\n\n{table}"
         )
@@ -277,7 +278,7 @@ def _table(curve: Curve, points: dict[str, Ways]) -> Iterator[str]:
     for value, ways in points.items():
         for way, of in ways.items():
             cells = [_figure(of[measure]) if measure in of else "" for measure in measures]
-            yield f"| {float(value):,g} | {way} | {' | '.join(cells)} |"
+            yield f"| {float(value):,.10g} | {way} | {' | '.join(cells)} |"
 
 
 def _figure(value: float) -> str:
@@ -327,7 +328,7 @@ def main() -> None:
             results[name] = {
                 "machine": machine(),
                 "date": f"{datetime.now(UTC):%Y-%m-%d}",
-                "repeats": given.repeats,
+                "repeats": 1 if name == "memory" else given.repeats,
                 "points": points,
             }
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")

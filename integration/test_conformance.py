@@ -1,16 +1,16 @@
-"""KafkaSink, PostgresSink and KafkaSource, on real services, pass the conformance suite."""
+"""KafkaSink, the sinks of PostgreSQL and KafkaSource, on real services, pass the conformance suite."""
 
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from onceward import KafkaSink, PostgresSink
+from onceward import KafkaSink, PostgresSink, SqlAlchemySink
 from onceward.testing.conformance import SinkConformance, SinkUnderTest, SourceConformance, SourceUnderTest
 
 from .kafka_kit import read_all
@@ -53,10 +53,18 @@ class TestKafkaSink(SinkConformance):
 
 
 @pytest.mark.postgres
-@pytest.mark.parametrize("how", ["prepared", "staging"])
+@pytest.mark.parametrize(
+    ("sink", "how"),
+    [
+        ("PostgresSink", "prepared"),
+        ("PostgresSink", "staging"),
+        pytest.param("SqlAlchemySink", "prepared", marks=pytest.mark.nightly),  # the same code by another door
+        pytest.param("SqlAlchemySink", "staging", marks=pytest.mark.nightly),
+    ],
+)
 class TestPostgresSink(SinkConformance):
     @pytest.fixture
-    def sink_under_test(self, postgres: PostgresServer, dsn: str, how: str) -> SinkUnderTest:
+    def sink_under_test(self, postgres: PostgresServer, dsn: str, sink: str, how: str) -> SinkUnderTest:
         with psycopg.connect(dsn) as connection:
             connection.execute("CREATE TABLE conformance (n bigint, text text CHECK (text <> 'refused'))")
 
@@ -69,8 +77,14 @@ class TestPostgresSink(SinkConformance):
             postgres.start()
             postgres.wait_ready()
 
+        def make() -> PostgresSink | SqlAlchemySink:
+            settings: dict[str, Any] = {"table": "conformance", "commit": how}
+            if sink == "PostgresSink":
+                return PostgresSink("conformance", dsn=dsn, **settings)
+            return SqlAlchemySink("conformance", url=dsn, **settings)
+
         return SinkUnderTest(
-            make=lambda: PostgresSink("conformance", dsn=dsn, table="conformance", commit=how),
+            make=make,
             read=read,
             kill=True,
             restart=restart,

@@ -73,7 +73,7 @@ def bench(spark: SparkSession, tmp_path: Path, kafka: KafkaServer, topic: Callab
     return Bench(spark, tmp_path, kafka.bootstrap_servers, topic(partitions=2))
 
 
-@pytest.mark.parametrize("way", ["by_format", "by_exactly_once"])
+@pytest.mark.parametrize("way", [pytest.param("by_format", marks=pytest.mark.nightly), "by_exactly_once"])
 def test_ten_batches_of_two_partitions_leave_two_ids_for_each_worker(bench: Bench, way: str) -> None:
     for _ in range(BATCHES):
         bench.feed.add()

@@ -103,7 +103,14 @@ def job(kafka: KafkaServer, topic: Callable[..., str], dsn: str, tmp_path: Path)
         yield made
 
 
-@pytest.mark.parametrize("step", [Step.DECIDE_AFTER, Step.COMMIT_AFTER, Step.COMPLETE_BEFORE])
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(Step.DECIDE_AFTER, marks=pytest.mark.nightly),
+        Step.COMMIT_AFTER,
+        pytest.param(Step.COMPLETE_BEFORE, marks=pytest.mark.nightly),
+    ],
+)
 def test_what_was_decided_is_committed_from_a_shell_once(job: Job, step: Step) -> None:
     job.epoch(step)
     before = job.shown()

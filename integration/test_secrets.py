@@ -178,7 +178,7 @@ def forms(secret: str) -> set[str]:
 @pytest.mark.parametrize(
     ("how", "systems"),
     [
-        ("exactly_once", ["postgres"]),
+        pytest.param("exactly_once", ["postgres"], marks=pytest.mark.nightly),
         ("format", ["postgres"]),
         ("engine", ALL),
         pytest.param("exactly_once", ALL, marks=pytest.mark.nightly),

@@ -27,9 +27,9 @@ def start(master: str, folder: Path, dsn: str, fault: str, environment: dict[str
     ("fault", "master"),
     [
         ("executor", "local-cluster[2,1,1024]"),
-        ("slow", "local-cluster[2,1,1024]"),
         ("task", "local[2,4]"),
         ("none", "local[2]"),
+        pytest.param("slow", "local-cluster[2,1,1024]", marks=pytest.mark.nightly),
         pytest.param("idle", "local[2]", marks=pytest.mark.nightly),
         pytest.param("decommission", "local-cluster[2,1,1024]", marks=pytest.mark.nightly),
         pytest.param("scaled", "local-cluster[2,1,1024]", marks=pytest.mark.nightly),

@@ -83,21 +83,17 @@ def test_each_record_takes_effect_once_in_both_targets_across_a_clean_restart(jo
     assert job.seen_once()
 
 
-DRIVER_STEPS = [
-    Step.START_AFTER,
+BY_DAY = (Step.START_AFTER, Step.ACKNOWLEDGED, Step.DECIDE_BEFORE, Step.DECIDE_AFTER, Step.COMMIT_AFTER)
+BY_NIGHT = (
     Step.SWEEP_AFTER,
-    Step.ACKNOWLEDGED,
-    Step.DECIDE_BEFORE,
-    Step.DECIDE_AFTER,
     Step.COMMIT_BEFORE,
-    Step.COMMIT_AFTER,
     Step.COMPLETE_BEFORE,
     Step.COMPLETE_AFTER,
     Step.LOG_DELETE_BEFORE,
-]
+)
 
 
-@pytest.mark.parametrize("step", DRIVER_STEPS)
+@pytest.mark.parametrize("step", [*BY_DAY, *(pytest.param(step, marks=pytest.mark.nightly) for step in BY_NIGHT)])
 def test_88_a_driver_that_dies_at_any_step_loses_and_doubles_nothing(job: Job, step: Step) -> None:
     job.feed.add()
     job.run()
@@ -263,7 +259,7 @@ def test_36_a_second_writer_fences_the_first_which_stops_and_doubles_nothing(job
     assert job.seen_once()
 
 
-@pytest.mark.parametrize("partitions", [(3, 1), (1, 4), (4, 2)])
+@pytest.mark.parametrize("partitions", [(3, 1), (1, 4), pytest.param((4, 2), marks=pytest.mark.nightly)])
 def test_45_to_50_the_number_of_partitions_may_change_over_a_crash_and_back(
     job: Job, partitions: tuple[int, int]
 ) -> None:

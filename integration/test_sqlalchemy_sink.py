@@ -197,7 +197,9 @@ def test_a_role_without_temporary_tables_hears_at_the_start_what_staging_needs(d
 # The server falls silent, the process forks
 
 
-@pytest.mark.parametrize("how", ["prepared", "staging", "upsert"])
+@pytest.mark.parametrize(
+    "how", ["prepared", *(pytest.param(how, marks=pytest.mark.nightly) for how in ("staging", "upsert"))]
+)
 def test_a_server_that_falls_silent_is_an_error_after_a_while_and_never_a_hang(
     server: PostgresServer, database: Database, how: str
 ) -> None:

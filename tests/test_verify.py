@@ -20,7 +20,7 @@ from onceward import FileSink, SqlAlchemySink
 from onceward.cli.main import app
 from onceward.core.checkpoint import Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
-from onceward.core.errors import ConfigurationError, SchemaError
+from onceward.core.errors import ConfigurationError, SchemaError, SqlError
 from onceward.core.log import DirectoryStore, EpochInput
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Acknowledgement
@@ -361,6 +361,15 @@ def test_a_table_that_shows_no_epochs_is_not_judged_while_one_is_not_completed(t
     done = CliRunner().invoke(app, ["verify", str(job.folder), "--target", "sql:orders", "--url", job.url])
     assert isinstance(done.exception, ConfigurationError)
     assert "onceward txn commit" in str(done.exception)
+
+
+def test_a_database_that_is_not_there_is_not_created(tmp_path: Path) -> None:
+    job = TableJob(tmp_path)
+    job.run(1, make=without_decimals)
+    other = tmp_path / "other.db"
+    done = CliRunner().invoke(app, ["verify", str(job.folder), "--target", "sql:orders", "--url", f"sqlite:///{other}"])
+    assert isinstance(done.exception, SqlError)
+    assert not other.exists()
 
 
 def test_a_value_that_is_none_of_its_column_is_named(tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ Nothing there says which transaction wrote a row, so only all rows together can 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import sqlalchemy as sa
 
-from onceward.core.errors import SchemaError
+from onceward.core.errors import SchemaError, SqlError
 from onceward.core.reread import ANY_EPOCH, NUMBER, Piece, Reread
 
 from .conversions import read_back
@@ -41,6 +42,9 @@ def reread(target: Target, columns: Sequence[str] = ()) -> Reread:
         SchemaError: There is no such table, a column is missing, or a value is none of its column's type.
         SinkError: The database does not answer, or refuses.
     """
+    file = Path(target.url.parsed.database or "")
+    if target.url.backend == "sqlite" and file.name and "uri" not in target.url.parsed.query and not file.exists():
+        raise SqlError(f"there is no database {file}")  # SQLite would create it
     described = describe(target, target.table)
     if described is None:
         raise no_such_table(target.table)
