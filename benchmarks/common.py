@@ -129,22 +129,22 @@ def bench() -> Iterator[Bench]:
 
 def timed(writer: DataStreamWriter) -> Run:
     """Run a query over all there is."""
-    before, services = _cpu(), _cpu_of_services()
+    before, services = cpu_seconds(), cpu_seconds_of_services()
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
     progress = [p for p in query.recentProgress if p.numInputRows > 0]
     batches = [p.durationMs["triggerExecution"] for p in progress]
-    cpu, served = _cpu() - before, _cpu_of_services() - services
+    cpu, served = cpu_seconds() - before, cpu_seconds_of_services() - services
     return Run(sum(p.numInputRows for p in progress), sum(batches) / 1000, cpu, cpu - served, batches)
 
 
-def _cpu() -> float:
+def cpu_seconds() -> float:
     """CPU seconds of this process and all below it: driver, JVM, Python workers; broker and database too."""
     me = psutil.Process()
     return _seconds([me, *me.children(recursive=True)])
 
 
-def _cpu_of_services() -> float:
+def cpu_seconds_of_services() -> float:
     """CPU seconds of broker and database."""
     return _seconds(service_processes())
 

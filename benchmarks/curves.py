@@ -297,8 +297,13 @@ def _draw(curve: Curve, points: dict[str, Ways], path: Path) -> None:
     for way in dict.fromkeys(way for ways in points.values() for way in ways):
         line = [(float(x), ways[way][curve.drawn]) for x, ways in points.items() if curve.drawn in ways.get(way, {})]
         axes.plot(*zip(*line, strict=True), marker="o", ms=4, label=way)
+    heights = [ways[way][curve.drawn] for ways in points.values() for way in ways if curve.drawn in ways[way]]
     axes.set_xscale("log")
-    axes.set_yscale("log")
+    axes.set_yscale("log" if max(heights) > 3 * min(heights) else "linear")
+    axes.set_ylim(0 if axes.get_yscale() == "linear" else None)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:,.10g}")
+        axis.set_minor_formatter("")
     axes.set_xlabel(curve.axis)
     axes.set_title(curve.drawn, fontsize=10, loc="left")
     axes.grid(which="major", alpha=0.3)

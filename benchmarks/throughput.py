@@ -1,16 +1,20 @@
 """Throughput: Kafka → Kafka and Kafka → PostgreSQL through Spark, against Spark's own writers and its noop sink.
 
-    python benchmarks/throughput.py [--rows 1000000] [--repeats 3]
+    python benchmarks/throughput.py [--rows 1000000] [--repeats 3] [--flink]
 
-The same data and the same source (Spark's own) for all; runs in turn; the ratio is the median of the ratios run by run.
+The same data for all, and the same source (Spark's own) for all on Spark; runs in turn; the ratio is the median of the
+ratios run by run. With --flink, Flink's exactly-once sinks, too (fetched by Maven, compiled by javac).
 """
 
 from __future__ import annotations
 
 import argparse
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from common import Bench, Run, bench, compare, machine, median, show, timed
+from flink import copies
+from scoreboard.contestants import FlinkKafka, FlinkXa
 
 from onceward import KafkaSink, PostgresSink
 from onceward.connectors.spark import exactly_once
@@ -85,13 +89,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--flink", action="store_true")
     arguments = parser.parse_args()
-    with bench() as lab:
+    with bench() as lab, ExitStack() as stack:
         topic = lab.filled_topic(arguments.rows, SIZE)
-        for title, variants in (
-            ("Kafka → Kafka", kafka_variants(lab, topic, arguments.rows)),
-            ("Kafka → PostgreSQL", postgres_variants(lab, topic, arguments.rows)),
-        ):
+        into_topics = kafka_variants(lab, topic, arguments.rows)
+        into_tables = postgres_variants(lab, topic, arguments.rows)
+        if arguments.flink:
+            to_topic = stack.enter_context(copies(lab, topic, arguments.rows, FlinkKafka))
+            to_table = stack.enter_context(copies(lab, topic, arguments.rows, FlinkXa))
+            into_topics["Flink's KafkaSink (exactly once)"] = lambda: to_topic(lab.topic())
+            into_tables["Flink's JDBC XA sink (exactly once)"] = lambda: to_table(lab.table())
+        for title, variants in (("Kafka → Kafka", into_topics), ("Kafka → PostgreSQL", into_tables)):
             report(title, compare(variants, arguments.repeats), arguments.rows, arguments.repeats)
 
 
