@@ -324,6 +324,17 @@ def test_a_changed_row_of_a_table_that_shows_no_epochs_is_found(tmp_path: Path, 
     assert line["found"] == 40 + {"DELETE": -1, "INSERT": 1, "UPDATE": 0}[change[:6]]
 
 
+def test_epochs_that_cannot_be_told_apart_are_judged_together(tmp_path: Path) -> None:
+    job = TableJob(tmp_path)
+    job.run(2, make=without_decimals)
+    where = ["sql:orders", "--url", job.url, "--epochs"]
+    assert [line["written"] for line in job.audit(*where, "1:1")["epochs"]] == [20]
+    job.change("DELETE FROM orders WHERE id = 3")
+    assert [line["verdict"] for line in job.audit(*where, "1:1", code=1)["epochs"]] == ["differs"]
+    done = CliRunner().invoke(app, ["verify", str(job.folder), "--target", *where, "7:8"])
+    assert isinstance(done.exception, ConfigurationError)
+
+
 def test_strange_values_of_a_table_read_back_as_they_were_hashed(tmp_path: Path) -> None:
     unknown = {"big", "number", "round"}  # to SQLite
     columns = {name: values for name, values in STRANGE.items() if name not in unknown}

@@ -85,7 +85,10 @@ def _audit(question: Question, sink: str, place: Place) -> Audit:
     held = grouped(found, reread, expected, Expected.of(after, sink))
     lines, foreign = judge(expected, held, reread.unmarked)
     if wanted is not None:
-        lines = [line for line in lines if line.epoch in wanted]
+        # Those that are not told one by one are judged with all others that are not.
+        lines = [line for line in lines if line.epoch in wanted] or [line for line in lines if line.epoch is None]
+        if not lines or wanted.start > max((epoch.epoch for epoch in before.proofs.epochs), default=-1):
+            raise ConfigurationError(f"--epochs: sink {sink} has written nothing in these epochs")
     source = _Source(question, place, before, reread.schema)
     lines = [source.checked(line, expected) for line in lines]
     bad = {line.epoch for line in lines if not line.proven and line.verdict is not Verdict.UNPROVEN}
