@@ -64,7 +64,8 @@ def test_open_transactions_and_the_real_replication_of_their_log_are_seen(
 @pytest.mark.kafka
 def test_a_consumer_that_reads_what_may_be_aborted_is_told(kafka: KafkaServer, topic: Callable[..., str]) -> None:
     name, servers = topic(partitions=1), kafka.bootstrap_servers
-    producer = confluent_kafka.Producer({"bootstrap.servers": servers, "transactional.id": f"other-{name}"})
+    config = {"bootstrap.servers": servers, "transactional.id": f"other-{name}", "transaction.timeout.ms": 600_000}
+    producer = confluent_kafka.Producer(config)
     producer.init_transactions(30)
     producer.begin_transaction()
     producer.produce(name, b"may be aborted")
