@@ -8,8 +8,8 @@ export PYTHON ?= python3
 export VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Processes of the integration tests; each has a broker, a database and a Spark session of its own. They wait for
-# half of their time, so that there is one more than a small machine has cores.
+# Processes of the integration tests; each has a broker, a database and a Spark session of its own. They wait for a
+# third of their time, so that there is one more than a small machine has cores; with a fourth one nothing is gained.
 WORKERS ?= 3
 # What tests write lies in memory where there is room for it, since most of their time would be spent in fsync.
 # `make test-all` uses the disk, and runs what is marked "nightly", too.
@@ -62,7 +62,7 @@ test-all: ## For nights: `make test` on the disk, with long simulator runs, kill
 .PHONY: long
 long: setup ## The unit tests that take long: two thousand runs of the simulator
 	@echo "== long unit tests"
-	@$(PYTEST) tests -m "slow $(SELECT)" --numprocesses auto $(ARGS)
+	@$(PYTEST) tests -m "slow $(SELECT)" --numprocesses $(WORKERS) $(ARGS)
 
 .PHONY: integration
 integration: java setup ## The tests on real services alone; ARGS="-k word" selects
