@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from common import Bench, Run, cpu_seconds, cpu_seconds_of_services
-from scoreboard.contestants import LOGS, FlinkKafka, FlinkXa
+from scoreboard.contestants import LOGS, OPENED, FlinkKafka, FlinkXa
 from scoreboard.java import classes
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 INTERVAL = "3 s"
 """Between checkpoints: about as long as one of the two epochs takes in Spark."""
-OPENED = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in ("java.lang", "java.util", "java.time")]
 
 
 @contextmanager
@@ -25,9 +24,7 @@ def copies(lab: Bench, topic: str, rows: int, sink: type[FlinkKafka | FlinkXa]) 
 
     The time is that of the job from its start in a JVM that runs already to its last commit, as Flink states it.
     """
-    own = (
-        ("Copies.java", "KafkaCopies.java") if sink is FlinkKafka else ("Database.java", "Copies.java", "XaCopies.java")
-    )
+    own = ("KafkaCopies.java",) if sink is FlinkKafka else ("Database.java", "XaCopies.java")
     path = classes(sink.name, (*sink.coordinates, *LOGS), "Copies.java", *own)
     environment = {
         **os.environ,

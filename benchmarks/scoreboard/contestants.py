@@ -211,6 +211,8 @@ class Delta(Contestant):
 
 
 POSTGRES_DRIVER = "org.postgresql:postgresql:42.7.7"
+OPENED = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in ("java.lang", "java.util", "java.time")]
+"""What Flink needs of a JVM."""
 LOGS = ("org.apache.logging.log4j:log4j-slf4j-impl:2.24.3", "org.apache.logging.log4j:log4j-core:2.24.3")
 
 
@@ -235,14 +237,13 @@ class Flink(Contestant):
 
 def flink(name: str, main: str) -> tuple[str, ...]:
     """The command of a Flink job."""
-    opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in ("java.lang", "java.util", "java.time")]
     folder = CACHE / name
     return (
         "java",
         "-Xmx512m",
         "-XX:TieredStopAtLevel=1",
         "-XX:+UseSerialGC",
-        *opened,
+        *OPENED,
         "-cp",
         f"{folder}/classes:{folder}/*",
         main,
