@@ -43,7 +43,7 @@ RESULTS = HERE / "curves.json"
 DOCS = HERE.parent / "docs"
 SPARKS = "Spark's Kafka sink (at least once)"
 WORKER = "MiB of the Python worker"
-KAFKA, POSTGRES = "KafkaSink", "PostgresSink"
+KAFKA, POSTGRES, BOTH = "KafkaSink", "PostgresSink", "KafkaSource and KafkaSink"
 ROWS_A_SECOND = 5_000
 """What arrives, in the curve of epochs."""
 
@@ -83,6 +83,14 @@ def ours(lab: Bench, topic: str, per_trigger: int, *sinks: TwoPhaseCommitSink[An
     return timed(exactly_once(lab.source(topic, per_trigger), *sinks, checkpoint=lab.checkpoint()))
 
 
+def without_jars(lab: Bench, topic: str, per_trigger: int, into: str) -> Run:
+    """A query that reads with KafkaSource, too."""
+    stream = lab.spark.readStream.format("onceward-kafka").option("kafka.bootstrap.servers", lab.servers)
+    stream = stream.option("subscribe", topic).option("startingOffsets", "earliest")
+    rows = stream.option("maxOffsetsPerTrigger", per_trigger).load().selectExpr("key", "value")
+    return timed(exactly_once(rows, kafka(lab, into), checkpoint=lab.checkpoint()))
+
+
 def sparks(lab: Bench, topic: str, per_trigger: int, into: str) -> Run:
     """The same with Spark's own sink."""
     writer = lab.source(topic, per_trigger).writeStream.format("kafka").option("topic", into)
@@ -114,12 +122,13 @@ def of_rows(found: dict[str, list[Run]]) -> Ways:
 
 def partitions(lab: Bench, count: int, repeats: int) -> Ways:
     """100 rows of 100 bytes for each partition, into as many."""
-    rows, epochs = 100 * count, 12
+    rows, epochs = 100 * count, 12 if count <= 64 else 4
     topic, into = lab.filled_topic(epochs * rows, 100, count), lab.topic(count)
     ways = {
         SPARKS: lambda: sparks(lab, topic, rows, into),
         KAFKA: lambda: ours(lab, topic, rows, kafka(lab, into)),
         POSTGRES: lambda: ours(lab, topic, rows, postgres(lab)),
+        BOTH: lambda: without_jars(lab, topic, rows, into),
     }
     return of_epochs(compare(ways, repeats))
 
