@@ -43,7 +43,7 @@ RESULTS = HERE / "curves.json"
 DOCS = HERE.parent / "docs"
 SPARKS = "Spark's Kafka sink (at least once)"
 WORKER = "MiB of the Python worker"
-KAFKA, POSTGRES, BOTH = "KafkaSink", "PostgresSink", "KafkaSource and KafkaSink"
+KAFKA, POSTGRES, BOTH = "KafkaSink", "PostgresSink", "KafkaSource, minRecordsPerPartition=1000, and KafkaSink"
 ROWS_A_SECOND = 5_000
 """What arrives, in the curve of epochs."""
 
@@ -87,6 +87,7 @@ def without_jars(lab: Bench, topic: str, per_trigger: int, into: str) -> Run:
     """A query that reads with KafkaSource, too."""
     stream = lab.spark.readStream.format("onceward-kafka").option("kafka.bootstrap.servers", lab.servers)
     stream = stream.option("subscribe", topic).option("startingOffsets", "earliest")
+    stream = stream.option("minRecordsPerPartition", 1000)
     rows = stream.option("maxOffsetsPerTrigger", per_trigger).load().selectExpr("key", "value")
     return timed(exactly_once(rows, kafka(lab, into), checkpoint=lab.checkpoint()))
 

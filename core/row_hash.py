@@ -66,16 +66,22 @@ class RowHash:
         return Proof(hexadecimal(self._sums), tuple(sorted(self._columns)), mark)
 
 
+def proof_of(rows: int, found: RowHash | None) -> Proof | None:
+    """The proof of so many rows; None if nothing of them was hashed."""
+    return found.proof() if found is not None and found.rows == rows else None
+
+
 def hexadecimal(sums: Words) -> str:
     """Two sums as they are written down."""
     return "".join(f"{int(lane):016x}" for lane in sums)
 
 
 def covers(kind: pa.DataType) -> bool:
-    """Whether values of this type can be hashed: everything but nested values and intervals."""
+    """Whether values of this type can be hashed: everything but nested values, intervals and nanoseconds."""
     if pa.types.is_dictionary(kind):
         return covers(kind.value_type)
-    return not (pa.types.is_nested(kind) or pa.types.is_interval(kind) or isinstance(kind, pa.BaseExtensionType))
+    different = pa.types.is_nested(kind) or pa.types.is_interval(kind) or isinstance(kind, pa.BaseExtensionType)
+    return not different and getattr(kind, "unit", "") != "ns"
 
 
 def row_hashes(batch: pa.RecordBatch) -> Words:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import shutil
 import signal
 import subprocess
@@ -15,14 +16,17 @@ import pyarrow as pa
 import pytest
 from tests.hostile import check_altered
 from tests.sink_kit import LOG, commit_in_child, prepared
+from typer.testing import CliRunner
 
+from onceward.cli.main import app
+from onceward.connectors.redis.client import connect
 from onceward.connectors.redis.script import PRUNE
 from onceward.connectors.redis.sink import RedisSink
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.checkpoint.sweep import sweep
 from onceward.core.errors import ConfigurationError, DataLossError, EpochConflictError, RetryableSinkError, SinkError
-from onceward.core.log import EpochInput, MemoryStore
+from onceward.core.log import DirectoryStore, EpochInput, MemoryStore
 from onceward.core.names import NOTHING, Scope
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Acknowledgement, CommitStatus, Progress
@@ -62,8 +66,8 @@ def own_valkey() -> Iterator[Valkey]:
 
 
 def make(folder: Path, valkey: Valkey, **settings: Any) -> RedisSink:
-    given = {"url": valkey.url, "key": "rows", "rows_per_send": 2, "timeout": 5.0, **settings}
-    return RedisSink("cache", folder / "log", **given)
+    given = {"name": "cache", "url": valkey.url, "key": "rows", "rows_per_send": 2, "timeout": 5.0, **settings}
+    return RedisSink(directory=folder / "log", **given)
 
 
 def claimed(folder: Path, valkey: Valkey, **settings: Any) -> RedisSink:
@@ -82,8 +86,6 @@ def streamed(valkey: Valkey, key: str = "rows") -> list[int]:
 
 def all_numbers(valkey: Valkey) -> list[int]:
     """Of all streams, hashes and lists that are not markers."""
-    import json
-
     client, found = valkey.client(), []
     for key in client.scan_iter(count=1000):
         if key.startswith("onceward:"):
@@ -793,3 +795,109 @@ def test_in_spark_a_query_that_is_run_again_writes_nothing_twice(tmp_path: Path,
         writer = exactly_once(numbers, sink, checkpoint=str(tmp_path / "checkpoint"), pipeline="spark")
         assert writer.trigger(availableNow=True).start().awaitTermination(120)
     assert sorted(streamed(valkey)) == list(range(100))
+
+
+class Told:
+    """A pipeline of one sink, and what `onceward verify` says of it."""
+
+    def __init__(self, folder: Path, valkey: Valkey, **settings: Any) -> None:
+        self.sink, self.log, self.url = make(folder, valkey, **settings), folder / "decisions", valkey.url
+        self.key, self.epochs = settings.get("key", "rows"), 0
+
+    def run(self, *batches: pa.RecordBatch) -> None:
+        coordinator = Coordinator("p", DirectoryStore(self.log), [self.sink])
+        coordinator.open()
+        for number, batch in enumerate(batches, start=self.epochs):
+            about = EpochInput(query="q", start=[str(number)], end=[str(number + 1)])
+            coordinator.admit(number, about)
+            attempt = SubtaskEpoch(self.sink, coordinator.context(self.sink.name, number, subtask=0))
+            attempt.write(batch)
+            committable = attempt.pre_commit()
+            acked = Acknowledgement(
+                epoch=number, subtask=0, attempt=0, sinks=(self.sink.name,), committables=(committable,)
+            )
+            coordinator.commit(number, [acked], about)
+        self.epochs += len(batches)
+
+    def verdicts(self, *arguments: str) -> list[tuple[int, int, str]]:
+        where = ["--target", f"redis:{self.key}", "--url", self.url, "--json", *arguments]
+        done = CliRunner().invoke(app, ["verify", str(self.log), *where])
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        [told] = json.loads(done.stdout)
+        return [(line["written"], line["found"], line["verdict"]) for line in told["epochs"]]
+
+
+STRANGE = {
+    "n": [1, 2, 3, 4],
+    "text": ["", None, "a b\r\n", "ä\0"],
+    "bytes": [b"\xff\x00", b"", None, b"x"],
+    "real": [0.1, None, -0.0, 1e300],
+    "list": [[1], [], None, [2, 3]],
+    "yes": [True, None, False, True],
+}
+
+
+@pytest.mark.parametrize(("form", "key"), [("stream", "rows"), ("stream", "a[1]*-{n}:{text}"), ("list", "rows-{yes}")])
+def test_what_streams_and_lists_hold_is_proven_until_it_is_changed(tmp_path: Path, valkey: Valkey, form: str, key: str):
+    """Deleted, copied, added elsewhere; keys of others and of other kinds are not taken for rows of ours."""
+    named = [column for column in STRANGE if f"{{{column}}}" in key]
+    every = pa.record_batch(STRANGE).to_pylist()
+    strange = pa.RecordBatch.from_pylist([row for row in every if all(row[column] is not None for column in named)])
+    job = Told(tmp_path, valkey, form=form, key=key)
+    job.run(strange, strange.slice(0, 1), strange)
+    rows = 2 * strange.num_rows + 1
+    client = connect(job.sink.settings)
+    client.set("a[1]*-text", "no row")
+    client.xadd("other", {"n": "1"})
+    assert job.verdicts() == [(rows, rows, "proven")]
+    [some, *_] = sorted(name for name in client.scan_iter() if client.type(name) == form.encode() and name != b"other")
+    if form == "list":
+        kept = client.lindex(some, 0)
+        client.lset(some, 0, kept.replace(b'"n":', b'"n":9'))
+        assert job.verdicts() == [(rows, rows, "differs")]
+        client.lset(some, 0, kept)
+        assert job.verdicts() == [(rows, rows, "proven")]
+        client.rpush(some, kept)
+        assert job.verdicts() == [(rows, rows + 1, "differs")]
+    else:
+        [(number, fields), *_] = client.xrange(some)
+        client.xdel(some, number)
+        assert job.verdicts() == [(rows, rows - 1, "differs")]
+        client.xadd(some, {**fields, b"n": b"7"})
+        assert job.verdicts() == [(rows, rows, "differs")]
+
+
+@pytest.mark.parametrize("settings", [{"proof": False}, {"maxlen": 100}, {"form": "hash", "key": "row:{n}"}])
+def test_what_keeps_no_rows_or_is_not_hashed_is_unproven(tmp_path: Path, valkey: Valkey, settings: dict[str, Any]):
+    job = Told(tmp_path, valkey, **settings)
+    job.run(numbers(1, 2))
+    assert job.verdicts() == [(2, 2, "unproven")]
+
+
+def test_the_proof_outlives_a_process_that_dies_in_a_delivery(tmp_path: Path, valkey: Valkey):
+    job = Told(tmp_path, valkey)
+    job.run(numbers(1, 2, 3))
+
+    def die(step: Step) -> None:
+        if step is Step.SEND_AFTER:
+            raise KeyboardInterrupt
+
+    with hooked(die), pytest.raises(KeyboardInterrupt):
+        job.run(numbers(4, 5, 6))
+    job.run()
+    assert job.verdicts() == [(6, 6, "proven")]
+
+
+def test_without_a_decision_log_hashes_are_compared_by_key(tmp_path: Path, valkey: Valkey):
+    """With what a stream says of them."""
+    Told(tmp_path / "1", valkey, form="hash", key="row:{n}").run(numbers(1, 2, 2))
+    Told(tmp_path / "2", valkey, key="source", name="source").run(numbers(1, 2, 3))
+    where = ["--source", "redis:source", "--target", "redis:row:{n}", "--key", "n", "--url", valkey.url]
+    mapping = ["--map", "integration.test_redis_sink:only_numbers"]
+    done = CliRunner().invoke(app, ["verify", *where, *mapping])
+    assert done.exit_code == 1, done.exception
+    assert "3 rows expected, 2 found: 1 missing, 0 duplicated, 0 wrong" in done.output
+
+
+def only_numbers(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.select(["n"]).cast(pa.schema([("n", pa.string())]))

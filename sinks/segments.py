@@ -29,6 +29,7 @@ from onceward.core.names import file_name
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from onceward.core.row_hash import RowHash
     from onceward.core.transaction import WriteContext
 
 _HEADER: Final = struct.Struct(">Q32s")
@@ -47,6 +48,7 @@ class Segment:
     def __init__(self, folder: Path, context: WriteContext) -> None:
         make_folder(folder)
         self.context = context
+        self.hash: RowHash | None = None
         self.name = str(context.transaction_name())
         self.rows = 0
         self._path = folder / f"{file_name(self.name)}{PARTIAL}"

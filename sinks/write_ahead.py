@@ -22,6 +22,7 @@ import msgspec
 from onceward.core.errors import ConfigurationError, DataLossError
 from onceward.core.folders import sync_folder
 from onceward.core.names import file_name
+from onceward.core.row_hash import RowHash, covers, proof_of
 from onceward.core.sink import Guarantee
 from onceward.core.steps import Step, crash_point
 from onceward.core.transaction import (
@@ -87,6 +88,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
         directory: Folder of the segments. All processes that write or commit must be able to reach it, and it must
             survive whatever the pipeline must survive.
         rows_per_send: Maximum number of rows in one delivery.
+        proof: Hash the rows, so that the decision log can tell which rows an epoch wrote.
         select: SQL expressions that make this sink's columns out of the pipeline's. Default: all columns.
         where: SQL condition; the sink takes only the rows for which it is true. Default: all rows.
 
@@ -105,6 +107,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
         directory: str | Path,
         *,
         rows_per_send: int = ROWS_PER_SEND,
+        proof: bool = True,
         select: Sequence[str] | None = None,
         where: str | None = None,
     ) -> None:
@@ -112,6 +115,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
         if rows_per_send < 1:
             raise ConfigurationError(f"sink {name}: rows_per_send must be 1 or more, not {rows_per_send}")
         self.rows_per_send = rows_per_send
+        self.proof = proof
 
     @abstractmethod
     def send(self, rows: pa.RecordBatch, delivery: Delivery) -> None:
@@ -133,6 +137,10 @@ class WriteAheadLogSink(FolderSink[Segment]):
         """
         return {}
 
+    def hashed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return what of rows is hashed: what a reader of the target finds there. Default: all but nested columns."""
+        return batch.select([field.name for field in batch.schema if covers(field.type)])
+
     @property
     def guarantee(self) -> Guarantee:
         """Exactly-once if the target remembers identities, else at-least-once."""
@@ -140,10 +148,14 @@ class WriteAheadLogSink(FolderSink[Segment]):
 
     @with_file_errors
     def begin(self, context: WriteContext) -> Segment:
-        return Segment(self._place, context)
+        segment = Segment(self._place, context)
+        segment.hash = RowHash() if self.proof else None
+        return segment
 
     @with_file_errors
     def write(self, transaction: Segment, batch: pa.RecordBatch) -> None:
+        if transaction.hash is not None:
+            transaction.hash.add(self.hashed(batch))
         transaction.write(batch)
 
     @with_file_errors
@@ -154,8 +166,9 @@ class WriteAheadLogSink(FolderSink[Segment]):
             "pinned": self.pinned(),
             "folder": self._identity(),
         }
+        proof = proof_of(transaction.rows, transaction.hash)
         return transaction.context.committable(
-            kind=self.kind, transaction=transaction.name, handle=handle, rows=transaction.rows
+            kind=self.kind, transaction=transaction.name, handle=handle, rows=transaction.rows, proof=proof
         )
 
     def discard(self, transaction: Segment) -> None:

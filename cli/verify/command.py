@@ -22,8 +22,8 @@ def verify(
         list[str],
         typer.Option(
             metavar="[SINK=]PLACE",
-            help="Where a sink wrote to: kafka:TOPIC, postgres:TABLE, sql:TABLE or files:FOLDER; repeatable. SINK may "
-            "be left out if there is one.",
+            help="Where a sink wrote to: kafka:TOPIC, postgres:TABLE, sql:TABLE, redis:KEY or files:FOLDER; repeatable."
+            " SINK may be left out if there is one.",
         ),
     ],
     source: Annotated[
@@ -49,7 +49,8 @@ def verify(
     ] = None,
     dsn: Annotated[str | None, typer.Option(help="PostgreSQL's connection string.")] = None,
     url: Annotated[
-        str | None, typer.Option(help="SQLAlchemy's URL of the database of sql:TABLE: MariaDB, SQLite or PostgreSQL.")
+        str | None,
+        typer.Option(help="Where sql:TABLE or redis:KEY is: SQLAlchemy's URL of a database, or a redis://… URL."),
     ] = None,
     ledger_schema: Annotated[str | None, typer.Option(help="Schema of onceward's own tables in PostgreSQL.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -1,4 +1,4 @@
-"""What is compared: topics, tables and folders, by the names that a person gives them."""
+"""What is compared: topics, tables, folders and keys, by the names that a person gives them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Rows = Callable[[pa.RecordBatch], pa.RecordBatch]
 
-KINDS: Final = {"kafka": "TOPIC", "postgres": "TABLE", "sql": "TABLE", "files": "FOLDER"}
+KINDS: Final = {"kafka": "TOPIC", "postgres": "TABLE", "sql": "TABLE", "redis": "KEY", "files": "FOLDER"}
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Place:
-    """A topic, a table or a folder.
+    """A topic, a table, a folder, or the keys of a Redis.
 
     Attributes:
         kind: One of KINDS.
@@ -64,6 +64,7 @@ class Place:
             "kafka": ("--bootstrap-servers", access.servers),
             "postgres": ("--dsn", access.dsn),
             "sql": ("--url", access.url),
+            "redis": ("--url", access.url),
         }
         option, given = options.get(kind, ("", ""))
         if given is None:
@@ -91,6 +92,10 @@ class Place:
                 from onceward.connectors.files import reread as files  # noqa: PLC0415 - pyarrow's readers
 
                 return files.reread(self.name, scope, columns)
+            if self.kind == "redis":
+                from onceward.connectors.redis import reread as keys  # noqa: PLC0415 - an extra
+
+                return keys.reread(self.access.url or "", self.name, columns)
             from onceward.connectors.database.postgres_sink import PostgresSink  # noqa: PLC0415 - an extra
             from onceward.connectors.database.sqlalchemy_sink import SqlAlchemySink  # noqa: PLC0415
 

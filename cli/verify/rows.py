@@ -47,18 +47,24 @@ def mapped(
     for batch in batches:
         try:
             made = function(batch) if function is not None else batch if place.kind == "kafka" else _from_json(batch)
-            yield as_hashed(made) if place.kind == "kafka" else _fitted(made, schema)
+            yield as_hashed(made, place, schema)
         except (pa.ArrowException, ArithmeticError, LookupError, ValueError, TypeError) as error:
             raise ConfigurationError(
                 f"the source's rows do not fit {place.title} ({error}): --map MODULE:FUNCTION says what comes of them"
             ) from error
 
 
-def as_hashed(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Messages as a topic's are hashed."""
-    from onceward.connectors.kafka.rows import hashed  # noqa: PLC0415 - an extra
+def as_hashed(batch: pa.RecordBatch, place: Place, schema: pa.Schema) -> pa.RecordBatch:
+    """Rows as they are hashed when they are written to a target."""
+    if place.kind == "kafka":
+        from onceward.connectors.kafka.rows import hashed  # noqa: PLC0415 - an extra
 
-    return hashed(batch, own_topic=False)
+        return hashed(batch, own_topic=False)
+    if place.kind == "redis":
+        from onceward.connectors.redis.reread import as_written  # noqa: PLC0415 - an extra
+
+        return as_written(batch, place.name, schema)
+    return _fitted(batch, schema)
 
 
 def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -39,13 +39,6 @@ _BLOCK: Final = 16 * 2**20
 _FINISHED: Final = re.compile(rf"(.+)-\d+\.(?:{'|'.join(FORMATS)})")
 
 
-def is_hashed(kind: pa.DataType) -> bool:
-    """Whether a Parquet or Arrow file's values of this type can be hashed: not nested ones, nor nanoseconds."""
-    if pa.types.is_dictionary(kind):
-        return is_hashed(kind.value_type)
-    return covers(kind) and getattr(kind, "unit", "") != "ns"
-
-
 def hashed(batch: pa.RecordBatch, format_: str, partition_by: Sequence[str] = ()) -> pa.RecordBatch:
     """What is hashed of rows that are written.
 
@@ -60,7 +53,7 @@ def hashed(batch: pa.RecordBatch, format_: str, partition_by: Sequence[str] = ()
             columns[name] = folder_texts(column)
         elif format_ == "csv":
             columns[name] = csv_texts(column)
-        elif is_hashed(column.type):
+        elif covers(column.type):
             columns[name] = column
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
@@ -140,7 +133,7 @@ def _described(path: Path, inside: Path, columns: Sequence[str], left_out: list[
     folders = {unquote(name): text for name, equals, text in texts if equals}
     folders = {name: text for name, text in folders.items() if not columns or name in columns}
     found = _READERS[path.suffix[1:]](path)[0]
-    fields = [field for field in found if is_hashed(field.type) and (not columns or field.name in columns)]
+    fields = [field for field in found if covers(field.type) and (not columns or field.name in columns)]
     others = [f"{field.name} ({field.type})" for field in found if field not in fields]
     left_out.extend(words for words in others if words not in left_out)
     parts = [pa.field(name, pa.string(), metadata={PARTITION: ""}) for name in folders]

@@ -38,7 +38,7 @@ from onceward.core.errors import ConfigurationError, SinkError
 from onceward.core.folders import make_folder, sync_folder
 from onceward.core.kit.options import arguments, check_choice
 from onceward.core.names import file_name
-from onceward.core.row_hash import RowHash
+from onceward.core.row_hash import RowHash, proof_of
 from onceward.core.transaction import (
     AbortOutcome,
     AbortStatus,
@@ -164,10 +164,9 @@ class FileSink(FolderSink[Files]):
     def pre_commit(self, transaction: Files) -> Committable:
         transaction.finish()
         handle = {"files": transaction.finished, "folder": self._identity()}
-        rows, found = transaction.rows, transaction.hash
-        proof = found.proof() if found is not None and found.rows == rows else None  # other if no column was hashed
+        proof = proof_of(transaction.rows, transaction.hash)
         return transaction.context.committable(
-            kind=self.kind, transaction=transaction.name, handle=handle, rows=rows, proof=proof
+            kind=self.kind, transaction=transaction.name, handle=handle, rows=transaction.rows, proof=proof
         )
 
     def discard(self, transaction: Files) -> None:

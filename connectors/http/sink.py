@@ -68,6 +68,7 @@ class HttpSink(WriteAheadLogSink):
             programs log URLs.
         body: What a request holds: "json", an array of objects; "jsonl", one object per line.
         rows_per_send: Maximum number of rows in one request.
+        proof: Hash the rows, so that the decision log can tell which rows an epoch wrote.
         server_honours_keys: Whether the server accepts each key once, however often it is sent, and remembers it for
             longer than any outage that must be survived. Only then is the sink exactly once.
         key_header: Name of the header that holds the key.
@@ -102,6 +103,7 @@ class HttpSink(WriteAheadLogSink):
         url: str,
         body: str = "json",
         rows_per_send: int = ROWS_PER_SEND,
+        proof: bool = True,
         server_honours_keys: bool = False,
         key_header: str = KEY_HEADER,
         key_format: str = "quoted",
@@ -120,7 +122,7 @@ class HttpSink(WriteAheadLogSink):
         select: Sequence[str] | None = None,
         where: str | None = None,
     ) -> None:
-        super().__init__(name, directory, rows_per_send=rows_per_send, select=select, where=where)
+        super().__init__(name, directory, rows_per_send=rows_per_send, proof=proof, select=select, where=where)
         self.settings = HttpSettings(
             url,
             with_authentication(headers or {}, username, password, token),

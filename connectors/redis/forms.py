@@ -6,6 +6,7 @@ are JSON. A null has no field: it is left out of an entry, and deleted from a ha
 
 from __future__ import annotations
 
+import re
 from string import Formatter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -24,6 +25,10 @@ MOST_COLUMNS: Final = 1000
 """A script can hand over some 8,000 words at once."""
 MOST_WORDS: Final = 1_000_000
 """A request has at most 1,048,576 words (proto-max-multibulk-len)."""
+
+
+_SPECIAL: Final = re.compile(rb"[\]\[*?^\\-]")
+"""What has a meaning in a pattern of SCAN."""
 
 
 class Form(NamedTuple):
@@ -76,6 +81,12 @@ class KeyTemplate:
             raise ConfigurationError(f"key {text!r} has empty braces")
         if self._parts[0][0].startswith(RESERVED.encode()):
             raise ConfigurationError(f"key {text!r}: keys under {RESERVED} are those of markers")
+
+    @property
+    def pattern(self) -> bytes:
+        """A pattern of SCAN that matches each key that it can make, and perhaps others."""
+        parts = ((_SPECIAL.sub(rb"\\\g<0>", literal), column) for literal, column in self._parts)
+        return b"".join(literal if column is None else literal + b"*" for literal, column in parts)
 
     def check(self, sink: str, schema: pa.Schema) -> None:
         """Check its columns.

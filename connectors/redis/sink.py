@@ -21,6 +21,7 @@ from onceward.sinks.write_ahead import ROWS_PER_SEND, WriteAheadLogSink
 
 from .client import RedisSettings, asking, check_facts, read_facts
 from .forms import FORMS, KeyTemplate, check_form, written
+from .reread import hashed
 from .script import CLAIM, GO_ON, PRUNE, RELEASE, Loss, change_marker, deliver, marker_key
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class RedisSink(WriteAheadLogSink):
         replicas: Number of replicas that must have each delivery in their append-only files.
         rows_per_send: Maximum number of rows in one delivery. No other client is served while its script runs (500 rows
             take a few milliseconds).
+        proof: Hash the rows, so that `onceward verify` can tell whether streams and lists still hold them. Hashes, and
+            streams with `maxlen`, do not keep them all, so nothing is hashed there.
         username: User of the server's access control list, if it is not in the URL.
         password: Password, if it is not in the URL.
         timeout: Seconds to wait for an answer.
@@ -82,6 +85,7 @@ class RedisSink(WriteAheadLogSink):
         durable: bool = True,
         replicas: int = 0,
         rows_per_send: int = ROWS_PER_SEND,
+        proof: bool = True,
         username: str | None = None,
         password: str | None = None,
         timeout: float = 30.0,
@@ -89,7 +93,8 @@ class RedisSink(WriteAheadLogSink):
         select: Sequence[str] | None = None,
         where: str | None = None,
     ) -> None:
-        super().__init__(name, directory, rows_per_send=rows_per_send, select=select, where=where)
+        kept = form != "hash" and maxlen is None
+        super().__init__(name, directory, rows_per_send=rows_per_send, proof=proof and kept, select=select, where=where)
         self.settings = RedisSettings(url, username, password, timeout, connect_timeout)
         self.form = check_choice("form", form, FORMS)
         if maxlen is not None and (form != "stream" or maxlen < 1):
@@ -148,8 +153,13 @@ class RedisSink(WriteAheadLogSink):
     def write(self, transaction: Segment, batch: pa.RecordBatch) -> None:
         """Append a batch, if it can be written: after the decision it would be too late to refuse it."""
         check_form(self.name, self.form, self.key, batch.schema, self.rows_per_send)
-        written(self.name, self.form, self.key, batch)
+        if transaction.hash is None:  # else each row is written to be hashed
+            written(self.name, self.form, self.key, batch)
         super().write(transaction, batch)
+
+    def hashed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return keys and entries of streams, or elements of lists."""
+        return hashed(self.form, self.key, batch, self.name)
 
     def send(self, rows: pa.RecordBatch, delivery: Delivery) -> None:
         """Write rows and marker. A server that has lost its marker is an error, or with durable=False a warning."""
