@@ -55,6 +55,7 @@ class Shell:
         self._environment = self._new_environment()
         if home == Path(sys.executable).parent.parent:
             self._environment["PYTHONPATH"] = str(ROOT / "src")
+            self._environment["JDK_JAVA_OPTIONS"] = os.environ["JDK_JAVA_OPTIONS"]  # its class archive fits
 
     def run(self, commands: str) -> str:
         """Run a block; what it exports is there for the next."""

@@ -812,10 +812,8 @@ class Told:
             coordinator.admit(number, about)
             attempt = SubtaskEpoch(self.sink, coordinator.context(self.sink.name, number, subtask=0))
             attempt.write(batch)
-            committable = attempt.pre_commit()
-            acked = Acknowledgement(
-                epoch=number, subtask=0, attempt=0, sinks=(self.sink.name,), committables=(committable,)
-            )
+            acks = tuple(filter(None, [attempt.pre_commit()]))
+            acked = Acknowledgement(epoch=number, subtask=0, attempt=0, sinks=(self.sink.name,), committables=acks)
             coordinator.commit(number, [acked], about)
         self.epochs += len(batches)
 
@@ -834,6 +832,8 @@ STRANGE = {
     "real": [0.1, None, -0.0, 1e300],
     "list": [[1], [], None, [2, 3]],
     "yes": [True, None, False, True],
+    "Redis key": ["a", "b", None, "c"],
+    "words": pa.array(["x", "y", None, "x"]).dictionary_encode(),
 }
 
 
@@ -844,10 +844,12 @@ def test_what_streams_and_lists_hold_is_proven_until_it_is_changed(tmp_path: Pat
     every = pa.record_batch(STRANGE).to_pylist()
     strange = pa.RecordBatch.from_pylist([row for row in every if all(row[column] is not None for column in named)])
     job = Told(tmp_path, valkey, form=form, key=key)
-    job.run(strange, strange.slice(0, 1), strange)
+    job.run(strange, strange.slice(0, 1), strange, strange.slice(0, 0))
     rows = 2 * strange.num_rows + 1
     client = connect(job.sink.settings)
-    client.set("a[1]*-text", "no row")
+    other = {"stream": client.rpush, "list": lambda key, row: client.xadd(key, {"n": row})}[form]
+    for name in ("a[1]*-text", "rows-x") if key != "rows" else ():
+        other(name, "1")  # of a kind that is not the sink's
     client.xadd("other", {"n": "1"})
     assert job.verdicts() == [(rows, rows, "proven")]
     [some, *_] = sorted(name for name in client.scan_iter() if client.type(name) == form.encode() and name != b"other")

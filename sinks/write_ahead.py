@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import msgspec
+import pyarrow as pa
 
 from onceward.core.errors import ConfigurationError, DataLossError
 from onceward.core.folders import sync_folder
@@ -40,8 +41,6 @@ from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, Segment, read_segmen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-    import pyarrow as pa
 
     from onceward.core.names import TransactionName
     from onceward.core.transaction import WriteContext
@@ -88,7 +87,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
         directory: Folder of the segments. All processes that write or commit must be able to reach it, and it must
             survive whatever the pipeline must survive.
         rows_per_send: Maximum number of rows in one delivery.
-        proof: Hash the rows, so that the decision log can tell which rows an epoch wrote.
+        proof: Record a hash of the rows of each epoch in the decision log.
         select: SQL expressions that make this sink's columns out of the pipeline's. Default: all columns.
         where: SQL condition; the sink takes only the rows for which it is true. Default: all rows.
 
@@ -100,6 +99,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
     layout = _Layout
     remembers = False
     """Whether the target recognizes a delivery's identity that it has taken before."""
+    proof = True
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
         return {}
 
     def hashed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return what of rows is hashed: what a reader of the target finds there. Default: all but nested columns."""
+        """Return what of rows is hashed, as a reader of the target finds it. Default: all columns of simple types."""
         return batch.select([field.name for field in batch.schema if covers(field.type)])
 
     @property
@@ -155,7 +155,10 @@ class WriteAheadLogSink(FolderSink[Segment]):
     @with_file_errors
     def write(self, transaction: Segment, batch: pa.RecordBatch) -> None:
         if transaction.hash is not None:
-            transaction.hash.add(self.hashed(batch))
+            try:
+                transaction.hash.add(self.hashed(batch))
+            except (pa.ArrowException, KeyError):  # such as a date that is none, or two columns of one name
+                transaction.hash = None
         transaction.write(batch)
 
     @with_file_errors

@@ -12,6 +12,7 @@ import pytest
 
 from onceward.connectors.redis.client import Facts, check_facts, connect
 from onceward.connectors.redis.forms import KeyTemplate, Written, check_form, written
+from onceward.connectors.redis.reread import hashed
 from onceward.connectors.redis.sink import RedisSink
 from onceward.core.errors import ConfigurationError, SchemaError, SinkError
 from onceward.core.names import Scope
@@ -280,3 +281,7 @@ def test_what_is_only_slow_or_asked_for_is_a_warning():
     assert len(check_facts(forgetful, "here", durable=False, replicas=0)) == 2
     with pytest.raises(ConfigurationError, match="has 0 replicas"):
         check_facts(GOOD, "here", durable=True, replicas=1)
+
+
+def test_no_rows_have_no_hash():
+    assert hashed("stream", KeyTemplate("a"), rows(n=[1]).slice(0, 0)).num_rows == 0

@@ -179,6 +179,8 @@ def test_equal_values_of_different_types_hash_alike(values: list[Any], one: pa.D
 def test_nested_values_are_not_covered() -> None:
     assert not covers(pa.list_(pa.int64()))
     assert not covers(pa.struct({"a": pa.int64()}))
+    assert not covers(pa.dictionary(pa.int8(), pa.string_view()))
+    assert not covers(pa.timestamp("ns"))
 
 
 def test_a_null_is_nothing_and_an_empty_text_is_something() -> None:

@@ -374,6 +374,16 @@ def test_a_table_that_shows_no_epochs_is_not_judged_while_one_is_not_completed(t
     assert "onceward txn commit" in str(done.exception)
 
 
+def test_a_table_that_shows_no_epochs_is_not_compared_with_what_an_epoch_read(tmp_path: Path) -> None:
+    job = TableJob(tmp_path)
+    job.run(1, make=without_decimals)
+    source = ["--source", "kafka:orders", "--bootstrap-servers", "127.0.0.1:1"]
+    where = ["--target", "sql:orders", "--url", job.url, *source]
+    done = CliRunner().invoke(app, ["verify", str(job.folder), *where])
+    assert isinstance(done.exception, ConfigurationError)
+    assert "leave out --source" in str(done.exception)
+
+
 def test_a_database_that_is_not_there_is_not_created(tmp_path: Path) -> None:
     job = TableJob(tmp_path)
     job.run(1, make=without_decimals)

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from onceward.core import CheckpointConfig, FileBackend
@@ -25,8 +26,6 @@ from .engine_kit import RunningSum, numbers, pipeline
 from .sink_kit import LOG, Crash, Mailbox, crash_at, prepared
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from onceward.sinks.write_ahead import Delivery
 
 
@@ -254,3 +253,16 @@ def test_in_a_pipeline_killed_between_delivery_and_mark_it_is_what_it_says(tmp_p
     level, why = p.guarantee()
     assert level == ("exactly-once" if remembers else "at-least-once")
     assert remembers or "sink mail" in why[0]
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        pa.record_batch([pa.array([1]), pa.array([2])], names=["n", "n"]),
+        pa.record_batch({"day": pa.array([1], pa.date64())}),
+        pa.record_batch({"at": pa.array([2**62], pa.timestamp("s"))}),
+    ],
+)
+def test_rows_that_cannot_be_hashed_are_written_without_a_proof(tmp_path: Path, batch: pa.RecordBatch):
+    committable = prepared(Mailbox(tmp_path), batch)
+    assert (committable.rows, committable.proof) == (1, None)

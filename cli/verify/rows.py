@@ -112,8 +112,8 @@ def shown(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
     """With text for bytes that are text, and without what is null: a missing column and a null are the same."""
-    if JSON_LINE in row:
-        with suppress(msgspec.MsgspecError):
+    if row.get(JSON_LINE) is not None:
+        with suppress(msgspec.MsgspecError, UnicodeDecodeError):
             row = {**row, **msgspec.json.decode(row[JSON_LINE], type=dict[str, Any])}
             del row[JSON_LINE]
     return {name: _text(value) for name, value in row.items() if value is not None}

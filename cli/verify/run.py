@@ -77,6 +77,11 @@ def _audit(question: Question, sink: str, place: Place) -> Audit:
     scope, expected = Scope(log.pipeline, sink, before.log), Expected.of(before, sink)
     columns = sorted({name for written in expected.epochs.values() for name in written.columns})
     reread = place.reread(scope, columns)
+    if reread.unmarked is ANY_EPOCH and question.origin is not None:
+        raise ConfigurationError(
+            f"{place.title} does not show which epoch wrote a row, so what an epoch read cannot be compared with it: "
+            "leave out --source, or compare all rows by --key, without the decision log"
+        )
     found = tally(reread)
     after = log.view
     check_overlap(before, after)

@@ -68,7 +68,7 @@ class HttpSink(WriteAheadLogSink):
             programs log URLs.
         body: What a request holds: "json", an array of objects; "jsonl", one object per line.
         rows_per_send: Maximum number of rows in one request.
-        proof: Hash the rows, so that the decision log can tell which rows an epoch wrote.
+        proof: Record a hash of the rows of each epoch in the decision log.
         server_honours_keys: Whether the server accepts each key once, however often it is sent, and remembers it for
             longer than any outage that must be survived. Only then is the sink exactly once.
         key_header: Name of the header that holds the key.

@@ -6,6 +6,7 @@ is hashed of a row is what is found there: its key, and each field of an entry, 
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 KEY: Final = "Redis key"
 """The column of each row's key, beside those of its fields."""
-_ROWS_AT_ONCE: Final = 10_000
+_FIELD_OF_THAT_NAME: Final = f"{KEY} (field)"
+_ROWS_AT_ONCE: Final = 1000
 
 
 def hashed(form: str, key: KeyTemplate, batch: pa.RecordBatch, sink: str = "any") -> pa.RecordBatch:
@@ -38,15 +40,18 @@ def hashed(form: str, key: KeyTemplate, batch: pa.RecordBatch, sink: str = "any"
 
 def as_written(batch: pa.RecordBatch, key: str, schema: pa.Schema) -> pa.RecordBatch:
     """What is hashed of a source's rows, if the rows of the target have this schema."""
-    return hashed("list" if JSON_LINE in schema.names else "stream", KeyTemplate(key), batch)
+    form = "list" if JSON_LINE in schema.names else "stream"
+    return hashed(form, KeyTemplate(key), batch.select([name for name in batch.schema.names if name != KEY]))
 
 
 def _batch(rows: Iterable[tuple[bytes, Mapping[bytes, bytes]]]) -> pa.RecordBatch:
     """A column of keys, and one for each field."""
-    keys, entries = zip(*rows, strict=True)
-    names = sorted({name for entry in entries for name in entry})
-    columns = {name.decode(errors="replace"): [entry.get(name) for entry in entries] for name in names}
-    return pa.record_batch({name: pa.array(cells, pa.binary()) for name, cells in {KEY: keys, **columns}.items()})
+    every = list(rows)
+    columns: dict[str, list[bytes | None]] = {KEY: [key for key, _ in every]}
+    for name in sorted({name for _, entry in every for name in entry}):
+        shown = name.decode(errors="backslashreplace")
+        columns[shown if shown != KEY else _FIELD_OF_THAT_NAME] = [entry.get(name) for _, entry in every]
+    return pa.record_batch({name: pa.array(cells, pa.binary()) for name, cells in columns.items()})
 
 
 def reread(url: str, key: str, columns: Sequence[str] = ()) -> Reread:
@@ -62,26 +67,32 @@ def reread(url: str, key: str, columns: Sequence[str] = ()) -> Reread:
         SinkError: The server does not answer, or refuses.
     """
     left_out: list[str] = []
-    pieces = _pieces(RedisSettings(url), KeyTemplate(key), left_out)
+    kinds = list(_READERS)
+    if columns:  # others that match are not the sink's
+        kinds = [b"list" if JSON_LINE in columns else b"stream"]
+    pieces = _pieces(RedisSettings(url), KeyTemplate(key), kinds, left_out)
     first = list(islice(pieces, 1))
     names = columns or [name for piece in first for name in piece.rows.schema.names]
     schema = pa.schema([(name, pa.binary()) for name in names])
     return Reread(chain(first, pieces), {}, schema, lambda _: False, unmarked=ANY_EPOCH, left_out=left_out)
 
 
-def _pieces(settings: RedisSettings, key: KeyTemplate, left_out: list[str]) -> Iterator[Piece]:
+def _pieces(settings: RedisSettings, key: KeyTemplate, kinds: Sequence[bytes], left_out: list[str]) -> Iterator[Piece]:
+    others: Counter[bytes] = Counter()
     with asking(settings, f"cannot read {key.text}"), connect(settings) as client:
         found: set[bytes] = set(client.scan_iter(key.pattern, count=_ROWS_AT_ONCE)) if key.columns else {key.of({})}
         for name in sorted(found):
             if name.startswith(RESERVED.encode()):
                 continue
             shown, kind = name.decode(errors="replace"), client.type(name)
-            if kind not in _READERS:
-                left_out.extend([f"{shown} ({kind.decode()})"] if kind != b"none" else [])
+            if kind not in kinds:
+                others[kind] += 1
                 continue
             for entries in _READERS[kind](client, name):
                 places = [f"{shown} {at}".rstrip() for at, _ in entries]
                 yield Piece(_batch((name, entry) for _, entry in entries), [""] * len(entries), places)
+    del others[b"none"]  # gone since its name was found
+    left_out.extend(f"keys of type {kind.decode()} ({count})" for kind, count in sorted(others.items()))
 
 
 Entries = list[tuple[str, dict[bytes, bytes]]]

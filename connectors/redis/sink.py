@@ -58,8 +58,8 @@ class RedisSink(WriteAheadLogSink):
         replicas: Number of replicas that must have each delivery in their append-only files.
         rows_per_send: Maximum number of rows in one delivery. No other client is served while its script runs (500 rows
             take a few milliseconds).
-        proof: Hash the rows, so that `onceward verify` can tell whether streams and lists still hold them. Hashes, and
-            streams with `maxlen`, do not keep them all, so nothing is hashed there.
+        proof: Hash the rows, so that `onceward verify` can tell whether streams and lists still hold them. Not for form
+            "hash" or with `maxlen`, which do not keep all rows.
         username: User of the server's access control list, if it is not in the URL.
         password: Password, if it is not in the URL.
         timeout: Seconds to wait for an answer.
