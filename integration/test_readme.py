@@ -18,6 +18,7 @@ import venv
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import pyspark
 import pytest
 
 from .kafka_kit import read_all
@@ -55,7 +56,7 @@ class Shell:
         self._environment = self._new_environment()
         if home == Path(sys.executable).parent.parent:
             self._environment["PYTHONPATH"] = str(ROOT / "src")
-            self._environment["JDK_JAVA_OPTIONS"] = os.environ["JDK_JAVA_OPTIONS"]  # its class archive fits
+            self.start_quickly()
 
     def run(self, commands: str) -> str:
         """Run a block; what it exports is there for the next."""
@@ -71,6 +72,11 @@ class Shell:
         )
         assert done.returncode == 0, f"{commands}\n{done.stdout[-4000:]}"
         return done.stdout
+
+    def start_quickly(self) -> None:
+        """Take Spark's jars from the project's environment: the archive of their classes is of that place alone."""
+        self._environment["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
+        self._environment["JDK_JAVA_OPTIONS"] = os.environ["JDK_JAVA_OPTIONS"]
 
     def variable(self, name: str) -> str:
         return self.run(f'printf %s "${name}"')
@@ -189,6 +195,7 @@ def test_a_pipeline_survives_as_the_getting_started_page_says(installed: Shell) 
 
 
 def test_a_pipeline_is_tested_as_the_page_on_testing_says(shell: Shell, environment: Installed) -> None:
+    shell.start_quickly()
     driver, test = [block[2] for block in BLOCK.finditer(TESTING) if block[1] == "python"][:2]
     (shell.folder / "driver.py").write_text(driver)
     (shell.folder / "test_orders.py").write_text(test)
