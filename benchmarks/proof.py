@@ -1,6 +1,6 @@
-"""What hashing the rows costs: Kafka → Kafka and Kafka → PostgreSQL through Spark, with and without it.
+"""What hashing the rows costs: Kafka to Kafka, PostgreSQL and a write-ahead log through Spark, with and without it.
 
-    python benchmarks/proof.py [--rows 1000000] [--repeats 5]
+    python benchmarks/proof.py [--rows 1000000] [--repeats 9] [--targets Kafka PostgreSQL …]
 
 Both ways in turn in one run; the ratios are the medians of the ratios run by run, of the epochs' seconds and of all
 processes' CPU seconds.
@@ -18,9 +18,12 @@ from common import Bench, Run, bench, compare, machine, median, show, timed
 from onceward import KafkaSink, PostgresSink
 from onceward.connectors.spark import exactly_once
 from onceward.core.row_hash import row_hashes
+from onceward.sinks.write_ahead import WriteAheadLogSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from onceward.sinks.write_ahead import Delivery
 
 SIZE = 100
 BATCH = 10_000
@@ -38,6 +41,24 @@ def into_postgres(lab: Bench, topic: str, rows: int, *, proof: bool) -> Run:
     return timed(exactly_once(lab.source(topic, rows // 2), sink, checkpoint=lab.checkpoint()))
 
 
+class Nowhere(WriteAheadLogSink):
+    """A target that takes everything at once: what a write-ahead log costs by itself."""
+
+    remembers = True
+
+    def send(self, rows: pa.RecordBatch, delivery: Delivery) -> None:
+        """Deliver nothing."""
+
+
+def into_log(lab: Bench, topic: str, rows: int, *, proof: bool) -> Run:
+    """Copy a topic into a write-ahead log that sends to nowhere."""
+    sink = Nowhere("log", lab.home / "segments", rows_per_send=BATCH, proof=proof)
+    return timed(exactly_once(lab.source(topic, rows // 2), sink, checkpoint=lab.checkpoint()))
+
+
+TARGETS = {"Kafka": into_kafka, "PostgreSQL": into_postgres, "write-ahead log": into_log}
+
+
 def hash_alone() -> float:
     """CPU nanoseconds of the hash of such a row; the best of several, for other work makes it slower only."""
     keys = [str(number) for number in range(BATCH)]
@@ -51,16 +72,18 @@ def hash_alone() -> float:
 
 
 def main() -> None:
-    """Measure both targets."""
+    """Measure each target."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     arguments = parser.parse_args()
     rows = arguments.rows
     lines = ["| target | seconds, with to without | CPU seconds, with to without |", "|---|---|---|"]
     with bench() as lab:
         topic = lab.filled_topic(rows, SIZE)
-        for label, into in (("Kafka", into_kafka), ("PostgreSQL", into_postgres)):
+        for label in arguments.targets:
+            into = TARGETS[label]
             variants: dict[str, Callable[[], Run]] = {
                 "with": lambda into=into: into(lab, topic, rows, proof=True),  # type: ignore[misc]
                 "without": lambda into=into: into(lab, topic, rows, proof=False),  # type: ignore[misc]

@@ -10,7 +10,7 @@ String Hashing is Fast", 2014), is mixed with the length and the column's key.
 Equal values are equal words: an int32 and an int64, a float32 and the float64 that it widens to, a text and its bytes
 in UTF-8, a timestamp in milliseconds and one in microseconds, 1.5 and 1.50.
 
-So a row of 100 bytes costs about 0.14 microseconds. A cryptographic hash would be called row by row, for about one.
+So a row of 100 bytes costs about 0.12 microseconds. A cryptographic hash would be called row by row, for about one.
 """
 
 from __future__ import annotations
@@ -194,8 +194,9 @@ def _sums(text: pa.Array, longest: int) -> Words:
         return np.zeros((2, len(text)), np.uint64)
     padded = pc.ascii_rpad(text, width=8 * count, padding="\0")
     words = np.frombuffer(padded.buffers()[2], "<u8", len(text) * count).reshape(len(text), count)
-    words = words ^ (words >> _S29)  # else the highest bits of two words would cancel out
-    sums: Words = (words @ _factors((count - 1).bit_length())[:, :count].T).T
+    shifted = words >> _S29
+    shifted ^= words  # else the highest bits of two words would cancel out
+    sums: Words = (shifted @ _factors((count - 1).bit_length())[:, :count].T).T
     return sums
 
 
