@@ -1,6 +1,6 @@
-"""Throughput: Kafka → Kafka and Kafka → PostgreSQL through Spark, against Spark's own writers and its noop sink.
+"""Throughput: Kafka to Kafka and to PostgreSQL through Spark, against Spark's own writers and its noop sink.
 
-    python benchmarks/throughput.py [--rows 1000000] [--repeats 3] [--flink]
+    python benchmarks/throughput.py [--rows 1000000] [--repeats 3] [--into topics tables upserts] [--flink]
 
 The same data for all, and the same source (Spark's own) for all on Spark; runs in turn; the ratio is the median of the
 ratios run by run. With --flink, Flink's exactly-once sinks, too (fetched by Maven, compiled by javac).
@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
+import psycopg
 from common import Bench, Run, bench, compare, machine, median, show, timed
 from flink import copies
 from scoreboard.contestants import FlinkKafka, FlinkXa
@@ -44,9 +46,6 @@ def kafka_variants(lab: Bench, topic: str, rows: int) -> dict[str, Callable[[], 
 
 def postgres_variants(lab: Bench, topic: str, rows: int) -> dict[str, Callable[[], Run]]:
     """Into a table."""
-    url = f"jdbc:{lab.dsn.split('://')[0]}://{lab.dsn.split('@')[1]}?reWriteBatchedInserts=true"
-    user, password = lab.dsn.split("://")[1].split("@")[0].split(":")
-    properties = {"driver": "org.postgresql.Driver", "user": user, "password": password, "batchsize": "10000"}
 
     def ours() -> Run:
         sink = PostgresSink("table", dsn=lab.dsn, table=lab.table())
@@ -54,14 +53,53 @@ def postgres_variants(lab: Bench, topic: str, rows: int) -> dict[str, Callable[[
 
     def spark() -> Run:
         table = lab.table()
-
-        def write(batch: DataFrame, _: int) -> None:
-            batch.write.mode("append").jdbc(url, table, properties=properties)
-
-        writer = lab.source(topic, rows // 2).writeStream.foreachBatch(write)
-        return timed(writer.option("checkpointLocation", lab.checkpoint()))
+        return batches(lab, topic, rows, lambda batch: write_jdbc(lab, batch, "append", table))
 
     return {"onceward": ours, "Spark's JDBC writer (at least once)": spark, "noop": lambda: noop(lab, topic, rows)}
+
+
+def upsert_variants(lab: Bench, topic: str, rows: int) -> dict[str, Callable[[], Run]]:
+    """Into a table with a primary key, in whose every epoch half of the keys are there already."""
+
+    def table() -> str:
+        name = lab.table()
+        with psycopg.connect(lab.dsn) as connection:
+            connection.execute(f"ALTER TABLE {name} ADD PRIMARY KEY (key)")
+            connection.execute(f"INSERT INTO {name} SELECT n::text, 'old' FROM generate_series(1, {rows}, 2) n")
+        return name
+
+    def ours() -> Run:
+        sink = PostgresSink("table", dsn=lab.dsn, table=table(), key=["key"])
+        return timed(exactly_once(lab.source(topic, rows // 2), sink, checkpoint=lab.checkpoint()))
+
+    def by_hand() -> Run:
+        target, stage = table(), lab.table()
+
+        def write(batch: DataFrame) -> None:
+            write_jdbc(lab, batch, "overwrite", stage)
+            with psycopg.connect(lab.dsn) as connection:
+                connection.execute(
+                    f"INSERT INTO {target} SELECT key, value FROM {stage} "
+                    "ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+                )
+
+        return batches(lab, topic, rows, write)
+
+    return {"onceward": ours, "JDBC into a stage and INSERT … ON CONFLICT by hand": by_hand}
+
+
+def batches(lab: Bench, topic: str, rows: int, write: Callable[[DataFrame], None]) -> Run:
+    """What foreachBatch does with each batch."""
+    writer = lab.source(topic, rows // 2).writeStream.foreachBatch(lambda batch, _: write(batch))
+    return timed(writer.option("checkpointLocation", lab.checkpoint()))
+
+
+def write_jdbc(lab: Bench, batch: DataFrame, mode: str, table: str) -> None:
+    """Append to a table by Spark's JDBC writer, or empty it first."""
+    url = f"jdbc:{lab.dsn.split('://')[0]}://{lab.dsn.split('@')[1]}?reWriteBatchedInserts=true"
+    user, password = lab.dsn.split("://")[1].split("@")[0].split(":")
+    properties = {"driver": "org.postgresql.Driver", "user": user, "password": password, "batchsize": "10000"}
+    batch.write.mode(mode).option("truncate", True).jdbc(url, table, properties=properties)
 
 
 def noop(lab: Bench, topic: str, rows: int) -> Run:
@@ -70,38 +108,54 @@ def noop(lab: Bench, topic: str, rows: int) -> Run:
     return timed(writer.option("checkpointLocation", lab.checkpoint()))
 
 
+def flink(copy: Callable[[str], Run], target: Callable[[], str]) -> Run:
+    """A copy into a new target."""
+    return copy(target())
+
+
 def report(title: str, found: dict[str, list[Run]], rows: int, repeats: int) -> None:
     """A table, and the ratios run by run."""
-    lines = ["| writer | rows/s (median) | CPU s per million rows | onceward's speed against it |", "|---|---|---|---|"]
+    columns = ("writer", "rows/s (median)", "CPU s per million rows", "of them without broker and database")
+    columns += ("onceward's speed against it", "onceward's CPU without broker and database, against it")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     ours = found["onceward"]
     for name, runs in found.items():
         speed = median([run.rows / run.seconds for run in runs])
         cpu = median([run.cpu / run.rows * 1e6 for run in runs])
-        ratios = [other.seconds / own.seconds for own, other in zip(ours, runs, strict=True)]
-        lines.append(
-            f"| {name} | {speed:,.0f} | {cpu:.1f} | {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) |"
-        )
+        clients = median([run.clients / run.rows * 1e6 for run in runs])
+        pairs = list(zip(ours, runs, strict=True))
+        ratios = [
+            [other.seconds / own.seconds for own, other in pairs],
+            [own.clients / other.clients for own, other in pairs],
+        ]
+        told = " | ".join(f"{median(each):.2f} ({min(each):.2f} to {max(each):.2f})" for each in ratios)
+        lines.append(f"| {name} | {speed:,.0f} | {cpu:.1f} | {clients:.1f} | {told} |")
     show(title, lines, {"machine": machine(), "rows": f"{rows:,} of {SIZE} bytes", "repeats": repeats})
 
 
 def main() -> None:
-    """Run both."""
+    """Run all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=3)
+    ways = {"topics": kafka_variants, "tables": postgres_variants, "upserts": upsert_variants}
+    parser.add_argument("--into", nargs="+", choices=ways, default=list(ways))
     parser.add_argument("--flink", action="store_true")
     arguments = parser.parse_args()
-    with bench() as lab, ExitStack() as stack:
+    with bench() as lab:
         topic = lab.filled_topic(arguments.rows, SIZE)
-        into_topics = kafka_variants(lab, topic, arguments.rows)
-        into_tables = postgres_variants(lab, topic, arguments.rows)
-        if arguments.flink:
-            to_topic = stack.enter_context(copies(lab, topic, arguments.rows, FlinkKafka))
-            to_table = stack.enter_context(copies(lab, topic, arguments.rows, FlinkXa))
-            into_topics["Flink's KafkaSink (exactly once)"] = lambda: to_topic(lab.topic())
-            into_tables["Flink's JDBC XA sink (exactly once)"] = lambda: to_table(lab.table())
-        for title, variants in (("Kafka → Kafka", into_topics), ("Kafka → PostgreSQL", into_tables)):
-            report(title, compare(variants, arguments.repeats), arguments.rows, arguments.repeats)
+        flinks = {
+            "topics": ("Flink's KafkaSink (exactly once)", FlinkKafka, lab.topic),
+            "tables": ("Flink's JDBC XA sink (exactly once)", FlinkXa, lab.table),
+        }
+        for into in arguments.into:
+            with ExitStack() as stack:
+                variants = ways[into](lab, topic, arguments.rows)
+                if arguments.flink and into in flinks:
+                    label, contestant, target = flinks[into]
+                    copy = stack.enter_context(copies(lab, topic, arguments.rows, contestant))
+                    variants[label] = partial(flink, copy, target)
+                report(f"Kafka to {into}", compare(variants, arguments.repeats), arguments.rows, arguments.repeats)
 
 
 if __name__ == "__main__":
