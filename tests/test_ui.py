@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +142,22 @@ class TestWhatIsShown:
         assert unnamed.look() == []
         assert "--pipeline" in unnamed.errors[0]
 
+    @pytest.mark.parametrize("damage", ["garbage", "empty", "folder", "pipe"])
+    def test_a_damaged_log_is_told_and_hides_no_other(self, folder: Folder, damage: str) -> None:
+        folder.finish(0)
+        log = folder.orders.parent / "a-damaged-one"  # searched before the other
+        log.mkdir()
+        entry = log / f"{0:020}"
+        if damage == "folder":
+            entry.mkdir()
+        elif damage == "pipe":
+            os.mkfifo(entry)
+        else:
+            entry.write_bytes(b"garbage" * (damage == "garbage"))
+        told = client(folder).get("/api/state").json()
+        assert [one["name"] for one in told["pipelines"]] == ["orders"]
+        assert [str(log) in error for error in told["errors"]] == [True]
+
 
 class TestWorkIsBounded:
     def test_nothing_is_read_while_nothing_changes(self, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +231,11 @@ class TestWhoIsAnswered:
     @pytest.mark.parametrize("path", ["/", "/api/state", "/static/app.js"])
     @pytest.mark.parametrize(
         "host",
-        ["evil.example", "evil.example:8461", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.7", "[", ""],
+        [
+            *("evil.example", "evil.example:8461", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.7"),
+            *("[", "", "127.0.0.1/x", "127.0.0.1?x", "127.0.0.1#x", "evil@127.0.0.1", "127.0.0.1:abc"),
+            "127.0.0.1:99999",
+        ],
     )
     def test_another_host_name_is_refused(self, folder: Folder, path: str, host: str) -> None:
         answer = client(folder).get(path, headers={"host": host})

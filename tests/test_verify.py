@@ -8,6 +8,7 @@ import sqlite3
 from contextlib import closing
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,10 +19,12 @@ from typer.testing import CliRunner
 
 from onceward import FileSink, SqlAlchemySink
 from onceward.cli.main import app
+from onceward.cli.verify.rows import compared, records, shown
 from onceward.core.checkpoint import Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import ConfigurationError, SchemaError, SqlError
 from onceward.core.log import DirectoryStore, EpochInput
+from onceward.core.reread import NUMBER, Piece, Reread
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Acknowledgement
 
@@ -30,6 +33,8 @@ from .sink_kit import Crash
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from onceward.testing.pipeline.judge import Comparison
 
 EPOCHS, ROWS, SUBTASKS = 3, 10, 2
 FORMATS = ["parquet", "csv", "jsonl", "arrow"]
@@ -400,3 +405,64 @@ def test_a_value_that_is_none_of_its_column_is_named(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["verify", str(job.folder), "--target", "sql:orders", "--url", job.url])
     assert isinstance(done.exception, SchemaError)
     assert "tomorrow" in str(done.exception)
+
+
+@pytest.mark.parametrize("change", ["id = 11.5", "id = 'eleven'", "bytes = '11'", "word = x'31'"])
+def test_a_value_of_another_class_in_a_table_of_sqlite_is_named(tmp_path: Path, change: str) -> None:
+    job = TableJob(tmp_path)
+    job.run(make=without_decimals)
+    job.change(f"UPDATE orders SET {change} WHERE id = 11")
+    done = CliRunner().invoke(app, ["verify", str(job.folder), "--target", "sql:orders", "--url", job.url])
+    assert isinstance(done.exception, SchemaError)
+    assert "none of its column's type" in str(done.exception)
+
+
+def sides(messages: list[bytes], rows: list[dict[str, Any]], schema: pa.Schema, **names: Any) -> Comparison:
+    """What is found if these messages are compared with these rows of a table."""
+    value = pa.record_batch({"value": pa.array(messages, pa.binary())})
+    source: Any = SimpleNamespace(title="a topic", kind="kafka", batches=lambda: iter([value]))
+    found = pa.RecordBatch.from_pylist(rows, schema)
+    piece = Piece(found, [""] * len(rows), [str(number) for number in range(len(rows))])
+    reread = Reread(iter([piece]), {}, schema, lambda _: False)
+    target: Any = SimpleNamespace(title="a table", kind="sql", name="orders", reread=lambda *_: reread)
+    return compared(source, target, None, names.get("key"))
+
+
+X = pa.schema({"id": pa.int64(), "x": pa.int64()})
+
+
+@pytest.mark.parametrize(("x", "exact"), [(5, True), (9, False), (None, False)])
+def test_a_field_that_the_first_message_lacks_is_compared(x: int | None, exact: bool) -> None:
+    found = sides([b'{"id":1}', b'{"id":2,"x":5}'], [{"id": 1, "x": None}, {"id": 2, "x": x}], X, key="id")
+    assert found.exact is exact
+
+
+@pytest.mark.parametrize(("x", "exact"), [(7, False), (None, True)])
+def test_a_field_that_is_null_in_every_message_is_compared(x: int | None, exact: bool) -> None:
+    assert sides([b'{"id":1,"x":null}'], [{"id": 1, "x": x}], X).exact is exact
+
+
+@pytest.mark.parametrize(
+    ("number", "exact"), [("12345678901234567.89", True), ("12345678901234568", False), ("12345678901234567.9", False)]
+)
+def test_a_number_with_more_digits_than_a_double_is_compared_exactly(number: str, exact: bool) -> None:
+    schema = pa.schema([pa.field("p", pa.string(), metadata={NUMBER: ""})])
+    assert sides([b'{"p":12345678901234567.89}', b'{"p":1.5}'], [{"p": number}, {"p": "1.5"}], schema).exact is exact
+
+
+def test_a_double_is_compared_as_such() -> None:
+    schema = pa.schema({"p": pa.float64()})
+    messages = [b'{"p":0.1}', b'{"p":0.1000000000000000055511151231257827}', b'{"p":1e300}', b'{"p":3}']
+    assert sides(messages, [{"p": 0.1}, {"p": 0.1}, {"p": 1e300}, {"p": 3.0}], schema).exact
+
+
+def test_bytes_that_are_no_text_differ_from_the_text_of_their_digits() -> None:
+    rows = [shown_row] = list(shown([pa.record_batch({"value": pa.array([b"\xff"])})]))
+    assert rows != list(shown([pa.record_batch({"value": pa.array([b"ff"])})]))
+    assert isinstance(shown_row["value"], str)
+
+
+def test_rows_without_a_column_are_counted() -> None:
+    nothing = pa.RecordBatch.from_arrays([], names=[])
+    reread = Reread(iter([Piece(nothing, ["", ""], ["here", "there"])]), {}, nothing.schema, lambda _: False)
+    assert [(one.row, one.position) for one in records(reread)] == [({}, "here"), ({}, "there")]

@@ -30,7 +30,9 @@ class _Ended(BaseException):
 
 
 class NotStarted:
-    """In place of a started query or job; whoever asks it anything has started all there is."""
+    """In place of a started query or job; whoever waits for it, or asks how it is, has started all there is."""
+
+    id = runId = name = "not started"  # noqa: N815 - as Spark calls it
 
     def __getattr__(self, name: str) -> Any:
         raise _Ended

@@ -46,8 +46,10 @@ def ui(
     watch = Watch(search.store or [], search.pipeline)
     desk, token = Desk(watch, search, actions=not read_only), secrets.token_urlsafe(24)
     found = watch.look()
-    if watch.errors:
+    if watch.errors and not found:
         raise ConfigurationError("; ".join(watch.errors))
+    for error in watch.errors:
+        typer.echo(f"warning: {error}", err=True)
     listening = _listen(host, port)
     names = {host.lower(), socket.gethostname().lower()} if not _is_loopback(host) else None
     shown = f"[{host}]" if ":" in host else host

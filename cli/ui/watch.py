@@ -55,7 +55,7 @@ class Unsynced(DirectoryStore):
 
     def get(self, key: str) -> bytes | None:
         with self._doing(f"read entry {key} in"), suppress(FileNotFoundError):
-            return (self.path / key).read_bytes()
+            return self.contents(key)
         return None
 
     def list_keys(self) -> list[str]:
@@ -177,7 +177,11 @@ class Watch:
             if str(folder) in self._found:
                 continue
             store = Unsynced(folder)
-            name = next((entry.pipeline for _, entry in read(store).positions), None)
+            try:
+                name = next((entry.pipeline for _, entry in read(store).positions), None)
+            except OncewardError as error:  # the folders after it may be sound
+                self.errors.append(f"{folder}: {error}")
+                continue
             if name is not None and self._pipeline in (None, name):
                 self._found[str(folder)] = Watched(Log(name, store), str(folder))
 

@@ -102,14 +102,19 @@ class Guard:
         if (origin is not None and urlsplit(origin).netloc != host) or site in {"cross-site", "same-site"}:
             return _error(403, "another site's page may not ask this one")
         given = request.headers.get(TOKEN, "")
-        if request.url.path.startswith("/api/") and not secrets.compare_digest(given.encode(), self._token.encode()):
+        if request.scope["path"].startswith("/api/") and not secrets.compare_digest(
+            given.encode(), self._token.encode()
+        ):
             return _error(401, "the token is missing or wrong: `onceward ui` prints it when it starts")
         return None
 
     def _is_mine(self, host: str) -> bool:
         try:
-            name = urlsplit(f"//{host}").hostname or ""
+            parts = urlsplit(f"//{host}")
+            name = parts.hostname if parts.port != 0 else None
         except ValueError:
+            return False
+        if name is None or parts.netloc != host or "@" in host:  # frameworks make a URL of it, and read its path
             return False
         if name == "localhost":
             return True

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -26,8 +27,13 @@ if TYPE_CHECKING:
 def records(reread: Reread, marks: Collection[str] | None = None) -> Iterator[Record]:
     """Rows of a target, of transactions with these marks alone."""
     for piece in reread.pieces:
-        told = zip(piece.rows.to_pylist(), piece.marks, piece.positions, strict=True)
+        told = zip(_rows(piece.rows, len(piece.marks)), piece.marks, piece.positions, strict=True)
         yield from (Record(_shown(row), place) for row, mark, place in told if marks is None or mark in marks)
+
+
+def _rows(batch: pa.RecordBatch, count: int) -> list[dict[str, Any]]:
+    """So many rows, which may have no column at all."""
+    return batch.to_pylist() or [{} for _ in range(count)]
 
 
 def mapped(
@@ -83,6 +89,8 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
 
         return folder_texts(array)
     if NUMBER.encode() not in (field.metadata or {}):
+        if pa.types.is_decimal(array.type) and pa.types.is_floating(field.type):  # Arrow's cast may be one digit off
+            return pa.array([None if value is None else float(value) for value in array.to_pylist()], field.type)
         return array.cast(field.type)
     numbers = [None if text is None else f"{Decimal(text):f}" for text in array.cast(pa.string()).to_pylist()]
     short = [number if number is None or "." not in number else number.rstrip("0").rstrip(".") for number in numbers]
@@ -94,14 +102,31 @@ def _from_json(batch: pa.RecordBatch) -> pa.RecordBatch:
     if column is None:
         return batch
     try:
-        rows = [
-            msgspec.json.decode(value or b"null", type=dict[str, Any]) for value in batch.column(column).to_pylist()
-        ]
+        rows = [_OBJECT.decode(value or b"null") for value in batch.column(column).to_pylist()]
     except msgspec.MsgspecError as error:
         raise ConfigurationError(
             f"a message of the source is no JSON object ({error}): say with --map MODULE:FUNCTION what comes of it"
         ) from error
-    return pa.RecordBatch.from_pylist(rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.RecordBatch.from_pydict({name: _column([row.get(name) for row in rows]) for name in names})
+
+
+def _number(text: str) -> float | Decimal:
+    """A float, if it is exactly what is written."""
+    number = float(text)
+    return number if math.isfinite(number) and Decimal(repr(number)) == Decimal(text) else Decimal(text)
+
+
+_OBJECT: Final = msgspec.json.Decoder(dict[str, Any], float_hook=_number)
+
+
+def _column(values: list[Any]) -> pa.Array:
+    if any(isinstance(value, Decimal) for value in values):
+        exact = [Decimal(repr(value)) if isinstance(value, float) else value for value in values]
+        with suppress(pa.ArrowInvalid):  # more digits than Arrow's decimals have
+            return pa.array(exact)
+        values = [float(value) if isinstance(value, Decimal) else value for value in values]
+    return pa.array(values)
 
 
 def shown(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
@@ -125,7 +150,7 @@ def _text(value: Any) -> Any:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        return value.hex()
+        return repr(value)  # never equal to a text of its digits
 
 
 def compared(source: Place, target: Place, function: Rows | None, key: str | None) -> Comparison:
@@ -136,8 +161,12 @@ def compared(source: Place, target: Place, function: Rows | None, key: str | Non
     """
     reread = target.reread(None, ())
     present = list(records(reread))
-    rows = list(shown(mapped(source.batches(), target, reread.schema, function)))
-    columns = {name for row in rows for name in row}
+    rows: list[dict[str, Any]] = []
+    columns: set[str] = set()
+    for batch in mapped(source.batches(), target, reread.schema, function):
+        made = list(shown([batch]))
+        rows += made
+        columns.update(batch.schema.names, *made)
     if present:
         columns &= {name for record in present for name in record.row}.union(reread.schema.names)
     if rows and present and (not columns or (key is not None and key not in columns)):

@@ -86,7 +86,19 @@ def _pieces(target: Target, table: sa.Table, schema: pa.Schema) -> Iterator[Piec
 
 
 def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    for fits, classes in _CLASSES:
+        if fits(kind) and not all(value is None or isinstance(value, classes) for value in values):
+            wrong = next(value for value in values if value is not None and not isinstance(value, classes))
+            raise TypeError(f"{wrong!r}")
     return pa.array([_shortest(value) for value in values] if kind == pa.string() else values, kind)
+
+
+_CLASSES: Final[tuple[tuple[Any, tuple[type, ...]], ...]] = (
+    (pa.types.is_integer, (int,)),
+    (pa.types.is_large_string, (str,)),
+    (pa.types.is_large_binary, (bytes,)),
+)
+"""Arrow would convert values of other classes, which SQLite keeps in any column, and they would look as written."""
 
 
 def _shortest(value: Decimal | None) -> str | None:

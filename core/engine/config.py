@@ -15,6 +15,7 @@ The environment has the last word. An unknown name is an error: a setting with a
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 from collections import deque
@@ -213,7 +214,7 @@ class RestartStrategy:
         """Restart as long as there are at most so many failures in an interval (seconds)."""
         _at_least("failures", failures, 1)
         _at_least("delay", delay, 0)
-        if interval <= 0:
+        if not 0 < interval < math.inf:
             raise ConfigurationError(f"interval of a restart strategy must be more than 0 s, not {interval}")
 
         def begin() -> Restarts:
@@ -271,7 +272,7 @@ class RestartStrategy:
 
 
 def _at_least(what: str, value: float, least: float) -> None:
-    if value < least:
+    if not least <= value < math.inf:
         raise ConfigurationError(f"{what} of a restart strategy must be {least} or more, not {value}")
 
 

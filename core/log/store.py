@@ -13,6 +13,7 @@ Callers treat every exception of put_if_absent as "in doubt" and offer the same 
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -26,7 +27,6 @@ from ..kit.secrets import refuse_login, shown_url
 from .objects import CONDITIONAL_PUT, ObjectStore
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator
 
 EXPLAINING: Final = ContextVar("EXPLAINING", default=False)
@@ -130,7 +130,7 @@ class DirectoryStore:
 
     def get(self, key: str) -> bytes | None:
         with self._doing(f"read entry {key} in"), suppress(FileNotFoundError):
-            data = (self.path / key).read_bytes()
+            data = self.contents(key)
             sync_folder(self.path)
             return data
         return None
@@ -147,6 +147,11 @@ class DirectoryStore:
 
     def describe(self) -> str:
         return f"directory {self.path}"
+
+    def contents(self, key: str) -> bytes:
+        """The bytes of an entry's file; of a pipe, nothing: it would wait for a writer."""
+        with os.fdopen(os.open(self.path / key, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            return file.read()
 
     @contextmanager
     def _doing(self, what: str) -> Iterator[None]:
