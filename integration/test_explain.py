@@ -129,6 +129,47 @@ def test_sources_are_told_apart(
     assert (told.guarantee is Guarantee.AT_MOST_ONCE) == (format_name == "socket")
 
 
+def test_operations_that_may_keep_other_rows_in_a_replay_are_reported(spark: SparkSession, tmp_path: Path) -> None:
+    feed = Feed(tmp_path)
+    rows = feed.stream(spark)
+    every = {
+        "sample()": (rows.sample(0.5), Cause.RANDOM),
+        "limit()": (rows.limit(3), Cause.ORDER),
+        "dropDuplicates()": (rows.dropDuplicates(["id"]), Cause.ORDER),
+    }
+    for name, (frame, cause) in every.items():
+        assert [(one.expression, one.cause, one.kept) for one in unstable(frame)] == [(name, cause, False)]
+    for stable in (rows.distinct(), rows.groupBy("id").count().orderBy("id").limit(3)):
+        assert unstable(stable) == []
+
+
+@pytest.mark.parametrize("setting", ["ignoreMissingFiles", "ignoreCorruptFiles"])
+def test_files_that_are_left_out_are_reported(spark: SparkSession, tmp_path: Path, setting: str) -> None:
+    feed = Feed(tmp_path)
+    feed.add()
+
+    def told(value: str | None) -> Explanation:
+        reader = (
+            spark.readStream.schema("id long")
+            if value is None
+            else spark.readStream.schema("id long").option(setting, value)
+        )
+        return explain(
+            reader.json(str(feed.folder)),
+            FileSink("files", tmp_path / "out"),
+            checkpoint=str(tmp_path / "c"),
+            look=False,
+        )
+
+    assert told("true").guarantee is Guarantee.AT_MOST_ONCE
+    spark.conf.set(f"spark.sql.files.{setting}", "true")
+    try:
+        assert f"spark.sql.files.{setting}" in one(told(None), "source").found
+        assert told("false").guarantee is Guarantee.EXACTLY_ONCE
+    finally:
+        spark.conf.unset(f"spark.sql.files.{setting}")
+
+
 def test_what_spark_or_onceward_will_refuse_is_told_before(spark: SparkSession, tmp_path: Path) -> None:
     rows = read_stream(spark, SequenceSource([{"id": 1}]))
     writer = rows.writeStream.format("onceward-files").option("path", str(tmp_path / "out")).outputMode("update")

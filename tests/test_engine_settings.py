@@ -109,6 +109,8 @@ def test_the_environment_names_a_strategy(monkeypatch: pytest.MonkeyPatch):
         ('strategy = "none"\nattempts = 2', "unknown settings in restart with strategy none: attempts"),
         ('strategy = "fixed-delay"\nattempts = "many"', "many"),
         ('strategy = "fixed-delay"\nattempts = 0', "must be 1 or more"),
+        ('strategy = "fixed-delay"\ndelay = nan', "must be 0 or more, not nan"),
+        ('strategy = "failure-rate"\ninterval = inf', "more than 0 s, not inf"),
         ('strategy = "exponential-delay"\nfraction = 1', "unknown settings"),
     ],
 )

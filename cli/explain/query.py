@@ -20,6 +20,8 @@ from .described import Described, part_finding, sink_findings, store_url
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pyspark.sql import SparkSession
+
     from onceward.connectors.spark.plan import PlannedQuery, StreamingSource, Unstable
 
 _UNSTABLE: Final = "non-deterministic"
@@ -57,7 +59,7 @@ def described_query(writer: Any) -> Described:
     _read_sinks(query, one)
     one.name = one.pipeline or one.name
     one.findings = [
-        *[_source(source, one) for source in streaming_sources(query.df)],
+        *[_source(source, one, query.df.sparkSession) for source in streaming_sources(query.df)],
         *_unstable(query, one.sinks),
         *sink_findings(one.sinks, one.policy),
         *([] if one.sinks else [_other_sink(query.format)]),
@@ -80,7 +82,7 @@ def _read_sinks(query: PlannedQuery, one: Described) -> None:
         one.store = options.store or options.checkpoint
 
 
-def _source(source: StreamingSource, one: Described) -> Finding:
+def _source(source: StreamingSource, one: Described, session: SparkSession) -> Finding:
     name = source.format.rpartition(".")[2]
     made = registered_source(source.format)
     if name == "onceward-kafka":
@@ -93,14 +95,32 @@ def _source(source: StreamingSource, one: Described) -> Finding:
         if getattr(made, "fail_on_data_loss", True) is False:
             return _loses(name)
         return part_finding("source", of_source(name, made), name, _AGAIN)
+    return _built_in(source, name, session)
+
+
+def _built_in(source: StreamingSource, name: str, session: SparkSession) -> Finding:
+    """Of a source that Spark brings along."""
     if name == "kafka":
         return _spark_kafka(source)
     if name in ("socket", "textSocket", "memory", "MemoryStream"):
         advice = "use Kafka or files; a socket is for trials"
         return warning("source", f"at-most-once: {_LOST}", advice, name, Guarantee.AT_MOST_ONCE)
+    if name.lower() in _FILES and (ignored := _ignored(source, session)):
+        told = f"at-most-once: {ignored} is true, so files that cannot be read are left out"
+        return warning("source", told, f"leave {ignored} at false", name, Guarantee.AT_MOST_ONCE)
     if name.lower() in _SOURCES:
         return ok("source", _SOURCES[name.lower()], name)
     return skipped("source", "not known here. It must deliver the same rows when a batch is replayed", name)
+
+
+def _ignored(source: StreamingSource, session: SparkSession) -> str | None:
+    """The setting by which files are left out that are gone or damaged."""
+    for name in ("ignoreMissingFiles", "ignoreCorruptFiles"):
+        setting = f"spark.sql.files.{name}"
+        given = source.options.get(name.lower())
+        if (given if given is not None else session.conf.get(setting, "false") or "").lower() == "true":
+            return name if given is not None else setting
+    return None
 
 
 def _spark_kafka(source: StreamingSource) -> Finding:

@@ -48,8 +48,8 @@ def ui(
     found = watch.look()
     if watch.errors and not found:
         raise ConfigurationError("; ".join(watch.errors))
-    for error in watch.errors:
-        typer.echo(f"warning: {error}", err=True)
+    for told in watch.errors:
+        typer.echo(f"warning: {told}", err=True)
     listening = _listen(host, port)
     names = {host.lower(), socket.gethostname().lower()} if not _is_loopback(host) else None
     shown = f"[{host}]" if ":" in host else host

@@ -8,6 +8,8 @@ table, and integration/test_explain.py measures it):
   `now` nor `current_time`, and none of them in `select` and `where` of a sink, which each attempt evaluates anew.
 - Since Spark 3.1, Catalyst calls `first`, `collect_list` and their like deterministic, although their values depend on
   the order in which rows arrive after a shuffle.
+- `sample` gets its seed when a program describes the query, so each start has another one. Which rows `limit` and
+  `dropDuplicates` of some columns keep depends on the order in which they arrive.
 - Of a Python function it knows what it was told: `asNondeterministic()`.
 """
 
@@ -172,6 +174,8 @@ def unstable(df: DataFrame) -> list[Unstable]:
     waiting = [(df._jdf.queryExecution().analyzed(), False)]  # noqa: SLF001
     while waiting:
         node, kept = waiting.pop()
+        chosen = _chosen_rows(node)
+        found += [Unstable(*chosen, kept)] if chosen is not None else []
         kept = kept or _is_stateful(node)
         found += [Unstable(text, cause, kept) for text, cause in _unstable_in(node, pinned=True)]
         waiting += [(child, kept) for child in _items(node.children())]
@@ -191,6 +195,30 @@ def _is_stateful(node: Any) -> bool:
     children = _items(node.children())
     streams = [child for child in children if child.isStreaming()]
     return (node.nodeName() in _STATEFUL and bool(streams)) or (node.nodeName() == "Join" and len(streams) > 1)
+
+
+def _chosen_rows(node: Any) -> tuple[str, Cause] | None:
+    """The operation of a node that leaves rows out, if another attempt may leave out others."""
+    if not node.isStreaming():
+        return None
+    name = node.nodeName()
+    if name == "Sample":
+        return "sample()", Cause.RANDOM
+    if name == "GlobalLimit" and "Sort" not in [below.nodeName() for below in _descent(node)]:
+        return "limit()", Cause.ORDER
+    if name in ("Deduplicate", "DeduplicateWithinWatermark") and node.keys().size() < node.output().size():
+        return "dropDuplicates()", Cause.ORDER
+    return None
+
+
+def _descent(node: Any) -> Iterator[Any]:
+    """A node, and those below it up to the first that joins others or reads."""
+    while True:
+        yield node
+        children = _items(node.children())
+        if len(children) != 1:
+            return
+        [node] = children
 
 
 def _unstable_in(node: Any, *, pinned: bool) -> Iterator[tuple[str, Cause]]:
