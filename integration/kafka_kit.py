@@ -86,6 +86,7 @@ def read_all(servers: str, topic: str, *, committed: bool = True, **config: Any)
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
             "isolation.level": "read_committed" if committed else "read_uncommitted",
+            "fetch.wait.max.ms": 10,
             **config,
         }
     )

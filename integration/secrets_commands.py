@@ -58,7 +58,7 @@ class Commands:
         where = {"log": str(self.folder / "log"), "state": str(self.folder / "state")}
         jobs = JOBS.format(here=str(Path(__file__).parent), settings=str(settings), **where)
         (self.elsewhere / "jobs.py").write_text(jobs)
-        with ThreadPoolExecutor(2) as pool:
+        with ThreadPoolExecutor(4) as pool:
             told = pool.map(lambda one: self._run(*one), self._lines())
             pages = [self.page("the pipeline's", *self._in_file("kafka", "postgres"), *self._log())]
         bucket = ["--store", self.given["bucket"], "--pipeline=secrets-bucket"]

@@ -10,6 +10,7 @@ import logging
 import re
 import sys
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,10 +71,17 @@ def show(*things: Any) -> None:
 
 
 def show_refusals(given: dict[str, Any]) -> None:
-    """What sinks with another password, or at a wrong address, say; with whatever the error carries along."""
-    for name, settings in given.items():
+    """What sinks with another password, or at a wrong address, say; with whatever the error carries along.
+
+    Most of them wait for an answer that does not come, so all wait at the same time.
+    """
+
+    def refused(name: str) -> None:
         with shown_refusal(name):
-            KINDS[kind_of(name)]("refused", **settings).validate(WORDS)
+            KINDS[kind_of(name)]("refused", **given[name]).validate(WORDS)
+
+    with ThreadPoolExecutor(len(given)) as pool:
+        list(pool.map(refused, given))
 
 
 def show_refused_stores(given: dict[str, Any]) -> None:
@@ -90,8 +98,7 @@ def shown_refusal(name: str) -> Iterator[None]:
         yield
         show(name, "was not refused")
     except OncewardError as error:
-        show(name, "was refused:", repr(error), error.__dict__)
-        traceback.print_exc(file=sys.stdout)
+        show(name, "was refused:", repr(error), error.__dict__, "\n", traceback.format_exc())
 
 
 def make_session(folder: Path) -> SparkSession:

@@ -8,10 +8,11 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import confluent_kafka
 import psycopg
 
 from onceward.core.steps import Step, hooked
+
+from .kafka_kit import read_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,29 +86,7 @@ def prepared_in(dsn: str) -> int:
 
 def ids_in_topic(bootstrap_servers: str, topic: str) -> Counter[int]:
     """What a read_committed consumer gets, from the beginning to the last stable offset."""
-    consumer = confluent_kafka.Consumer(
-        {
-            "bootstrap.servers": bootstrap_servers,
-            "group.id": uuid.uuid4().hex,
-            "isolation.level": "read_committed",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-        }
-    )
-    found: Counter[int] = Counter()
-    try:
-        partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
-        consumer.assign([confluent_kafka.TopicPartition(topic, number, 0) for number in partitions])
-        unread = set(partitions)
-        while unread:
-            for message in consumer.consume(1000, 1.0):
-                if message.error() is None:
-                    found[json.loads(message.value())["id"]] += 1
-                else:
-                    unread.discard(message.partition())
-    finally:
-        consumer.close()
-    return found
+    return Counter(json.loads(message.value())["id"] for message in read_all(bootstrap_servers, topic))
 
 
 def once(rows: int) -> Counter[int]:

@@ -1,8 +1,9 @@
-"""The examples run as their own text says, each in a process of its own. Those of README: see test_readme.py."""
+"""The examples run as their own text says, most in a process of their own. Those of README: see test_readme.py."""
 
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -69,7 +70,8 @@ def paid(dsn: str) -> list[int]:
         return sorted(row[0] for row in connection.execute("SELECT cents FROM paid").fetchall())
 
 
-def test_dead_letters(kafka: KafkaServer, orders: str, tmp_path: Path, driver_environment: dict[str, str]) -> None:
+@pytest.mark.usefixtures("spark")
+def test_dead_letters(kafka: KafkaServer, orders: str, tmp_path: Path) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     admin.create_topics([NewTopic("rejected", 1, 1)])["rejected"].result(30)
     producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers})
@@ -77,7 +79,8 @@ def test_dead_letters(kafka: KafkaServer, orders: str, tmp_path: Path, driver_en
         producer.produce("orders", key="u", value=bad)
     producer.flush()
     try:
-        run(driver_environment, EXAMPLES / "dead_letter.py", kafka.bootstrap_servers, orders, tmp_path / "checkpoint")
+        main = runpy.run_path(str(EXAMPLES / "dead_letter.py"))["main"]
+        main(kafka.bootstrap_servers, orders, str(tmp_path / "checkpoint"))
         rejected = read_all(kafka.bootstrap_servers, "rejected")
     finally:
         admin.delete_topics(["rejected"])["rejected"].result(30)
@@ -117,19 +120,5 @@ def test_engine_kafka(kafka: KafkaServer, orders: str, tmp_path: Path, driver_en
         "sink.commit.after",
         "complete.after",
     ]
-    consumer = confluent_kafka.Consumer(
-        {
-            "bootstrap.servers": kafka.bootstrap_servers,
-            "group.id": "examples",
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest",
-        }
-    )
-    consumer.subscribe(["paid"])
-    values: list[int] = []
-    while len(values) < 100:
-        found = consumer.consume(100, timeout=20)
-        assert found
-        values += [int(message.value() or b"") for message in found]
-    consumer.close()
+    values = [int(message.value() or b"") for message in read_all(kafka.bootstrap_servers, "paid")]
     assert sorted(values) == list(range(100))

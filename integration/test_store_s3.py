@@ -55,6 +55,7 @@ class S3Server:
         command = [Path(sysconfig.get_path("scripts")) / "weed", "server", "-s3", f"-s3.config={self.folder}/s3.json"]
         command += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={self.folder}"]
         command += ["-volume.max=200", "-master.volumeSizeLimitMB=16", "-master.telemetry=false"]
+        command += ["-master.electionTimeout=1s", "-master.heartbeatInterval=100ms"]
         command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
