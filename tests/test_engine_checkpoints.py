@@ -380,7 +380,7 @@ class Shell(Attempt):
 
     def perform(self, *effects: Remember) -> None:
         for effect in effects:
-            self._perform(effect, 0.0)
+            self._perform(effect)
 
 
 def test_the_history_holds_the_last_ten_with_what_each_task_did():

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +31,7 @@ from onceward.core import (
     RestartStrategy,
     RocksDBBackend,
 )
-from onceward.core.engine import CheckpointFailedError, JobState
+from onceward.core.engine import CheckpointFailedError, EngineWorld, JobState
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, OperatorError, StateDamagedError
 from onceward.core.log import MemoryStore
 from onceward.sources import SequenceSource
@@ -39,6 +40,8 @@ from .engine_kit import RunningSum, Slowly, Target, TargetSink, decided, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from onceward.core.transaction import CommitOutcome, Committable
 
 ROWS = numbers(6000, keys=7)
 
@@ -321,6 +324,28 @@ def test_56_the_fallback_to_an_older_checkpoint_is_explicit_and_writes_again_wha
         totals(target, SequenceSource(ROWS), **again).run()
     totals(target, SequenceSource(ROWS, batch_rows=100), **again).run(restore=str(older_folder), why="chk damaged")
     assert target.counts("n") == Counter(range(6000)) + Counter(range(500, 1000))
+
+
+def test_54_the_commit_belongs_to_a_checkpoints_duration_and_the_minimum_pause_follows_it():
+    now, slow = [0.0], 1000.0
+    world = EngineWorld(monotonic=lambda: now[0] + time.monotonic(), between=lambda low, _: low)
+
+    class Slow(TargetSink):
+        def commit(self, committable: Committable) -> CommitOutcome:
+            now[0] += slow
+            return super().commit(committable)
+
+    source = Slowly(ROWS, batch_rows=100)
+    p = pipeline(checkpoint=CheckpointConfig(interval=0.01, min_pause=0.2), world=world)
+    p.source(source).sink(Slow(Target()))
+    source.let(1)
+    job = p.start()
+    while len(job.checkpoints) < 2:
+        assert not job.wait(0.01)
+    p.stop()
+    first, second = job.checkpoints[:2]
+    assert first.duration >= slow
+    assert second.triggered - (first.triggered + first.duration) >= 0.2
 
 
 def test_a_failing_function_is_named_with_its_operator_subtask_and_record():

@@ -111,21 +111,20 @@ class Attempt(ABC):
         task.logic.open()
         self.tell(Opened(task.id))
 
-    def handle(self, event: Event, at: float | None = None) -> None:
+    def handle(self, event: Event) -> None:
         """Take a step, and do what it asks for."""
-        now = self.world.monotonic() if at is None else at
-        self.state, effects = advance(self.state, event, now)
+        self.state, effects = advance(self.state, event, self.world.monotonic())
         for effect in effects:
-            self._perform(effect, now)
+            self._perform(effect)
 
-    def _perform(self, effect: Effect, now: float) -> None:
+    def _perform(self, effect: Effect) -> None:
         match effect:
             case Trigger():
                 self._post(effect, self.state.sources)
             case Confirm() | GiveUp():
                 self._post(effect, self.tasks)
             case Complete(pending, under_way):
-                self.handle(self._started.completer.complete(pending, under_way), now)
+                self.handle(self._started.completer.complete(pending, under_way))
             case Discard(ack):
                 self._discard(ack)
             case Answer(to, result, error):
