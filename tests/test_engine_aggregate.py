@@ -38,6 +38,7 @@ TOTALS = {
     "least": ("v", "min"),
     "most": ("v", "max"),
 }
+MEAN = {**TOTALS, "mean": ("v", "mean")}
 Totals = dict[str, tuple[str, str]]
 INT64 = 2**63
 
@@ -82,16 +83,12 @@ class OneByOne:
             return len(values)
         if not values:
             return None
-        match function:
-            case "sum" if isinstance(values[0], Decimal):
-                total = Decimal(0)
-                for value in values:
-                    total = Context(prec=100).add(total, value)
-                return total
-            case "mean":
-                return sum(values) / len(values)
-            case _:
-                return {"sum": sum, "min": min, "max": max}[function](values)
+        if function in {"min", "max"}:
+            return {"min": min, "max": max}[function](values)
+        total = values[0]
+        for value in values[1:]:
+            total = Context(prec=100).add(total, value) if isinstance(total, Decimal) else total + value
+        return total if function == "sum" else float(total / len(values))
 
 
 def cut(table: pa.Table, chance: random.Random) -> Iterator[pa.RecordBatch]:
@@ -111,15 +108,15 @@ def comparable(rows: list[dict[str, Any]]) -> Counter[Any]:
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 VALUES: dict[str, tuple[pa.DataType, Callable[[random.Random], Any], Totals]] = {
-    "int64": (pa.int64(), lambda c: c.randint(-1000, 1000), {**TOTALS, "mean": ("v", "mean")}),
+    "int64": (pa.int64(), lambda c: c.randint(-1000, 1000), MEAN),
     "int8": (pa.int8(), lambda c: c.choice([-128, 127]), TOTALS),
     "uint64": (pa.uint64(), lambda c: c.choice([0, 1, 2**63 - 1000]), {"most": ("v", "max"), "n": ("v", "count")}),
     "large": (pa.int64(), lambda c: c.choice([-1, 1]) * c.choice([1, 2**61, INT64 - 1, 2**62 - 1]), TOTALS),
     "largest uint64": (pa.uint64(), lambda c: c.choice([1, 2**64 - 1, 2**63]), TOTALS),
-    "double": (pa.float64(), lambda c: c.randint(-4000, 4000) / 4, {**TOTALS, "mean": ("v", "mean")}),
+    "double": (pa.float64(), lambda c: c.randint(-4000, 4000) / 4, MEAN),
     "float": (pa.float32(), lambda c: c.randint(-4000, 4000) / 4, TOTALS),
-    "decimal": (pa.decimal128(12, 3), lambda c: Decimal(c.randint(-(10**11), 10**11)).scaleb(-3), TOTALS),
-    "large decimal": (pa.decimal128(38, 2), lambda c: Decimal(c.choice([-1, 1, 9]) * 10**37).scaleb(-2), TOTALS),
+    "decimal": (pa.decimal128(12, 3), lambda c: Decimal(c.randint(-(10**11), 10**11)).scaleb(-3), MEAN),
+    "large decimal": (pa.decimal128(38, 2), lambda c: Decimal(c.choice([-1, 1, 9]) * 10**37).scaleb(-2), MEAN),
     **{
         name: (type_, value, {k: t for k, t in TOTALS.items() if k != "total"})
         for name, type_, value in [

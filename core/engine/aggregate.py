@@ -125,7 +125,7 @@ class AggregateLogic(ProcessLogic):
         for name, (column, function) in self._totals.items():
             if function == "mean":
                 sums, counts = made[Part(column, "sum")], made[Part(column, "count")]
-                means = [total / count if count else None for total, count in zip(sums, counts, strict=True)]
+                means = [float(total / count) if count else None for total, count in zip(sums, counts, strict=True)]
                 columns[name] = pa.array(means, pa.float64())
             else:
                 columns[name] = arrays[Part(column, function)]
