@@ -235,8 +235,10 @@ class TestDirectory(StoreContract):
 
     def test_a_directory_is_shared_only_if_said_so(self, tmp_path: Path):
         assert not open_store(f"{tmp_path}/plain path").shared
+        assert not open_store(f"{tmp_path}/why?").shared
         assert open_store(f"file://{tmp_path}/a%20b?shared=true").shared
-        assert (tmp_path / "a b").is_dir()
+        assert open_store(f"{tmp_path}/c%20d?shared=true").shared
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a b", "c%20d", "plain path", "why?"]
         assert str(tmp_path / "plain path") in open_store(f"{tmp_path}/plain path").describe()
 
 

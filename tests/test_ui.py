@@ -117,6 +117,7 @@ class TestWhatIsShown:
         assert [one.log.pipeline for one in folder.watch(pipeline="totals").look()] == ["totals"]
         for inside in ("", "onceward"):
             assert len(Watch([str(folder.orders / inside)]).look()) == 1
+            assert len(Watch([f"{folder.orders / inside}?shared=true"]).look()) == 1
 
     def test_a_pipeline_appears_when_it_starts(self, folder: Folder) -> None:
         now = [0.0]

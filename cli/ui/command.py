@@ -10,10 +10,11 @@ from typing import Annotated
 import typer
 
 from onceward.core.errors import ConfigurationError, NoDecisionLogError
+from onceward.core.log.store import local_folder
 
 from ..operate.commands import Search, searching
 from .desk import Desk
-from .watch import Watch, local_folder
+from .watch import Watch
 
 PORT = 8461
 
@@ -71,10 +72,10 @@ def _check(search: Search, host: str, *, expose: bool) -> None:
     if not search.store:
         raise ConfigurationError("give at least one --store: a checkpoint folder, or a folder that contains several")
     for url in search.store:
-        folder = local_folder(url)
-        if folder is not None and not folder.is_dir():
+        local = local_folder(url)
+        if local is not None and not local[0].is_dir():
             raise NoDecisionLogError(
-                f"no such folder: {folder}. Give a checkpoint folder, or one that contains several"
+                f"no such folder: {local[0]}. Give a checkpoint folder, or one that contains several"
             )
     if not _is_loopback(host) and not expose:
         raise ConfigurationError(

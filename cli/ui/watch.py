@@ -12,9 +12,7 @@ import os
 import time
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -24,13 +22,14 @@ from onceward.core.errors import NoDecisionLogError, OncewardError
 from onceward.core.log import Decide, DirectoryStore, read
 from onceward.core.log.entries import position_of
 from onceward.core.log.notes import FILE, notes
-from onceward.core.log.store import IN_CHECKPOINT
+from onceward.core.log.store import IN_CHECKPOINT, local_folder
 
 from ..operate.logs import Log, history, open_log
 from .model import Epoch, Pipeline, Start, Step, Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from onceward.core.log.notes import Note
 
@@ -168,12 +167,12 @@ class Watch:
         return list(self._found.values())
 
     def _search(self, url: str) -> None:
-        root = local_folder(url)
-        if root is None:
+        local = local_folder(url)
+        if local is None:
             if url not in self._found:
                 self._found[url] = Watched(open_log(url, self._pipeline), url)
             return
-        for folder in _log_folders(root):
+        for folder in _log_folders(local[0]):
             if str(folder) in self._found:
                 continue
             store = Unsynced(folder)
@@ -184,12 +183,6 @@ class Watch:
                 continue
             if name is not None and self._pipeline in (None, name):
                 self._found[str(folder)] = Watched(Log(name, store), str(folder))
-
-
-def local_folder(url: str) -> Path | None:
-    """The folder that a store's URL names; None if it names something else."""
-    parts = urlsplit(url)
-    return Path(unquote(parts.path) if parts.scheme else url) if parts.scheme in ("", "file") else None
 
 
 def _log_folders(root: Path) -> Iterator[Path]:

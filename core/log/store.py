@@ -189,16 +189,15 @@ def open_store(url: str, *, pipeline: str = "default", existing: bool = False) -
         ConfigurationError: The URL names nothing that can hold a decision log.
         StoreError: The store did not answer.
     """
-    parts = urlsplit(url)
-    scheme = parts.scheme.split("+")[0]
     if EXPLAINING.get() and not existing:
         return UnopenedStore(url)
-    if scheme in ("", "file"):
-        shared = parse_qs(parts.query).get("shared", ["false"])[-1].lower() == "true"
-        path = unquote(parts.path) if scheme else url
-        if existing and not Path(path).is_dir():
+    local = local_folder(url)
+    if local is not None:
+        path, shared = local
+        if existing and not path.is_dir():
             raise NoDecisionLogError(f"no such folder: {path}")
         return DirectoryStore(path, shared=shared)
+    scheme = urlsplit(url).scheme.split("+")[0]
     if scheme in _SQL:
         from .sql import SqlStore  # noqa: PLC0415 - SQLAlchemy is an extra
 
@@ -219,3 +218,13 @@ def open_store(url: str, *, pipeline: str = "default", existing: bool = False) -
             f"{shown_url(url)} cannot be opened: {error}. It needs fsspec and {package}: pip install fsspec {package}"
         ) from error
     return ObjectStore(filesystem, f"{prefix.rstrip('/')}/{pipeline}", probe=not existing)
+
+
+def local_folder(url: str) -> tuple[Path, bool] | None:
+    """The folder that a store's URL names, and whether all machines see it; None if the URL names something else."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("", "file"):
+        return None
+    shared = parse_qs(parts.query).get("shared")
+    plain = url.rpartition("?")[0] if shared else url  # without a scheme, "?" may belong to a name
+    return Path(unquote(parts.path) if parts.scheme else plain), shared is not None and shared[-1].lower() == "true"
