@@ -228,6 +228,21 @@ def test_a_retired_query_starts_only_where_it_is_restored_also_without_its_old_f
         case.restore(case.new)
 
 
+def test_of_two_restores_of_a_retired_savepoint_at_once_one_wins(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    case.old.run(3)
+    case.save(retire=True)
+    saved, sync = Savepoint.load(case.place), os.fsync
+
+    def meanwhile(_handle: int) -> None:
+        monkeypatch.setattr(os, "fsync", sync)
+        saved.claim("second")
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    with pytest.raises(EpochConflictError, match="is being restored to second"):
+        saved.claim("first")
+    saved.claim("second")
+
+
 def test_a_retired_query_may_come_back_to_the_path_where_it_was(case: Case) -> None:
     case.old.run(3)
     case.save(retire=True)
@@ -520,6 +535,7 @@ def dying(after: int) -> Iterator[list[str]]:
     with pytest.MonkeyPatch.context() as patch:
         for owner, name in (
             (CheckpointStorage, "write"),
+            (CheckpointStorage, "put_once"),
             (CheckpointStorage, "delete_folder"),
             (DirectoryStore, "put_if_absent"),
         ):

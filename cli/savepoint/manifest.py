@@ -139,7 +139,7 @@ class Savepoint:
             EpochConflictError: Another one was first.
         """
         if not self.claimed_by:
-            self.storage.write(CLAIMED, [place.encode()])
+            self.storage.put_once(CLAIMED, place.encode())
         if self.claimed_by != place:
             raise EpochConflictError(f"{self.storage.root} is being restored to {self.claimed_by}: finish it there")
 

@@ -74,21 +74,10 @@ class ObjectStore:
             )
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        for _ in range(CONFLICTS):
-            try:
-                self._fs.pipe_file(self._path(key), data, mode="create")
-            except FileExistsError:
-                return False
-            except Exception as error:
-                status = _status(error)
-                if status == PRECONDITION_FAILED:
-                    return False
-                if status == CONFLICT:
-                    continue
-                # Every backend has errors of its own; any other leaves the put in doubt.
-                raise StoreError(f"cannot write entry {key} in {self.describe()}: {error}") from error
-            return True
-        raise StoreError(f"cannot write entry {key} in {self.describe()}: other writers were at it {CONFLICTS} times")
+        try:
+            return create(self._fs, self._path(key), data)
+        except Exception as error:  # every backend has errors of its own; any leaves the put in doubt
+            raise StoreError(f"cannot write entry {key} in {self.describe()}: {error}") from error
 
     def get(self, key: str) -> bytes | None:
         data: bytes | None = self._ask("read", lambda: bytes(self._fs.cat_file(self._path(key))), missing=None)
@@ -125,6 +114,28 @@ class ObjectStore:
             return missing
         except Exception as error:
             raise StoreError(f"cannot {what} in {self.describe()}: {error}") from error
+
+
+def create(filesystem: AbstractFileSystem, path: str, data: bytes) -> bool:
+    """Write an object unless it is there; whether this call wrote it. Atomic on the protocols of CONDITIONAL_PUT.
+
+    Raises:
+        Exception: The file system failed; the object may be written.
+    """
+    for _ in range(CONFLICTS):
+        try:
+            filesystem.pipe_file(path, data, mode="create")
+        except FileExistsError:
+            return False
+        except Exception as error:
+            status = _status(error)
+            if status == PRECONDITION_FAILED:
+                return False
+            if status == CONFLICT:
+                continue
+            raise
+        return True
+    raise OSError(f"it conflicted with another writer's put {CONFLICTS} times in a row")
 
 
 def _status(error: Exception) -> int | None:

@@ -25,8 +25,9 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from ...errors import ConfigurationError, StateDamagedError, StateError
-from ...folders import make_folder, sync_folder
+from ...folders import make_folder, put_once, sync_folder
 from ...kit.secrets import refuse_login
+from ...log.objects import create
 from .handles import FileRef, Metadata, decode_metadata, encode_metadata
 
 if TYPE_CHECKING:
@@ -70,6 +71,13 @@ class CheckpointStorage:
         except OSError as error:
             raise StateError(f"cannot write {self.at(path)}: {error}") from error
         return FileRef(name or path.rpartition("/")[2], path, size, digest.hexdigest(), shared)
+
+    def put_once(self, path: str, data: bytes) -> bool:
+        """Write a small file unless it is there; of two processes at once one does. Whether this call wrote it."""
+        try:
+            return self._files.put_once(path, data)
+        except OSError as error:
+            raise StateError(f"cannot write {self.at(path)}: {error}") from error
 
     def copy_in(self, source: Path, path: str, *, shared: bool) -> FileRef:
         try:
@@ -214,6 +222,10 @@ class _LocalFiles:
             raise
         sync_folder(target.parent)
 
+    def put_once(self, path: str, data: bytes) -> bool:
+        make_folder(self._root)
+        return put_once(self._root / path, data)
+
     def open(self, path: str) -> IO[bytes]:
         return (self._root / path).open("rb")
 
@@ -258,6 +270,10 @@ class _ObjectFiles:
             file.flush()
             with _as_os_error():
                 self._fs.put_file(file.name, inside(self._root, path))
+
+    def put_once(self, path: str, data: bytes) -> bool:
+        with _as_os_error():
+            return create(self._fs, inside(self._root, path), data)
 
     @contextmanager
     def open(self, path: str) -> Iterator[IO[bytes]]:
