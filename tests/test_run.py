@@ -105,7 +105,7 @@ def test_a_signal_in_the_pause_ends_it() -> None:
     [
         (["--setting", "delay=1", "true"], "--setting needs --restart"),
         (["--restart", "sometimes", "true"], "give one of none, fixed-delay, failure-rate, exponential-delay"),
-        (["--restart", "fixed-delay", "--setting", "attempts=many", "true"], "settings of restart"),
+        (["--restart", "fixed-delay", "--setting", "attempts=many", "true"], "option attempts is not a whole number"),
         (["--config", "/nowhere/onceward.toml", "true"], "cannot be read"),
         (["/nowhere/driver"], "the driver cannot be started"),
     ],

@@ -22,13 +22,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
 from ..errors import ConfigurationError
+from ..kit.options import as_value, option_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -184,13 +184,9 @@ class RestartStrategy:
         }
         if name not in makers:
             raise ConfigurationError(f"settings of restart: strategy={name!r}: give one of {', '.join(makers)}")
-        known = {p.name: p.default for p in signature(makers[name]).parameters.values() if p.kind is not p.KEYWORD_ONLY}
+        known = {p.name: p.annotation for p in option_names(makers[name], omit=("fraction",)).values()}
         _refuse_unknown(f"restart with strategy {name}", values, known)
-        try:
-            numbers = {what: type(known[what])(value) for what, value in values.items()}
-        except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"settings of restart: {error}") from error
-        return makers[name](**numbers)
+        return makers[name](**{what: as_value(what, known[what], str(value)) for what, value in values.items()})
 
     @classmethod
     def none(cls) -> RestartStrategy:

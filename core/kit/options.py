@@ -54,7 +54,7 @@ def arguments(
     missing = {p.name: option for option, p in reversed(known.items()) if p.default is p.empty and p.name not in there}
     if missing:
         raise ConfigurationError(f"{make.__name__} needs the options {sorted(missing.values())}")
-    return {known[option].name: _value(option, known[option].annotation, text) for option, text in given.items()}
+    return {known[option].name: as_value(option, known[option].annotation, text) for option, text in given.items()}
 
 
 def option_names(
@@ -65,6 +65,22 @@ def option_names(
     taken = {p.name: p for p in found if p.name not in {"select", "where", *omit} and not _is_mapping(p.annotation)}
     other = {option: taken[name] for option, name in (aliases or {}).items()}
     return other | {spelled(name): p for name, p in taken.items() if p not in other.values()}
+
+
+def as_value(option: str, annotation: Any, text: str) -> Any:
+    """The value of one option, of the type that a signature asks for.
+
+    Raises:
+        ConfigurationError: It cannot be read.
+    """
+    kinds = [kind for kind in _choices(annotation) if kind is not type(None)]
+    lists = [kind for kind in kinds if get_origin(kind) is list]
+    try:
+        if lists:
+            return msgspec.convert([part.strip() for part in text.split(",")], lists[0], strict=False)
+        return text if str in kinds else msgspec.convert(text.strip().lower(), annotation, strict=False)
+    except msgspec.ValidationError:
+        raise ConfigurationError(f"option {option} is not {' or '.join(map(_described, kinds))}") from None
 
 
 def spelled(argument: str) -> str:
@@ -129,17 +145,6 @@ def _choices(annotation: Any) -> tuple[Any, ...]:
 
 def _is_mapping(annotation: Any) -> bool:
     return any(get_origin(kind) is dict for kind in _choices(annotation))
-
-
-def _value(option: str, annotation: Any, text: str) -> Any:
-    kinds = [kind for kind in _choices(annotation) if kind is not type(None)]
-    lists = [kind for kind in kinds if get_origin(kind) is list]
-    try:
-        if lists:
-            return msgspec.convert([part.strip() for part in text.split(",")], lists[0], strict=False)
-        return text if str in kinds else msgspec.convert(text.strip().lower(), annotation, strict=False)
-    except msgspec.ValidationError:
-        raise ConfigurationError(f"option {option} is not {' or '.join(map(_described, kinds))}") from None
 
 
 def _described(kind: Any) -> str:
