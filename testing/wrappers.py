@@ -73,6 +73,8 @@ class FaultySink(_Faulty, TwoPhaseCommitSink[Any]):
         self.faults = faults
 
     guarantee = _same("guarantee")
+    dataset = _same("dataset")
+    keeps_ledger = _same("keeps_ledger")
     transaction_timeout = _same("transaction_timeout")
     expires_at = _same("expires_at")
     validate_complete_mode = _same("validate_complete_mode")
@@ -127,6 +129,8 @@ class FaultyDirectSink(_Faulty, DirectSink[Any]):
         self.faults = faults
 
     guarantee = _same("guarantee")
+    dataset = _same("dataset")
+    validate_complete_mode = _same("validate_complete_mode")
     validate = _call("validate")
     open = _call("open", again=False)
     write = _call("write")
@@ -152,6 +156,7 @@ class FaultySource(_Faulty, ResettableSource):
     schema = _same("schema")
     bounded = _same("bounded")
     weakness = _same("weakness")
+    rows_per_task = _same("rows_per_task")
     advance = _same("advance")
     merge = _same("merge")
     snapshot = _same("snapshot")

@@ -9,6 +9,8 @@ from onceward.core.checkpoint import Coordinator, OnLost
 from onceward.core.errors import DataLossError, RetryableSinkError
 from onceward.core.log import EpochInput
 from onceward.core.transaction import CommitStatus, Committable, Observation
+from onceward.testing.faults import Faults
+from onceward.testing.wrappers import FaultySink
 
 from .core_fakes import FakeSink, MemoryStore, acknowledgement, policy, prepared
 
@@ -73,6 +75,12 @@ def test_what_is_gone_is_a_loud_loss_at_each_start_and_nothing_is_swept():
         with pytest.raises(DataLossError, match=r"1 decided transactions with 7 rows.*standby.*rewind='why'"):
             bench.open()
     assert (bench.sink.committed, bench.sink.aborted) == ([], [])
+
+
+def test_injected_faults_do_not_hide_a_ledger():
+    bench = Bench(ABORTED)
+    with pytest.raises(DataLossError):
+        Coordinator("p", bench.store, [FaultySink(bench.sink, Faults())], policy()).open()
 
 
 def test_replay_is_no_choice_for_a_completed_epoch():

@@ -18,8 +18,8 @@ from onceward.core import RestartStrategy
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SourceError, StoreError
 from onceward.core.log import MemoryStore
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable
-from onceward.sinks import DirectSink
-from onceward.sources import LiveSource, SequenceSource
+from onceward.sinks import DirectSink, TwoPhaseCommitSink
+from onceward.sources import LiveSource, ResettableSource, SequenceSource
 from onceward.testing.faults import Fault, Faults, Kind, delay, die_after, duplicate, fail, lose_answer
 from onceward.testing.wrappers import FaultyDirectSink, FaultyLiveSource, FaultySink, FaultySource, FaultyStore
 
@@ -145,6 +145,20 @@ def test_a_sinks_outcomes_are_values_and_its_other_faults_may_pass():
     assert sink.abort(nothing).status is AbortStatus.RETRY_LATER
     with pytest.raises(RetryableSinkError):
         sink.lingering(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "contract"),
+    [
+        (FaultySink, TwoPhaseCommitSink),
+        (FaultyDirectSink, DirectSink),
+        (FaultySource, ResettableSource),
+        (FaultyLiveSource, LiveSource),
+    ],
+)
+def test_all_of_a_contract_reaches_what_is_wrapped(wrapper: type, contract: type):
+    inherited = {name for name in dir(contract) if name[0] != "_"} - vars(wrapper).keys()
+    assert inherited <= {"select", "where", "projection"}  # of which the wrapper has copies
 
 
 def test_a_stores_put_that_is_repeated_says_that_a_value_is_there():
