@@ -155,6 +155,18 @@ def test_a_savepoint_of_one_backend_is_restored_by_another(tmp_path: Path, kind:
     restored.close()
 
 
+@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.parametrize("into", KINDS)
+def test_state_whose_folder_is_not_known_is_never_taken_for_empty(tmp_path: Path, kind: str, into: str):
+    backend, other = backends(tmp_path / "a")[kind], backends(tmp_path / "b")[into]
+    table = backend.open(TASK, ALL, [], None)
+    table.put(row("a"), b"value")
+    handle = snapshot(table, backend.storage, 1)
+    table.close()
+    with pytest.raises(StateDamagedError, match="needs the folder"):
+        other.open(TASK, ALL, [handle], None)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 5), (5, 2)])
 def test_key_groups_are_dealt_to_another_number_of_subtasks(tmp_path: Path, kind: str, before: int, after: int):

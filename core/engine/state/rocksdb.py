@@ -18,11 +18,11 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
-from ...errors import ConfigurationError, StateDamagedError, StateError
+from ...errors import ConfigurationError, StateError
 from .handles import FileRef, KeyedHandle
 from .keys import group_in, row_end, row_prefix
 from .storage import SHARED, CheckpointStorage, folder_in, inside
-from .store import Freezing, KeyedTable, StateBackend, encode_cells, restored_cells
+from .store import Freezing, KeyedTable, StateBackend, encode_cells, required, restored_cells
 
 try:
     from rocksdict import AccessType, Checkpoint, Options, Rdict, WriteBatch, WriteOptions
@@ -217,9 +217,9 @@ class RocksDBBackend(StateBackend):
         same = len(restored) == 1 and restored[0].form == _FORM and _groups(restored[0]) == groups
         base: tuple[FileRef, ...] = ()
         try:
-            if same and storage is not None:
-                _copy_out(restored[0], storage, folder / "db")
-                base = restored[0].files if storage.root == self.storage.root else ()
+            if same:
+                _copy_out(restored[0], required(storage), folder / "db")
+                base = restored[0].files if required(storage).root == self.storage.root else ()
             table = RocksTable(folder, groups, str(task), writer, base, incremental=self.incremental)
             for handle in () if same else restored:
                 cells = restored_cells if handle.form == "rows" else cells_of_rocksdb
@@ -233,11 +233,9 @@ class RocksDBBackend(StateBackend):
 
 def cells_of_rocksdb(handle: KeyedHandle, storage: CheckpointStorage | None, groups: range) -> Iterator[Cell]:
     """The cells of a handle in RocksDB's form that belong to these groups."""
-    if storage is None:
-        raise StateDamagedError("a checkpoint with RocksDB's files needs the folder they are in")
     folder = Path(tempfile.mkdtemp(prefix="onceward-state-"))
     try:
-        _copy_out(handle, storage, folder / "db")
+        _copy_out(handle, required(storage), folder / "db")
         with _reading(folder / "db") as db:
             for group in _groups(handle):
                 yield from (cell for cell in _cells(db, row_prefix(group, "")[:2]) if group_in(cell[0]) in groups)

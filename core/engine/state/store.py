@@ -147,11 +147,16 @@ def decode_cells(data: bytes, where: str) -> Iterator[Cell]:
         at = end
 
 
+def required(storage: CheckpointStorage | None) -> CheckpointStorage:
+    """Where a handle's files are."""
+    if storage is None:
+        raise StateDamagedError("a checkpoint with files of state needs the folder they are in")
+    return storage
+
+
 def restored_cells(handle: KeyedHandle, storage: CheckpointStorage | None, groups: range) -> Iterator[Cell]:
     """The cells of a handle in form "rows" that belong to these groups."""
-    if handle.inline:
-        texts = [(handle.inline, "the state inside the decision")]
-    else:
-        texts = [(storage.read(ref), ref.path) for ref in handle.files] if storage is not None else []
+    texts = [(handle.inline, "the state inside the decision")] if handle.inline else []
+    texts += [(required(storage).read(ref), ref.path) for ref in handle.files]
     for data, where in texts:
         yield from (cell for cell in decode_cells(data, where) if group_in(cell[0]) in groups)
