@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +25,12 @@ from onceward.core.errors import (
     StoreError,
 )
 from onceward.core.log import EpochInput, Rewind, read
-from onceward.core.transaction import ANY_EPOCH, AbortStatus, CommitStatus, Committable, Observation
+from onceward.core.transaction import ANY_EPOCH, AbortStatus, CommitOutcome, CommitStatus, Committable, Observation
 
 from .core_fakes import FakeSink, MemoryStore, acknowledgement, answer_lost, not_written, policy, prepared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from onceward.core.transaction import CommitOutcome
 
 LATER, LOST, UNKNOWN = CommitStatus.RETRY_LATER, CommitStatus.LOST, CommitStatus.UNKNOWN
 
@@ -525,6 +524,30 @@ class TestCommitting:
         assert not view.named(msgspec.structs.replace(view.undone.committables[0], transaction="another"))
         with pytest.raises(EpochConflictError):
             coordinator.admit(1, about(1))
+
+    def test_e_a_large_decision_that_waits_is_compared_in_linear_time(self):
+        class Away(FakeSink):
+            away = True
+
+            def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
+                return [CommitOutcome(LATER if self.away else CommitStatus.COMMITTED) for _ in committables]
+
+        sink = Away()
+        bench = Bench(sink)
+        coordinator = bench.opened()
+        coordinator.admit(0, about(0))
+        committables = [bench.committable(coordinator, 0) for _ in range(10_000)]
+        began = time.process_time()
+        with pytest.raises(CommitPendingError):
+            coordinator.commit(0, [acknowledgement(*committables)], about(0))
+        waiting = read(bench.store)
+        assert all(map(waiting.named, committables))
+        sink.away = False
+        coordinator.open()
+        completed = read(bench.store)
+        assert all(map(completed.named, committables))
+        assert not completed.named(msgspec.structs.replace(committables[0], handle={"another": "one"}))
+        assert time.process_time() - began < 5  # what compares each with each takes half a minute
 
     @pytest.mark.parametrize("status", [LOST, UNKNOWN, CommitStatus.FENCED])
     @pytest.mark.parametrize("epoch", [0, 2])

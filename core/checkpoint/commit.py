@@ -204,7 +204,7 @@ class _Share:
         crash_point(Step.COMMIT_AFTER)
         unsettled = [(c, outcome) for c, outcome in zip(epoch, outcomes, strict=True) if not outcome.settled]
         later = [(c, outcome) for c, outcome in unsettled if outcome.status is CommitStatus.RETRY_LATER]
-        self.failures += [one for one in unsettled if one not in later]
+        self.failures += [(c, outcome) for c, outcome in unsettled if outcome.status is not CommitStatus.RETRY_LATER]
         self.detail = later[0][1].detail if later else ""
         epoch[:] = [c for c, _ in later]
         return not epoch

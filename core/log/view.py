@@ -6,6 +6,7 @@ State after a restart is derived from this and from nothing a process remembers.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ..errors import EpochConflictError, LifecycleError, LogDamagedError
@@ -82,12 +83,15 @@ class LogView:
         While the decision waits, the name alone counts: it is not used again before COMPLETED, and a target's listing
         may know less of a handle than its writer did. Later the name may be in use again, so the handle counts too.
         """
+        return self._named.get(self._key(committable))
+
+    @cached_property
+    def _named(self) -> dict[tuple[str, ...], Committable]:
         decided = self.newest.committables if self.newest is not None else ()
-        if self.undone is None:
-            same = committable.identity()
-            return next((c for c in decided if c.identity() == same), None)
-        name = (committable.sink, committable.transaction)
-        return next((c for c in decided if (c.sink, c.transaction) == name), None)
+        return {self._key(c): c for c in decided}
+
+    def _key(self, committable: Committable) -> tuple[str, ...]:
+        return committable.identity() if self.undone is None else (committable.sink, committable.transaction)
 
     def at(self, position: int) -> Entry | None:
         """The entry at a position, if it is there and not void."""
