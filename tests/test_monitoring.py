@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,14 +20,14 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from onceward import CommitStatus, FileSink, KafkaSink, SqlAlchemySink, lineage, metrics
 from onceward.connectors.monitoring.table import TABLE
-from onceward.core import events
+from onceward.core import CheckpointConfig, events
 from onceward.core.errors import CommitPendingError, ConfigurationError
 from onceward.core.events import CheckpointEnded, EpochCompleted, Event, QueryProgressed, Took, observe, tell
 from onceward.core.log import EpochInput
 from onceward.core.transaction import Written
 
 from .core_fakes import FakeSink, acknowledgement
-from .engine_kit import TargetSink
+from .engine_kit import Slowly, Target, TargetSink, numbers, pipeline, reach
 from .test_core_coordinator import LATER, Bench, about
 
 if TYPE_CHECKING:
@@ -238,6 +239,14 @@ class TestPrometheus:
         coordinator.commit(0, [acknowledgement(*found, sinks=("a", "b"))], about(0))
         fast, slow_one = (registry.value("onceward_commit_duration_seconds_sum", sink=sink) or 0 for sink in ("a", "b"))
         assert slow_one - fast > 0.1
+
+    def test_the_engine_is_in_doubt_before_its_first_checkpoint_is_completed(self, registry: Registry) -> None:
+        graph, source = pipeline(checkpoint=CheckpointConfig()), Slowly(numbers(20), batch_rows=10)
+        graph.source(source).sink(TargetSink(Target()))
+        job = graph.start()
+        reach(source, job, 1)
+        assert time.time() - (registry.value("onceward_in_doubt_since_timestamp_seconds") or 0) < 60
+        graph.stop()
 
     def test_checkpoints_of_the_engine_have_duration_size_and_alignment(self, registry: Registry) -> None:
         from onceward.core.engine.events import CheckpointRecord, TaskRecord

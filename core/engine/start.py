@@ -20,6 +20,7 @@ import msgspec
 
 from ..checkpoint import Coordinator
 from ..errors import ConfigurationError
+from ..events import EpochBegan, tell, wall_clock
 from ..log import LogWriter
 from ..sink import TwoPhaseCommit
 from ..source import ResettableSource
@@ -164,6 +165,7 @@ def _begin(
     if origin.reference is not None and before is not None:
         retained.restored(origin.reference, up_to=before.checkpoint, clean=origin.goes_on)
     restored = before.checkpoint if before is not None else None
+    tell(EpochBegan(setup.pipeline, wall_clock()))
     return Started(setup, coordinator, completer, backend, origin.storage, assigned, positions, newest + 1, restored)
 
 
