@@ -176,6 +176,30 @@ def test_an_older_answer_is_not_taken_for_the_own_one(run: Run) -> None:
         thread.join()
 
 
+def test_of_two_commands_at_once_each_gets_its_own_savepoint(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.finish()
+    start, answers, asked = read(run.store).start, {}, threading.Semaphore(0)
+    pause = threading.Event()
+
+    def sleep(_seconds: float) -> None:
+        asked.release()
+        pause.wait(0.005)
+
+    monkeypatch.setattr(requests.time, "sleep", sleep)
+
+    def command(target: str) -> None:
+        answers[target] = ask(run.store, Kind.SAVEPOINT, target, timeout=5)
+
+    threads = [threading.Thread(target=command, args=(target,)) for target in ("one", "two")]
+    for thread in threads:
+        thread.start()
+        asked.acquire()
+    while any(thread.is_alive() for thread in threads):
+        serve(run.store, start, lambda _kind, target: f"made {target}")
+        pause.wait(0.2)  # as often as a run looks, the answer is read before
+    assert answers == {"one": "made one", "two": "made two"}
+
+
 def test_the_log_of_a_spark_query_answers_no_request(run: Run) -> None:
     LogWriter(run.store, "p", policy().writer_clock()).start()
     with pytest.raises(ConfigurationError, match="For a Spark query, give --checkpoint"):

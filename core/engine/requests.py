@@ -84,21 +84,23 @@ def ask(store: LogStore, kind: Kind, target: str, *, timeout: float) -> str:
             "still to come. For a Spark query, give --checkpoint"
         )
     request, start = Request(secrets.token_hex(8), kind.name, target), view.start
-    for key in store.list_keys():  # of commands that were interrupted
-        if key.startswith((_REQUEST, _ANSWER)):
+    for key in store.list_keys():  # asked of earlier runs
+        if key.startswith((_REQUEST, _ANSWER)) and key[1:] != key_of(start)[1:]:
             store.delete(key)
-    store.put_if_absent(_key(_REQUEST, start), msgspec.json.encode(request))
     try:
         return _wait(store, request, start, time.monotonic() + timeout)
     finally:
         with suppress(StoreError):
-            store.delete(_key(_REQUEST, start))
+            if store.get(_key(_REQUEST, start)) == msgspec.json.encode(request):
+                store.delete(_key(_REQUEST, start))
 
 
 def _wait(store: LogStore, request: Request, start: int, until: float) -> str:
+    mine, asked = msgspec.json.encode(request), False
     while True:
+        asked = asked or store.put_if_absent(_key(_REQUEST, start), mine)  # else the run takes another command's first
         late, restarted = time.monotonic() >= until, read(store).start != start
-        untaken = store.get(_key(_REQUEST, start)) is not None
+        untaken = not asked or store.get(_key(_REQUEST, start)) == mine
         data = store.get(_key(_ANSWER, start))
         answer = _decoded(data, Answer) if data is not None else None
         if answer is not None and answer.id == request.id:
