@@ -34,7 +34,7 @@ from onceward.core.errors import (
     SourceError,
     StateError,
 )
-from onceward.core.log import MemoryStore
+from onceward.core.log import MemoryStore, read
 from onceward.sources import SequenceSource
 
 from .engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, reach, sums
@@ -105,6 +105,44 @@ def test_59_a_savepoint_keeps_what_was_prepared_for_a_checkpoint_that_was_given_
     source.let(100)
     p.wait(30)
     assert job.restarts == 0
+    exact(target)
+
+
+@pytest.mark.parametrize("backend", [FileBackend, RocksDBBackend])
+def test_a_checkpoint_that_was_given_up_leaves_no_folder_and_no_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, backend: Any
+):
+    def folders() -> list[str]:
+        return [path.name for path in tmp_path.rglob("chk-*")]
+
+    target, store, source = Target(), MemoryStore(), Slowly(ROWS, batch_rows=100)
+    config = CheckpointConfig(tolerable_failures=1)
+    p = totals(target, source, store=store, backend=backend(tmp_path), checkpoint=config)
+    job = p.start()
+    reach(source, job, 3)
+    write, failed = CheckpointStorage.write, []
+
+    def full(storage: CheckpointStorage, path: str, *arguments: Any, **options: Any) -> Any:
+        if path.startswith("chk-1-0/sum[1]") and (backend is FileBackend or "/MANIFEST" in path):
+            failed.append(path)
+            raise StateError("disk full")
+        return write(storage, path, *arguments, **options)
+
+    monkeypatch.setattr(CheckpointStorage, "write", full)
+    with pytest.raises(CheckpointFailedError, match="disk full"):
+        job.checkpoint(timeout=10)
+    reach(source, job, 1)
+    job.checkpoint(timeout=10)
+    assert failed
+    began = time.monotonic()
+    while folders() != ["chk-2-0"]:  # an acknowledgement may come late
+        assert time.monotonic() - began < 20
+        assert not job.wait(0.01)
+    p.stop()
+    (tmp_path / f"p/{read(store).log}/chk-3-0").mkdir()  # of a process that was killed while it wrote
+    totals(target, SequenceSource(ROWS, batch_rows=100), store=store, backend=backend(tmp_path)).run()
+    assert "cannot be kept" not in caplog.text
+    assert [name for name in folders() if name.endswith("-0")] == []
     exact(target)
 
 

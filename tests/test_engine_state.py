@@ -541,6 +541,16 @@ def test_what_a_newer_run_has_written_is_not_cleaned_up(tmp_path: Path):
     assert storage.checkpoints() == [folder_of(1, 5), folder_of(1, 9)]
 
 
+def test_a_damaged_checkpoint_is_told_if_it_was_decided(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    storage = CheckpointStorage(tmp_path)
+    for folder in (folder_of(1, 3), folder_of(2, 3)):
+        storage.write(f"{folder}/metadata", [b"damaged"])
+    storage.write(f"{folder_of(2, 3)}/decided", [b"{}"])
+    Retained(storage, most=1, writer=5).restored(Reference(folder=None, sha256=""), up_to=3, clean=False)
+    [told] = caplog.messages
+    assert "checkpoint chk-2-3 cannot be kept" in told
+
+
 def test_f_the_age_of_a_checkpoint_is_that_of_the_oldest_that_it_may_carry(monkeypatch: pytest.MonkeyPatch):
     """What was prepared for checkpoints that were given up since the last decision is carried by the next."""
     ages: list[float] = []

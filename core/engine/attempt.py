@@ -123,6 +123,8 @@ class Attempt(ABC):
                 self._post(effect, self.state.sources)
             case Confirm() | GiveUp():
                 self._post(effect, self.tasks)
+                if isinstance(effect, GiveUp):
+                    self._started.completer.retained.discard(effect.checkpoint)
             case Complete(pending, under_way):
                 self.handle(self._started.completer.complete(pending, under_way))
             case Discard(ack):
@@ -147,7 +149,7 @@ class Attempt(ABC):
     def _discard(self, ack: Acknowledged) -> None:
         try:
             if ack.target is None:
-                self._started.completer.retained.discard(ack.state)
+                self._started.completer.retained.discard(ack.checkpoint, ack.state)
             else:
                 CheckpointStorage(ack.target).delete(ref.path for ref in ack.state.files)
         except OSError as error:

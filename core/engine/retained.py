@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import OncewardError, StateDamagedError
 from .reference import Reference, inline, is_proven, load
-from .state.storage import METADATA, PROOF, folder_of
+from .state.storage import METADATA, PROOF, folder_of, inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -100,9 +100,11 @@ class Retained:
     def delete_all(self) -> None:
         self._clean(self.folders)
 
-    def discard(self, state: SubtaskState) -> None:
-        """Delete what was written for a checkpoint that was given up."""
-        self.shared.delete(ref.path for ref in state.files)
+    def discard(self, checkpoint: int, state: SubtaskState | None = None) -> None:
+        """Delete what a subtask wrote for a checkpoint that was given up, and its folder if no file is left in it."""
+        self.shared.delete(ref.path for ref in (state.files if state is not None else ()))
+        if self._storage is not None:
+            self._storage.delete_empty(folder_of(checkpoint, self._writer))
 
     def restored(self, reference: Reference, *, up_to: int, clean: bool) -> None:
         """Take over what an earlier run left.
@@ -119,7 +121,8 @@ class Retained:
             try:
                 metadata = self._storage.read_metadata(folder)
             except StateDamagedError as error:
-                _log.warning("checkpoint %s cannot be kept: %s", folder, error)
+                if self._storage.read_if_there(inside(folder, PROOF)):  # else it was given up, and never counted
+                    _log.warning("checkpoint %s cannot be kept: %s", folder, error)
                 continue
             path = self._storage.at(folder)
             if metadata.checkpoint <= up_to and (path == reference.folder or is_proven(path, metadata)):

@@ -177,7 +177,7 @@ class RocksTable(KeyedTable):
                     where = f"{SHARED}/{self._writer}-{self._task}-{secrets.token_hex(8)}{_SUFFIX}"
                     files.append(storage.copy_in(path, where, shared=True))
         except StateError:
-            storage.delete(ref.path for ref in files if ref.shared and ref.name not in base)
+            storage.delete(ref.path for ref in files if base.get(ref.name) != ref)
             raise
         with self._lock:
             self._written[checkpoint] = {ref.name: ref for ref in files if ref.shared}

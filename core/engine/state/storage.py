@@ -162,6 +162,10 @@ class CheckpointStorage:
         self._files.delete(inside(name, METADATA))
         self._files.delete_folder(name)
 
+    def delete_empty(self, folder: str) -> None:
+        """Delete a folder, and those in it, as far as there is no file."""
+        self._files.delete_empty(folder)
+
 
 def folder_in(root: str, name: str) -> str:
     """The location of a folder right below another one; refuses a name that leads elsewhere."""
@@ -256,6 +260,11 @@ class _LocalFiles:
         """Delete a folder with all that is in it, as far as that works."""
         shutil.rmtree(self._root / folder, ignore_errors=True)
 
+    def delete_empty(self, folder: str) -> None:
+        for inner, _, _ in os.walk(self._root / folder, topdown=False):
+            with suppress(OSError):
+                Path(inner).rmdir()
+
 
 class _ObjectFiles:
     """A prefix of an object store. An upload is there when it is complete."""
@@ -314,6 +323,9 @@ class _ObjectFiles:
     def delete_folder(self, folder: str) -> None:
         with suppress(OSError), _as_os_error():
             self._fs.rm(inside(self._root, folder), recursive=True)
+
+    def delete_empty(self, folder: str) -> None:
+        """There are no folders."""
 
 
 def _open_files(location: str) -> _LocalFiles | _ObjectFiles:
