@@ -10,12 +10,14 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from onceward.core import CheckpointConfig, FileBackend, RestartStrategy, RocksDBBackend
 from onceward.core.checkpoint import Backoff, CommitPolicy
 from onceward.core.engine import CheckpointFailedError, JobState
 from onceward.core.engine.reference import load
+from onceward.core.engine.state import storage
 from onceward.core.errors import (
     ConfigurationError,
     DataLossError,
@@ -133,6 +135,24 @@ def test_a_checkpoint_that_was_written_and_never_decided_is_not_restored(rig: Ri
     with pytest.raises(EpochConflictError, match="was never decided"):
         rig.pipeline().run(restore=str(folder), why="the newest")
     rig.pipeline().run()
+    exact(rig.target)
+
+
+@pytest.mark.parametrize("how", ["newest", "by its folder"])
+def test_metadata_of_a_version_that_knew_fewer_fields_are_those_that_were_decided(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, how: str
+):
+    def without_a_field(metadata: Any) -> bytes:
+        fields = msgspec.to_builtins(metadata)
+        del fields["dropped"]
+        return seal("onceward-checkpoint", json.dumps(fields).encode())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "encode_metadata", without_a_field)
+        p, job, _ = rig.begun(3)
+        job.stop_with_savepoint(rig.save, timeout=10)
+        p.wait(10)
+    rig.pipeline().run(**({"restore": str(rig.save), "why": "a test"} if how != "newest" else {}))
     exact(rig.target)
 
 

@@ -164,7 +164,7 @@ def a_savepoint_confirms_what_sinks_prepared(patch: pytest.MonkeyPatch) -> None:
 
 def a_checkpoint_that_was_never_decided_is_restored(patch: pytest.MonkeyPatch) -> None:
     """Metadata on disk are taken for a checkpoint (rule D)."""
-    patch.setattr(origin, "is_proven", lambda _folder, _metadata: True)
+    patch.setattr(origin, "is_proven", lambda _folder, _metadata, _sha256: True)
 
 
 def the_proof_is_written_before_the_decision(patch: pytest.MonkeyPatch) -> None:
@@ -183,9 +183,9 @@ def a_later_number_proves_an_intermediate_savepoint(patch: pytest.MonkeyPatch) -
     """Of whatever run: it may have begun before the savepoint."""
     check = origin._check_made_here
 
-    def by_number(metadata: Any, path: str, view: Any, restore: Any, pipeline: str) -> None:
-        if metadata.commits or view.decided < metadata.checkpoint:
-            check(metadata, path, view, restore, pipeline)
+    def by_number(found: Any, path: str, view: Any, restore: Any, pipeline: str) -> None:
+        if found.metadata.commits or view.decided < found.metadata.checkpoint:
+            check(found, path, view, restore, pipeline)
 
     patch.setattr(origin, "_check_made_here", by_number)
 

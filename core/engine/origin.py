@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..errors import ConfigurationError, EpochConflictError, StateDamagedError
 from ..log import Decide, Void
 from ..log.view import NONE
-from .reference import Decided, Reference, Restored, digest, is_proven, load, resolve
+from .reference import Decided, Reference, Restored, is_proven, load, resolve
 
 if TYPE_CHECKING:
     from ..log import LogView
+    from .reference import Loaded
     from .state.handles import Metadata
     from .state.storage import CheckpointStorage
 
@@ -100,7 +101,7 @@ def _is_done(restore: Restore, before: Restored) -> bool:
     if before.why != restore.why or restore.path is None:
         return (before.why, before.folder) == (restore.why, restore.path)
     try:
-        return digest(load(restore.path)[0]) == before.sha256
+        return load(restore.path).sha256 == before.sha256
     except StateDamagedError:
         return restore.path == before.folder
 
@@ -147,13 +148,13 @@ def _newest(view: LogView, newest: Decided | None, pipeline: str) -> Origin:
 
 def _asked_for(view: LogView, newest: Decided | None, path: str, restore: Restore, pipeline: str) -> Origin:
     try:
-        metadata, storage = load(path)
+        found = load(path)
     except StateDamagedError as error:
         raise ConfigurationError(f"restore={path!r}: {error}; nothing was started") from error
-    sha256 = digest(metadata)
+    metadata, sha256, storage = found
     goes_on = newest is not None and newest.checkpoint.sha256 == sha256
     if not goes_on:
-        _check_made_here(metadata, path, view, restore, pipeline)
+        _check_made_here(found, path, view, restore, pipeline)
         if view.decided != NONE and restore.why is None:
             raise EpochConflictError(
                 f"checkpoint {metadata.checkpoint} in {path} is asked for, and this pipeline has decided epoch "
@@ -167,8 +168,9 @@ def _asked_for(view: LogView, newest: Decided | None, path: str, restore: Restor
     return Origin(metadata, storage, reference, view.decided, goes_on=goes_on, restored=restored)
 
 
-def _check_made_here(metadata: Metadata, path: str, view: LogView, restore: Restore, pipeline: str) -> None:
+def _check_made_here(found: Loaded, path: str, view: LogView, restore: Restore, pipeline: str) -> None:
     """Refuse a checkpoint that this log did not decide: rows before it would be lost."""
+    metadata, proven = found.metadata, is_proven(path, found.metadata, found.sha256)
     if metadata.log != view.log:
         if restore.import_from != metadata.pipeline:
             raise ConfigurationError(
@@ -176,9 +178,9 @@ def _check_made_here(metadata: Metadata, path: str, view: LogView, restore: Rest
                 f"under another decision log, which alone knows whether the rows before it are committed. Say "
                 f"import_from={metadata.pipeline!r} if you mean it; nothing was started"
             )
-        if not is_proven(path, metadata):
+        if not proven:
             _log.warning("pipeline %s imports %s, and nothing shows that it was decided", pipeline, path)
-    elif not is_proven(path, metadata):
+    elif not proven:
         raise EpochConflictError(
             f"checkpoint {metadata.checkpoint} in {path} was written, but it was never decided: rows before it may not "
             "be committed, and would be lost. Restore another one, or nothing to go on from the newest",

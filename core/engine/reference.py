@@ -9,9 +9,8 @@ cannot be asked: it is pruned.
 from __future__ import annotations
 
 import base64
-import hashlib
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -87,16 +86,26 @@ def resolve(reference: Reference) -> tuple[Metadata, CheckpointStorage | None]:
     if reference.folder is None:
         storage = CheckpointStorage(reference.root) if reference.root is not None else None
         return decode_metadata(base64.b64decode(reference.inline), "inside the decision"), storage
-    metadata, storage = load(reference.folder)
-    if digest(metadata) != reference.sha256:
+    found = load(reference.folder)
+    if found.sha256 != reference.sha256:
         raise StateDamagedError(f"the checkpoint's metadata in {reference.folder} are not those that were decided")
-    return metadata, storage
+    return found.metadata, found.storage
 
 
-def load(folder: str) -> tuple[Metadata, CheckpointStorage]:
-    """A checkpoint's or savepoint's metadata by its folder, and the storage of their files."""
-    metadata = CheckpointStorage(folder).read_metadata("")
-    return metadata, CheckpointStorage(folder if metadata.savepoint else above(folder))
+class Loaded(NamedTuple):
+    """What a checkpoint's or savepoint's folder holds."""
+
+    metadata: Metadata
+    sha256: str
+    """Of the metadata file."""
+    storage: CheckpointStorage
+    """Where its files are."""
+
+
+def load(folder: str) -> Loaded:
+    """Read a checkpoint's or savepoint's metadata, by its folder."""
+    metadata, sha256 = CheckpointStorage(folder).read_metadata("")
+    return Loaded(metadata, sha256, CheckpointStorage(folder if metadata.savepoint else above(folder)))
 
 
 def older_checkpoints(folder: str, epoch: int) -> tuple[str, ...]:
@@ -104,26 +113,21 @@ def older_checkpoints(folder: str, epoch: int) -> tuple[str, ...]:
     storage, found = CheckpointStorage(above(folder)), []
     for name in storage.checkpoints():
         try:
-            metadata, _ = load(storage.at(name))
+            metadata, sha256, _ = load(storage.at(name))
         except OncewardError:
             continue  # it is not whole
-        if metadata.checkpoint < epoch and is_proven(storage.at(name), metadata):
+        if metadata.checkpoint < epoch and is_proven(storage.at(name), metadata, sha256):
             found.append(storage.at(name))
     return tuple(found)
 
 
-def digest(metadata: Metadata) -> str:
-    """SHA-256 of the metadata's file."""
-    return hashlib.sha256(encode_metadata(metadata)).hexdigest()
-
-
-def is_proven(folder: str, metadata: Metadata) -> bool:
-    """Whether the log that the metadata name has decided them."""
+def is_proven(folder: str, metadata: Metadata, sha256: str) -> bool:
+    """Whether the log that the metadata name has decided them; `sha256` is that of their file."""
     try:
         proof = msgspec.json.decode(CheckpointStorage(folder).read_if_there(PROOF), type=Proof)
     except msgspec.MsgspecError:  # missing or damaged
         return False
-    return (proof.log, proof.sha256) == (metadata.log, digest(metadata))
+    return (proof.log, proof.sha256) == (metadata.log, sha256)
 
 
 def prove(reference: Reference, log: str, epoch: int) -> None:
@@ -132,7 +136,7 @@ def prove(reference: Reference, log: str, epoch: int) -> None:
         return
     try:
         metadata, _ = resolve(reference)
-        if metadata.log == log and not is_proven(reference.folder, metadata):
+        if metadata.log == log and not is_proven(reference.folder, metadata, reference.sha256):
             storage = CheckpointStorage(reference.folder)
             storage.delete([PROOF])  # a damaged one
             storage.write(PROOF, [msgspec.json.encode(Proof(log=log, epoch=epoch, sha256=reference.sha256))])

@@ -119,13 +119,13 @@ class Retained:
             return
         for folder in self._storage.checkpoints():
             try:
-                metadata = self._storage.read_metadata(folder)
+                metadata, sha256 = self._storage.read_metadata(folder)
             except StateDamagedError as error:
                 if self._storage.read_if_there(inside(folder, PROOF)):  # else it was given up, and never counted
                     _log.warning("checkpoint %s cannot be kept: %s", folder, error)
                 continue
             path = self._storage.at(folder)
-            if metadata.checkpoint <= up_to and (path == reference.folder or is_proven(path, metadata)):
+            if metadata.checkpoint <= up_to and (path == reference.folder or is_proven(path, metadata, sha256)):
                 self.shared.register(folder, metadata.files())
                 self.folders.append(folder)
         if clean:  # only what older runs left: another one may have started since
@@ -172,7 +172,7 @@ def _writer_of_file(path: str) -> int:
 
 def _delete_claimed(folder: str) -> None:
     """Delete a savepoint's files, or a checkpoint's own ones: those that it shares with others stay."""
-    metadata, storage = load(folder)
+    metadata, _, storage = load(folder)
     if metadata.savepoint:
         storage.delete(ref.path for refs in metadata.files().values() for ref in refs)
         storage.delete([METADATA, PROOF])

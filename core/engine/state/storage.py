@@ -118,9 +118,11 @@ class CheckpointStorage:
     def write_metadata(self, metadata: Metadata, folder: str) -> FileRef:
         return self.write(inside(folder, METADATA), [encode_metadata(metadata)])
 
-    def read_metadata(self, folder: str) -> Metadata:
+    def read_metadata(self, folder: str) -> tuple[Metadata, str]:
+        """A checkpoint's metadata, and the SHA-256 of their file."""
         path = inside(folder, METADATA)
-        return decode_metadata(b"".join(self.chunks(path, "the checkpoint's metadata")), self.at(path))
+        data = b"".join(self.chunks(path, "the checkpoint's metadata"))
+        return decode_metadata(data, self.at(path)), hashlib.sha256(data).hexdigest()
 
     def read_if_there(self, path: str) -> bytes:
         """A small file's bytes; none if it is missing."""
