@@ -123,6 +123,9 @@ class DirectlyWritten(TwoPhaseCommitSink[_Open]):
     def guarantee(self) -> Guarantee:
         return self.sink.guarantee
 
+    def dataset(self) -> tuple[str, str] | None:
+        return self.sink.dataset()
+
     def validate(self, schema: pa.Schema) -> None:
         self.sink.validate(schema)
 

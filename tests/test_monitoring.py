@@ -25,6 +25,8 @@ from onceward.core.errors import CommitPendingError, ConfigurationError
 from onceward.core.events import CheckpointEnded, EpochCompleted, Event, QueryProgressed, Took, observe, tell
 from onceward.core.log import EpochInput
 from onceward.core.transaction import Written
+from onceward.sinks import DirectSink
+from onceward.sinks.base import DirectlyWritten
 
 from .core_fakes import FakeSink, acknowledgement
 from .engine_kit import Slowly, Target, TargetSink, numbers, pipeline, reach
@@ -33,7 +35,9 @@ from .test_core_coordinator import LATER, Bench, about
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onceward.core.transaction import Committable
+    import pyarrow as pa
+
+    from onceward.core.transaction import Committable, WriteContext
 
 ROOT = Path(__file__).parent.parent
 BOARD = ROOT / "docs" / "monitoring" / "grafana-dashboard.json"
@@ -452,6 +456,23 @@ class TestLineage:
         assert mine.dataset() == ("postgres://db:5432", "shop.public.totals")
         assert KafkaSink(name="k", bootstrap_servers="b:1").dataset() is None
         assert TargetSink.dataset(FakeSink()) is None  # type: ignore[arg-type]
+        assert DirectlyWritten(Shown()).dataset() == ("shop", "shown")
+
+
+class Shown(DirectSink[None]):
+    """Its target has a name."""
+
+    def __init__(self) -> None:
+        super().__init__("direct")
+
+    def dataset(self) -> tuple[str, str]:
+        return "shop", "shown"
+
+    def open(self, context: WriteContext) -> None:
+        """Nothing to open."""
+
+    def write(self, writer: None, batch: pa.RecordBatch) -> None:
+        """Nothing is kept."""
 
 
 REPORT = {
