@@ -31,7 +31,7 @@ from onceward.core.transaction import Acknowledgement
 from onceward.testing.services import dev_services
 
 if TYPE_CHECKING:
-    from onceward.sinks.base import TwoPhaseCommitSink
+    from onceward.sinks import TwoPhaseCommitSink
     from onceward.testing.services import DevServices
 
 SHAPES = ((1, 4), (1, 64), (1, 256), (4, 4), (16, 16), (64, 64))

@@ -36,7 +36,7 @@ from onceward.core.log import MemoryStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onceward.sinks.base import TwoPhaseCommitSink
+    from onceward.sinks import TwoPhaseCommitSink
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "curves.json"

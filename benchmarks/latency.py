@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from onceward.sinks.base import TwoPhaseCommitSink
+    from onceward.sinks import TwoPhaseCommitSink
 
 WARM_UP = 5
 FLOOR = "empty writer (the floor)"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from .engine.events import CheckpointRecord
     from .log import EpochInput
-    from .sink import Named
+    from .sink import Sink
     from .transaction import Committable, Written
 
 _log = logging.getLogger("onceward.observers")
@@ -88,7 +88,7 @@ class EpochCompleted(NamedTuple):
     epoch: int
     input: EpochInput
     committables: Sequence[Committable]
-    sinks: Mapping[str, Named]
+    sinks: Mapping[str, Sink]
     checkpoint: bool = False
     """Whether it is a checkpoint of the embedded engine: these are also made where nothing is written."""
     written: Sequence[Written] = ()

@@ -1,4 +1,6 @@
-"""What the coordinator and the engine call on a sink. The base classes in onceward.sinks implement it.
+"""The contract of sinks: base classes to subclass, and what coordinator and engine call on them.
+
+A sink is a plain picklable object that holds configuration only; connections are opened where they are used.
 
 Who calls what, in which order (the calls of one epoch of one subtask):
 
@@ -19,10 +21,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from .errors import ExternalError
+from .names import check_sink_name
 from .transaction import Observation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     import pyarrow as pa
 
@@ -42,12 +45,19 @@ class Guarantee(StrEnum):
     AT_MOST_ONCE = "at-most-once"
 
 
-class Named(ABC):
-    """A target of a pipeline."""
+class Sink(ABC):
+    """Base class of every sink: where an epoch's data goes.
 
-    name: str
-    select: Sequence[str] | None = None
-    where: str | None = None
+    Args:
+        name: Unique in its pipeline; part of every transaction's name, so it must not change between runs.
+        select: SQL expressions that make this sink's columns out of the pipeline's (default: all columns).
+        where: SQL condition; this sink gets only rows for which it is true (default: all rows).
+    """
+
+    def __init__(self, name: str, *, select: Sequence[str] | None = None, where: str | None = None) -> None:
+        self.name = check_sink_name(name)
+        self.select = list(select) if select is not None else None
+        self.where = where
 
     @property
     @abstractmethod
@@ -58,12 +68,23 @@ class Named(ABC):
         """Namespace and name of the target, as OpenLineage names datasets; None if it is not one dataset."""
         return None
 
-    def projection(self) -> Callable[[pa.RecordBatch], pa.RecordBatch] | None:
-        """What the embedded engine takes of batches for `select` and `where`; made for each subtask; None: all."""
-        return None
+    def validate(self, schema: pa.Schema) -> None:  # noqa: B027 - most sinks check more
+        """Check settings, target and `schema` on the driver, before anything is written.
+
+        Raises:
+            ConfigurationError: A setting or the target's setup makes the guarantee impossible.
+            SchemaError: A column does not fit; the message names it.
+        """
+
+    def validate_complete_mode(self) -> None:  # noqa: B027 - most sinks can show a result again
+        """Refuse Spark's output mode complete (each epoch brings the whole result again), unless the sink supports it.
+
+        Raises:
+            ConfigurationError: The target would show rows of earlier epochs beside those of the newest.
+        """
 
 
-class TwoPhaseCommit(Named, Generic[Txn]):
+class TwoPhaseCommitSink(Sink, Generic[Txn]):
     """A sink whose target can prepare a transaction that outlives the process which wrote it.
 
     Attributes:
@@ -73,6 +94,11 @@ class TwoPhaseCommit(Named, Generic[Txn]):
     """
 
     keeps_ledger: ClassVar[bool] = False
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Exactly once, unless a subclass says otherwise."""
+        return Guarantee.EXACTLY_ONCE
 
     @property
     def transaction_timeout(self) -> float | None:
@@ -180,11 +206,16 @@ class TwoPhaseCommit(Named, Generic[Txn]):
         """Prepare the next epoch's resources, in the worker, after pre_commit. Must not block for long."""
 
 
-class Direct(Named, Generic[Txn]):
+class DirectSink(Sink, Generic[Txn]):
     """A sink whose rows become visible as they are written, and again after a failure.
 
     The type parameter is that of its writer: a connection, a file.
     """
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """At least once: after a failure, what came after the newest checkpoint is written again."""
+        return Guarantee.AT_LEAST_ONCE
 
     @abstractmethod
     def open(self, context: WriteContext) -> Txn:
@@ -201,12 +232,24 @@ class Direct(Named, Generic[Txn]):
         """Close the writer; called after a failure too."""
 
 
-def by_urgency(sinks: Iterable[TwoPhaseCommit[Any]]) -> list[TwoPhaseCommit[Any]]:
+class IdempotentSink(DirectSink[Txn]):
+    """A sink in which writing the same rows again changes nothing, by key or by a marker kept with the data.
+
+    After a failure its target shows older values for a while, until the rows since the newest checkpoint are written
+    again; the final state is right.
+    """
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee.EFFECTIVELY_ONCE
+
+
+def by_urgency(sinks: Iterable[TwoPhaseCommitSink[Any]]) -> list[TwoPhaseCommitSink[Any]]:
     """The sinks, those first whose transactions expire soonest: they cannot wait for the others."""
     return sorted(sinks, key=_seconds_left)
 
 
-def _seconds_left(sink: TwoPhaseCommit[Any]) -> float:
+def _seconds_left(sink: TwoPhaseCommitSink[Any]) -> float:
     try:
         timeout = sink.transaction_timeout
     except ExternalError:  # it has a timeout, or there would be nobody to ask

@@ -1,7 +1,7 @@
 """Sinks: the classes to subclass. The ready ones are in `onceward` and, by system, in `onceward.connectors`."""
 
 from onceward.core.names import Scope
-from onceward.core.sink import Guarantee
+from onceward.core.sink import DirectSink, Guarantee, IdempotentSink, Sink, TwoPhaseCommitSink
 from onceward.core.transaction import (
     AbortOutcome,
     AbortStatus,
@@ -12,7 +12,6 @@ from onceward.core.transaction import (
     WriteContext,
 )
 
-from .base import DirectSink, IdempotentSink, Sink, TwoPhaseCommitSink
 from .write_ahead import WriteAheadLogSink
 
 __all__ = [

@@ -32,7 +32,7 @@ from onceward.core.names import (
     outdated_log,
     parse_file_name,
 )
-from onceward.core.sink import Txn
+from onceward.core.sink import TwoPhaseCommitSink, Txn
 from onceward.core.transaction import (
     AbortOutcome,
     AbortStatus,
@@ -42,8 +42,6 @@ from onceward.core.transaction import (
     Observation,
     Progress,
 )
-
-from .base import TwoPhaseCommitSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from onceward.core.source import LiveSource, ResettableSource
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation
-from onceward.sinks.base import DirectSink, TwoPhaseCommitSink
+from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
 from .faults import InjectedSinkError, InjectedSourceError, InjectedStoreError
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from onceward.core.checkpoint import Backoff, CommitPolicy
 from onceward.core.errors import StoreError
-from onceward.core.sink import Guarantee, TwoPhaseCommit
+from onceward.core.sink import TwoPhaseCommitSink
 from onceward.core.transaction import (
     AbortOutcome,
     AbortStatus,
@@ -86,11 +86,11 @@ def answer_lost(effect: Callable[[], bool]) -> bool:
     raise StoreError("answer lost")
 
 
-class FakeSink(TwoPhaseCommit[Any]):
+class FakeSink(TwoPhaseCommitSink[Any]):
     """Sink whose answers are scripted: `answers` is taken from the front, then every commit succeeds."""
 
     def __init__(self, name: str = "a", timeout: float | None = None) -> None:
-        self.name = name
+        super().__init__(name)
         self._timeout = timeout
         self.answers: list[CommitStatus | Exception] = []
         self.open: list[Committable] = []
@@ -104,10 +104,6 @@ class FakeSink(TwoPhaseCommit[Any]):
         self.claim_error: Exception | None = None
         self.completed_error: Exception | None = None
         self.when_listed: Callable[[], object] | None = None
-
-    @property
-    def guarantee(self) -> Guarantee:
-        return Guarantee.EXACTLY_ONCE
 
     @property
     def transaction_timeout(self) -> float | None:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from onceward.core.engine.projection import Projection
 from onceward.core.errors import ConfigurationError, OncewardError, OperatorError
 from onceward.core.steps import Step, hooked
-from onceward.sinks.projection import Projection
 from onceward.sources import SequenceSource
 
 from .engine_kit import Target, TargetSink, numbers, pipeline

@@ -21,12 +21,12 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from onceward import CommitStatus, FileSink, KafkaSink, SqlAlchemySink, lineage, metrics
 from onceward.connectors.monitoring.table import TABLE
 from onceward.core import CheckpointConfig, events
+from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.errors import CommitPendingError, ConfigurationError
 from onceward.core.events import CheckpointEnded, EpochCompleted, Event, QueryProgressed, Took, observe, tell
 from onceward.core.log import EpochInput
 from onceward.core.transaction import Written
 from onceward.sinks import DirectSink
-from onceward.sinks.base import DirectlyWritten
 
 from .core_fakes import FakeSink, acknowledgement
 from .engine_kit import Slowly, Target, TargetSink, numbers, pipeline, reach

@@ -12,7 +12,7 @@ from onceward.core.errors import SinkError
 from onceward.core.transaction import WriteContext
 
 if TYPE_CHECKING:
-    from onceward.sinks.base import TwoPhaseCommitSink
+    from onceward.sinks import TwoPhaseCommitSink
 
 
 class Scripted:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from onceward.core.log import LogView
-    from onceward.core.sink import TwoPhaseCommit
+    from onceward.core.sink import TwoPhaseCommitSink
 
     from ..operate.logs import Log
     from ..operate.targets import Target
@@ -105,7 +105,7 @@ def _owned_by(view: LogView | None, pipeline: str, targets: Sequence[Target]) ->
     return found
 
 
-def _owned(sink: TwoPhaseCommit[Any], scope: Scope, view: LogView | None) -> Finding:
+def _owned(sink: TwoPhaseCommitSink[Any], scope: Scope, view: LogView | None) -> Finding:
     """Whether the target knows the name from another decision log, or from a newer state of this one.
 
     Without a log, the first start makes one, which nobody knows yet.

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from onceward.core.checkpoint import CommitPolicy, OnLost
+from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.engine.graph import of_sink
 from onceward.core.log.store import DirectoryStore, UnopenedStore
 from onceward.core.sink import Guarantee
-from onceward.sinks.base import DirectlyWritten
 
 from ..doctor import Finding, failed, ok, warning
 

@@ -9,10 +9,10 @@ from onceward.connectors.spark.cluster import check_store, local_path
 from onceward.connectors.spark.formats import FORMATS
 from onceward.connectors.spark.options import FormatOptions
 from onceward.connectors.spark.plan import Cause, planned, streaming_sources, unstable, unstable_for
+from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.engine.graph import of_source
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.sink import Guarantee
-from onceward.sinks.base import DirectlyWritten
 
 from ..doctor import Finding, failed, ok, skipped, warning
 from .described import Described, part_finding, sink_findings, store_url

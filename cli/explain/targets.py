@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from onceward.core.errors import OncewardError
-from onceward.core.sink import TwoPhaseCommit
+from onceward.core.sink import TwoPhaseCommitSink
 
 from ..doctor import Finding, Health, ok, skipped, warning
 from ..doctor.checks import check_store
@@ -39,7 +39,7 @@ def _store(one: Described, url: str) -> Iterator[Finding]:
         from ..doctor.postgres import check_log_server  # noqa: PLC0415 - an extra
 
         yield check_log_server(url)
-    sinks = [sink for sink in one.sinks if isinstance(sink, TwoPhaseCommit)]
+    sinks = [sink for sink in one.sinks if isinstance(sink, TwoPhaseCommitSink)]
     if sinks:
         yield from check_pipeline(url, one.pipeline, [sinks_target(one.sinks, "the pipeline's sinks")])
 
@@ -91,7 +91,7 @@ def _timeouts(one: Described) -> Iterator[Finding]:
     """Whether transactions outlive a restart, and the retries of a commit."""
     name, retried = "transaction_timeout", one.policy.commit_timeout
     for sink in one.sinks:
-        seconds = sink.transaction_timeout if isinstance(sink, TwoPhaseCommit) else None
+        seconds = sink.transaction_timeout if isinstance(sink, TwoPhaseCommitSink) else None
         if seconds is None:
             continue
         if seconds < _SHORT_SECONDS:

@@ -18,7 +18,7 @@ from onceward.core.checkpoint.recovery import TransactionStatus
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError
 from onceward.core.log import LogWriter
 from onceward.core.outcome import PROVEN_NOT_COMMITTED
-from onceward.sinks.base import TwoPhaseCommitSink
+from onceward.sinks import TwoPhaseCommitSink
 
 from .survey import UNPROVEN
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from onceward.core.checkpoint import Swept
     from onceward.core.log import Decide
-    from onceward.core.sink import TwoPhaseCommit
     from onceward.core.transaction import AbortOutcome
 
     from .logs import Log
@@ -114,7 +113,7 @@ def _check_current(found: Sequence[Found]) -> None:
             )
 
 
-def _sinks_of(found: Sequence[Found]) -> Mapping[str, TwoPhaseCommit[Any]]:
+def _sinks_of(found: Sequence[Found]) -> Mapping[str, TwoPhaseCommitSink[Any]]:
     """By which these of one pipeline are ended, by the name of the sink."""
     targets: dict[str, Target] = {}
     for one in found:
@@ -144,7 +143,7 @@ def _check_same(log: Log, decision: Decide, waiting: Decide | None) -> None:
         )
 
 
-def _check_known(decided: Sequence[Found], sinks: Mapping[str, TwoPhaseCommit[Any]]) -> None:
+def _check_known(decided: Sequence[Found], sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
     """Before a run is fenced, refuse a wrong target: it can tell, and knows none of what a sink has decided."""
     for name, sink in sinks.items():
         mine = [one for one in decided if one.committable.sink == name]

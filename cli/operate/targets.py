@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.errors import ConfigurationError
-from onceward.sinks.base import DirectlyWritten, DirectSink, Sink, TwoPhaseCommitSink
+from onceward.sinks import DirectSink, Sink, TwoPhaseCommitSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
-
-    from onceward.core.sink import TwoPhaseCommit
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +38,7 @@ class Target:
     names: Callable[[Collection[str]], Iterable[tuple[str, str]]]
     known: Callable[[str], Iterable[str]]
     holds: Callable[[str, str], bool]
-    sink: Callable[[str], TwoPhaseCommit[Any]]
+    sink: Callable[[str], TwoPhaseCommitSink[Any]]
 
 
 def kafka_target(bootstrap_servers: str, config: Mapping[str, str]) -> Target:

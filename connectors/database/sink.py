@@ -11,7 +11,7 @@ from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import arguments, check_seconds
 from onceward.core.names import Scope
 from onceward.core.transaction import Committable, Observation
-from onceward.sinks.base import TwoPhaseCommitSink
+from onceward.sinks import TwoPhaseCommitSink
 
 from . import ledger
 from .checks import check_server, check_table, choose_path, read_server

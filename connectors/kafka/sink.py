@@ -15,7 +15,7 @@ from onceward.core.kit.options import arguments
 from onceward.core.names import NOTHING
 from onceward.core.row_hash import RowHash
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable
-from onceward.sinks.base import TwoPhaseCommitSink
+from onceward.sinks import TwoPhaseCommitSink
 
 from . import commits, ownership
 from .admin import check_reachable, cluster_of

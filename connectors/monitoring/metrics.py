@@ -22,7 +22,7 @@ from .table import BUCKETS, LSO_LAG, TABLE, Kind, Metric, samples
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from onceward.core.sink import Named
+    from onceward.core.sink import Sink
 
 __all__ = ["opentelemetry", "prometheus", "serve"]
 
@@ -169,7 +169,7 @@ class _LagWatch:
         self._record = record
         self._next: dict[tuple[str, ...], float] = {}
 
-    def look(self, pipeline: str, sinks: Mapping[str, Named]) -> None:
+    def look(self, pipeline: str, sinks: Mapping[str, Sink]) -> None:
         due = {
             (pipeline, name): sink
             for name, sink in sinks.items()

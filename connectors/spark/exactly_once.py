@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from onceward.core.checkpoint import Admission, CommitPolicy, Coordinator, OnLost
 from onceward.core.checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
+from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.events import EpochFailed, EpochReplayed, tell
 from onceward.core.log.store import EXPLAINING
 from onceward.core.names import check_pipeline_name
 from onceward.core.sink import Guarantee
 from onceward.core.transaction import Acknowledgement
-from onceward.sinks.base import DirectlyWritten, DirectSink, TwoPhaseCommitSink
+from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
 from .cluster import check_store, local_store, open_log, warn_of_python
 from .plan import handlers

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
     from pyspark.sql.types import StructType
 
-    from onceward.sinks.base import TwoPhaseCommitSink
+    from onceward.sinks import TwoPhaseCommitSink
 
     from .writer import BatchWriter, StreamWriter
 

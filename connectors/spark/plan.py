@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from onceward.sinks.base import Sink
+    from onceward.sinks import Sink
 
 
 handlers: WeakKeyDictionary[DataStreamWriter, Any] = WeakKeyDictionary()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from onceward.sinks.base import Sink, TwoPhaseCommitSink
+    from onceward.sinks import Sink, TwoPhaseCommitSink
 
 ACK_COLUMN, STAGE_COLUMN, SIZE_COLUMN = "acknowledgement", "stage", "row_bytes"
 ACK_SCHEMA = f"{ACK_COLUMN} string, {STAGE_COLUMN} int, {SIZE_COLUMN} double"

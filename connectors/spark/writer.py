@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from onceward.sinks.base import TwoPhaseCommitSink
+    from onceward.sinks import TwoPhaseCommitSink
 
     from .publication import OnComplete
 

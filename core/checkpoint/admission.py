@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..log import EpochInput, LogView, Rewound, WriterToken
-    from ..sink import TwoPhaseCommit
+    from ..sink import TwoPhaseCommitSink
 
 _log = logging.getLogger("onceward.coordinator")
 
@@ -144,7 +144,7 @@ def _is_replay(view: LogView, epoch: int, epoch_input: EpochInput) -> bool:
 def gather(
     token: WriterToken,
     pipeline: str,
-    sinks: Mapping[str, TwoPhaseCommit[Any]],
+    sinks: Mapping[str, TwoPhaseCommitSink[Any]],
     epochs: range,
     acknowledgements: Sequence[Acknowledgement],
 ) -> list[Committable]:
@@ -182,7 +182,7 @@ def gather(
 
 def check_age(
     pipeline: str,
-    sinks: Mapping[str, TwoPhaseCommit[Any]],
+    sinks: Mapping[str, TwoPhaseCommitSink[Any]],
     epoch: int,
     committables: Sequence[Committable],
     *,

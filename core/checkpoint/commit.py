@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ..log import CommitPermit, Decide, LogWriter
-    from ..sink import TwoPhaseCommit
+    from ..sink import TwoPhaseCommitSink
     from ..transaction import Committable
 
 _log = logging.getLogger("onceward.commit")
@@ -48,7 +48,7 @@ Failures = list[tuple["Committable", "CommitOutcome"]]
 
 
 def finish(
-    permit: CommitPermit, writer: LogWriter, sinks: Mapping[str, TwoPhaseCommit[Any]], policy: CommitPolicy
+    permit: CommitPermit, writer: LogWriter, sinks: Mapping[str, TwoPhaseCommitSink[Any]], policy: CommitPolicy
 ) -> bool:
     """Commit what the decision names and put COMPLETED; idempotent. False if the decision was voided instead.
 
@@ -84,7 +84,7 @@ def finish(
     return stands
 
 
-def check_kept(writer: LogWriter, sink: TwoPhaseCommit[Any], policy: CommitPolicy) -> None:
+def check_kept(writer: LogWriter, sink: TwoPhaseCommitSink[Any], policy: CommitPolicy) -> None:
     """See that the target still has what the newest completed decision committed, if it keeps a ledger.
 
     It has not if it was replaced by an older copy of itself: a standby that lagged was promoted, or a backup was
@@ -130,7 +130,7 @@ def _waits(permit: CommitPermit, shares: Sequence[_Share]) -> CommitWaits:
     )
 
 
-def _check_sinks(permit: CommitPermit, sinks: Mapping[str, TwoPhaseCommit[Any]]) -> None:
+def _check_sinks(permit: CommitPermit, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
     decision = permit.decision
     missing = sorted({c.sink for c in decision.committables} - sinks.keys())
     if missing:
@@ -150,7 +150,7 @@ class _Share:
     """
 
     def __init__(
-        self, permit: CommitPermit, sink: TwoPhaseCommit[Any], writer: LogWriter, clock: Callable[[], float]
+        self, permit: CommitPermit, sink: TwoPhaseCommitSink[Any], writer: LogWriter, clock: Callable[[], float]
     ) -> None:
         self.sink = sink
         self._clock, self._began = clock, clock()
@@ -249,7 +249,7 @@ def _waiting_for(permit: CommitPermit, shares: Sequence[_Share]) -> str:
     return f"{waiting} decided transactions of epoch {permit.decision.epoch} could not be committed yet ({names})"
 
 
-def _deadline(sink: TwoPhaseCommit[Any]) -> str:
+def _deadline(sink: TwoPhaseCommitSink[Any]) -> str:
     """What a user must know about the most urgent sink: it may forget the transactions."""
     try:
         timeout = sink.transaction_timeout

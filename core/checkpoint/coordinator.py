@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from ..log import Decide
-    from ..sink import TwoPhaseCommit
+    from ..sink import TwoPhaseCommitSink
     from ..transaction import Written
 
 _log = logging.getLogger("onceward.coordinator")
@@ -56,7 +56,7 @@ class Coordinator:
         self,
         pipeline: str,
         store: LogStore,
-        sinks: Sequence[TwoPhaseCommit[Any]],
+        sinks: Sequence[TwoPhaseCommitSink[Any]],
         policy: CommitPolicy | None = None,
         *,
         gaps: bool = False,
@@ -275,7 +275,7 @@ class Coordinator:
     def _fields(self, epoch: int | None, **more: Any) -> dict[str, Any]:
         return {"pipeline": self.pipeline, "epoch": epoch, **more}
 
-    def _scope(self, sink: TwoPhaseCommit[Any]) -> Scope:
+    def _scope(self, sink: TwoPhaseCommitSink[Any]) -> Scope:
         return Scope(self.pipeline, sink.name, self.writer.token.log)
 
     def _own_names(self, *, release: bool) -> dict[str, Exception]:

@@ -7,17 +7,22 @@ acknowledges "nothing written".
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LifecycleError
+from ..sink import TwoPhaseCommitSink
 from ..steps import Step, crash_point
-from ..transaction import Written
+from ..transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation, Written
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     import pyarrow as pa
 
-    from ..sink import TwoPhaseCommit
+    from ..names import Scope
+    from ..sink import DirectSink, Guarantee
     from ..transaction import Committable, WriteContext
 
 
@@ -31,7 +36,7 @@ class _State(StrEnum):
 class SubtaskEpoch:
     """One attempt of one subtask at one epoch of one sink: new, open, then prepared or discarded."""
 
-    def __init__(self, sink: TwoPhaseCommit[Any], context: WriteContext) -> None:
+    def __init__(self, sink: TwoPhaseCommitSink[Any], context: WriteContext) -> None:
         self.sink = sink
         self.context = context
         self._transaction: Any = None
@@ -97,3 +102,67 @@ class SubtaskEpoch:
     def _error(self, why: str) -> LifecycleError:
         context = self.context
         return LifecycleError(why, pipeline=context.pipeline, sink=context.sink, epoch=context.epoch)
+
+
+@dataclass
+class _Open:
+    context: WriteContext
+    writer: Any
+    rows: int = 0
+
+
+class DirectlyWritten(TwoPhaseCommitSink[_Open]):
+    """A direct sink where only two-phase sinks are driven (on Spark): it prepares nothing, and its commit is empty.
+
+    Rows become visible as they are written; an attempt that fails leaves what it wrote, and its retry writes it again.
+    So the sink's own guarantee stays what it is. What the decision log adds: a micro-batch that is decided is not
+    written again.
+
+    Args:
+        sink: The sink.
+    """
+
+    def __init__(self, sink: DirectSink[Any]) -> None:
+        super().__init__(sink.name, select=sink.select, where=sink.where)
+        self.sink = sink
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return self.sink.guarantee
+
+    def dataset(self) -> tuple[str, str] | None:
+        return self.sink.dataset()
+
+    def validate(self, schema: pa.Schema) -> None:
+        self.sink.validate(schema)
+
+    def validate_complete_mode(self) -> None:
+        self.sink.validate_complete_mode()
+
+    def begin(self, context: WriteContext) -> _Open:
+        return _Open(context, self.sink.open(context))
+
+    def write(self, transaction: _Open, batch: pa.RecordBatch) -> None:
+        self.sink.write(transaction.writer, batch)
+        transaction.rows += batch.num_rows
+
+    def pre_commit(self, transaction: _Open) -> Committable:
+        self.sink.flush(transaction.writer)
+        self.sink.close(transaction.writer)
+        name = str(transaction.context.transaction_name())
+        return transaction.context.committable(kind="direct", transaction=name, rows=transaction.rows)
+
+    def discard(self, transaction: _Open) -> None:
+        self.sink.close(transaction.writer)
+
+    def commit(self, committable: Committable) -> CommitOutcome:  # noqa: ARG002 - nothing is left to do
+        return CommitOutcome(CommitStatus.COMMITTED)
+
+    def abort(self, committable: Committable) -> AbortOutcome:  # noqa: ARG002 - nothing can be done
+        return AbortOutcome(AbortStatus.ABORTED, "the sink is written directly: rows that were written stay")
+
+    def lingering(self, scope: Scope) -> Iterable[Committable]:  # noqa: ARG002 - nothing waits
+        return ()
+
+    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
+        return [Observation.COMMITTED for _ in committables]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from ..log import LogWriter
-    from ..sink import TwoPhaseCommit
+    from ..sink import TwoPhaseCommitSink
 
 _log = logging.getLogger("onceward.sweep")
 
@@ -55,7 +55,7 @@ class Swept:
 
 def sweep(
     writer: LogWriter,
-    sinks: Iterable[TwoPhaseCommit[Any]],
+    sinks: Iterable[TwoPhaseCommitSink[Any]],
     *,
     only: Collection[tuple[str, str, str]] | None = None,
     busy: bool = False,
@@ -113,11 +113,11 @@ def sweep(
     return Swept(tuple(aborted), tuple(reported), tuple(left))
 
 
-def _own(sink: TwoPhaseCommit[Any], writer: LogWriter) -> Iterable[Committable]:
+def _own(sink: TwoPhaseCommitSink[Any], writer: LogWriter) -> Iterable[Committable]:
     return sink.lingering(Scope(writer.pipeline, sink.name, writer.token.log))
 
 
-def _abandoned(sink: TwoPhaseCommit[Any], writer: LogWriter, names: Collection[str]) -> Iterable[Committable]:
+def _abandoned(sink: TwoPhaseCommitSink[Any], writer: LogWriter, names: Collection[str]) -> Iterable[Committable]:
     found = sink.lingering_elsewhere(writer.pipeline, writer.token.log)
     mine = [c for c in found if c.sink not in names and (c.pipeline, c.log) == (writer.pipeline, writer.token.log)]
     for committable in mine:
@@ -130,7 +130,7 @@ def _abandoned(sink: TwoPhaseCommit[Any], writer: LogWriter, names: Collection[s
     return mine
 
 
-def _abort(sink: TwoPhaseCommit[Any], committable: Committable, errors: list[Exception]) -> bool:
+def _abort(sink: TwoPhaseCommitSink[Any], committable: Committable, errors: list[Exception]) -> bool:
     crash_point(Step.ABORT_BEFORE)
     try:
         outcome = sink.abort(committable)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..events import CheckpointEnded, tell
 from ..log.notes import note
-from ..sink import TwoPhaseCommit
+from ..sink import TwoPhaseCommitSink
 from ..source import ResettableSource
 from .aggregate import AggregateLogic, Aggregation
 from .channels import Channel, Gate, Output, by_key, forward, rebalance
@@ -217,7 +217,7 @@ class Attempt(ABC):
             case "union":
                 return Logic()
             case "sink":
-                kind = TwoPhaseLogic if isinstance(what, TwoPhaseCommit) else DirectLogic
+                kind = TwoPhaseLogic if isinstance(what, TwoPhaseCommitSink) else DirectLogic
                 context = partial(self._context, what.name, task.subtask)
                 return kind(what, context, self._started.next_id, self._locks[what.name])
             case _:

@@ -18,6 +18,7 @@ from ..checkpoint.subtask import SubtaskEpoch
 from ..errors import OncewardError
 from ..transaction import Written
 from .logic import Frozen, Logic, nothing_to_write
+from .projection import projection_of
 from .state.handles import SubtaskState
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class _SinkLogic(Logic):
         self._epoch = epoch
         self._lock = lock
         self._valid: pa.Schema | None = None
-        self._project: Callable[[pa.RecordBatch], pa.RecordBatch] | None = sink.projection()
+        self._project = projection_of(sink)
 
     def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         if self._project is not None:

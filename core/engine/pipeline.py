@@ -12,7 +12,7 @@ from ..checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from ..errors import ConfigurationError
 from ..log import LogStore, MemoryStore, open_store
 from ..names import check_pipeline_name
-from ..sink import Direct, TwoPhaseCommit
+from ..sink import DirectSink, TwoPhaseCommitSink
 from ..source import LiveSource, ResettableSource
 from .aggregate import aggregation
 from .config import CheckpointConfig, RestartStrategy
@@ -22,6 +22,7 @@ from .graph import EndToEnd, Graph, Operator, end_to_end
 from .job import Job
 from .logic import Selection
 from .origin import Restore
+from .projection import projection_of
 from .start import EngineWorld, Setup
 from .state.keys import MAX_PARALLELISM, KeyEncoder
 from .state.memory import MemoryBackend
@@ -165,9 +166,9 @@ class Stream:
         Raises:
             ConfigurationError: It is no sink, or DuckDB is needed and not there, or `select` or `where` is wrong.
         """
-        if not isinstance(sink, (TwoPhaseCommit, Direct)):
+        if not isinstance(sink, (TwoPhaseCommitSink, DirectSink)):
             raise ConfigurationError(f"{type(sink).__name__} is not a sink of the embedded engine")
-        sink.projection()  # or a ConfigurationError
+        projection_of(sink)  # or a ConfigurationError
         self._then("sink", sink, sink.name, parallelism)
         return self._pipeline
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from onceward.core.checkpoint import Swept
     from onceward.core.log import Entry, EpochInput, LogView, LogWriter
-    from onceward.core.sink import TwoPhaseCommit
+    from onceward.core.sink import TwoPhaseCommitSink
 
     from .audit import Audit
     from .broker import Broker
@@ -112,7 +112,7 @@ def _audited(audit: Audit, sweep: Callable[..., Swept]) -> Callable[..., Swept]:
 
     def audited(
         writer: LogWriter,
-        sinks: Iterable[TwoPhaseCommit[Any]],
+        sinks: Iterable[TwoPhaseCommitSink[Any]],
         *,
         abandoned: bool = False,
         busy: bool = False,

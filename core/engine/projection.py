@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from onceward.core.errors import ConfigurationError, OperatorError
+from ..errors import ConfigurationError, OperatorError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from ..sink import Sink
 
 _PARSE: Final = "SELECT json_serialize_sql(?)"
 _AGGREGATES: Final = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type = 'aggregate'"
@@ -25,6 +27,15 @@ _SETTINGS = (
     "SET python_enable_replacements = false",
     "SET enable_external_access = false",  # no files, no network
 )
+
+
+def projection_of(sink: Sink) -> Projection | None:
+    """What one subtask takes of batches for a sink's `select` and `where`; None: all.
+
+    Raises:
+        ConfigurationError: DuckDB is not installed, or something is no expression over a single row.
+    """
+    return None if sink.select is None and sink.where is None else Projection(sink.name, sink.select, sink.where)
 
 
 class _Expression(NamedTuple):
