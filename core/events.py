@@ -97,13 +97,10 @@ class EpochCompleted(NamedTuple):
     """None if an earlier run had decided it, and a start has finished it."""
 
     def rows(self) -> dict[str, int]:
-        """Rows of each sink that took any part: of its transactions, or, if it has none, as its subtasks counted."""
+        """Rows of each sink that took any part."""
         counted: dict[str, int] = {}
         for committable in self.committables:
             counted[committable.sink] = counted.get(committable.sink, 0) + committable.rows
-        direct = [w for w in self.written if w.sink not in counted]
-        for w in direct:
-            counted[w.sink] = counted.get(w.sink, 0) + w.rows
         return counted
 
 

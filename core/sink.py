@@ -219,17 +219,17 @@ class DirectSink(Sink, Generic[Txn]):
 
     @abstractmethod
     def open(self, context: WriteContext) -> Txn:
-        """Open a writer for one subtask. Called at its first batch, in the process that writes."""
+        """Open a writer for one subtask and epoch. Called at the epoch's first batch, in the process that writes."""
 
     @abstractmethod
     def write(self, writer: Txn, batch: pa.RecordBatch) -> None:
         """Write one batch."""
 
     def flush(self, writer: Txn) -> None:
-        """Return when all rows written so far are safe in the target. Called at each barrier."""
+        """Return when all rows written so far are safe in the target. Called at the epoch's end."""
 
     def close(self, writer: Txn) -> None:
-        """Close the writer; called after a failure too."""
+        """Close the writer. Called after `flush`, and after a failure."""
 
 
 class IdempotentSink(DirectSink[Txn]):

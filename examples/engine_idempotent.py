@@ -31,7 +31,7 @@ class Totals(IdempotentSink[sqlite3.Connection]):
         self.path = path
 
     def open(self, context: Any) -> sqlite3.Connection:
-        """Called in the thread that writes, at its first batch."""
+        """Called in the thread that writes, at the first batch of an epoch."""
         return sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
 
     def write(self, writer: sqlite3.Connection, batch: pa.RecordBatch) -> None:

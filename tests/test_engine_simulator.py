@@ -61,13 +61,13 @@ def alignment_forgets_ended_channels(patch: pytest.MonkeyPatch) -> None:
 
 def what_was_prepared_for_a_given_up_checkpoint_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     """The sink acknowledges only what it prepared at this barrier."""
-    freeze = ends.TwoPhaseLogic.freeze
+    freeze = ends.SinkLogic.freeze
 
-    def forgetful(self: ends.TwoPhaseLogic, barrier: Barrier) -> Frozen:
+    def forgetful(self: ends.SinkLogic, barrier: Barrier) -> Frozen:
         self._prepared.clear()
         return freeze(self, barrier)
 
-    patch.setattr(ends.TwoPhaseLogic, "freeze", forgetful)
+    patch.setattr(ends.SinkLogic, "freeze", forgetful)
 
 
 def the_source_stores_where_it_will_be(patch: pytest.MonkeyPatch) -> None:
@@ -127,26 +127,26 @@ def state_is_not_restored(patch: pytest.MonkeyPatch) -> None:
 
 def sinks_do_not_prepare_at_the_barrier(patch: pytest.MonkeyPatch) -> None:
     """They acknowledge what they prepared at the barrier before."""
-    freeze = ends.TwoPhaseLogic.freeze
+    freeze = ends.SinkLogic.freeze
 
-    def late(self: ends.TwoPhaseLogic, barrier: Barrier) -> Frozen:
+    def late(self: ends.SinkLogic, barrier: Barrier) -> Frozen:
         before = tuple(self._prepared.values())
         freeze(self, barrier)
         return Frozen(nothing_to_write, before)
 
-    patch.setattr(ends.TwoPhaseLogic, "freeze", late)
+    patch.setattr(ends.SinkLogic, "freeze", late)
 
 
 def rows_of_an_open_transaction_are_lost_at_the_barrier(patch: pytest.MonkeyPatch) -> None:
     """The transaction is dropped instead of prepared, now and then."""
-    freeze = ends.TwoPhaseLogic.freeze
+    freeze = ends.SinkLogic.freeze
 
-    def drops(self: ends.TwoPhaseLogic, barrier: Barrier) -> Frozen:
+    def drops(self: ends.SinkLogic, barrier: Barrier) -> Frozen:
         if barrier.checkpoint % 3 == 0:
             self._writing = None
         return freeze(self, barrier)
 
-    patch.setattr(ends.TwoPhaseLogic, "freeze", drops)
+    patch.setattr(ends.SinkLogic, "freeze", drops)
 
 
 def a_savepoint_confirms_what_sinks_prepared(patch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import prometheus_client
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
@@ -21,12 +22,12 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from onceward import CommitStatus, FileSink, KafkaSink, SqlAlchemySink, lineage, metrics
 from onceward.connectors.monitoring.table import TABLE
 from onceward.core import CheckpointConfig, events
-from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.errors import CommitPendingError, ConfigurationError
 from onceward.core.events import CheckpointEnded, EpochCompleted, Event, QueryProgressed, Took, observe, tell
 from onceward.core.log import EpochInput
 from onceward.core.transaction import Written
 from onceward.sinks import DirectSink
+from onceward.sources import SequenceSource
 
 from .core_fakes import FakeSink, acknowledgement
 from .engine_kit import Slowly, Target, TargetSink, numbers, pipeline, reach
@@ -137,12 +138,6 @@ class TestEvents:
         bench.sink.answers = [LATER]
         bench.run(bench.opened(), 0)
         assert kinds(told)[-1] == "EpochCompleted"
-
-    def test_rows_of_a_direct_sink_are_those_that_its_subtasks_counted(self) -> None:
-        written = [Written("direct", 3), Written("direct", 4), Written("a", 9)]
-        bench = Bench()
-        one = bench.committable(bench.opened(), 0)
-        assert completed(committables=[one], written=written).rows() == {"a": 1, "direct": 7}
 
 
 def completed(**changes: Any) -> EpochCompleted:
@@ -456,7 +451,14 @@ class TestLineage:
         assert mine.dataset() == ("postgres://db:5432", "shop.public.totals")
         assert KafkaSink(name="k", bootstrap_servers="b:1").dataset() is None
         assert TargetSink.dataset(FakeSink()) is None  # type: ignore[arg-type]
-        assert DirectlyWritten(Shown()).dataset() == ("shop", "shown")
+
+    def test_the_target_of_a_direct_sink_is_named_too(self, transport: Transport) -> None:
+        graph = pipeline(checkpoint=CheckpointConfig())
+        graph.source(SequenceSource(numbers(20))).sink(Shown())
+        graph.run()
+        outputs = [output for event in transport.emitted for output in event["outputs"]]
+        assert [(output["namespace"], output["name"]) for output in outputs] == [("shop", "shown")]
+        assert outputs[0]["outputFacets"]["outputStatistics"]["rowCount"] == 20
 
 
 class Shown(DirectSink[None]):
@@ -498,13 +500,13 @@ class TestSparkProgress:
         listener = ProgressListener()
         bench = Bench()
         one = bench.committable(bench.opened(), 0)
-        written = [Written("direct", 5)]
-        tell(completed(input=EpochInput(query="q"), committables=[one], written=written))
+        two = msgspec.structs.replace(one, sink="b", rows=5)
+        tell(completed(input=EpochInput(query="q"), committables=[one, two]))
         assert listener.last_progress("q") is None
         listener.onQueryProgress(self.report())
         progress: Any = listener.last_progress("q")
         assert progress["sink"]["numOutputRows"] == 6
-        assert progress["sink"]["onceward"] == {"a": 1, "direct": 5}
+        assert progress["sink"]["onceward"] == {"a": 1, "b": 5}
         assert registry.value("onceward_spark_input_rows_total") == 100
         assert registry.value("onceward_spark_batch_duration_seconds_sum") == 1.5
         assert registry.value("onceward_spark_state_rows") == 4

@@ -112,7 +112,7 @@ class _Open:
 
 
 class DirectlyWritten(TwoPhaseCommitSink[_Open]):
-    """A direct sink where only two-phase sinks are driven (on Spark): it prepares nothing, and its commit is empty.
+    """A direct sink, driven as a two-phase sink that prepares nothing and whose commit is empty.
 
     Rows become visible as they are written; an attempt that fails leaves what it wrote, and its retry writes it again.
     So the sink's own guarantee stays what it is. What the decision log adds: a micro-batch that is decided is not

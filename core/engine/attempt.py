@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING
 
 from ..events import CheckpointEnded, tell
 from ..log.notes import note
-from ..sink import TwoPhaseCommitSink
 from ..source import ResettableSource
 from .aggregate import AggregateLogic, Aggregation
 from .channels import Channel, Gate, Output, by_key, forward, rebalance
 from .checkpoints import State, advance, initial
 from .config import Mode
-from .ends import DirectLogic, LiveLogic, ResettableLogic, TwoPhaseLogic
+from .ends import LiveLogic, ResettableLogic, SinkLogic
 from .events import (
     Acknowledged,
     Answer,
@@ -217,9 +216,8 @@ class Attempt(ABC):
             case "union":
                 return Logic()
             case "sink":
-                kind = TwoPhaseLogic if isinstance(what, TwoPhaseCommitSink) else DirectLogic
                 context = partial(self._context, what.name, task.subtask)
-                return kind(what, context, self._started.next_id, self._locks[what.name])
+                return SinkLogic(what, context, self._started.next_id, self._locks[what.name])
             case _:
                 return RecordLogic(operator.kind, guarded, what)
 

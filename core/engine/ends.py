@@ -10,13 +10,11 @@ committed by the first checkpoint that completes.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Final
 
 from ..checkpoint.subtask import SubtaskEpoch
 from ..errors import OncewardError
-from ..transaction import Written
 from .logic import Frozen, Logic, nothing_to_write
 from .projection import projection_of
 from .state.handles import SubtaskState
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from ..sink import TwoPhaseCommitSink
     from ..source import LiveSource, Position, ResettableSource, Source
     from ..transaction import Committable, WriteContext
     from .channels import Barrier
@@ -131,14 +130,21 @@ class LiveLogic(SourceLogic):
             self._arriving.close()
 
 
-class _SinkLogic(Logic):
-    def __init__(self, sink: Any, context: Callable[[int], WriteContext], epoch: int, lock: Lock) -> None:
+class SinkLogic(Logic):
+    """One subtask of a sink."""
+
+    def __init__(
+        self, sink: TwoPhaseCommitSink[Any], context: Callable[[int], WriteContext], epoch: int, lock: Lock
+    ) -> None:
         self._sink = sink
         self._context = context
         self._epoch = epoch
         self._lock = lock
         self._valid: pa.Schema | None = None
         self._project = projection_of(sink)
+        self._writing: SubtaskEpoch | None = None
+        self._prepared: dict[int, Committable] = {}
+        """By the checkpoint at whose barrier it was prepared; not known to be decided."""
 
     def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         if self._project is not None:
@@ -148,26 +154,10 @@ class _SinkLogic(Logic):
                 self._sink.validate(batch.schema)
             self._valid = batch.schema
         if batch.num_rows:
-            self._write(batch)
+            if self._writing is None:
+                self._writing = SubtaskEpoch(self._sink, self._context(self._epoch))
+            self._writing.write(batch)
         return []
-
-    def _write(self, batch: pa.RecordBatch) -> None:
-        raise NotImplementedError
-
-
-class TwoPhaseLogic(_SinkLogic):
-    """One subtask of a TwoPhaseCommitSink."""
-
-    def __init__(self, sink: Any, context: Callable[[int], WriteContext], epoch: int, lock: Lock) -> None:
-        super().__init__(sink, context, epoch, lock)
-        self._writing: SubtaskEpoch | None = None
-        self._prepared: dict[int, Committable] = {}
-        """By the checkpoint at whose barrier it was prepared; not known to be decided."""
-
-    def _write(self, batch: pa.RecordBatch) -> None:
-        if self._writing is None:
-            self._writing = SubtaskEpoch(self._sink, self._context(self._epoch))
-        self._writing.write(batch)
 
     def freeze(self, barrier: Barrier) -> Frozen:
         """Prepare; nothing for a savepoint that commits nothing."""
@@ -189,33 +179,3 @@ class TwoPhaseLogic(_SinkLogic):
     def close(self) -> None:
         if self._writing is not None:
             self._writing.discard()
-
-
-class DirectLogic(_SinkLogic):
-    """One subtask of a sink whose rows become visible as they are written."""
-
-    _writer: Any = None
-    _rows = 0
-    _seconds = 0.0
-
-    def _write(self, batch: pa.RecordBatch) -> None:
-        began = time.monotonic()
-        if self._writer is None:
-            self._writer = self._sink.open(self._context(self._epoch))
-        self._sink.write(self._writer, batch)
-        self._rows += batch.num_rows
-        self._seconds += time.monotonic() - began
-
-    def freeze(self, barrier: Barrier) -> Frozen:
-        """What came before the barrier must be in the target before the source's position is stored."""
-        began = time.monotonic()
-        if self._writer is not None:
-            self._sink.flush(self._writer)
-        written = Written(self._sink.name, self._rows, self._seconds, time.monotonic() - began)
-        if barrier.kind.commits:  # else the next checkpoint tells of these rows, too
-            self._rows, self._seconds = 0, 0.0
-        return Frozen(nothing_to_write, written=written)
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._sink.close(self._writer)

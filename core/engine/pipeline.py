@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from ..checkpoint import CommitPolicy, OnLost
 from ..checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
+from ..checkpoint.subtask import DirectlyWritten
 from ..errors import ConfigurationError
 from ..log import LogStore, MemoryStore, open_store
 from ..names import check_pipeline_name
@@ -169,7 +170,7 @@ class Stream:
         if not isinstance(sink, (TwoPhaseCommitSink, DirectSink)):
             raise ConfigurationError(f"{type(sink).__name__} is not a sink of the embedded engine")
         projection_of(sink)  # or a ConfigurationError
-        self._then("sink", sink, sink.name, parallelism)
+        self._then("sink", DirectlyWritten(sink) if isinstance(sink, DirectSink) else sink, sink.name, parallelism)
         return self._pipeline
 
     def _then(

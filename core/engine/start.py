@@ -22,7 +22,6 @@ from ..checkpoint import Coordinator
 from ..errors import ConfigurationError
 from ..events import EpochBegan, tell, wall_clock
 from ..log import LogWriter
-from ..sink import TwoPhaseCommitSink
 from ..source import ResettableSource
 from .channels import Barrier
 from .completion import Completer
@@ -117,7 +116,7 @@ def start(setup: Setup, restore: Restore, *, again: bool = False) -> Started:
     Raises:
         OncewardError: Nothing was begun, or the next start with the same `restore` goes on from here.
     """
-    sinks = [o.what for o in setup.graph.of_kind("sink") if isinstance(o.what, TwoPhaseCommitSink)]
+    sinks = [operator.what for operator in setup.graph.of_kind("sink")]
     coordinator = Coordinator(setup.pipeline, setup.store, sinks, setup.policy, gaps=True)
     while True:
         log = LogWriter(setup.store, setup.pipeline, setup.policy.writer_clock())
