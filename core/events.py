@@ -1,7 +1,7 @@
 """What a pipeline tells of itself: one record per start, epoch and checkpoint.
 
-Log lines, metrics and lineage are made of the same records, by observers. An observer decides nothing: what it raises
-is logged once, and the epoch goes on.
+Log lines, metrics and lineage are made of the same records, by observers; `log`, the first of them, is at the end. An
+observer decides nothing: what it raises is logged once, and the epoch goes on.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from .transaction import Committable, Written
 
 _log = logging.getLogger("onceward.observers")
+_coordinator = logging.getLogger("onceward.coordinator")
+_spark = logging.getLogger("onceward.spark")
+_engine = logging.getLogger("onceward.engine")
 
 
 class Started(NamedTuple):
@@ -102,6 +105,23 @@ class EpochCompleted(NamedTuple):
         for committable in self.committables:
             counted[committable.sink] = counted.get(committable.sink, 0) + committable.rows
         return counted
+
+    def facts(self) -> dict[str, Any]:
+        """What log lines and notes say of it."""
+        rows, took = self.rows(), self.took
+        return {
+            "epoch": self.epoch,
+            "rows": sum(rows.values()),
+            "sinks": rows,
+            "transactions": len(self.committables),
+            "milliseconds": round(took.epoch * 1000) if took is not None else None,
+            "commit_milliseconds": round(took.commit * 1000) if took is not None else None,
+        }
+
+    @property
+    def is_empty_checkpoint(self) -> bool:
+        """Whether it is a checkpoint with which nothing was committed."""
+        return self.checkpoint and not self.committables
 
 
 class EpochAbandoned(NamedTuple):
@@ -207,3 +227,60 @@ def moment(at: str) -> float | None:
         return datetime.fromisoformat(at).timestamp()
     except ValueError:
         return None
+
+
+def about(committable: Committable) -> dict[str, Any]:
+    """Fields of a log record that is about one transaction."""
+    names = ("pipeline", "sink", "epoch", "transaction", "rows")
+    return {name: getattr(committable, name) for name in names}
+
+
+def log(event: Event) -> None:
+    """Log an event of a healthy run, if it has a line."""
+    match event:
+        case Started():
+            _log_start(event)
+        case EpochCompleted() if event.took is not None and not event.is_empty_checkpoint:
+            facts = event.facts()
+            _coordinator.info(
+                "epoch %s of pipeline %s completed: %s in %s transactions, %s ms (commit %s ms)",
+                event.epoch,
+                event.pipeline,
+                ", ".join(f"{sink} {n} rows" for sink, n in facts["sinks"].items()) or "no rows",
+                facts["transactions"],
+                facts["milliseconds"],
+                facts["commit_milliseconds"],
+                extra={"pipeline": event.pipeline, **facts},
+            )
+        case EpochReplayed(pipeline, epoch):
+            fields = {"pipeline": pipeline, "epoch": epoch}
+            _spark.info("epoch %s is completed already: Spark runs it again, nothing is written", epoch, extra=fields)
+        case CheckpointEnded(pipeline, record, bad):
+            milliseconds = round(record.duration * 1000)
+            fields = {"pipeline": pipeline, "epoch": record.checkpoint, "milliseconds": milliseconds}
+            _engine.log(logging.WARNING if bad else logging.INFO, "pipeline %s: %s", pipeline, record, extra=fields)
+
+
+def _log_start(event: Started) -> None:
+    _coordinator.info(
+        "pipeline %s starts %s, decision log %s in %s: %s decided transactions committed, %s others aborted, %.0f ms",
+        event.pipeline,
+        "for the first time" if event.epoch is None else f"after epoch {event.epoch}",
+        event.log,
+        event.store,
+        len(event.finished),
+        len(event.aborted),
+        event.seconds * 1000,
+        extra={
+            "pipeline": event.pipeline,
+            "epoch": event.epoch,
+            "log": event.log,
+            "store": event.store,
+            "finished": [c.transaction for c in event.finished],
+            "aborted": [c.transaction for c in event.aborted],
+            "milliseconds": round(event.seconds * 1000),
+        },
+    )
+
+
+observe(log)

@@ -20,13 +20,12 @@ from ..errors import (
     FencedError,
     RetryableSinkError,
 )
-from ..events import Committed, CommitWaits, moment, tell, wall_clock
+from ..events import Committed, CommitWaits, about, moment, tell, wall_clock
 from ..names import Scope
 from ..outcome import PROVEN_NOT_COMMITTED
 from ..sink import by_urgency
 from ..steps import Step, crash_point
 from ..transaction import CommitOutcome, CommitStatus, Observation
-from . import report
 from .policy import CommitPolicy, OnLost
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ def check_kept(writer: LogWriter, sink: TwoPhaseCommitSink[Any], policy: CommitP
             "%s was committed, and was prepared again: the target went back to an older state. Committing it again: %s",
             committable.transaction,
             outcome.status,
-            extra=report.about(committable),
+            extra=about(committable),
         )
     if failures:
         _resolve(view.newest, failures, writer, policy)
@@ -274,7 +273,7 @@ def _resolve(decision: Decide, failures: Failures, writer: LogWriter, policy: Co
                 committable.transaction,
                 decision.epoch,
                 why,
-                extra=report.about(committable),
+                extra=about(committable),
             )
             writer.resolve(decision.epoch, committable.transaction, action="skip", who=policy.skipped_by, why=why)
         return True

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigurationError, DataLossError, EpochConflictError, ExternalError, FencedError, StoreError
 from ..events import EpochAbandoned, EpochBegan, EpochCompleted, Started, Took, moment, tell, wall_clock
 from ..log import Completed, EpochInput, LogStore, LogView, LogWriter, Rewound, WriterToken
+from ..log.notes import note_epoch, note_start
 from ..log.view import NONE
 from ..names import Scope, check_pipeline_name
 from ..steps import Step, crash_point
@@ -25,7 +26,6 @@ from ..transaction import Acknowledgement, Committable, WriteContext
 from .admission import Admission, admission, check_age, check_query, gather, goes_back, with_earlier
 from .commit import check_kept, finish
 from .policy import CommitPolicy
-from .report import note_epoch, note_start
 from .sweep import Swept, sweep
 
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..events import about
 from ..names import Scope
 from ..sink import by_urgency
 from ..steps import Step, crash_point
 from ..transaction import ANY_EPOCH, Committable, Observation
-from . import report
 from .recovery import Action, action, status_for_sweeper
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def sweep(
         _log.warning(
             "left alone: %s is open and not this log's or this writer's",
             committable.transaction,
-            extra=report.about(committable),
+            extra=about(committable),
         )
     if errors:
         raise errors[0]
@@ -125,7 +125,7 @@ def _abandoned(sink: TwoPhaseCommitSink[Any], writer: LogWriter, names: Collecti
             "%s is of sink %s, which this pipeline no longer has",
             committable.transaction,
             committable.sink,
-            extra=report.about(committable),
+            extra=about(committable),
         )
     return mine
 
@@ -145,6 +145,6 @@ def _abort(sink: TwoPhaseCommitSink[Any], committable: Committable, errors: list
         committable.transaction,
         outcome.status,
         outcome.detail,
-        extra=report.about(committable),
+        extra=about(committable),
     )
     return False

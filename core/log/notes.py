@@ -19,6 +19,7 @@ from .store import DirectoryStore
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ..events import EpochCompleted, Started
     from .store import LogStore
 
 FILE: Final = ".history"
@@ -28,6 +29,8 @@ MOST_BYTES: Final = 1 << 18
 """Size at which the file becomes the older one, in place of the one before."""
 _TAIL: Final = 1 << 17
 """How much of each file is read."""
+_NAMES: Final = 50
+"""How many transactions a note names at most."""
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +65,23 @@ def note(store: LogStore, what: str, fields: Any) -> None:
             os.close(handle)
         if full:
             (store.path / FILE).replace(store.path / OLDER)
+
+
+def note_start(store: LogStore, event: Started, position: int) -> None:
+    """Leave a note of a start; `position` is that of its START."""
+    fields = {
+        "position": position,
+        "finished": [c.transaction for c in event.finished[:_NAMES]],
+        "aborted": [c.transaction for c in event.aborted[:_NAMES]],
+        "milliseconds": round(event.seconds * 1000),
+    }
+    note(store, "start", fields)
+
+
+def note_epoch(store: LogStore, event: EpochCompleted) -> None:
+    """Leave a note of a completed epoch."""
+    if not event.is_empty_checkpoint:
+        note(store, "epoch", event.facts())
 
 
 def notes(folder: Path, most: int) -> list[Note]:
