@@ -1,26 +1,45 @@
-"""What a sink says of the rows that it wrote: how many, and a hash of them in which their order makes no difference.
+"""What a sink says of the rows that it wrote, what a decision log keeps of it, and how rows are read back to compare.
 
-The hash of a set of rows is the sum of a hash of each row (`row_hash.py`). So rows that are written by several subtasks
-in any order, and read back in any other, give the same sum; the sums of transactions add up to that of their epoch, and
-those of epochs to that of the table. Clarke, Devadas, van Dijk, Gassend and Suh call it MSet-Add-Hash ("Incremental
-Multiset Hash Functions and Their Application to Memory Integrity Checking", ASIACRYPT 2003), Bellare and Micciancio
-AdHash ("A New Paradigm for Collision-Free Hashing: Incrementality at Reduced Cost", EUROCRYPT 1997).
+A transaction's proof is a hash of its rows in which their order makes no difference: the sum of a hash of each row
+(`row_hash.py`). So rows that are written by several subtasks in any order, and read back in any other, give the same
+sum; the sums of transactions add up to that of their epoch, and those of epochs to that of the table. Clarke, Devadas,
+van Dijk, Gassend and Suh call it MSet-Add-Hash ("Incremental Multiset Hash Functions and Their Application to Memory
+Integrity Checking", ASIACRYPT 2003), Bellare and Micciancio AdHash ("A New Paradigm for Collision-Free Hashing:
+Incrementality at Reduced Cost", EUROCRYPT 1997).
 
 Its key is known to everybody, and 128 bits fall to a generalized birthday attack. So it finds faults, not forgeries.
+
+A decision is pruned when the next one is completed, and its committables' proofs with it. So each decision also holds
+what all epochs before it wrote together, and one by one as many of the newest as fit. That costs no write of its own,
+and needs no other place than the log.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
 
 NO_ROWS: Final = "0" * 32
 _DIGITS: Final = 16
 _LANE: Final = 2**64
+HISTORY_BYTES: Final = 16 * 2**10
+"""How much of a decision may be the proofs of earlier epochs, in bytes of JSON: a hundred epochs, more or less."""
+NUMBER: Final = "onceward.number"
+"""Metadata of a column whose texts are decimal numbers, as short as they can be: 1.5, and not 1.50."""
+
+PARTITION: Final = "onceward.partition"
+"""Metadata of a column whose texts are parts of the names of folders."""
+JSON_LINE: Final = "JSON line"
+"""The only column of rows that are lines of JSON, beside those that are folders."""
+ALL_EPOCHS: Final = range(2**62)
+"""The epochs whose rows a target cannot tell apart, if it never shows who wrote a row."""
 
 
 def total(hashes: Iterable[str]) -> str:
@@ -45,3 +64,117 @@ class Proof(msgspec.Struct, frozen=True, omit_defaults=True):
     """What of a row was hashed, by name."""
     mark: str = ""
     """How each row of the target shows which transaction wrote it, where that is not by the transaction's name."""
+
+
+class Wrote(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one sink wrote in one or more epochs."""
+
+    rows: int = 0
+    hash: str = NO_ROWS
+    """Empty if a transaction has no proof."""
+    columns: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
+
+    def plus(self, *others: Wrote) -> Wrote:
+        """All of them together."""
+        every = (self, *others)
+        return Wrote(
+            rows=sum(one.rows for one in every),
+            hash=total(one.hash for one in every) if all(one.hash for one in every) else "",
+            columns=tuple(sorted({column for one in every for column in one.columns})),
+            marks=tuple(mark for one in every for mark in one.marks),
+        )
+
+
+class ProvenEpoch(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A completed epoch."""
+
+    epoch: int
+    sinks: dict[str, Wrote] = {}
+    end: Any = None
+    """Offsets where its input ended, as JSON values."""
+    start: Any = None
+    """Offsets where its input began, if that is not where the epoch before it ended."""
+
+
+class Proofs(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a decision log proves of its completed epochs: the newest of them one by one, and all of them together."""
+
+    epochs: tuple[ProvenEpoch, ...] = ()
+    """Oldest first."""
+    total: dict[str, Wrote] = {}
+    """By sink: all epochs of the log. Without a sink's hash if any of its transactions had none."""
+    whole: bool = True
+    """Whether `total` begins with the log's first epoch."""
+
+    def plus(self, wrote: Iterable[tuple[int, str, Wrote]], begun: Any, ended: Any) -> Proofs:
+        """With one more decision that was completed.
+
+        Args:
+            wrote: Epoch, sink and what was written, of each transaction that is in the target; on the embedded engine
+                they may be of several epochs.
+            begun: Where the decision's input began.
+            ended: Where it ended.
+        """
+        found: dict[tuple[int, str], list[Wrote]] = {}
+        for epoch, sink, one in wrote:
+            found.setdefault((epoch, sink), []).append(one)
+        if not found:
+            return self
+        written: dict[int, dict[str, Wrote]] = {}
+        totals = dict(self.total)
+        for (epoch, sink), parts in found.items():
+            together = Wrote().plus(*parts)
+            written.setdefault(epoch, {})[sink] = together
+            totals[sink] = totals.get(sink, Wrote()).plus(msgspec.structs.replace(together, marks=()))
+        before = self.epochs[-1].end if self.epochs else None
+        last = max(written)
+        new = [
+            ProvenEpoch(
+                epoch=number,
+                sinks=written[number],
+                end=ended if number == last else None,
+                start=begun if begun != before else None,
+            )
+            for number in sorted(written)
+        ]
+        return msgspec.structs.replace(self, epochs=_newest([*self.epochs, *new]), total=totals)
+
+
+def _newest(epochs: list[ProvenEpoch]) -> tuple[ProvenEpoch, ...]:
+    """As many of the newest as fit into a decision."""
+    size = 0
+    for number, epoch in enumerate(reversed(epochs)):
+        size += len(msgspec.json.encode(epoch))
+        if size > HISTORY_BYTES and number:
+            return tuple(epochs[len(epochs) - number :])
+    return tuple(epochs)
+
+
+class Piece(NamedTuple):
+    """Some rows."""
+
+    rows: pa.RecordBatch
+    """The columns that were hashed, and no others."""
+    marks: Sequence[str]
+    """Which transaction wrote each row: the target's own name for it."""
+    positions: Sequence[str]
+    """Where each row is, for people."""
+
+
+class Reread(NamedTuple):
+    """What a target holds."""
+
+    pieces: Iterator[Piece]
+    epochs: Mapping[str, int]
+    """The epochs of the marks, as far as the target itself knows them."""
+    schema: pa.Schema
+    """Of the pieces' rows."""
+    is_foreign: Callable[[str], bool]
+    """Whether a mark that no epoch is known of cannot be that of an old epoch either."""
+    counts: Mapping[int, int] = MappingProxyType({})
+    """How many rows the epochs wrote, as far as the target itself knows it."""
+    unmarked: Collection[int] = ()
+    """Epochs whose rows the target can no longer tell from those of others."""
+    left_out: Sequence[str] = ()
+    """Columns that are not compared, and, when all pieces are read, what could not be read."""

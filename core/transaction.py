@@ -10,7 +10,7 @@ import msgspec
 from .errors import LogDamagedError
 from .names import Progress, Scope, TransactionName, parse_transaction_name
 from .outcome import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation, abort_outcome, commit_outcome
-from .proof import Proof
+from .proof import NO_ROWS, Proof, Wrote
 from .sealed import UNREADABLE
 
 __all__ = [
@@ -99,6 +99,13 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
     def identity(self) -> tuple[str, str, str]:
         """What makes it this transaction and no other: sink, name and handle."""
         return (self.sink, self.transaction, msgspec.json.encode(self.handle, order="deterministic").decode())
+
+    def wrote(self) -> Wrote:
+        """What its transaction wrote, for the proof of its epoch."""
+        proof = self.proof
+        if proof is None:
+            return Wrote(rows=self.rows, hash="" if self.rows else NO_ROWS)
+        return Wrote(self.rows, proof.hash, proof.columns, (proof.mark,) if proof.mark else ())
 
     def to_json(self) -> str:
         """Serialise; the same committable always gives the same text."""

@@ -16,9 +16,7 @@ from onceward.connectors.kafka.reread import OUTSIDE, _headers, offsets_in
 from onceward.core.errors import ConfigurationError
 from onceward.core.log import EpochInput, LogView, LogWriter, Rewound, read
 from onceward.core.log.entries import Decide, Start, decode, encode
-from onceward.core.log.proven import HISTORY_BYTES, Proofs, Written
-from onceward.core.proof import NO_ROWS, Proof, total, without
-from onceward.core.reread import Piece, Reread
+from onceward.core.proof import HISTORY_BYTES, NO_ROWS, Piece, Proof, Proofs, Reread, Wrote, total, without
 from onceward.core.row_hash import RowHash
 from onceward.core.transaction import Committable
 
@@ -64,8 +62,8 @@ def test_the_newest_decision_tells_what_all_epochs_before_it_wrote(writer: LogWr
     view = read(writer.store)
     assert len([entry for _, entry in view.positions if isinstance(entry, Decide)]) == 1
     assert [epoch.epoch for epoch in view.proofs.epochs] == [0, 1, 2]
-    assert view.proofs.epochs[1].sinks["s"] == Written(2, hash_of(1, 11), ("id",), ("m1", "other"))
-    assert view.proofs.total["s"] == Written(6, hash_of(0, 1, 2, 10, 11, 12), ("id",))
+    assert view.proofs.epochs[1].sinks["s"] == Wrote(2, hash_of(1, 11), ("id",), ("m1", "other"))
+    assert view.proofs.total["s"] == Wrote(6, hash_of(0, 1, 2, 10, 11, 12), ("id",))
     assert [(epoch.start, epoch.end) for epoch in view.proofs.epochs] == [
         (None, ["at 1"]),
         (None, ["at 2"]),
@@ -91,7 +89,7 @@ def test_what_was_given_up_or_voided_is_not_expected(writer: LogWriter) -> None:
     writer.void(2, ["proof"])
     decided(writer, 2, committable(2, 5))
     proofs = read(writer.store).proofs
-    assert proofs.total["s"] == Written(3, hash_of(1, 3, 5), ("id",))
+    assert proofs.total["s"] == Wrote(3, hash_of(1, 3, 5), ("id",))
     assert [epoch.sinks["s"].hash for epoch in proofs.epochs] == [hash_of(1), hash_of(3), hash_of(5)]
 
 
@@ -106,7 +104,7 @@ def test_a_rewind_forgets_nothing(writer: LogWriter) -> None:
     writer.rewind(Rewound(query="q", epoch=0, why="again"))
     decided(writer, 0, committable(0, 1, mark="again"))
     view = read(writer.store)
-    assert view.proofs.total["s"] == Written(2, hash_of(1, 1), ("id",))
+    assert view.proofs.total["s"] == Wrote(2, hash_of(1, 1), ("id",))
     assert Expected.of(view, "s").epochs[0].rows == 2
 
 
@@ -116,7 +114,7 @@ def test_a_transaction_without_a_proof_leaves_its_epoch_and_the_total_without_on
     decided(writer, 2, committable(2, 4))
     proofs = read(writer.store).proofs
     assert [epoch.sinks["s"].hash for epoch in proofs.epochs] == [hash_of(1), "", hash_of(4)]
-    assert proofs.total["s"] == Written(4, "", ("id",))
+    assert proofs.total["s"] == Wrote(4, "", ("id",))
 
 
 def test_old_epochs_are_told_together_when_there_are_many(writer: LogWriter) -> None:
@@ -163,9 +161,9 @@ def without_marks(view: LogView) -> LogView:
 
 
 def test_a_decision_of_many_transactions_is_added_up_at_once() -> None:
-    many = [committable(0, number) for number in range(10_000)]
+    many = [(0, "s", committable(0, number).wrote()) for number in range(10_000)]
     began = time.process_time()
-    proofs = Proofs().plus(many, (), None, None)
+    proofs = Proofs().plus(many, None, None)
     assert time.process_time() - began < 5
     assert (proofs.total["s"].rows, len(proofs.epochs[0].sinks["s"].marks)) == (10_000, 10_000)
 
@@ -235,7 +233,7 @@ def test_epochs_from_before_a_rewind_are_judged_together(writer: LogWriter) -> N
     view = read(writer.store)
     held = reread(("x", (0, 1)), ("y", (2,)), ("z", (7,)), epochs={"y": 2})._replace(unmarked={0, 1})
     expected = Expected.of(view, "s")
-    assert expected.without({0, 1}).older == Written(2, hash_of(0, 1))
+    assert expected.without({0, 1}).older == Wrote(2, hash_of(0, 1))
     view = without_marks(view)
     lines, foreign = lines_of(view, held)
     assert [(line.epoch, line.verdict) for line in lines] == [(None, Verdict.DIFFERS), (2, Verdict.PROVEN)]
@@ -259,7 +257,7 @@ def test_epochs_that_come_in_while_the_target_is_read_are_not_judged(writer: Log
 def test_sums_of_hashes_add_up() -> None:
     assert total([hash_of(1), hash_of(2)]) == hash_of(1, 2)
     assert without(hash_of(1, 2), hash_of(2)) == hash_of(1)
-    assert Written().plus(Written(1, hash_of(1))).hash == hash_of(1)
+    assert Wrote().plus(Wrote(1, hash_of(1))).hash == hash_of(1)
     assert hash_of() == NO_ROWS
 
 

@@ -24,7 +24,7 @@ from onceward.core.checkpoint import Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import ConfigurationError, SchemaError, SqlError
 from onceward.core.log import DirectoryStore, EpochInput
-from onceward.core.reread import NUMBER, Piece, Reread
+from onceward.core.proof import NUMBER, Piece, Reread
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Acknowledgement
 

@@ -15,17 +15,14 @@ import msgspec
 import numpy as np
 
 from onceward.core.errors import ConfigurationError
-from onceward.core.log.proven import Written
-from onceward.core.proof import without
-from onceward.core.reread import ANY_EPOCH
+from onceward.core.proof import ALL_EPOCHS, Wrote, without
 from onceward.core.row_hash import hexadecimal, row_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from onceward.core.log import LogView
-    from onceward.core.log.proven import ProvenEpoch
-    from onceward.core.reread import Reread
+    from onceward.core.proof import ProvenEpoch, Reread
     from onceward.testing.pipeline.judge import Comparison
 
 OLDER: Final = "older"
@@ -72,22 +69,22 @@ class Expected:
         total: What all epochs wrote together; None if that is not known.
     """
 
-    epochs: Mapping[int, Written]
+    epochs: Mapping[int, Wrote]
     marks: Mapping[str, int]
-    older: Written | None
-    total: Written | None
+    older: Wrote | None
+    total: Wrote | None
 
     @classmethod
     def of(cls, view: LogView, sink: str) -> Expected:
         """Read it out of the log."""
-        epochs: dict[int, Written] = {}
+        epochs: dict[int, Wrote] = {}
         for epoch in view.proofs.epochs:
             if sink in epoch.sinks:
-                epochs[epoch.epoch] = epochs.get(epoch.epoch, Written()).plus(epoch.sinks[sink])
+                epochs[epoch.epoch] = epochs.get(epoch.epoch, Wrote()).plus(epoch.sinks[sink])
         marks = {mark: number for number, written in epochs.items() for mark in written.marks}
         waiting = view.undone.committables if view.undone is not None else ()
         marks |= {c.proof.mark: c.epoch for c in waiting if c.sink == sink and c.proof is not None}
-        total = view.proofs.total.get(sink, Written()) if view.proofs.whole else None
+        total = view.proofs.total.get(sink, Wrote()) if view.proofs.whole else None
         return cls(epochs, marks, _rest(total, epochs.values()), total)
 
     def without(self, unmarked: Collection[int]) -> Expected:
@@ -96,14 +93,14 @@ class Expected:
         return replace(self, epochs=epochs, older=_rest(self.total, epochs.values()))
 
 
-def _rest(total: Written | None, known: Iterable[Written]) -> Written | None:
+def _rest(total: Wrote | None, known: Iterable[Wrote]) -> Wrote | None:
     if total is None:
         return None
     rows, hashed = total.rows, total.hash
     for written in known:
         rows -= written.rows
         hashed = without(hashed, written.hash) if hashed and written.hash else ""
-    return Written(rows, hashed)
+    return Wrote(rows, hashed)
 
 
 def check_overlap(before: LogView, after: LogView) -> None:
@@ -134,7 +131,7 @@ def check_stopped(before: LogView, after: LogView, place: str) -> None:
         )
 
 
-def tally(reread: Reread) -> dict[str, Written]:
+def tally(reread: Reread) -> dict[str, Wrote]:
     """Count and hash everything that a target holds, by mark."""
     rows: dict[str, int] = defaultdict(int)
     sums: dict[str, Any] = defaultdict(lambda: np.zeros(2, np.uint64))
@@ -146,16 +143,16 @@ def tally(reread: Reread) -> dict[str, Written]:
             mine = of_rows == number
             rows[mark] += int(mine.sum())
             sums[mark] += hashes[:, mine].sum(axis=1, dtype=np.uint64)
-    return {mark: Written(count, hexadecimal(sums[mark])) for mark, count in rows.items()}
+    return {mark: Wrote(count, hexadecimal(sums[mark])) for mark, count in rows.items()}
 
 
 class Held(NamedTuple):
     """What a target holds, by the epoch that wrote it."""
 
-    epochs: dict[int, Written]
-    older: Written
+    epochs: dict[int, Wrote]
+    older: Wrote
     """Of epochs that the log does not tell one by one."""
-    foreign: Written
+    foreign: Wrote
     """Of nobody that the pipeline knows."""
     groups: dict[str, int | str]
     """Of each mark its epoch, or OLDER or FOREIGN."""
@@ -163,7 +160,7 @@ class Held(NamedTuple):
     """Older epochs of which the target itself knows that it holds more or fewer rows than they wrote."""
 
 
-def grouped(found: Mapping[str, Written], reread: Reread, expected: Expected, later: Expected) -> Held:
+def grouped(found: Mapping[str, Wrote], reread: Reread, expected: Expected, later: Expected) -> Held:
     """Sort what was found by epochs.
 
     Args:
@@ -174,10 +171,10 @@ def grouped(found: Mapping[str, Written], reread: Reread, expected: Expected, la
     """
     expected = expected.without(reread.unmarked)
     nothing_older = expected.older is not None and not expected.older.rows
-    listed = () if reread.unmarked is ANY_EPOCH else reread.unmarked
+    listed = () if reread.unmarked is ALL_EPOCHS else reread.unmarked
     oldest = min(expected.epochs, default=max(listed, default=-1) + 1)
-    epochs: dict[int, Written] = {}
-    others = {OLDER: Written(), FOREIGN: Written()}
+    epochs: dict[int, Wrote] = {}
+    others = {OLDER: Wrote(), FOREIGN: Wrote()}
     groups: dict[str, int | str] = {}
     old = {epoch: 0 for epoch in reread.counts if epoch < oldest and epoch not in reread.unmarked}
     for mark, written in found.items():
@@ -189,8 +186,8 @@ def grouped(found: Mapping[str, Written], reread: Reread, expected: Expected, la
         groups[mark] = group
         if epoch in old:
             old[epoch] += written.rows
-        where: dict[Any, Written] = epochs if isinstance(group, int) else others
-        where[group] = where.get(group, Written()).plus(written)
+        where: dict[Any, Wrote] = epochs if isinstance(group, int) else others
+        where[group] = where.get(group, Wrote()).plus(written)
     counts = [(epoch, reread.counts[epoch], rows) for epoch, rows in sorted(old.items())]
     differing = [Line(*count, Verdict.DIFFERS) for count in counts if count[1] != count[2]]
     return Held(epochs, others[OLDER], others[FOREIGN], groups, differing)
@@ -209,11 +206,11 @@ def judge(expected: Expected, held: Held, unmarked: Collection[int] = ()) -> tup
     """
     everything = held.older.plus(held.foreign)
     for number in expected.epochs:
-        everything = everything.plus(held.epochs.get(number, Written()))
+        everything = everything.plus(held.epochs.get(number, Wrote()))
     apart = expected.without(unmarked)
-    told = [(number, written, held.epochs.get(number, Written())) for number, written in apart.epochs.items()]
+    told = [(number, written, held.epochs.get(number, Wrote())) for number, written in apart.epochs.items()]
     lines = [*held.differing, *(_line(*one) for one in told)]
-    rest = apart.older if apart.older is not None else Written(hash="")
+    rest = apart.older if apart.older is not None else Wrote(hash="")
     if rest.rows or held.older.rows:
         lines.insert(0, _line(None, rest, held.older))
     if expected.total is not None and (held.foreign.rows or any(line.verdict is not Verdict.PROVEN for line in lines)):
@@ -223,7 +220,7 @@ def judge(expected: Expected, held: Held, unmarked: Collection[int] = ()) -> tup
     return lines, held.foreign.rows
 
 
-def _line(epoch: int | None, written: Written, found: Written) -> Line:
+def _line(epoch: int | None, written: Wrote, found: Wrote) -> Line:
     verdict = Verdict.PROVEN if (written.rows, written.hash) == (found.rows, found.hash) else Verdict.DIFFERS
     return Line(epoch, written.rows, found.rows, verdict if written.hash else Verdict.UNPROVEN)
 

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from onceward.core.log.proven import ProvenEpoch
     from onceward.core.names import Scope
-    from onceward.core.reread import Reread
+    from onceward.core.proof import ProvenEpoch, Reread
 
     Rows = Callable[[pa.RecordBatch], pa.RecordBatch]
 
@@ -77,7 +76,7 @@ class Place:
         return f"{self.kind}:{self.name}"
 
     def reread(self, scope: Scope | None, columns: Sequence[str]) -> Reread:
-        """What it holds, with what shows the transaction that wrote each row; see onceward.core.reread.
+        """What it holds, with what shows the transaction that wrote each row; see onceward.core.proof.
 
         Raises:
             SinkError: Its system does not answer, or refuses.

@@ -11,14 +11,14 @@ import msgspec
 import pyarrow as pa
 
 from onceward.core.errors import ConfigurationError
-from onceward.core.reread import JSON_LINE, NUMBER, PARTITION
+from onceward.core.proof import JSON_LINE, NUMBER, PARTITION
 from onceward.testing.pipeline.endpoints import Record
 from onceward.testing.pipeline.judge import compare
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from onceward.core.reread import Reread
+    from onceward.core.proof import Reread
     from onceward.testing.pipeline.judge import Comparison
 
     from .places import Place, Rows

@@ -8,7 +8,7 @@ import msgspec
 
 from onceward.core.errors import ConfigurationError
 from onceward.core.names import Scope
-from onceward.core.reread import ANY_EPOCH
+from onceward.core.proof import ALL_EPOCHS
 from onceward.core.row_hash import RowHash
 from onceward.testing.pipeline.judge import compare
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from onceward.core.log import LogView
-    from onceward.core.log.proven import ProvenEpoch
+    from onceward.core.proof import ProvenEpoch
 
     from ..operate.logs import Log
     from .audit import Line
@@ -77,7 +77,7 @@ def _audit(question: Question, sink: str, place: Place) -> Audit:
     scope, expected = Scope(log.pipeline, sink, before.log), Expected.of(before, sink)
     columns = sorted({name for written in expected.epochs.values() for name in written.columns})
     reread = place.reread(scope, columns)
-    if reread.unmarked is ANY_EPOCH and question.origin is not None:
+    if reread.unmarked is ALL_EPOCHS and question.origin is not None:
         raise ConfigurationError(
             f"{place.title} does not show which epoch wrote a row, so what an epoch read cannot be compared with it: "
             "leave out --source, or compare all rows by --key, without the decision log"
@@ -85,7 +85,7 @@ def _audit(question: Question, sink: str, place: Place) -> Audit:
     found = tally(reread)
     after = log.view
     check_overlap(before, after)
-    if reread.unmarked is ANY_EPOCH:
+    if reread.unmarked is ALL_EPOCHS:
         check_stopped(before, after, place.title)
     held = grouped(found, reread, expected, Expected.of(after, sink))
     lines, foreign = judge(expected, held, reread.unmarked)

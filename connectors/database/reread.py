@@ -12,7 +12,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from onceward.core.errors import SchemaError, SqlError
-from onceward.core.reread import ANY_EPOCH, NUMBER, Piece, Reread
+from onceward.core.proof import ALL_EPOCHS, NUMBER, Piece, Reread
 
 from .conversions import read_back
 from .dialect import no_such_table
@@ -56,7 +56,7 @@ def reread(target: Target, columns: Sequence[str] = ()) -> Reread:
     left_out = [f"{column.name} ({column.type})" for column in described.table.columns if column.name not in chosen]
     schema = pa.schema([_field(name, kinds[name]) for name in chosen])
     return Reread(
-        _pieces(target, described.table, schema), {}, schema, lambda _: False, unmarked=ANY_EPOCH, left_out=left_out
+        _pieces(target, described.table, schema), {}, schema, lambda _: False, unmarked=ALL_EPOCHS, left_out=left_out
     )
 
 

@@ -23,7 +23,7 @@ from onceward.core.errors import SchemaError
 from onceward.core.folders import make_folder, sync_folder
 from onceward.core.kit.rows import check_columns, to_json
 from onceward.core.names import file_name
-from onceward.core.reread import JSON_LINE
+from onceward.core.proof import JSON_LINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -23,7 +23,7 @@ import pyarrow.parquet
 
 from onceward.core.errors import ConfigurationError
 from onceward.core.names import parse_file_name
-from onceward.core.reread import JSON_LINE, PARTITION, Piece, Reread
+from onceward.core.proof import JSON_LINE, PARTITION, Piece, Reread
 from onceward.core.row_hash import covers
 
 from .formats import FORMATS, folder_text

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from onceward.core.errors import KafkaError
-from onceward.core.reread import Piece, Reread
+from onceward.core.proof import Piece, Reread
 
 from .admin import cluster_of
 from .errors import Code, code_name

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from onceward.core.reread import ANY_EPOCH, JSON_LINE, Piece, Reread
+from onceward.core.proof import ALL_EPOCHS, JSON_LINE, Piece, Reread
 
 from .client import RedisSettings, asking, connect
 from .forms import RESERVED, KeyTemplate, written
@@ -74,7 +74,7 @@ def reread(url: str, key: str, columns: Sequence[str] = ()) -> Reread:
     first = list(islice(pieces, 1))
     names = columns or [name for piece in first for name in piece.rows.schema.names]
     schema = pa.schema([(name, pa.binary()) for name in names])
-    return Reread(chain(first, pieces), {}, schema, lambda _: False, unmarked=ANY_EPOCH, left_out=left_out)
+    return Reread(chain(first, pieces), {}, schema, lambda _: False, unmarked=ALL_EPOCHS, left_out=left_out)
 
 
 def _pieces(settings: RedisSettings, key: KeyTemplate, kinds: Sequence[bytes], left_out: list[str]) -> Iterator[Piece]:

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from ..errors import LogDamagedError
+from ..proof import Proofs
 from ..sealed import UNREADABLE, seal, unseal
 from ..transaction import Committable
-from .proven import Proofs
 
 _FORMAT = "onceward-log"
 _DIGITS = 20

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import EpochConflictError, LifecycleError, LogDamagedError
 from ..names import NOTHING, Progress
+from ..proof import Proofs
 from .entries import Completed, Decide, Entry, EpochInput, Moved, Resolved, Rewind, Rewound, Start, Void
-from .proven import Proofs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -212,7 +212,8 @@ def _complete(view: LogView, entry: Completed) -> LogView:
         return replace(view, completed=entry.epoch, floor=floor)
     claimed = view.claimed | set(done.sinks)
     before = done.proofs if done.proofs is not None else Proofs(whole=False)
-    proofs = before.plus(done.committables, view.skipped, done.input.start, done.input.end)
+    wrote = [(c.epoch, c.sink, c.wrote()) for c in done.committables if c.transaction not in view.skipped]
+    proofs = before.plus(wrote, done.input.start, done.input.end)
     return replace(
         view, completed=entry.epoch, undone=None, floor=floor, claimed=claimed, finished=_progress(done), proofs=proofs
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from onceward.core.errors import SchemaError
-from onceward.core.reread import NUMBER, Piece, Reread
+from onceward.core.proof import NUMBER, Piece, Reread
 
 from ..dialect import no_such_table
 from ..engines import autocommitting
