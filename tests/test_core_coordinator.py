@@ -146,7 +146,7 @@ class TestAdmission:
             again = bench.coordinator()
             again.open(rewind="wrong code", first_epoch=epoch, query="q", epoch_input=about(epoch))
             assert again.admit(epoch, about(epoch)) is Admission.REPLAY
-        assert [e for _, e in read(bench.store).positions if isinstance(e, Rewind)] == []
+        assert [e for e in read(bench.store).entries if isinstance(e, Rewind)] == []
         assert bench.sink.calls.count("release") == 1
 
     def test_a_log_that_lost_the_race_for_its_names_can_be_rewound(self):

@@ -84,7 +84,7 @@ class TestReading:
     def test_a_half_finished_pruning_changes_nothing(self):
         full = [start(0), decide_entry(1, 0), completed_entry(2, 0, 1), decide_entry(3, 1), completed_entry(4, 1, 3)]
         views = [read(store_with(*full[pruned:])) for pruned in range(4)]
-        assert {(v.tail, v.floor, v.decided, v.completed, len(v.positions)) for v in views} == {(4, 3, 1, 1, 2)}
+        assert {(v.tail, v.floor, v.decided, v.completed, len(v.entries)) for v in views} == {(4, 3, 1, 1, 2)}
 
     def test_the_newest_writer_is_known_after_its_start_was_pruned(self):
         view = read(store_with(decide_entry(4, 7, started=2), completed_entry(5, 7, floor=4, started=2)))

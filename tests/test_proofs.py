@@ -60,7 +60,7 @@ def test_the_newest_decision_tells_what_all_epochs_before_it_wrote(writer: LogWr
     for epoch in range(3):
         decided(writer, epoch, committable(epoch, epoch), committable(epoch, 10 + epoch, mark="other"))
     view = read(writer.store)
-    assert len([entry for _, entry in view.positions if isinstance(entry, Decide)]) == 1
+    assert len([entry for entry in view.entries if isinstance(entry, Decide)]) == 1
     assert [epoch.epoch for epoch in view.proofs.epochs] == [0, 1, 2]
     assert view.proofs.epochs[1].sinks["s"] == Wrote(2, hash_of(1, 11), ("id",), ("m1", "other"))
     assert view.proofs.total["s"] == Wrote(6, hash_of(0, 1, 2, 10, 11, 12), ("id",))

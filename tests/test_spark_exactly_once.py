@@ -232,7 +232,7 @@ def test_a_rewind_says_at_which_batch_it_begins(query: Query):
         query.run(batch)
     with pytest.raises(OSError, match="lost"):
         query.run(1, fails=0, handler=query.driver(rewind="wrong code"))
-    [rewind] = [entry.rewind for _, entry in read(query.store).positions if isinstance(entry, Rewind)]
+    [rewind] = [entry.rewind for entry in read(query.store).entries if isinstance(entry, Rewind)]
     assert (rewind.query, rewind.epoch, rewind.why) == (QUERY, 1, "wrong code")
     with pytest.raises(EpochConflictError):
         query.run(2, handler=query.driver())

@@ -46,7 +46,7 @@ def check_starts(log: Log) -> Finding:
 
 def _starts(view: LogView) -> list[Start]:
     starts: list[Start] = []
-    for _, entry in view.positions:
+    for entry in view.entries:
         if isinstance(entry, Decide | Completed):
             starts.clear()
         elif isinstance(entry, Start):

@@ -10,14 +10,14 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from onceward.core.errors import ConfigurationError, NoDecisionLogError
-from onceward.core.log import Completed, Decide, Resolved, Void, audit_records, open_store, read
+from onceward.core.log import Resolved, Void, audit_records, open_store, read
 from onceward.core.log.objects import CONDITIONAL_PUT
 from onceward.core.log.store import IN_CHECKPOINT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from onceward.core.log import LogStore, LogView
+    from onceward.core.log import Completed, Decide, LogStore, LogView
 
 _FOLDERS = ("", "file")
 
@@ -59,10 +59,10 @@ def open_log(url: str, pipeline: str | None = None, *, writing: bool = False) ->
     for location in _locations(url, scheme):
         store = open_store(location, pipeline=pipeline or "any", existing=True)
         where = where or store.describe()
-        owner = next((entry.pipeline for _, entry in read(store).positions), None)
-        if owner is not None and pipeline not in (None, owner):
+        owner = read(store).pipeline
+        if owner and pipeline not in (None, owner):
             raise ConfigurationError(f"the decision log in {where} belongs to {owner!r}, not to {pipeline!r}")
-        if owner is not None:
+        if owner:
             return Log(owner, open_store(location, pipeline=owner) if writing else store)
     raise NoDecisionLogError(f"{where} has no decision log{f' of {pipeline}' if pipeline else ''}")
 
@@ -122,17 +122,12 @@ def history(log: Log, *, retained: bool = True) -> History:
         log: The decision log.
         retained: Look for earlier checkpoints of the embedded engine, too: this reads the metadata of each.
     """
-    epochs: dict[int, Epoch] = {}
     records = {record.position: record for record in audit_records(log.store)}
-    for _, entry in log.view.positions:
-        if isinstance(entry, Decide):
-            epochs[entry.epoch] = _epoch(log.pipeline, entry, retained=retained)
-        elif isinstance(entry, Completed) and entry.epoch in epochs:
-            epochs[entry.epoch] = msgspec.structs.replace(epochs[entry.epoch], completed=entry.at)
-        elif isinstance(entry, Void):
-            epochs.pop(entry.epoch, None)
+    view = log.view
+    for entry in view.entries:
         if isinstance(entry, Resolved | Void):
             records.setdefault(entry.position, entry)
+    epochs = {d.epoch: _epoch(log.pipeline, d, done, retained=retained) for d, done in view.decisions}
     return History(epochs=list(epochs.values()), given_up=[_given_up(record) for record in records.values()])
 
 
@@ -143,7 +138,7 @@ def _given_up(record: Resolved | Void) -> GivenUp:
     return msgspec.convert(record, GivenUp, from_attributes=True)
 
 
-def _epoch(pipeline: str, decision: Decide, *, retained: bool) -> Epoch:
+def _epoch(pipeline: str, decision: Decide, completed: Completed | None, *, retained: bool) -> Epoch:
     from onceward.core.engine.reference import Decided, older_checkpoints  # noqa: PLC0415 - the embedded engine
 
     decided = Decided.of(decision)
@@ -152,6 +147,7 @@ def _epoch(pipeline: str, decision: Decide, *, retained: bool) -> Epoch:
         pipeline=pipeline,
         epoch=decision.epoch,
         decided=decision.at,
+        completed=completed.at if completed is not None else None,
         sinks=decision.sinks,
         transactions=len(decision.committables),
         rows=sum(committable.rows for committable in decision.committables),

@@ -72,8 +72,8 @@ def details(found: Sequence[Found], *, as_json: bool) -> None:
 
 def age(log: Log) -> None:
     """Of the log, by which an operator can tell a copy from what is alive."""
-    position, entry = log.view.positions[-1]
-    typer.echo(f"{log.store.describe()}: entry {position} of {entry.at} is the newest; {COPY}", err=True)
+    entry = log.view.entries[-1]
+    typer.echo(f"{log.store.describe()}: entry {entry.position} of {entry.at} is the newest; {COPY}", err=True)
 
 
 def history(told: History, *, as_json: bool) -> None:

@@ -167,7 +167,7 @@ def newest_decision(source: CheckpointStorage, log: Log, view: LogView) -> Decid
 
 def entries_of(store: LogStore, view: LogView) -> Iterable[tuple[str, bytes]]:
     """What a copy of the log needs, by keys, oldest first: its valid entries less MOVED, and all audit records."""
-    wanted = {key_of(position) for position, entry in view.positions if not isinstance(entry, Moved)}
+    wanted = {key_of(entry.position) for entry in view.entries if not isinstance(entry, Moved)}
     wanted |= {key for key in store.list_keys() if position_of(key) is None and position_of_record(key) is not None}
     for key in sorted(wanted):
         data = store.get(key)

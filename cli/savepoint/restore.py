@@ -113,7 +113,7 @@ def examine(saved: Savepoint, checkpoint: str, store: str | None, why: str | Non
     target = _target(into, store, m.pipeline)
     if target.view.moved:
         raise ConfigurationError(f"the pipeline has moved from {into.root} to {target.view.moved}: give another folder")
-    if target.view.log not in {"", m.log} and any(isinstance(entry, Decide) for _, entry in target.view.positions):
+    if target.view.log not in {"", m.log} and any(isinstance(entry, Decide) for entry in target.view.entries):
         raise ConfigurationError(
             f"{target.place} holds another decision log of {m.pipeline}: give a new or empty place"
         )

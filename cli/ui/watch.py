@@ -106,9 +106,8 @@ class Watched:
     def _read(self) -> Pipeline:
         view = self.log.view
         told = history(self.log, retained=False)
-        for epoch in told.epochs:
-            decision = next(e for _, e in view.positions if isinstance(e, Decide) and e.epoch == epoch.epoch)
-            self._decided[epoch.epoch] = _of_decision(decision, epoch.completed)
+        for decision, done in view.decisions:
+            self._decided[decision.epoch] = _of_decision(decision, done.at if done is not None else None)
         for old in sorted(self._decided, key=lambda epoch: self._decided[epoch].newest_time)[:-EPOCHS]:
             del self._decided[old]
         noted = notes(self._folder, _NOTES) if self._folder is not None else []
@@ -119,14 +118,13 @@ class Watched:
         for row in newest:
             row.steps = _steps(row, of_spark=self._spark is not None)
         embedded = view.newest is not None and view.newest.input.query == EMBEDDED
-        _, tail = view.positions[-1] if view.positions else (None, None)
         return Pipeline(
             id=self.shown.id,
             name=self.shown.name,
             store=self.shown.store,
             driver="embedded engine" if embedded else "Spark",
             log=view.log,
-            newest=tail.at if tail is not None else "",
+            newest=view.entries[-1].at if view.entries else "",
             writer=view.start,
             waiting=view.undone.position if view.undone is not None else None,
             epochs=newest,
@@ -177,11 +175,11 @@ class Watch:
                 continue
             store = Unsynced(folder)
             try:
-                name = next((entry.pipeline for _, entry in read(store).positions), None)
+                name = read(store).pipeline
             except OncewardError as error:  # the folders after it may be sound
                 self.errors.append(f"{folder}: {error}")
                 continue
-            if name is not None and self._pipeline in (None, name):
+            if name and self._pipeline in (None, name):
                 self._found[str(folder)] = Watched(Log(name, store), str(folder))
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, DataLossError, EpochConflictError, ExternalError, FencedError, StoreError
 from ..events import EpochAbandoned, EpochBegan, EpochCompleted, Started, Took, moment, tell, wall_clock
-from ..log import Completed, EpochInput, LogStore, LogView, LogWriter, Rewound, WriterToken
+from ..log import EpochInput, LogStore, LogView, LogWriter, Rewound, WriterToken
 from ..log.notes import note_epoch, note_start
 from ..log.view import NONE
 from ..names import Scope, check_pipeline_name
@@ -269,8 +269,7 @@ class Coordinator:
 
     def _completed_at(self) -> float | None:
         """When the newest epoch was completed, by whichever run."""
-        entries = (entry for _, entry in reversed(self.view.positions))
-        return next((moment(entry.at) for entry in entries if isinstance(entry, Completed)), None)
+        return next((moment(done.at) for _, done in reversed(self.view.decisions) if done is not None), None)
 
     def _fields(self, epoch: int | None, **more: Any) -> dict[str, Any]:
         return {"pipeline": self.pipeline, "epoch": epoch, **more}

@@ -11,12 +11,11 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import ConfigurationError, EpochConflictError, StateDamagedError
-from ..log import Decide, Void
 from ..log.view import NONE
 from .reference import Decided, Reference, Restored, is_proven, load, resolve
 
 if TYPE_CHECKING:
-    from ..log import LogView
+    from ..log import Decide, LogView
     from .reference import Loaded
     from .state.handles import Metadata
     from .state.storage import CheckpointStorage
@@ -110,13 +109,7 @@ def _in_force(view: LogView) -> Decide | None:
     """The newest decision; the one before, if that is void."""
     if view.newest is not None or view.rewound:
         return view.newest
-    decisions: list[Decide] = []
-    for _, entry in view.positions:
-        if isinstance(entry, Decide):
-            decisions.append(entry)
-        elif isinstance(entry, Void):
-            decisions.pop()
-    return decisions[-1] if decisions else None
+    return next((decision for decision, _ in reversed(view.decisions)), None)
 
 
 def _newest(view: LogView, newest: Decided | None, pipeline: str) -> Origin:

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from ..errors import OncewardError, StateDamagedError
-from ..log import Completed, Decide, Void
 from .state.handles import Metadata, decode_metadata, encode_metadata
 from .state.storage import PROOF, CheckpointStorage, above
 
 if TYPE_CHECKING:
-    from ..log import LogView
+    from ..log import Decide, LogView
 
 _log = logging.getLogger("onceward.engine")
 
@@ -146,10 +145,7 @@ def prove(reference: Reference, log: str, epoch: int) -> None:
 
 def prove_newest(view: LogView) -> None:
     """Write the proofs that a crash between a decision's end and them has left out."""
-    decision: Decide | None = None
-    for _, entry in view.positions:
-        if isinstance(entry, Decide | Void):
-            decision = entry if isinstance(entry, Decide) else None
-        elif isinstance(entry, Completed) and (decided := Decided.of(decision)) is not None:
+    for decision, completed in view.decisions:
+        if completed is not None and (decided := Decided.of(decision)) is not None:
             for reference in (decided.checkpoint, *decided.savepoints):
-                prove(reference, view.log, entry.epoch)
+                prove(reference, view.log, completed.epoch)

@@ -28,6 +28,7 @@ class LogView:
     """The log as one reader saw it at one instant.
 
     Attributes:
+        pipeline: Whose log it is; empty for an empty log.
         log: Identity of the log; empty for an empty log.
         tail: Position of the newest entry; NONE for an empty log.
         floor: Entries below it are void.
@@ -46,8 +47,10 @@ class LogView:
         finished: How far the completed decisions have come.
         moved: Where the log goes on; empty if it does here.
         proofs: What the completed decisions wrote.
+        entries: From the floor up.
     """
 
+    pipeline: str = ""
     log: str = ""
     tail: int = NONE
     floor: int = 0
@@ -66,12 +69,25 @@ class LogView:
     finished: Progress = NOTHING
     moved: str = ""
     proofs: Proofs = field(default_factory=Proofs)
-    positions: tuple[tuple[int, Entry], ...] = ()
+    entries: tuple[Entry, ...] = ()
 
     @property
     def progress(self) -> Progress:
         """Writer and epoch of the newest decision that stands."""
         return _progress(self.undone) if self.undone is not None else self.finished
+
+    @property
+    def decisions(self) -> list[tuple[Decide, Completed | None]]:
+        """The decisions that are not void, oldest first, each with its COMPLETED."""
+        found: list[tuple[Decide, Completed | None]] = []
+        for entry in self.entries:
+            if isinstance(entry, Decide):
+                found.append((entry, None))
+            elif isinstance(entry, Completed):
+                found[-1:] = [(decision, entry) for decision, _ in found[-1:]]
+            elif isinstance(entry, Void):
+                del found[-1:]
+        return found
 
     def permit(self) -> CommitPermit | None:
         """Permit for the decision that waits to be finished."""
@@ -95,7 +111,7 @@ class LogView:
 
     def at(self, position: int) -> Entry | None:
         """The entry at a position, if it is there and not void."""
-        return next((entry for place, entry in self.positions if place == position), None)
+        return next((entry for entry in self.entries if entry.position == position), None)
 
 
 class CommitPermit:
@@ -122,8 +138,7 @@ def fold(entries: Iterable[Entry], floor: int = 0) -> LogView:
     Raises:
         LogDamagedError: The entries cannot have been written by the rules.
     """
-    view = LogView(floor=floor)
-    places = []
+    view, entries = LogView(floor=floor), tuple(entries)
     for entry in entries:
         if view.log and entry.log != view.log:
             raise LogDamagedError(
@@ -131,8 +146,7 @@ def fold(entries: Iterable[Entry], floor: int = 0) -> LogView:
             )
         # Every entry names its writer: the START itself may be pruned.
         view = replace(_step(view, entry), log=entry.log, tail=entry.position, writer=entry.writer, start=entry.start)
-        places.append((entry.position, entry))
-    return replace(view, positions=tuple(places))
+    return replace(view, pipeline=entries[0].pipeline if entries else "", entries=entries)
 
 
 def _step(view: LogView, entry: Entry) -> LogView:  # noqa: PLR0911 - one for each kind of entry

@@ -232,7 +232,7 @@ class LogWriter:
     def _keep_records(self) -> None:
         """Audit records outlive their entries. What is in a view counts; a void entry leaves none."""
         try:
-            for _, entry in self.view.positions:
+            for entry in self.view.entries:
                 if isinstance(entry, Resolved | Void):
                     self._offer(record_key(entry.position), encode(entry))
         except StoreError as error:
@@ -243,11 +243,10 @@ class LogWriter:
             ) from error
 
     def _check_owner(self) -> None:
-        owner = next((entry.pipeline for _, entry in self.view.positions), self.pipeline)
-        if owner != self.pipeline:
+        if self.view.pipeline not in {"", self.pipeline}:
             raise EpochConflictError(
-                f"the decision log in {self.store.describe()} belongs to pipeline {owner!r}: use that name, or a "
-                "checkpoint (or store) of its own for this pipeline",
+                f"the decision log in {self.store.describe()} belongs to pipeline {self.view.pipeline!r}: use that "
+                "name, or a checkpoint (or store) of its own for this pipeline",
                 pipeline=self.pipeline,
             )
         if self.view.moved:

@@ -132,7 +132,7 @@ def _believe_the_put(self: LogWriter, position: int) -> None:
         self.view = self.look()
     else:
         own = decode(self._pending[1], position)
-        self.view = _REAL_FOLD([*(entry for _, entry in self.view.positions), own], self.view.floor)
+        self.view = _REAL_FOLD([*self.view.entries, own], self.view.floor)
 
 
 def _complete_after_pruning(self: LogWriter, epoch: int) -> None:
@@ -143,7 +143,7 @@ def _complete_after_pruning(self: LogWriter, epoch: int) -> None:
 
 def _fold_forgetting(entries: list[Any], floor: int = 0) -> Any:
     view = _REAL_FOLD(entries, floor)
-    there = any(position == view.start for position, _ in view.positions)
+    there = any(entry.position == view.start for entry in view.entries)
     return view if there else replace(view, start=-1, writer="")
 
 
