@@ -41,7 +41,7 @@ from onceward.sources import LiveSource, SequenceSource
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onceward.core.engine import Job
+    from onceward.core.engine.job import Job
 
 KEYS = 10_000
 VALUE = 1000

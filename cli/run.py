@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import FrameType
 
-    from onceward.core.engine import RestartStrategy
+    from onceward.core import RestartStrategy
 
 MISTAKES: Final = frozenset({2, 64, 78, 126, 127})
 """Exit codes that no restart mends: wrong arguments (argparse, click, EX_USAGE), wrong settings (EX_CONFIG), a program
@@ -55,7 +55,7 @@ def run(
     Exits with the driver's code. It is not started again after code 0, after a code that means a mistake (2, 64, 78,
     126, 127), or after SIGTERM, SIGINT, SIGHUP or SIGQUIT, which are passed on to it.
     """
-    from onceward.core.engine import RestartStrategy  # noqa: PLC0415 - the embedded engine
+    from onceward.core import RestartStrategy  # noqa: PLC0415 - the embedded engine
 
     given = pairs("--setting", setting)
     if given and restart is None:

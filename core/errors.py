@@ -103,6 +103,10 @@ class StateDamagedError(StateError):
     """A file of a checkpoint or savepoint is missing, or not what was written. The message names it."""
 
 
+class CheckpointFailedError(OncewardError):
+    """A checkpoint or savepoint that somebody asked for was not made. The message says why."""
+
+
 class OperatorError(OncewardError):
     """A function of a pipeline failed. The message names operator, subtask and record."""
 

@@ -11,8 +11,7 @@ import pytest
 from tests.engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, reach, sums
 
 from onceward.core import CheckpointConfig, FileBackend, RestartStrategy, RocksDBBackend
-from onceward.core.engine import CheckpointFailedError
-from onceward.core.errors import ConfigurationError, StateDamagedError
+from onceward.core.errors import CheckpointFailedError, ConfigurationError, StateDamagedError
 from onceward.sources import SequenceSource
 
 from .test_store_s3 import S3Server, s3, url

@@ -15,7 +15,6 @@ from onceward.core.engine.checkpoints import State, advance, deadline, initial
 from onceward.core.engine.events import (
     Acknowledged,
     Answer,
-    CheckpointFailedError,
     CheckpointRecord,
     Complete,
     Completed,
@@ -40,7 +39,7 @@ from onceward.core.engine.events import (
 from onceward.core.engine.graph import Graph
 from onceward.core.engine.start import EngineWorld
 from onceward.core.engine.state.handles import KeyedHandle, ListHandle, SubtaskState
-from onceward.core.errors import DecisionInDoubtError, StateError
+from onceward.core.errors import CheckpointFailedError, DecisionInDoubtError, StateError
 from onceward.core.log import MemoryStore
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from onceward import KafkaSource
 from onceward.core import (
     CheckpointConfig,
     FileBackend,
+    JobState,
     MemoryBackend,
     OperatorState,
     ProcessFunction,
@@ -20,12 +21,12 @@ from onceward.core import (
     RocksDBBackend,
     ValueState,
 )
-from onceward.core.engine import CheckpointFailedError, JobState
 from onceward.core.engine.channels import Barrier
 from onceward.core.engine.state.rocksdb import RocksTable
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.engine.task import Task
 from onceward.core.errors import (
+    CheckpointFailedError,
     ConfigurationError,
     EpochConflictError,
     FencedError,

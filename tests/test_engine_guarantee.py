@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from onceward.core import CheckpointConfig, Pipeline, RestartStrategy
-from onceward.core.engine import Mode
+from onceward.core import CheckpointConfig, Mode, Pipeline, RestartStrategy
 from onceward.core.log import MemoryStore
 from onceward.sinks import DirectSink, IdempotentSink
 from onceward.sources import LiveSource, SequenceSource

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 from onceward.core import CheckpointConfig, MapState, OperatorState, ProcessFunction, RestartStrategy
-from onceward.core.engine import CheckpointFailedError
-from onceward.core.errors import ConfigurationError, OperatorError
+from onceward.core.errors import CheckpointFailedError, ConfigurationError, OperatorError
 from onceward.core.log import MemoryStore
 from onceward.sources import LiveSource, SequenceSource
 

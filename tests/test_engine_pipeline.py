@@ -22,6 +22,7 @@ import pytest
 from onceward.core import (
     CheckpointConfig,
     FileBackend,
+    JobState,
     ListState,
     MapState,
     MemoryBackend,
@@ -31,8 +32,15 @@ from onceward.core import (
     RestartStrategy,
     RocksDBBackend,
 )
-from onceward.core.engine import CheckpointFailedError, EngineWorld, JobState
-from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, OperatorError, StateDamagedError
+from onceward.core.engine.start import EngineWorld
+from onceward.core.errors import (
+    CheckpointFailedError,
+    ConfigurationError,
+    EpochConflictError,
+    FencedError,
+    OperatorError,
+    StateDamagedError,
+)
 from onceward.core.log import MemoryStore
 from onceward.sources import SequenceSource
 

@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from onceward.cli.main import app
-from onceward.core import CheckpointConfig, FileBackend
-from onceward.core.engine import CheckpointFailedError, JobState, job, requests
+from onceward.core import CheckpointConfig, FileBackend, JobState
+from onceward.core.engine import job, requests
 from onceward.core.engine.channels import Kind
 from onceward.core.engine.requests import Request, ask, serve
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import CheckpointFailedError, ConfigurationError
 from onceward.core.log import DirectoryStore, LogWriter, read
 from onceward.core.log.entries import key_of
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from onceward.core import CheckpointConfig, FileBackend, RestartStrategy, RocksDBBackend
+from onceward.core import CheckpointConfig, FileBackend, JobState, RestartStrategy, RocksDBBackend
 from onceward.core.checkpoint import Backoff, CommitPolicy
-from onceward.core.engine import CheckpointFailedError, JobState
 from onceward.core.engine.reference import load
 from onceward.core.engine.state import storage
 from onceward.core.errors import (
+    CheckpointFailedError,
     ConfigurationError,
     DataLossError,
     EpochConflictError,

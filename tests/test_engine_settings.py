@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from onceward.core import CheckpointConfig, RestartStrategy
-from onceward.core.engine import Mode, Retention
+from onceward.core import CheckpointConfig, Mode, RestartStrategy, Retention
 from onceward.core.errors import ConfigurationError
 
 PAGE = Path(__file__).parent.parent / "docs" / "engine-settings.md"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from onceward.core.engine import Mode, attempt, channels, completion, ends, origin, start, task
+from onceward.core import Mode
+from onceward.core.engine import attempt, channels, completion, ends, origin, start, task
 from onceward.core.engine.events import Completed, Confirm
 from onceward.core.engine.logic import Frozen, nothing_to_write
 from onceward.core.engine.state import memory

@@ -13,7 +13,7 @@ import pytest
 
 from onceward.cli.main import main
 from onceward.cli.run import Supervisor
-from onceward.core.engine import RestartStrategy
+from onceward.core import RestartStrategy
 from onceward.core.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -25,13 +25,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from ..errors import OncewardError
+from ..errors import CheckpointFailedError, OncewardError
 from .channels import Barrier, Kind, TaskId
 from .config import CheckpointConfig
 from .events import (
     Acknowledged,
     Answer,
-    CheckpointFailedError,
     Complete,
     Completed,
     Confirm,

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..errors import OncewardError, OperatorError
+from ..errors import CheckpointFailedError, OncewardError, OperatorError
 from ..events import EpochBegan, tell, wall_clock
 from ..log import EpochInput
 from ..transaction import Acknowledgement
-from .events import CheckpointFailedError, Completed, NotCompleted
+from .events import Completed, NotCompleted
 from .functions import states_of
 from .reference import Decided, Reference, Restored, inline, prove, resolve
 from .state.handles import Metadata, OperatorRecord, SubtaskState

@@ -13,11 +13,6 @@ from ..transaction import Committable, Written
 from .channels import Barrier, Kind, TaskId
 from .state.handles import SubtaskState
 
-
-class CheckpointFailedError(OncewardError):
-    """A checkpoint or savepoint that somebody asked for was not made. The message says why."""
-
-
 # What is remembered
 
 

@@ -9,13 +9,12 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import ConfigurationError, OncewardError, ProtocolError, StoreError
+from ..errors import CheckpointFailedError, ConfigurationError, OncewardError, ProtocolError, StoreError
 from ..events import EpochFailed, tell
 from ..log import MemoryStore
 from .channels import Kind
 from .completion import unexpected
 from .config import Retention
-from .events import CheckpointFailedError
 from .origin import Restore
 from .requests import POLL_SECONDS, serve
 from .start import start

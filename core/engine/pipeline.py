@@ -10,14 +10,13 @@ import pyarrow.compute as pc
 from ..checkpoint import CommitPolicy, OnLost
 from ..checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from ..checkpoint.subtask import DirectlyWritten
-from ..errors import ConfigurationError
+from ..errors import CheckpointFailedError, ConfigurationError
 from ..log import LogStore, MemoryStore, open_store
 from ..names import check_pipeline_name
 from ..sink import DirectSink, TwoPhaseCommitSink
 from ..source import LiveSource, ResettableSource
 from .aggregate import aggregation
 from .config import CheckpointConfig, RestartStrategy
-from .events import CheckpointFailedError
 from .functions import ProcessFunction
 from .graph import EndToEnd, Graph, Operator, end_to_end
 from .job import Job

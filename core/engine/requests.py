@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from ..errors import ConfigurationError, LogDamagedError, OncewardError, StoreError
+from ..errors import CheckpointFailedError, ConfigurationError, LogDamagedError, OncewardError, StoreError
 from ..log import read
 from ..log.entries import key_of
 from ..sealed import UNREADABLE
 from .channels import Kind
-from .events import CheckpointFailedError
 from .reference import Decided
 
 if TYPE_CHECKING:

@@ -10,11 +10,12 @@ from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from ..errors import CheckpointFailedError
 from .attempt import Attempt
 from .channels import Kind, TaskId
 from .checkpoints import deadline
 from .completion import unexpected
-from .events import CheckpointFailedError, Event, Failed, Requested, Stopping, Tick
+from .events import Event, Failed, Requested, Stopping, Tick
 
 if TYPE_CHECKING:
     from collections.abc import Callable

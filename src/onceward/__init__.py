@@ -25,13 +25,18 @@ if TYPE_CHECKING:
     from .core import (
         CheckpointConfig,
         FileBackend,
+        ListState,
+        MapState,
         MemoryBackend,
+        OperatorState,
         Pipeline,
+        ProcessFunction,
+        ReducingState,
         RestartStrategy,
         RocksDBBackend,
+        ValueState,
         open_store,
     )
-    from .core.engine import ListState, MapState, OperatorState, ProcessFunction, ReducingState, ValueState
     from .core.kit.logs import JsonFormatter
     from .core.transaction import (
         AbortOutcome,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from random import Random
 
-    from onceward.core.engine import Stream
+    from onceward.core.engine.pipeline import Stream
 
 Rows = list[dict[str, Any]]
 COLUMNS = {"plain": ("n",), "counted": ("k", "seen", "total")}

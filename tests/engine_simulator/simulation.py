@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 
-from onceward.core import CheckpointConfig, FileBackend, MemoryBackend
+from onceward.core import CheckpointConfig, FileBackend, MemoryBackend, Mode
 from onceward.core.checkpoint import Backoff, CommitPolicy, OnLost
-from onceward.core.engine import EngineWorld, Mode
 from onceward.core.engine.attempt import Attempt
 from onceward.core.engine.channels import Barrier, Kind
 from onceward.core.engine.events import Acknowledged, Event, Requested, Status, Tick
 from onceward.core.engine.origin import Restore
-from onceward.core.engine.start import Setup, start
+from onceward.core.engine.start import EngineWorld, Setup, start
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import OncewardError, StateError
 from onceward.core.log.reader import read
