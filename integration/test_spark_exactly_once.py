@@ -249,7 +249,7 @@ def test_36_a_second_writer_fences_the_first_which_stops_and_doubles_nothing(job
 
     def intrude(*_: object) -> None:
         store = open_store(str(job.checkpoint / "onceward"))
-        LogWriter(store, job.pipeline, CommitPolicy().writer_clock()).start()
+        LogWriter(store, job.pipeline, CommitPolicy()).start()
 
     job.feed.add()
     job.feed.add()

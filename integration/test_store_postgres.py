@@ -171,7 +171,7 @@ def whole_run(dsn: str) -> None:
     """Two starts, three epochs, and what is pruned after each."""
     for epochs in (range(2), range(2, 3)):
         with opened(dsn) as store:
-            writer = LogWriter(store, "contract", store_contract.clock())
+            writer = LogWriter(store, "contract", store_contract.quick())
             writer.start()
             for epoch in epochs:
                 writer.decide(epoch, [], sinks=["out"], epoch_input=EpochInput())

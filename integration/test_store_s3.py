@@ -113,7 +113,7 @@ def store(url: str) -> LogStore:
 def test_a_query_moves_with_its_log_into_an_object_store_and_back(url: str, tmp_path: Path) -> None:
     """Its files are stood in for: no jar here lets Spark itself write to S3."""
     old, new, policy = tmp_path / "old", tmp_path / "new", CommitPolicy()
-    writer = LogWriter(open_store(str(old / "onceward")), "orders", policy.writer_clock())
+    writer = LogWriter(open_store(str(old / "onceward")), "orders", policy)
     writer.start()
     (old / "metadata").write_text('{"id": "query"}')
     for folder in ("offsets", "commits"):
@@ -129,10 +129,10 @@ def test_a_query_moves_with_its_log_into_an_object_store_and_back(url: str, tmp_
         create(here, save, log, policy, store=None, retire=retire, quiet=0.0)
         restore(examine(Savepoint.load(save), there, None, None), policy)
         with pytest.raises(EpochConflictError, match="has ended here"):
-            LogWriter(log.store, "orders", policy.writer_clock()).start()
+            LogWriter(log.store, "orders", policy).start()
         assert open_log(there, "orders").view.finished == log.view.finished
         assert CheckpointStorage(there).walk().keys() >= {"metadata", "offsets/0", "commits/0"}
-    LogWriter(open_store(str(new / "onceward")), "orders", policy.writer_clock()).start()
+    LogWriter(open_store(str(new / "onceward")), "orders", policy).start()
     assert [(one.kind, one.retired) for one in listed(f"{url}/saves")] == [("spark", False), ("spark", True)]
     delete(f"{url}/saves/True")
     assert CheckpointStorage(f"{url}/saves/True").walk() == {}

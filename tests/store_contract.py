@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +13,9 @@ from typing import Any
 import pytest
 
 from onceward.core.errors import FencedError, StoreError
-from onceward.core.log import EpochInput, LogStore, LogWriter, WriterClock, read
+from onceward.core.log import EpochInput, LogStore, LogWriter, read
 from onceward.core.log.entries import key_of
+from onceward.core.policy import Backoff, CommitPolicy
 from onceward.core.transaction import Committable
 
 _PUTTER = """
@@ -30,9 +30,9 @@ for n in range(count):
 """
 
 
-def clock(tries: int = 3) -> WriterClock:
-    """A clock without waiting."""
-    return WriterClock(token=lambda: secrets.token_hex(8), now=lambda: "", pause=lambda attempt: attempt < tries)
+def quick(tries: int = 3) -> CommitPolicy:
+    """A policy without waiting."""
+    return CommitPolicy(now=lambda: "", puts=Backoff(attempts=tries, sleep=lambda _: None))
 
 
 def committables(count: int, log: str) -> list[Committable]:
@@ -148,7 +148,7 @@ class StoreContract:
 
     @pytest.mark.parametrize(("transactions", "partitions"), [(1_000, 1_000), (10_000, 0)])
     def test_a_decision_of_any_size_fits(self, store: LogStore, transactions: int, partitions: int):
-        writer = LogWriter(store, "contract", clock())
+        writer = LogWriter(store, "contract", quick())
         writer.start()
         named = committables(transactions, writer.view.log)
         given = EpochInput(query="q", start=offsets(partitions, 0), end=offsets(partitions, 10_000))
@@ -160,13 +160,13 @@ class StoreContract:
         assert read(store).completed == 0
 
     def test_a_writer_runs_on_it_and_the_next_one_fences_it(self, store: LogStore):
-        old = LogWriter(store, "contract", clock())
+        old = LogWriter(store, "contract", quick())
         old.start()
         for epoch in range(3):
             old.decide(epoch, [], sinks=["a"], epoch_input=EpochInput(end=epoch))
             old.complete(epoch)
         assert len(store.list_keys()) == 2
-        new = LogWriter(store, "contract", clock())
+        new = LogWriter(store, "contract", quick())
         assert new.start().decided == 2
         with pytest.raises(FencedError):
             old.decide(3, [], sinks=["a"], epoch_input=EpochInput())
@@ -177,7 +177,7 @@ class ServerStoreContract(StoreContract):
     """And of a store in a server, which the fixture `server` can kill and start."""
 
     def test_an_entry_that_was_answered_survives_a_crash_of_the_server(self, store: LogStore, server: Any):
-        writer = LogWriter(store, "contract", clock())
+        writer = LogWriter(store, "contract", quick())
         writer.start()
         writer.decide(0, [], sinks=["a"], epoch_input=EpochInput())
         server.kill()

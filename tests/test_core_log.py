@@ -30,7 +30,7 @@ from onceward.core.log.entries import Entry, encode, key_of
 from onceward.core.log.view import check_next, fold
 
 from .core_fakes import MemoryStore, answer_lost, not_written
-from .store_contract import clock
+from .store_contract import quick
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +58,7 @@ def store_with(*entries: Entry) -> MemoryStore:
 
 
 def writer_on(store: MemoryStore, tries: int = 3) -> LogWriter:
-    return LogWriter(store, "p", clock(tries))
+    return LogWriter(store, "p", quick(tries))
 
 
 def run_epochs(writer: LogWriter, *epochs: int) -> None:
@@ -274,7 +274,7 @@ class TestFencing:
         mine = writer_on(store)
         mine.start()
         with pytest.raises(EpochConflictError, match="belongs to pipeline 'p'"):
-            LogWriter(store, "q", clock()).start()
+            LogWriter(store, "q", quick()).start()
         run_epochs(mine, 0)
 
     def test_a_writer_is_still_the_newest_after_its_start_was_pruned(self):
@@ -289,10 +289,10 @@ class TestFencing:
         first = writer_on(store)
         first.start()
         run_epochs(first, 0, 1)
-        second = LogWriter.resume(store, "p", clock(), first.token)
+        second = LogWriter.resume(store, "p", quick(), first.token)
         run_epochs(second, 2)
         with pytest.raises(FencedError, match="the log's tail is entry"):
-            LogWriter.resume(store, "p", clock(), first.token)
+            LogWriter.resume(store, "p", quick(), first.token)
         with pytest.raises(FencedError):
             first.decide(2, [], sinks=["a"], epoch_input=EpochInput())
 

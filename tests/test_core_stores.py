@@ -28,7 +28,7 @@ from onceward.core.log.objects import ObjectStore
 from onceward.core.log.sql import TABLE, SqlStore, make_durable
 from onceward.core.log.view import NONE
 
-from .store_contract import StoreContract, clock
+from .store_contract import StoreContract, quick
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,7 +80,7 @@ def home_of_somebody() -> Iterator[Path]:
 
 
 def decided_log(store: LogStore) -> None:
-    writer = LogWriter(store, "p", clock())
+    writer = LogWriter(store, "p", quick())
     writer.start()
     writer.decide(0, [], sinks=["a"], epoch_input=EpochInput())
 
@@ -130,7 +130,7 @@ class TestDirectory(StoreContract):
         with pytest.raises(LogDamagedError, match="entry 1 of the decision log is damaged"):
             read(store)
         with pytest.raises(LogDamagedError, match="entry 1"):
-            LogWriter(store, "p", clock()).start()
+            LogWriter(store, "p", quick()).start()
 
     def test_a_missing_entry_is_an_error_that_names_it(self, store: DirectoryStore):
         decided_log(store)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sqlite3
 import subprocess
 import sys
@@ -13,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from onceward.cli.doctor.checks import check_store
-from onceward.core.log import DirectoryStore, EpochInput, LogWriter, WriterClock, open_store
+from onceward.core.log import DirectoryStore, EpochInput, LogWriter, open_store
+from onceward.core.policy import CommitPolicy
 
 SOURCE = Path(__file__).parent.parent / "src"
 EXTRAS = ("confluent_kafka", "kafka", "psutil", "psycopg", "pgpq", "sqlalchemy", "fsspec", "pyspark")
@@ -37,8 +37,7 @@ def contents(folder: Path) -> dict[str, tuple[float, int]]:
 
 
 def write_log(folder: Path) -> None:
-    clock = WriterClock(token=lambda: secrets.token_hex(8), now=str, pause=lambda _: False)
-    writer = LogWriter(DirectoryStore(folder), "orders", clock)
+    writer = LogWriter(DirectoryStore(folder), "orders", CommitPolicy())
     writer.start()
     writer.decide(0, [], sinks=[], epoch_input=EpochInput())
 

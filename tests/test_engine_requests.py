@@ -117,11 +117,11 @@ def test_a_later_run_does_not_find_what_was_asked_of_an_earlier_one(run: Run, mo
     run.finish()
     start = read(run.store).start
     run.store.put_if_absent(f"Q{key_of(start)[1:]}", msgspec.json.encode(Request("a", "SUSPEND", run.save)))
-    LogWriter(run.store, "p", policy().writer_clock()).start()
+    LogWriter(run.store, "p", policy()).start()
     made: list[str] = []
     serve(run.store, read(run.store).start, lambda _kind, target: made.append(target) or target)
     assert made == []
-    monkeypatch.setattr(requests.time, "sleep", lambda _: LogWriter(run.store, "p", policy().writer_clock()).start())
+    monkeypatch.setattr(requests.time, "sleep", lambda _: LogWriter(run.store, "p", policy()).start())
     with pytest.raises(CheckpointFailedError, match="was started again meanwhile"):
         ask(run.store, Kind.SAVEPOINT, run.save, timeout=20)
     assert [key for key in run.store.list_keys() if key[0] in "QA"] == []
@@ -201,6 +201,6 @@ def test_of_two_commands_at_once_each_gets_its_own_savepoint(run: Run, monkeypat
 
 
 def test_the_log_of_a_spark_query_answers_no_request(run: Run) -> None:
-    LogWriter(run.store, "p", policy().writer_clock()).start()
+    LogWriter(run.store, "p", policy()).start()
     with pytest.raises(ConfigurationError, match="For a Spark query, give --checkpoint"):
         ask(run.store, Kind.SAVEPOINT, run.save, timeout=1)

@@ -34,7 +34,8 @@ from onceward.cli.explain import Explanation, together
 from onceward.cli.explain.load import load
 from onceward.cli.operate.targets import sinks_target
 from onceward.core.errors import ConfigurationError, OncewardError
-from onceward.core.log import DirectoryStore, LogWriter, WriterClock, read
+from onceward.core.log import DirectoryStore, LogWriter, read
+from onceward.core.policy import CommitPolicy
 from onceward.core.sink import Guarantee
 from onceward.core.steps import Step, hooked
 from onceward.sinks import DirectSink
@@ -268,7 +269,7 @@ class TestTheLog:
     def test_starts_without_a_decision(self, tmp_path: Path) -> None:
         self.run(tmp_path)
         for number in range(3):
-            writer = LogWriter(DirectoryStore(tmp_path / "log"), "numbers", clock(number))
+            writer = LogWriter(DirectoryStore(tmp_path / "log"), "numbers", numbered(number))
             writer.start()
         assert self.told(tmp_path)["starts"].health is Health.WARNING
 
@@ -304,8 +305,8 @@ class TestTheLog:
         assert not (tmp_path / "log").exists()
 
 
-def clock(number: int) -> WriterClock:
-    return WriterClock(token=lambda: f"{number:016x}", now=lambda: f"time {number}", pause=lambda _: False)
+def numbered(number: int) -> CommitPolicy:
+    return CommitPolicy(token=lambda: f"{number:016x}", now=lambda: f"time {number}")
 
 
 def test_an_explanation_is_shown_in_lines_that_can_be_copied(capsys: pytest.CaptureFixture[str]) -> None:

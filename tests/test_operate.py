@@ -161,7 +161,7 @@ def test_only_what_is_named_is_aborted_and_what_is_decided_is_refused(case: Case
 def test_another_logs_transactions_are_ended_only_by_name_and_word(case: Case) -> None:
     other = case.sink_case.prepare()
     case.checkpoint = case.folder / "another"
-    LogWriter(DirectoryStore(case.checkpoint), "orders", CommitPolicy().writer_clock()).start()
+    LogWriter(DirectoryStore(case.checkpoint), "orders", CommitPolicy()).start()
     [found] = case.survey()
     assert found.status is TransactionStatus.FOREIGN
     assert chosen([found], [], orphaned=False) == []
@@ -307,7 +307,7 @@ def test_what_somebody_else_voided_meanwhile_is_not_called_committed(case: Case)
 
 def test_each_transaction_is_judged_by_its_own_log_of_those_given(case: Case) -> None:
     case.finish_until(Step.COMMIT_BEFORE, 0, case.sink_case.prepare())
-    LogWriter(DirectoryStore(case.folder / "other"), "orders", CommitPolicy().writer_clock()).start()
+    LogWriter(DirectoryStore(case.folder / "other"), "orders", CommitPolicy()).start()
     logs = [case.log, open_log(str(case.folder / "other"))]
     for given in (logs, logs[::-1]):
         assert [one.status for one in survey(given, [case.target_of_sinks])] == [TransactionStatus.DECIDED]
@@ -602,7 +602,7 @@ def test_a_driver_that_starts_meanwhile_wins(case: Case, monkeypatch: pytest.Mon
     def overtaken(writer: LogWriter) -> LogView:
         view = start(writer)
         monkeypatch.undo()
-        LogWriter(case.log.store, "orders", writer._clock).start()
+        LogWriter(case.log.store, "orders", writer._policy).start()
         return view
 
     monkeypatch.setattr(LogWriter, "start", overtaken)

@@ -21,7 +21,7 @@ from onceward.core.row_hash import RowHash
 from onceward.core.transaction import Committable
 
 from .core_fakes import MemoryStore
-from .store_contract import clock
+from .store_contract import quick
 
 
 def batch_of(*numbers: int) -> pa.RecordBatch:
@@ -51,7 +51,7 @@ def decided(writer: LogWriter, epoch: int, *committables: Committable, complete:
 
 @pytest.fixture
 def writer() -> LogWriter:
-    made = LogWriter(MemoryStore(), "p", clock(3))
+    made = LogWriter(MemoryStore(), "p", quick(3))
     made.start()
     return made
 
@@ -73,7 +73,7 @@ def test_the_newest_decision_tells_what_all_epochs_before_it_wrote(writer: LogWr
 
 def test_a_later_writer_goes_on_from_there(writer: LogWriter) -> None:
     decided(writer, 0, committable(0, 1))
-    other = LogWriter(writer.store, "p", clock(3))
+    other = LogWriter(writer.store, "p", quick(3))
     other.start()
     decided(other, 1, committable(1, 2))
     assert read(writer.store).proofs.total["s"].hash == hash_of(1, 2)
@@ -142,7 +142,7 @@ def test_a_decision_of_an_older_version_has_no_proofs_and_says_so() -> None:
     store = MemoryStore()
     store.entries["0" * 20] = encode(Start(position=0, **fields))
     store.entries["0" * 19 + "1"] = encode(old)
-    writer = LogWriter(store, "p", clock(3))
+    writer = LogWriter(store, "p", quick(3))
     writer.start()
     writer.complete(0)
     decided(writer, 1, committable(1, 2))

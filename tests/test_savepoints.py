@@ -293,7 +293,7 @@ def test_a_log_moves_from_the_checkpoint_to_a_database(case: Case) -> None:
 def test_what_was_skipped_is_still_on_record_after_a_move(case: Case) -> None:
     case.old.run(1)
     store = open_store(str(case.old.folder / "onceward"))
-    writer = LogWriter(store, "orders", policy().writer_clock())
+    writer = LogWriter(store, "orders", policy())
     writer.start()
     writer.resolve(0, "gone", action="skip", who="me", why="lost")
     writer._keep_records()
@@ -340,7 +340,7 @@ def test_a_query_that_is_started_while_it_is_copied_leaves_no_savepoint(
 
     def started(*arguments: Any) -> Any:
         yield from entries(*arguments)
-        LogWriter(arguments[0], "orders", policy().writer_clock()).start()
+        LogWriter(arguments[0], "orders", policy()).start()
 
     monkeypatch.setattr(copies, "entries_of", started)
     with pytest.raises(FencedError, match="was started while"):
@@ -420,7 +420,7 @@ def test_a_log_of_another_checkpoint_is_refused(case: Case) -> None:
 
 def test_a_query_without_an_epoch_has_nothing_to_save(case: Case) -> None:
     case.old.run(0)
-    LogWriter(DirectoryStore(case.old.folder / "onceward"), "orders", policy().writer_clock()).start()
+    LogWriter(DirectoryStore(case.old.folder / "onceward"), "orders", policy()).start()
     with pytest.raises(ConfigurationError, match="nothing to save yet"):
         case.save()
 
@@ -716,7 +716,7 @@ def test_a_moved_log_admits_no_operator(case: Case) -> None:
     store = open_store(str(case.old.folder / "onceward"))
     tail = read(store).tail
     with pytest.raises(EpochConflictError, match="has ended here"):
-        LogWriter(store, "orders", policy().writer_clock()).start()
+        LogWriter(store, "orders", policy()).start()
     assert read(store).tail == tail
     with pytest.raises(EpochConflictError, match="make the savepoint there"):
         case.save(place=str(case.folder / "other"))

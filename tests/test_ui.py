@@ -133,7 +133,7 @@ class TestWhatIsShown:
         from onceward.core.checkpoint import CommitPolicy
         from onceward.core.log import EpochInput, open_store
 
-        writer = LogWriter(open_store(url, pipeline="p"), "p", CommitPolicy().writer_clock())
+        writer = LogWriter(open_store(url, pipeline="p"), "p", CommitPolicy())
         writer.start()
         writer.decide(0, [], sinks=["out"], epoch_input=EpochInput())
         writer.complete(0)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
-from onceward.core.checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.core.errors import ConfigurationError, NoDecisionLogError, OncewardError
+from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.testing.machine import find_java, java_version
 
 from ..operate.logs import open_log

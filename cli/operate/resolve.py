@@ -92,7 +92,7 @@ def commit_decided(
         policy = replace(
             policy, on_lost=OnLost.SKIP, skips=PROVEN_NOT_COMMITTED, skipped_by=_who(), skipped_why=skip_lost
         )
-    writer = LogWriter(log.store, log.pipeline, policy.writer_clock())
+    writer = LogWriter(log.store, log.pipeline, policy)
     permit = writer.start().permit()
     _check_same(log, decision, permit.decision if permit is not None else None)
     if permit is None:
@@ -161,7 +161,7 @@ def abort_undecided(log: Log, found: Sequence[Found], *, policy: CommitPolicy | 
     What was decided, or ended, since they were found is left alone. FencedError and StoreError: nothing was aborted.
     """
     targets = dict.fromkeys((one.committable.sink, one.target) for one in found if one.target is not None)
-    writer = LogWriter(log.store, log.pipeline, (policy or CommitPolicy()).writer_clock())
+    writer = LogWriter(log.store, log.pipeline, (policy or CommitPolicy()))
     writer.start()
     meant = {one.committable.identity() for one in found}
     swept = sweep(writer, [target.sink(sink) for sink, target in targets], only=meant)

@@ -63,7 +63,7 @@ def create(
     source, into = CheckpointStorage(checkpoint), CheckpointStorage(place)
     check_can_create(source, into, log, quiet=quiet)
     _begin(into, log.pipeline)
-    writer = LogWriter(log.store, log.pipeline, policy.writer_clock())
+    writer = LogWriter(log.store, log.pipeline, policy)
     ended = bool(log.view.moved)  # by an earlier try
     view = log.view if ended else writer.start()
     decision, before = newest_decision(source, log, view), _stamps(source)

@@ -141,17 +141,17 @@ def restore(asked: Restoration, policy: CommitPolicy) -> None:
         StateError: A file could not be written. Repeat it.
     """
     saved, into, current, old = asked.saved, asked.checkpoint, asked.current, None
-    m, clock = saved.manifest, policy.writer_clock()
+    m = saved.manifest
     target = open_store(_log_url(into, asked.store), pipeline=m.pipeline)
     place = into.root if asked.store is None else target.describe()
     back = _way_back(saved, asked.why) if asked.why is not None else None
     if current is None and back is not None:
-        _go_back(LogWriter(target, m.pipeline, clock), back)
+        _go_back(LogWriter(target, m.pipeline, policy), back)
     elif current is not None and current.store is None:
         saved.claim(place)
         _put_all(target, _entries(saved), place)
     elif current is not None and current.store is not None and current.place != place:
-        old = LogWriter(current.store, m.pipeline, clock)
+        old = LogWriter(current.store, m.pipeline, policy)
         view = old.start()
         if _is_at(view, saved) != (back is None) or view.undone is not None:
             raise EpochConflictError(f"the query was started at {current.place} meanwhile: repeat this")
@@ -160,7 +160,7 @@ def restore(asked: Restoration, policy: CommitPolicy) -> None:
     if old is not None:
         old.move(place)
     if current is not None and back is not None:
-        _go_back(LogWriter(target, m.pipeline, clock), back)
+        _go_back(LogWriter(target, m.pipeline, policy), back)
     try:
         saved.mark_restored(place)
     except (OSError, StateError) as error:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from onceward.core.checkpoint import Admission, CommitPolicy, Coordinator, OnLost
-from onceward.core.checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.events import EpochFailed, EpochReplayed, tell
 from onceward.core.log.store import EXPLAINING
 from onceward.core.names import check_pipeline_name
+from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.core.sink import Guarantee
 from onceward.core.transaction import Acknowledgement
 from onceward.sinks import DirectSink, TwoPhaseCommitSink

@@ -20,11 +20,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from onceward.core.checkpoint import CommitPolicy, OnLost
-from onceward.core.checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import arguments, option_names
 from onceward.core.log import DirectoryStore, LogStore, open_store, read
 from onceward.core.names import PIPELINE_LENGTH, check_pipeline_name
+from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 
 from .cluster import open_log
 from .query import read_text

@@ -1,9 +1,9 @@
 """Checkpoints: the coordinator of epochs, its policy, finishing decisions, sweeping."""
 
+from ..policy import Backoff, CommitPolicy, OnLost
 from .admission import Admission
 from .commit import finish
 from .coordinator import Coordinator
-from .policy import Backoff, CommitPolicy, OnLost
 from .sweep import Swept, sweep
 
 __all__ = [

@@ -23,10 +23,10 @@ from ..errors import (
 from ..events import Committed, CommitWaits, about, moment, tell, wall_clock
 from ..names import Scope
 from ..outcome import PROVEN_NOT_COMMITTED
+from ..policy import CommitPolicy, OnLost
 from ..sink import by_urgency
 from ..steps import Step, crash_point
 from ..transaction import CommitOutcome, CommitStatus, Observation
-from .policy import CommitPolicy, OnLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -21,11 +21,11 @@ from ..log import EpochInput, LogStore, LogView, LogWriter, Rewound, WriterToken
 from ..log.notes import note_epoch, note_start
 from ..log.view import NONE
 from ..names import Scope, check_pipeline_name
+from ..policy import CommitPolicy
 from ..steps import Step, crash_point
 from ..transaction import Acknowledgement, Committable, WriteContext
 from .admission import Admission, admission, check_age, check_query, gather, goes_back, with_earlier
 from .commit import check_kept, finish
-from .policy import CommitPolicy
 from .sweep import Swept, sweep
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Coordinator:
             raise ConfigurationError("a pipeline needs at least one sink, each with a name of its own")
         self.gaps = gaps
         self.policy = policy or CommitPolicy()
-        self.writer = LogWriter(store, pipeline, self.policy.writer_clock())
+        self.writer = LogWriter(store, pipeline, self.policy)
         self._began = self.policy.monotonic()
         self._left_behind = False
         self._swept, self._last_sweep = self._began, Swept()
@@ -146,7 +146,7 @@ class Coordinator:
         Raises:
             FencedError: Another writer has started since.
         """
-        self.writer = LogWriter.resume(self.writer.store, self.pipeline, self.policy.writer_clock(), token)
+        self.writer = LogWriter.resume(self.writer.store, self.pipeline, self.policy, token)
 
     def admit(self, epoch: int, epoch_input: EpochInput, *, adopt: bool = False) -> Admission:
         """Say whether the epoch is new or the replay of the newest decided one; a new one begins now.

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 
 from ..checkpoint import CommitPolicy, OnLost
-from ..checkpoint.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from ..checkpoint.subtask import DirectlyWritten
 from ..errors import CheckpointFailedError, ConfigurationError
 from ..log import LogStore, MemoryStore, open_store
 from ..names import check_pipeline_name
+from ..policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from ..sink import DirectSink, TwoPhaseCommitSink
 from ..source import LiveSource, ResettableSource
 from .aggregate import aggregation

@@ -119,7 +119,7 @@ def start(setup: Setup, restore: Restore, *, again: bool = False) -> Started:
     sinks = [operator.what for operator in setup.graph.of_kind("sink")]
     coordinator = Coordinator(setup.pipeline, setup.store, sinks, setup.policy, gaps=True)
     while True:
-        log = LogWriter(setup.store, setup.pipeline, setup.policy.writer_clock())
+        log = LogWriter(setup.store, setup.pipeline, setup.policy)
         origin, assigned, positions = _find(setup, log.look(), restore, again=again)
         if origin.goes_back:  # behind all that an older run has decided until it is fenced: numbers never go back
             origin, assigned, positions = _find(setup, log.start(), restore, again=again)

@@ -4,7 +4,7 @@ from .entries import Completed, Decide, Entry, EpochInput, Moved, Resolved, Rewi
 from .reader import audit_records, read
 from .store import DirectoryStore, LogStore, MemoryStore, open_store
 from .view import CommitPermit, LogView, fold
-from .writer import LogWriter, WriterClock, WriterToken
+from .writer import LogWriter, WriterToken
 
 __all__ = [
     "CommitPermit",
@@ -23,7 +23,6 @@ __all__ = [
     "Rewound",
     "Start",
     "Void",
-    "WriterClock",
     "WriterToken",
     "audit_records",
     "fold",

@@ -13,9 +13,7 @@ the position after the tail, makes every older writer's next put fail at that in
 
 from __future__ import annotations
 
-from collections.abc import Callable  # noqa: TC003 - a dataclass field's type
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -43,28 +41,14 @@ from .reader import read
 from .view import LogView, check_next
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from ..policy import CommitPolicy
     from ..transaction import Committable
     from .store import LogStore
     from .view import CommitPermit
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class WriterClock:
-    """What a log writer takes from the world; the simulator puts in its own.
-
-    Attributes:
-        token: Gives a fresh random identity (16 hex digits).
-        now: Gives the wall-clock time as text, for people only.
-        pause: Waits before the n-th (from 0) repetition of a put or of a start; False to give up.
-    """
-
-    token: Callable[[], str]
-    now: Callable[[], str]
-    pause: Callable[[int], bool]
 
 
 class WriterToken(msgspec.Struct, frozen=True):
@@ -79,11 +63,11 @@ class WriterToken(msgspec.Struct, frozen=True):
 class LogWriter:
     """One writer of one pipeline's decision log, from its START until it is fenced."""
 
-    def __init__(self, store: LogStore, pipeline: str, clock: WriterClock) -> None:
+    def __init__(self, store: LogStore, pipeline: str, policy: CommitPolicy) -> None:
         self.store = store
         self.pipeline = pipeline
-        self._clock = clock
-        self.token = WriterToken("", clock.token(), -1, -1)
+        self._policy = policy
+        self.token = WriterToken("", policy.token(), -1, -1)
         self.view = LogView()
         self._pending: tuple[int, bytes] | None = None
         self._barring: tuple[WriterToken, bytes] | None = None
@@ -100,11 +84,11 @@ class LogWriter:
             self.view = read(self.store)
             self._check_owner()
             position = self.view.tail + 1
-            log = self.view.log or self._clock.token()[:8]
+            log = self.view.log or self._policy.token()[:8]
             token = WriterToken(log, self.token.writer, position, position)
             if self._offer(key_of(position), encode(Start(**self._fields(token, position)))):
                 break
-            if not self._clock.pause(attempt):
+            if not self._policy.puts.pause(attempt):
                 raise FencedError(
                     f"{attempt + 1} other writers took the log while this one started", pipeline=self.pipeline
                 )
@@ -115,13 +99,13 @@ class LogWriter:
         return self.view
 
     @classmethod
-    def resume(cls, store: LogStore, pipeline: str, clock: WriterClock, token: WriterToken) -> LogWriter:
+    def resume(cls, store: LogStore, pipeline: str, policy: CommitPolicy, token: WriterToken) -> LogWriter:
         """Go on as the writer of `token`, in another process.
 
         Raises:
             FencedError: The token's last entry is no longer the tail.
         """
-        writer = cls(store, pipeline, clock)
+        writer = cls(store, pipeline, policy)
         writer.token = token
         writer.view = view = read(store)
         if WriterToken(view.log, view.writer, view.start, view.tail) != token:
@@ -211,7 +195,7 @@ class LogWriter:
         """
         position = self.token.last + 1
         if self._barring is None or self._barring[0].start != position:
-            token = WriterToken(self.token.log, self._clock.token(), position, position)
+            token = WriterToken(self.token.log, self._policy.token(), position, position)
             self._barring = token, encode(Start(**self._fields(token, position)))
         token, data = self._barring
         if not self._offer(key_of(position), data):
@@ -299,7 +283,7 @@ class LogWriter:
             try:
                 return ask()
             except StoreError as error:
-                if not error.retryable or not self._clock.pause(attempt):
+                if not error.retryable or not self._policy.puts.pause(attempt):
                     raise
                 attempt += 1
 
@@ -322,7 +306,7 @@ class LogWriter:
             "position": token.last + 1 if position is None else position,
             "writer": token.writer,
             "start": token.start,
-            "at": self._clock.now(),
+            "at": self._policy.now(),
         }
 
     def _fenced(self, why: str) -> FencedError:

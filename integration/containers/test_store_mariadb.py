@@ -122,7 +122,7 @@ def test_a_table_that_would_cut_decisions_or_mix_names_up_is_refused_with_what_t
 def whole_run(url: str) -> None:
     """Two epochs, and what is pruned after each."""
     with opened(url) as store:
-        writer = LogWriter(store, "contract", store_contract.clock())
+        writer = LogWriter(store, "contract", store_contract.quick())
         writer.start()
         for epoch in range(read(store).decided + 1, read(store).decided + 3):
             writer.decide(epoch, [], sinks=["out"], epoch_input=EpochInput())

@@ -41,7 +41,7 @@ class Retirement:
         Raises:
             EpochConflictError: Not every epoch is whole, or a query runs.
         """
-        writer = LogWriter(self._folder.store, PIPELINE, policy_of(self._world)().writer_clock())
+        writer = LogWriter(self._folder.store, PIPELINE, policy_of(self._world)())
         self._check(read(self._folder.store))
         view = writer.start()
         self._check(view)

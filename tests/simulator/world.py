@@ -164,7 +164,7 @@ class World:
             self._yield()
 
     def side_by_side(self, calls: Sequence[Callable[[], None]]) -> None:
-        """As core.checkpoint.policy.side_by_side: each call is a task of the running process."""
+        """As core.policy.side_by_side: each call is a task of the running process."""
         if len(calls) == 1:
             calls[0]()
             return

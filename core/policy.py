@@ -18,9 +18,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
-from ..errors import ConfigurationError
-from ..log import WriterClock
-from ..transaction import CommitStatus
+from .errors import ConfigurationError
+from .transaction import CommitStatus
 
 
 class OnLost(StrEnum):
@@ -143,7 +142,3 @@ class CommitPolicy:
             raise ConfigurationError(f"commit_backoff is {commit_backoff}; give seconds, more than 0")
         backoff = Backoff(first=min(FIRST_PAUSE, commit_backoff), most=commit_backoff)
         return cls(on_lost=OnLost(on_lost.lower()), commit_timeout=commit_timeout, commits=backoff)
-
-    def writer_clock(self) -> WriterClock:
-        """What a log writer needs of it."""
-        return WriterClock(token=self.token, now=self.now, pause=self.puts.pause)
