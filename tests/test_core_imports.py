@@ -29,8 +29,7 @@ def imported(tree: ast.AST) -> list[tuple[int, str]]:
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_core_imports_only_itself_and_no_client_of_a_target(path: Path):
     depth = len(path.relative_to(ROOT).parts) - 1
-    allowed = {"log/sql.py": {"sqlalchemy"}, "log/objects.py": {"fsspec"}, "log/store.py": {"fsspec"}}
-    allowed |= {"engine/state/storage.py": {"fsspec"}, "engine/projection.py": {"duckdb"}}
+    allowed = {"log/sql.py": {"sqlalchemy"}, "log/objects.py": {"fsspec"}, "engine/projection.py": {"duckdb"}}
     mine = allowed.get(str(path.relative_to(ROOT / "core")), set())
     for level, name in imported(ast.parse(path.read_text())):
         assert level <= depth, f"{path} imports {name!r} from outside of core/"

@@ -24,7 +24,7 @@ from onceward.core.errors import ConfigurationError, LogDamagedError, StoreError
 from onceward.core.folders import make_folder
 from onceward.core.log import DirectoryStore, EpochInput, LogWriter, MemoryStore, open_store, read
 from onceward.core.log.entries import key_of
-from onceward.core.log.objects import ObjectStore
+from onceward.core.log.objects import CONDITIONAL_PUT, ObjectStore
 from onceward.core.log.sql import TABLE, SqlStore, make_durable
 from onceward.core.log.view import NONE
 
@@ -363,11 +363,16 @@ class TestServers:
 
 
 class TestMemoryObjects(StoreContract):
+    @pytest.fixture(autouse=True)
+    def _listed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(CONDITIONAL_PUT, "memory", "fsspec")
+
     @pytest.fixture
     def store(self, memory: AtomicMemory) -> LogStore:
-        return ObjectStore(memory, "/bucket/log/", trusted=True)
+        return ObjectStore(memory, "/bucket/log/")
 
-    def test_only_listed_file_systems_are_accepted(self, memory: AtomicMemory):
+    def test_only_listed_file_systems_are_accepted(self, memory: AtomicMemory, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.delitem(CONDITIONAL_PUT, "memory")
         with pytest.raises(ConfigurationError, match="no conditional put"):
             ObjectStore(memory, "/bucket/log")
 
@@ -381,10 +386,10 @@ class TestMemoryObjects(StoreContract):
                 super().pipe_file(path, value, mode="overwrite", **kwargs)
 
         with pytest.raises(ConfigurationError, match="let 2 of two concurrent writers win"):
-            ObjectStore(Liar(), "/bucket/log", trusted=True)
+            ObjectStore(Liar(), "/bucket/log")
 
     def test_every_fault_of_the_file_system_is_a_store_error(self, memory: AtomicMemory):
-        store = ObjectStore(memory, "/bucket/log", trusted=True)
+        store = ObjectStore(memory, "/bucket/log")
 
         def broken(*_: object, **__: object) -> None:
             raise ConnectionResetError("reset by peer")
@@ -400,7 +405,7 @@ class TestMemoryObjects(StoreContract):
                 call()
 
     def test_the_probe_leaves_nothing_behind(self, memory: AtomicMemory):
-        ObjectStore(memory, "/bucket/log", trusted=True)
+        ObjectStore(memory, "/bucket/log")
         assert not memory.store
 
     def test_the_probe_leaves_nothing_behind_when_a_put_failed(self, memory: AtomicMemory):
@@ -414,12 +419,12 @@ class TestMemoryObjects(StoreContract):
 
         memory.pipe_file = second_fails  # type: ignore[method-assign]
         with pytest.raises(StoreError, match="reset by peer"):
-            ObjectStore(memory, "/bucket/log", trusted=True)
+            ObjectStore(memory, "/bucket/log")
         assert not memory.store
 
     @pytest.mark.parametrize(("refusals", "stored"), [(1, True), (100, False)])
     def test_a_conflict_with_another_put_is_tried_again(self, memory: AtomicMemory, refusals: int, stored: bool):
-        store = ObjectStore(memory, "/bucket/log", trusted=True)
+        store = ObjectStore(memory, "/bucket/log")
         put, left = memory.pipe_file, [refusals]
 
         def conflicts(*arguments: object, **options: object) -> None:

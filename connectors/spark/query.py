@@ -7,10 +7,10 @@ again when it replays the batch, so its digest recognises a replay.
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from onceward.core.errors import ConfigurationError
+from onceward.core.engine.state.storage import CheckpointStorage
+from onceward.core.errors import ConfigurationError, StateError
 from onceward.core.log import EpochInput
 
 from .cluster import local_path
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+T = TypeVar("T")
 ASYNC: Final = "asynchronous progress tracking (option asyncProgressTrackingEnabled)"
 _REFUSED: Final = {
     "AsyncProgressTrackingMicroBatchExecution": ASYNC,
@@ -180,20 +181,8 @@ def read_text(url: str) -> str | None:
     Raises:
         ConfigurationError: Nothing here can read that file system.
     """
-    path = local_path(url)
-    try:
-        if path is not None:
-            return Path(path).read_text(encoding="utf-8")
-        import fsspec  # noqa: PLC0415 - an extra
-
-        with fsspec.open(url, "rt", encoding="utf-8") as remote:
-            return str(remote.read())
-    except FileNotFoundError:
-        return None
-    except (ImportError, ValueError) as error:
-        raise ConfigurationError(
-            f"cannot read {url} from Python ({error}): install fsspec's package for it, or use exactly_once(…)"
-        ) from error
+    folder, _, name = url.rpartition("/")
+    return _reading(folder, lambda files: files.read_if_there(name).decode()) or None
 
 
 def newest_batch(checkpoint: str) -> int:
@@ -202,25 +191,17 @@ def newest_batch(checkpoint: str) -> int:
     Raises:
         ConfigurationError: There is none, or nothing here can read that file system.
     """
-    folder = f"{checkpoint}/offsets"
-    local = local_path(folder)
-    try:
-        if local is not None:
-            names = [path.name for path in Path(local).iterdir()]
-        else:
-            import fsspec  # noqa: PLC0415 - an extra
-
-            filesystem, path = fsspec.core.url_to_fs(folder)
-            filesystem.invalidate_cache(path)
-            names = [str(name).rpartition("/")[2] for name in filesystem.ls(path, detail=False)]
-            filesystem.invalidate_cache(path)  # a listing that is kept would hide later batches' files from read_text
-    except FileNotFoundError:
-        names = []
-    except (ImportError, ValueError, OSError) as error:
-        raise ConfigurationError(
-            f"cannot list {folder} from Python ({error}): install fsspec's package for it, or use exactly_once(…)"
-        ) from error
+    names = _reading(checkpoint, lambda files: files.names("offsets"))
     batches = [int(name) for name in names if name.isdigit()]
     if not batches:
         raise ConfigurationError(f"the checkpoint {checkpoint} holds no offsets: is it this query's checkpoint?")
     return max(batches)
+
+
+def _reading(folder: str, read: Callable[[CheckpointStorage], T]) -> T:
+    try:
+        return read(CheckpointStorage(local_path(folder) or folder))
+    except (ConfigurationError, StateError, OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"cannot read {folder} from Python ({error}): install fsspec's package for it, or use exactly_once(…)"
+        ) from error

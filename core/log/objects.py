@@ -1,4 +1,4 @@
-"""A decision log in an object store, through fsspec, where a conditional put exists.
+"""Files in an object store, through fsspec; and a decision log in one, where a conditional put exists.
 
 fsspec's base class only emulates "create if absent" by looking first, so the file systems whose `mode="create"` is a
 real conditional request are listed here, and the store is probed with two concurrent puts when it is opened.
@@ -7,12 +7,17 @@ real conditional request are listed here, and the store is probed with two concu
 from __future__ import annotations
 
 import secrets
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from ..errors import ConfigurationError, StoreError
+from ..kit.secrets import refuse_login
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from fsspec import AbstractFileSystem
 
 CONDITIONAL_PUT = {
@@ -32,27 +37,138 @@ CONFLICT: Final = 409
 CONFLICTS: Final = 5
 
 
+class ObjectFiles:
+    """The files under a prefix of an object store, which are there when their upload is complete; paths have "/".
+
+    Whatever goes wrong is an OSError: every backend of fsspec has errors of its own.
+
+    Args:
+        filesystem: An fsspec file system.
+        root: The prefix.
+    """
+
+    def __init__(self, filesystem: AbstractFileSystem, root: str) -> None:
+        self.filesystem = filesystem
+        self._root = root.rstrip("/")
+
+    def put(self, path: str, chunks: Iterable[bytes]) -> None:
+        with tempfile.NamedTemporaryFile(prefix="onceward-upload-") as file:
+            file.writelines(chunks)
+            file.flush()
+            with _as_os_error():
+                self.filesystem.put_file(file.name, self._at(path))
+
+    def put_once(self, path: str, data: bytes) -> bool:
+        """Write a file unless it is there; whether this call wrote it. Atomic on the protocols of CONDITIONAL_PUT."""
+        for _ in range(CONFLICTS):
+            try:
+                with _as_os_error():
+                    self.filesystem.pipe_file(self._at(path), data, mode="create")
+            except FileExistsError:
+                return False
+            except OSError as error:
+                status = _status(error)
+                if status == PRECONDITION_FAILED:
+                    return False
+                if status == CONFLICT:
+                    continue
+                raise
+            return True
+        raise OSError(f"it conflicted with another writer's put {CONFLICTS} times in a row")
+
+    @contextmanager
+    def open(self, path: str) -> Iterator[IO[bytes]]:
+        with _as_os_error(), self.filesystem.open(self._at(path), "rb") as file:
+            yield file
+
+    def read(self, path: str) -> bytes:
+        """A small file, in one request."""
+        with _as_os_error():
+            return bytes(self.filesystem.cat_file(self._at(path)))
+
+    def exists(self, path: str) -> bool:
+        with _as_os_error():
+            self.filesystem.invalidate_cache(self._at(path).rpartition("/")[0])
+            return bool(self.filesystem.exists(self._at(path)))
+
+    def names(self, folder: str) -> list[str]:
+        """What is right below a folder; nothing if there is no folder."""
+        where = self._at(folder)
+        with _as_os_error():
+            self.filesystem.invalidate_cache(where)
+            try:
+                found = self.filesystem.ls(where, detail=False)
+            except FileNotFoundError:
+                return []
+            self.filesystem.invalidate_cache(where)  # a listing that is kept would hide later files from `open`
+        plain = self.filesystem._strip_protocol(where)  # noqa: SLF001 - fsspec's way to a plain path
+        paths = (str(path).rstrip("/") for path in found)
+        return [path.rpartition("/")[2] for path in paths if path not in {where, plain}]  # some list the folder itself
+
+    def walk(self) -> dict[str, Any]:
+        """All files by their paths, with what changes when one is written again."""
+        with _as_os_error():
+            self.filesystem.invalidate_cache()
+            try:
+                found = self.filesystem.find(self._root, detail=True)
+            except FileNotFoundError:
+                return {}
+        start = len(self._root) + 1
+        # Some servers list folders too, the root itself among them.
+        return {path[start:]: info for path, info in found.items() if info["type"] == "file" and path[-1] != "/"}
+
+    def delete(self, path: str) -> None:
+        with suppress(FileNotFoundError), _as_os_error():
+            self.filesystem.rm_file(self._at(path))
+
+    def delete_folder(self, folder: str) -> None:
+        """Delete all that is in a folder, as far as that works."""
+        with suppress(OSError), _as_os_error():
+            self.filesystem.rm(self._at(folder), recursive=True)
+
+    def delete_empty(self, folder: str) -> None:
+        """There are no folders."""
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+
+def open_objects(url: str) -> tuple[AbstractFileSystem, str]:
+    """The file system of a URL such as s3://bucket/folder, and the path in it.
+
+    Raises:
+        ConfigurationError: Nothing here can open it.
+    """
+    refuse_login(url)
+    try:
+        import fsspec  # noqa: PLC0415 - an extra
+
+        filesystem, root = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        package = CONDITIONAL_PUT.get(url.partition("://")[0], "")
+        raise ConfigurationError(
+            f"{url} cannot be opened: {error}. Install its file system's package: pip install fsspec {package}".rstrip()
+        ) from error
+    return filesystem, root
+
+
 class ObjectStore:
     """LogStore under a prefix of an object store.
 
     Args:
         filesystem: An fsspec file system.
         prefix: Folder of this log in it.
-        trusted: The caller knows that this file system's `pipe_file(mode="create")` is atomic, although it is not in
-            CONDITIONAL_PUT (for example fsspec's `memory` inside one process).
         probe: Try two concurrent puts; not needed for reading.
 
     Raises:
         ConfigurationError: The file system has no conditional put, or the probe shows that it does not work.
     """
 
-    def __init__(
-        self, filesystem: AbstractFileSystem, prefix: str, *, trusted: bool = False, probe: bool = True
-    ) -> None:
-        self._fs = filesystem
+    def __init__(self, filesystem: AbstractFileSystem, prefix: str, *, probe: bool = True) -> None:
+        self._files = ObjectFiles(filesystem, prefix)
         self.prefix = prefix.rstrip("/")
         protocols = {filesystem.protocol} if isinstance(filesystem.protocol, str) else set(filesystem.protocol)
-        if not trusted and not protocols & CONDITIONAL_PUT.keys():
+        if not protocols & CONDITIONAL_PUT.keys():
             raise ConfigurationError(
                 f"the file system {sorted(protocols)} has no conditional put, so two writers could both win a slot of "
                 f"the decision log. Use one of {sorted(CONDITIONAL_PUT)}, a shared directory, or a database"
@@ -74,68 +190,45 @@ class ObjectStore:
             )
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        try:
-            return create(self._fs, self._path(key), data)
-        except Exception as error:  # every backend has errors of its own; any leaves the put in doubt
-            raise StoreError(f"cannot write entry {key} in {self.describe()}: {error}") from error
+        with self._doing(f"write entry {key} in"):  # whatever error comes leaves the put in doubt
+            return self._files.put_once(key, data)
 
     def get(self, key: str) -> bytes | None:
-        data: bytes | None = self._ask("read", lambda: bytes(self._fs.cat_file(self._path(key))), missing=None)
-        return data
+        with self._doing("read in"), suppress(FileNotFoundError):
+            return self._files.read(key)
+        return None
 
     def list_keys(self) -> list[str]:
-        def names() -> list[str]:
-            self._fs.invalidate_cache(self.prefix)
-            # Some servers list an empty folder as an entry of its own.
-            paths = (str(path).rpartition("/") for path in self._fs.ls(self.prefix, detail=False))
-            inside = self._fs._strip_protocol(self.prefix)  # noqa: SLF001 - fsspec's way to a plain path
-            return sorted(name for folder, _, name in paths if folder == inside and name and name[0] != ".")
-
-        found: list[str] = self._ask("list", names, missing=[])
-        return found
+        with self._doing("list"):
+            return sorted(name for name in self._files.names("") if not name.startswith("."))
 
     def delete(self, key: str) -> None:
-        self._ask("delete", lambda: self._fs.rm_file(self._path(key)), missing=None)
+        with self._doing("delete in"):
+            self._files.delete(key)
 
     def describe(self) -> str:
-        return f"object store {self._fs.unstrip_protocol(self.prefix)}"
+        return f"object store {self._files.filesystem.unstrip_protocol(self.prefix)}"
 
     @property
     def shared(self) -> bool:
         return True
 
-    def _path(self, key: str) -> str:
-        return f"{self.prefix}/{key}"
-
-    def _ask(self, what: str, call: Any, *, missing: Any) -> Any:
+    @contextmanager
+    def _doing(self, what: str) -> Iterator[None]:
         try:
-            return call()
-        except FileNotFoundError:
-            return missing
-        except Exception as error:
-            raise StoreError(f"cannot {what} in {self.describe()}: {error}") from error
+            yield
+        except OSError as error:
+            raise StoreError(f"cannot {what} {self.describe()}: {error}") from error
 
 
-def create(filesystem: AbstractFileSystem, path: str, data: bytes) -> bool:
-    """Write an object unless it is there; whether this call wrote it. Atomic on the protocols of CONDITIONAL_PUT.
-
-    Raises:
-        Exception: The file system failed; the object may be written.
-    """
-    for _ in range(CONFLICTS):
-        try:
-            filesystem.pipe_file(path, data, mode="create")
-        except FileExistsError:
-            return False
-        except Exception as error:
-            status = _status(error)
-            if status == PRECONDITION_FAILED:
-                return False
-            if status == CONFLICT:
-                continue
-            raise
-        return True
-    raise OSError(f"it conflicted with another writer's put {CONFLICTS} times in a row")
+@contextmanager
+def _as_os_error() -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 def _status(error: Exception) -> int | None:

@@ -23,8 +23,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from ..errors import ConfigurationError, NoDecisionLogError, StoreError
 from ..folders import make_folder, put_once, remove_abandoned, sync_folder
-from ..kit.secrets import refuse_login, shown_url
-from .objects import CONDITIONAL_PUT, ObjectStore
+from .objects import CONDITIONAL_PUT, ObjectStore, open_objects
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -207,16 +206,7 @@ def open_store(url: str, *, pipeline: str = "default", existing: bool = False) -
             f"{scheme}:// cannot hold a decision log: give a directory, a SQLAlchemy URL, or one of "
             f"{sorted(CONDITIONAL_PUT)}"
         )
-    refuse_login(url)
-    try:
-        import fsspec  # noqa: PLC0415 - an extra
-
-        filesystem, prefix = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        package = CONDITIONAL_PUT[scheme]
-        raise ConfigurationError(
-            f"{shown_url(url)} cannot be opened: {error}. It needs fsspec and {package}: pip install fsspec {package}"
-        ) from error
+    filesystem, prefix = open_objects(url)
     return ObjectStore(filesystem, f"{prefix.rstrip('/')}/{pipeline}", probe=not existing)
 
 

@@ -18,16 +18,14 @@ import os
 import re
 import secrets
 import shutil
-import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from ...errors import ConfigurationError, StateDamagedError, StateError
 from ...folders import make_folder, put_once, sync_folder
-from ...kit.secrets import refuse_login
-from ...log.objects import create
+from ...log.objects import ObjectFiles, open_objects
 from .handles import FileRef, Metadata, decode_metadata, encode_metadata
 
 if TYPE_CHECKING:
@@ -203,11 +201,8 @@ def _chunks(file: IO[bytes]) -> Iterator[bytes]:
     return iter(lambda: file.read(_CHUNK), b"")
 
 
-# Both kinds of files raise OSError for whatever goes wrong. Paths are relative to the root, with "/".
-
-
 class _LocalFiles:
-    """A folder on a local or mounted file system; it is made when something is written."""
+    """A folder on a local or mounted file system, made when something is written. Its methods are as ObjectFiles'."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -268,89 +263,5 @@ class _LocalFiles:
                 Path(inner).rmdir()
 
 
-class _ObjectFiles:
-    """A prefix of an object store. An upload is there when it is complete."""
-
-    def __init__(self, filesystem: Any, root: str) -> None:
-        self._fs = filesystem
-        self._root = root.rstrip("/")
-
-    def put(self, path: str, chunks: Iterable[bytes]) -> None:
-        with tempfile.NamedTemporaryFile(prefix="onceward-upload-") as file:
-            file.writelines(chunks)
-            file.flush()
-            with _as_os_error():
-                self._fs.put_file(file.name, inside(self._root, path))
-
-    def put_once(self, path: str, data: bytes) -> bool:
-        with _as_os_error():
-            return create(self._fs, inside(self._root, path), data)
-
-    @contextmanager
-    def open(self, path: str) -> Iterator[IO[bytes]]:
-        with _as_os_error(), self._fs.open(inside(self._root, path), "rb") as file:
-            yield file
-
-    def exists(self, path: str) -> bool:
-        with _as_os_error():
-            self._fs.invalidate_cache(above(inside(self._root, path)))
-            return bool(self._fs.exists(inside(self._root, path)))
-
-    def names(self, folder: str) -> list[str]:
-        where = inside(self._root, folder)
-        with _as_os_error():
-            self._fs.invalidate_cache(where)
-            try:
-                found = self._fs.ls(where, detail=False)
-            except FileNotFoundError:
-                return []
-        paths = (str(path).rstrip("/") for path in found)
-        return [path.rpartition("/")[2] for path in paths if path != where]  # some servers list the folder itself
-
-    def walk(self) -> dict[str, Any]:
-        with _as_os_error():
-            self._fs.invalidate_cache()
-            try:
-                found = self._fs.find(self._root, detail=True)
-            except FileNotFoundError:
-                return {}
-        start = len(self._root) + 1
-        # Some servers list folders too, the root itself among them.
-        return {path[start:]: info for path, info in found.items() if info["type"] == "file" and path[-1] != "/"}
-
-    def delete(self, path: str) -> None:
-        with suppress(FileNotFoundError), _as_os_error():
-            self._fs.rm_file(inside(self._root, path))
-
-    def delete_folder(self, folder: str) -> None:
-        with suppress(OSError), _as_os_error():
-            self._fs.rm(inside(self._root, folder), recursive=True)
-
-    def delete_empty(self, folder: str) -> None:
-        """There are no folders."""
-
-
-def _open_files(location: str) -> _LocalFiles | _ObjectFiles:
-    if "://" not in location:
-        return _LocalFiles(Path(location))
-    refuse_login(location)
-    try:
-        import fsspec  # noqa: PLC0415 - an extra
-
-        filesystem, root = fsspec.core.url_to_fs(location)
-    except ImportError as error:
-        raise ConfigurationError(f"{location} needs a package: pip install 'onceward[objects]' and {error}") from error
-    except ValueError as error:
-        raise ConfigurationError(f"{location} cannot hold checkpoints: {error}") from error
-    return _ObjectFiles(filesystem, root)
-
-
-@contextmanager
-def _as_os_error() -> Iterator[None]:
-    """Every backend of fsspec has errors of its own."""
-    try:
-        yield
-    except OSError:
-        raise
-    except Exception as error:
-        raise OSError(f"{type(error).__name__}: {error}") from error
+def _open_files(location: str) -> _LocalFiles | ObjectFiles:
+    return ObjectFiles(*open_objects(location)) if "://" in location else _LocalFiles(Path(location))
