@@ -7,7 +7,7 @@ as a target does that is down; everywhere else it raises a retryable error.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from onceward.core.source import LiveSource, ResettableSource
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation
@@ -16,7 +16,7 @@ from onceward.sinks import DirectSink, TwoPhaseCommitSink
 from .faults import InjectedSinkError, InjectedSourceError, InjectedStoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from .faults import Faults
 
+Wrapper = TypeVar("Wrapper")
 __all__ = ["FaultyDirectSink", "FaultyLiveSource", "FaultySink", "FaultySource", "FaultyStore"]
 
 
@@ -55,6 +56,27 @@ def _same(name: str) -> Any:
     return property(lambda self: getattr(self.wrapped, name))
 
 
+def _forwarding(
+    contract: type, *, same: Collection[str], once: Collection[str] = ()
+) -> Callable[[type[Wrapper]], type[Wrapper]]:
+    """Have a class forward all of a contract that it does not define itself.
+
+    Args:
+        contract: Properties are forwarded as they are, methods with faults.
+        same: Methods without faults.
+        once: Methods that are never made twice.
+    """
+
+    def complete(kind: type[Wrapper]) -> type[Wrapper]:
+        for name in (name for name in dir(contract) if name[0] != "_" and name not in vars(kind)):
+            is_call = callable(getattr(contract, name)) and name not in same
+            setattr(kind, name, _call(name, again=name not in once) if is_call else _same(name))
+        return kind
+
+    return complete
+
+
+@_forwarding(TwoPhaseCommitSink, same=("dataset", "expires_at", "validate_complete_mode"), once=("discard",))
 class FaultySink(_Faulty, TwoPhaseCommitSink[Any]):
     """A TwoPhaseCommitSink with faults.
 
@@ -72,24 +94,10 @@ class FaultySink(_Faulty, TwoPhaseCommitSink[Any]):
         self.wrapped = sink
         self.faults = faults
 
-    guarantee = _same("guarantee")
-    dataset = _same("dataset")
-    keeps_ledger = _same("keeps_ledger")
-    transaction_timeout = _same("transaction_timeout")
-    expires_at = _same("expires_at")
-    validate_complete_mode = _same("validate_complete_mode")
-    validate = _call("validate")
     begin = _call("begin", again=False)
     write = _call("write", again=False)
     pre_commit = _call("pre_commit", again=False)
-    discard = _call("discard", again=False)
     lingering = _call("lingering")
-    lingering_elsewhere = _call("lingering_elsewhere")
-    check_claim = _call("check_claim")
-    claim = _call("claim")
-    release = _call("release")
-    completed = _call("completed")
-    warm_up = _call("warm_up")
 
     def commit(self, committable: Committable) -> CommitOutcome:
         return self.commit_many([committable])[0]
@@ -113,6 +121,7 @@ class FaultySink(_Faulty, TwoPhaseCommitSink[Any]):
         return self.faults.around("inspect_many", partial(self.wrapped.inspect_many, committables), lost)
 
 
+@_forwarding(DirectSink, same=("dataset", "validate_complete_mode"), once=("close",))
 class FaultyDirectSink(_Faulty, DirectSink[Any]):
     """A DirectSink or IdempotentSink with faults.
 
@@ -128,16 +137,11 @@ class FaultyDirectSink(_Faulty, DirectSink[Any]):
         self.wrapped = sink
         self.faults = faults
 
-    guarantee = _same("guarantee")
-    dataset = _same("dataset")
-    validate_complete_mode = _same("validate_complete_mode")
-    validate = _call("validate")
     open = _call("open", again=False)
     write = _call("write")
-    flush = _call("flush")
-    close = _call("close", again=False)
 
 
+@_forwarding(ResettableSource, same=("snapshot", "on_checkpoint_complete"))
 class FaultySource(_Faulty, ResettableSource):
     """A ResettableSource with faults.
 
@@ -155,18 +159,12 @@ class FaultySource(_Faulty, ResettableSource):
 
     schema = _same("schema")
     bounded = _same("bounded")
-    weakness = _same("weakness")
-    rows_per_task = _same("rows_per_task")
     advance = _same("advance")
     merge = _same("merge")
-    snapshot = _same("snapshot")
-    on_checkpoint_complete = _same("on_checkpoint_complete")
-    validate = _call("validate")
     start = _call("start")
     end = _call("end")
     latest = _call("latest")
     splits = _call("splits")
-    publish = _call("publish")
 
     def read(self, split: Split) -> Iterator[Piece]:
         for piece in self.faults.around("read", partial(self.wrapped.read, split), self._lost):
@@ -176,6 +174,7 @@ class FaultySource(_Faulty, ResettableSource):
         return FaultySource(self.wrapped.share(subtask, parallelism), self.faults)
 
 
+@_forwarding(LiveSource, same=("snapshot", "on_checkpoint_complete"))
 class FaultyLiveSource(_Faulty, LiveSource):
     """A LiveSource with faults.
 
@@ -193,9 +192,6 @@ class FaultyLiveSource(_Faulty, LiveSource):
 
     schema = _same("schema")
     bounded = _same("bounded")
-    snapshot = _same("snapshot")
-    on_checkpoint_complete = _same("on_checkpoint_complete")
-    validate = _call("validate")
 
     def listen(self, subtask: int, parallelism: int) -> Iterator[pa.RecordBatch | None]:
         for batch in self.faults.around("listen", partial(self.wrapped.listen, subtask, parallelism), self._lost):
