@@ -60,7 +60,7 @@ def look(place: str) -> Listed | None:
 
 
 def _of_engine(place: str, made: Metadata) -> Listed:
-    size = sum(ref.size for refs in made.files().values() for ref in refs)
+    size = sum(ref.size for ref in made.files)
     return Listed(place=place, kind="engine", pipeline=made.pipeline, epoch=made.checkpoint, size=size)
 
 

@@ -14,7 +14,7 @@ from .reference import Reference, inline, is_proven, load
 from .state.storage import METADATA, PROOF, folder_of, inside
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable
 
     from .state.handles import FileRef, Metadata, SubtaskState
     from .state.storage import CheckpointStorage
@@ -23,35 +23,32 @@ _log = logging.getLogger("onceward.engine")
 
 
 class SharedFiles:
-    """Which checkpoints refer to which shared files: a file is deleted when nobody does any more.
+    """Which checkpoints refer to which shared files: a file is deleted when none does any more.
 
-    References are counted by (subtask, file), as in "Incremental Checkpointing in Apache Flink" (2018). A file that a
-    checkpoint uploaded which was given up was never registered, and is deleted at once.
+    After "Incremental Checkpointing in Apache Flink" (2018), where references are counted by subtask, too: here a path
+    holds the subtask, and a random part. A file that a checkpoint uploaded which was given up was never registered, and
+    is deleted at once.
     """
 
     def __init__(self, delete: Callable[[Iterable[str]], None]) -> None:
         self._delete = delete
-        self._uses: dict[str, set[tuple[str, int, str]]] = {}
-        """By checkpoint: operator's uid, subtask and path of each file."""
+        self._uses: dict[str, set[str]] = {}
+        """By checkpoint: paths."""
 
-    def register(self, checkpoint: str, files: Mapping[tuple[str, int], tuple[FileRef, ...]]) -> None:
+    def register(self, checkpoint: str, files: Iterable[FileRef]) -> None:
         """A completed checkpoint refers to these. Registering it again changes nothing."""
-        uses = {(*task, ref.path) for task, refs in files.items() for ref in refs if ref.shared}
-        self._uses.setdefault(checkpoint, uses)
+        self._uses.setdefault(checkpoint, {ref.path for ref in files if ref.shared})
 
     def release(self, checkpoint: str) -> list[str]:
         """A checkpoint is dropped; the files that nobody refers to any more."""
-        return [path for _, _, path in self._uses.pop(checkpoint, ()) if not self.refers(path)]
+        return [path for path in self._uses.pop(checkpoint, ()) if not self.refers(path)]
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete files, less what is referred to."""
         self._delete([path for path in paths if not self.refers(path)])
 
     def refers(self, path: str) -> bool:
-        return any(path == known for uses in self._uses.values() for _, _, known in uses)
-
-    def count(self, uid: str, subtask: int, path: str) -> int:
-        return sum((uid, subtask, path) in uses for uses in self._uses.values())
+        return any(path in uses for uses in self._uses.values())
 
 
 class Retained:
@@ -78,7 +75,7 @@ class Retained:
         if self._storage is None:
             return inline(metadata)
         folder = folder_of(metadata.checkpoint, self._writer)
-        self.shared.register(folder, metadata.files())
+        self.shared.register(folder, metadata.files)
         try:
             ref = self._storage.write_metadata(metadata, folder)
         except BaseException:
@@ -126,7 +123,7 @@ class Retained:
                 continue
             path = self._storage.at(folder)
             if metadata.checkpoint <= up_to and (path == reference.folder or is_proven(path, metadata, sha256)):
-                self.shared.register(folder, metadata.files())
+                self.shared.register(folder, metadata.files)
                 self.folders.append(folder)
         if clean:  # only what older runs left: another one may have started since
             older = [name for name in self._storage.checkpoints() if _writer_of_folder(name) < self._writer]
@@ -174,7 +171,7 @@ def _delete_claimed(folder: str) -> None:
     """Delete a savepoint's files, or a checkpoint's own ones: those that it shares with others stay."""
     metadata, _, storage = load(folder)
     if metadata.savepoint:
-        storage.delete(ref.path for refs in metadata.files().values() for ref in refs)
+        storage.delete(ref.path for ref in metadata.files)
         storage.delete([METADATA, PROOF])
         if storage.is_empty:
             storage.delete_folder("")

@@ -98,13 +98,9 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     max_parallelism: int
     operators: dict[str, OperatorRecord]
 
-    def files(self) -> dict[tuple[str, int], tuple[FileRef, ...]]:
-        """By operator and subtask."""
-        return {
-            (uid, number): state.files
-            for uid, operator in self.operators.items()
-            for number, state in enumerate(operator.subtasks)
-        }
+    @property
+    def files(self) -> list[FileRef]:
+        return [ref for operator in self.operators.values() for state in operator.subtasks for ref in state.files]
 
 
 _FORMAT: Final = "onceward-checkpoint"
