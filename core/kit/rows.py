@@ -35,6 +35,7 @@ _SIMPLE: Final[tuple[Callable[[pa.DataType], bool], ...]] = (
     pa.types.is_date,
     pa.types.is_time32,
 )
+"""Those that are written; not those that are refused, because Arrow adds types."""
 
 
 def check_columns(sink: str, schema: pa.Schema) -> None:
