@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
-from .errors import NewerFormatError
+from .errors import NewerFormatError, OncewardError
 
+T = TypeVar("T")
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that it cannot read."""
 _HEADER: Final = re.compile(rb"([a-z-]+)/(\d+)(?: ([0-9a-f]{64}))?")
@@ -38,6 +39,31 @@ def unseal(name: str, data: bytes, what: str) -> bytes | None:
     if found is not None and found[3] == hashlib.sha256(header.split()[0] + b"\n" + body).hexdigest().encode():
         check_format(name, header, what)
     return body if data == seal(name, body) else None
+
+
+def opened(name: str, data: bytes, kind: type[T], error: type[OncewardError], what: str, *, advice: str = "") -> T:
+    """What was sealed, as this type.
+
+    Raises:
+        OncewardError: Of the type `error`: this is not what was sealed; `what` is the subject of the message.
+        NewerFormatError: It has a format of a newer version of the library.
+    """
+    body = unseal(name, data, what)
+    if body is None:
+        raise error(f"{what} is damaged: its checksum does not match its {len(data)} bytes{advice}")
+    return decoded(body, kind, error, what)
+
+
+def decoded(data: str | bytes, kind: type[T], error: type[OncewardError], what: str) -> T:
+    """What JSON says, as this type.
+
+    Raises:
+        OncewardError: Of the type `error`: it says something else; `what` is the subject of the message.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except UNREADABLE as unreadable:
+        raise error(f"{what} cannot be read: {unreadable}") from unreadable
 
 
 def check_format(name: str, header: bytes, what: str) -> None:

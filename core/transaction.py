@@ -11,7 +11,7 @@ from .errors import LogDamagedError
 from .names import Progress, Scope, TransactionName, parse_transaction_name
 from .outcome import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation, abort_outcome, commit_outcome
 from .proof import NO_ROWS, Proof, Wrote
-from .sealed import UNREADABLE
+from .sealed import decoded
 
 __all__ = [
     "ANY_EPOCH",
@@ -32,13 +32,6 @@ __all__ = [
 T = TypeVar("T")
 ANY_EPOCH = -1
 """Epoch or writer of a committable that was listed from a target whose names do not carry it."""
-
-
-def _decoded(text: str | bytes, kind: type[T], what: str) -> T:
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except UNREADABLE as error:
-        raise LogDamagedError(f"not {what}: {error}") from error
 
 
 class Committable(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +111,7 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             LogDamagedError: Not a committable.
         """
-        return _decoded(text, cls, "a committable")
+        return decoded(text, cls, LogDamagedError, "a committable")
 
     def read_name(self) -> TransactionName:
         """The transaction's name, checked, where `WriteContext.transaction_name` or a listing gave it.
@@ -195,7 +188,7 @@ class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             LogDamagedError: Not an acknowledgement.
         """
-        return _decoded(text, cls, "an acknowledgement")
+        return decoded(text, cls, LogDamagedError, "an acknowledgement")
 
 
 class WriteContext(msgspec.Struct, frozen=True, kw_only=True):

@@ -74,7 +74,7 @@ def test_an_entry_at_another_position_is_refused():
 @pytest.mark.parametrize("body", [b"{}", b'{"entry":"NEWER"}', b"not json", b"[]"])
 def test_an_entry_of_an_unknown_layout_is_refused(body: bytes):
     data = b"onceward-log/1 " + hashlib.sha256(body).hexdigest().encode() + b"\n" + body + b"\n"
-    with pytest.raises(LogDamagedError, match="entry 7 of the decision log is not readable"):
+    with pytest.raises(LogDamagedError, match="entry 7 of the decision log cannot be read"):
         decode(data, 7)
 
 

@@ -88,5 +88,5 @@ def test_another_sink_name_or_handle_is_another_transaction(field: str):
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"kind":"kafka"}'])
 def test_what_is_not_a_committable_is_refused(text: str):
-    with pytest.raises(LogDamagedError, match="not a committable"):
+    with pytest.raises(LogDamagedError, match="a committable cannot be read"):
         Committable.from_json(text)

@@ -422,7 +422,7 @@ def test_every_flipped_byte_and_every_cut_of_metadata_is_seen():
     assert decode_metadata(whole, "x").checkpoint == 3
     for at in range(len(whole)):
         for damaged in (whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :], whole[:at]):
-            with pytest.raises(StateDamagedError, match="metadata x"):
+            with pytest.raises(StateDamagedError, match="metadata file x"):
                 decode_metadata(damaged, "x")
 
 

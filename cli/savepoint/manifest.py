@@ -21,7 +21,7 @@ from onceward.core.engine.state.handles import FileRef
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import ConfigurationError, EpochConflictError, StateDamagedError
 from onceward.core.names import Progress
-from onceward.core.sealed import UNREADABLE, seal, unseal
+from onceward.core.sealed import opened, seal
 
 BEGUN: Final = "begun"
 MANIFEST: Final = "manifest"
@@ -86,13 +86,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             StateDamagedError: It is not what was written.
             NewerFormatError: A newer version of the library wrote it.
         """
-        body = unseal(_NAME, data, f"the savepoint {where}")
-        if body is None:
-            raise StateDamagedError(f"the savepoint's manifest {where} is damaged: its checksum does not match")
-        try:
-            return msgspec.json.decode(body, type=cls)
-        except UNREADABLE as error:
-            raise StateDamagedError(f"the savepoint's manifest {where} cannot be read: {error}") from error
+        return opened(_NAME, data, cls, StateDamagedError, f"the savepoint's manifest {where}")
 
 
 @dataclass(frozen=True)

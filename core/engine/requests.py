@@ -9,14 +9,14 @@ from __future__ import annotations
 import secrets
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from ..errors import CheckpointFailedError, ConfigurationError, LogDamagedError, OncewardError, StoreError
 from ..log import read
 from ..log.entries import key_of
-from ..sealed import UNREADABLE
+from ..sealed import decoded
 from .channels import Kind
 from .reference import Decided
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from ..log import LogStore
 
-T = TypeVar("T")
 POLL_SECONDS: Final = 1.0
 """How often a run looks."""
 _LOOK_SECONDS: Final = 0.2
@@ -53,13 +52,6 @@ class Answer(msgspec.Struct, frozen=True):
 
 def _key(kind: str, start: int) -> str:
     return kind + key_of(start)[1:]
-
-
-def _decoded(data: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except UNREADABLE as error:
-        raise LogDamagedError(f"a request for a savepoint, or its answer, cannot be read: {error}") from error
 
 
 def ask(store: LogStore, kind: Kind, target: str, *, timeout: float) -> str:
@@ -101,7 +93,7 @@ def _wait(store: LogStore, request: Request, start: int, until: float) -> str:
         late, restarted = time.monotonic() >= until, read(store).start != start
         untaken = not asked or store.get(_key(_REQUEST, start)) == mine
         data = store.get(_key(_ANSWER, start))
-        answer = _decoded(data, Answer) if data is not None else None
+        answer = decoded(data, Answer, LogDamagedError, "the answer of the run") if data is not None else None
         if answer is not None and answer.id == request.id:
             store.delete(_key(_ANSWER, start))
             if answer.error:
@@ -128,7 +120,7 @@ def serve(store: LogStore, start: int, make: Callable[[Kind, str], str]) -> None
     if data is None:
         return
     store.delete(_key(_REQUEST, start))
-    request = _decoded(data, Request)
+    request = decoded(data, Request, LogDamagedError, "a request for a savepoint")
     if request.kind not in Kind.__members__:
         raise LogDamagedError(f"a request in {store.describe()} asks for {request.kind!r}, which is not known")
     try:

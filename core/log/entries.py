@@ -13,11 +13,12 @@ import msgspec
 
 from ..errors import LogDamagedError
 from ..proof import Proofs
-from ..sealed import UNREADABLE, seal, unseal
+from ..sealed import opened, seal
 from ..transaction import Committable
 
 _FORMAT = "onceward-log"
 _DIGITS = 20
+_ADVICE = ". Restore the log from a copy; do not delete the entry, for it may be the decision of an epoch"
 
 
 class EpochInput(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,18 +144,10 @@ def decode(data: bytes, position: int) -> Entry:
         LogDamagedError: The bytes are not what was written at `position`.
         NewerFormatError: A newer version of the library wrote it.
     """
-    body = unseal(_FORMAT, data, f"entry {position} of the decision log")
-    if body is None:
-        raise LogDamagedError(
-            f"entry {position} of the decision log is damaged: its checksum does not match its {len(data)} bytes. "
-            "Restore the log from a copy; do not delete the entry, for it may be the decision of an epoch"
-        )
-    try:
-        entry: Entry = msgspec.json.decode(body, type=Entry)
-    except UNREADABLE as error:
-        raise LogDamagedError(f"entry {position} of the decision log is not readable: {error}") from error
+    what = f"entry {position} of the decision log"
+    entry: Entry = opened(_FORMAT, data, Entry, LogDamagedError, what, advice=_ADVICE)  # type: ignore[arg-type]  # a union
     if entry.position != position:
-        raise LogDamagedError(f"entry {position} of the decision log says that it is entry {entry.position}")
+        raise LogDamagedError(f"{what} says that it is entry {entry.position}")
     return entry
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from ...errors import StateDamagedError
-from ...sealed import UNREADABLE, seal, unseal
+from ...sealed import opened, seal
 
 
 class FileRef(msgspec.Struct, frozen=True):
@@ -123,10 +123,4 @@ def decode_metadata(data: bytes, where: str) -> Metadata:
         StateDamagedError: The bytes are not what was written.
         NewerFormatError: A newer version of the library wrote them.
     """
-    body = unseal(_FORMAT, data, where)
-    if body is None:
-        raise StateDamagedError(f"the checkpoint's metadata {where} are damaged: their checksum does not match")
-    try:
-        return msgspec.json.decode(body, type=Metadata)
-    except UNREADABLE as error:
-        raise StateDamagedError(f"the checkpoint's metadata {where} cannot be read: {error}") from error
+    return opened(_FORMAT, data, Metadata, StateDamagedError, f"the checkpoint's metadata file {where}")
