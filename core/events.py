@@ -191,12 +191,6 @@ def observe(observer: Observer) -> None:
         _observers.append(observer)
 
 
-def forget(observer: Observer) -> None:
-    """Call an observer no more."""
-    if observer in _observers:
-        _observers.remove(observer)
-
-
 def tell(event: Event) -> None:
     """Tell all observers; nothing that they do fails the epoch."""
     for observer in tuple(_observers):

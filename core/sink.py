@@ -36,7 +36,10 @@ Txn = TypeVar("Txn")
 
 
 class Guarantee(StrEnum):
-    """What a reader of the target sees of each record after any number of failures."""
+    """What a reader of the target sees of each record after any number of failures; from strong to weak.
+
+    At-most-once is the weakest: a record that is lost cannot be told from one that never was.
+    """
 
     EXACTLY_ONCE = "exactly-once"
     EFFECTIVELY_ONCE = "effectively-once"

@@ -41,6 +41,7 @@ from onceward.core.engine.start import EngineWorld
 from onceward.core.engine.state.handles import KeyedHandle, ListHandle, SubtaskState
 from onceward.core.errors import CheckpointFailedError, DecisionInDoubtError, StateError
 from onceward.core.log import MemoryStore
+from onceward.core.policy import CommitPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -364,7 +365,7 @@ class Shell(Attempt):
     def __init__(self) -> None:
         coordinator = SimpleNamespace(pipeline="p")
         config, store = CheckpointConfig().checked(), MemoryStore()
-        setup = SimpleNamespace(graph=Graph(1), config=config, world=EngineWorld(), store=store)
+        setup = SimpleNamespace(graph=Graph(1), config=config, world=EngineWorld(), store=store, policy=CommitPolicy())
         started: Any = SimpleNamespace(setup=setup, backend=MemoryBackend(), coordinator=coordinator, next_id=5)
         super().__init__(started)
 

@@ -32,7 +32,6 @@ from onceward.core import (
     RestartStrategy,
     RocksDBBackend,
 )
-from onceward.core.engine.start import EngineWorld
 from onceward.core.errors import (
     CheckpointFailedError,
     ConfigurationError,
@@ -42,6 +41,7 @@ from onceward.core.errors import (
     StateDamagedError,
 )
 from onceward.core.log import MemoryStore
+from onceward.core.policy import CommitPolicy
 from onceward.sources import SequenceSource
 
 from .engine_kit import RunningSum, Slowly, Target, TargetSink, decided, numbers, pipeline, reach, sums, values
@@ -336,7 +336,7 @@ def test_56_the_fallback_to_an_older_checkpoint_is_explicit_and_writes_again_wha
 
 def test_54_the_commit_belongs_to_a_checkpoints_duration_and_the_minimum_pause_follows_it():
     now, slow = [0.0], 1000.0
-    world = EngineWorld(monotonic=lambda: now[0] + time.monotonic(), between=lambda low, _: low)
+    policy = CommitPolicy(monotonic=lambda: now[0] + time.monotonic())
 
     class Slow(TargetSink):
         def commit(self, committable: Committable) -> CommitOutcome:
@@ -344,7 +344,8 @@ def test_54_the_commit_belongs_to_a_checkpoints_duration_and_the_minimum_pause_f
             return super().commit(committable)
 
     source = Slowly(ROWS, batch_rows=100)
-    p = pipeline(checkpoint=CheckpointConfig(interval=0.01, min_pause=0.2), world=world)
+    p = pipeline(checkpoint=CheckpointConfig(interval=0.01, min_pause=0.2))
+    p.setup = p.setup._replace(policy=policy)
     p.source(source).sink(Slow(Target()))
     source.let(1)
     job = p.start()

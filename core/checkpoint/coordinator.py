@@ -210,7 +210,13 @@ class Coordinator:
         before = self.view.decided
         epochs = range(before + 1 if self.gaps else epoch, epoch + 1)
         committables = gather(self.writer.token, self.pipeline, self.sinks, epochs, acknowledgements)
-        self._check_age(epoch, committables, self.policy.monotonic() - self._began if age is None else age)
+        old = self.policy.monotonic() - self._began if age is None else age
+        try:
+            check_age(self.pipeline, self.sinks, epoch, committables, age=old)
+        except DataLossError as error:
+            if not self.writer.still_newest():  # a newer writer has swept them
+                raise FencedError("a newer writer of this pipeline has started", pipeline=self.pipeline) from error
+            raise
         acknowledged = self.policy.monotonic()
         crash_point(Step.ACKNOWLEDGED)
         permit = self.writer.decide(
@@ -232,7 +238,9 @@ class Coordinator:
         seconds = took + (acknowledged - self._began if age is None else age)
         written = [written for ack in acknowledgements for written in ack.written]
         self._tell_completed(permit.decision, written, Took(seconds, decided - acknowledged, took))
-        if sweep_after or self._sweep_is_due() or any(ack.retried for ack in acknowledgements):
+        # An attempt that Spark gave up may live on and prepare after its epoch's sweep: look now and then.
+        due = self._left_behind or self.policy.monotonic() - self._swept >= self.policy.sweep_every
+        if sweep_after or due or any(ack.retried for ack in acknowledgements):
             self._sweep_after(epoch)
         for sink in self.sinks.values():
             try:
@@ -258,14 +266,6 @@ class Coordinator:
         self.writer.bar()
         sweep(self.writer, self.sinks.values())
         tell(EpochAbandoned(self.pipeline))
-
-    def _check_age(self, epoch: int, committables: Sequence[Committable], age: float) -> None:
-        try:
-            check_age(self.pipeline, self.sinks, epoch, committables, age=age)
-        except DataLossError as error:
-            if not self.writer.still_newest():  # a newer writer has swept them
-                raise FencedError("a newer writer of this pipeline has started", pipeline=self.pipeline) from error
-            raise
 
     def _completed_at(self) -> float | None:
         """When the newest epoch was completed, by whichever run."""
@@ -329,10 +329,6 @@ class Coordinator:
                 error,
                 extra=self._fields(epoch),
             )
-
-    def _sweep_is_due(self) -> bool:
-        """An attempt that Spark gave up may live on and prepare after its epoch's sweep: look now and then."""
-        return self._left_behind or self.policy.monotonic() - self._swept >= self.policy.sweep_every
 
     def _tell_completed(self, decision: Decide, written: Sequence[Written] = (), took: Took | None = None) -> None:
         completed = EpochCompleted(

@@ -85,7 +85,8 @@ def sweep(
     errors: list[Exception] = []
     for sink in (sink for sink in sinks if sink.name not in skip):
         try:
-            listed = [*_own(sink, writer), *(_abandoned(sink, writer, names) if abandoned else ())]
+            listed = [*sink.lingering(Scope(writer.pipeline, sink.name, writer.token.log))]
+            listed += _abandoned(sink, writer, names) if abandoned else ()
         except Exception as error:  # noqa: BLE001 - whatever one sink raises, the others are swept
             errors.append(error)
             continue
@@ -111,10 +112,6 @@ def sweep(
     if errors:
         raise errors[0]
     return Swept(tuple(aborted), tuple(reported), tuple(left))
-
-
-def _own(sink: TwoPhaseCommitSink[Any], writer: LogWriter) -> Iterable[Committable]:
-    return sink.lingering(Scope(writer.pipeline, sink.name, writer.token.log))
 
 
 def _abandoned(sink: TwoPhaseCommitSink[Any], writer: LogWriter, names: Collection[str]) -> Iterable[Committable]:

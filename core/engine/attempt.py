@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ..errors import OncewardError
-    from ..transaction import WriteContext
     from .channels import Barrier, TaskId
     from .graph import Operator
     from .start import Started
@@ -70,11 +69,11 @@ class Attempt(ABC):
     def __init__(self, started: Started) -> None:
         self._started = started
         self._graph, self._config = started.setup.graph, started.setup.config
-        self.world = world = started.setup.world
+        self.world, self.monotonic = started.setup.world, started.setup.policy.monotonic
         self.history: tuple[CheckpointRecord, ...] = ()
         self._locks: defaultdict[str, Lock] = defaultdict(Lock)
         self.tasks = self._make_tasks(
-            TaskWorld(self.tell, world.monotonic, world.now, self.run_later, self._place, started.backend.most)
+            TaskWorld(self.tell, self.monotonic, self.world.now, self.run_later, self._place, started.backend.most)
         )
         sources = frozenset(id_ for id_, task in self.tasks.items() if task.gate is None)
         self.state: State = initial(
@@ -82,8 +81,8 @@ class Attempt(ABC):
             sources,
             frozenset(self.tasks),
             next_id=started.next_id,
-            now=world.monotonic(),
-            between=world.between,
+            now=self.monotonic(),
+            between=self.world.between,
         )
 
     @abstractmethod
@@ -112,7 +111,7 @@ class Attempt(ABC):
 
     def handle(self, event: Event) -> None:
         """Take a step, and do what it asks for."""
-        self.state, effects = advance(self.state, event, self.world.monotonic())
+        self.state, effects = advance(self.state, event, self.monotonic())
         for effect in effects:
             self._perform(effect)
 
@@ -172,7 +171,7 @@ class Attempt(ABC):
                 for id_ in operator.tasks():
                     gate = None
                     if operator.inputs:
-                        gate = Gate(inputs[id_], aligned=aligned, clock=world.monotonic, choose=self.world.choose)
+                        gate = Gate(inputs[id_], aligned=aligned, clock=self.monotonic, choose=self.world.choose)
                     made[id_] = Task(id_, self._logic(operator, id_), gate, outputs[id_], world)
         except BaseException:
             for built in made.values():
@@ -216,7 +215,7 @@ class Attempt(ABC):
             case "union":
                 return Logic()
             case "sink":
-                context = partial(self._context, what.name, task.subtask)
+                context = partial(self._started.coordinator.context, what.name, subtask=task.subtask)
                 return SinkLogic(what, context, self._started.next_id, self._locks[what.name])
             case _:
                 return RecordLogic(operator.kind, guarded, what)
@@ -226,9 +225,6 @@ class Attempt(ABC):
             share = operator.what.share(task.subtask, operator.parallelism)
             return ResettableLogic(share, task.subtask, self._started.positions[task])
         return LiveLogic(operator.what, task.subtask, operator.parallelism)
-
-    def _context(self, sink: str, subtask: int, epoch: int) -> WriteContext:
-        return self._started.coordinator.context(sink, epoch, subtask=subtask)
 
     def _process(self, operator: Operator, task: TaskId, guarded: Guarded) -> Logic:
         started, most = self._started, self._graph.max_parallelism

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from ..checkpoint.subtask import SubtaskEpoch
 from ..errors import OncewardError
@@ -30,36 +30,36 @@ if TYPE_CHECKING:
     from ..transaction import Committable, WriteContext
     from .channels import Barrier
 
+S = TypeVar("S", bound="Source")
 _log = logging.getLogger("onceward.engine")
 EXHAUSTED: Final = object()
 """What `poll` gives at the end of a bounded source."""
 
 
-class SourceLogic(Logic):
+class SourceLogic(Logic, Generic[S]):
     """Base of what feeds a source's subtask."""
 
-    def __init__(self, source: Source, subtask: int) -> None:
-        self._told = source
+    def __init__(self, source: S, subtask: int) -> None:
+        self._source = source
         self._subtask = subtask
 
     def before_barrier(self, barrier: Barrier) -> Sequence[pa.RecordBatch]:
-        self._told.snapshot(barrier.checkpoint, self._subtask)
+        self._source.snapshot(barrier.checkpoint, self._subtask)
         return []
 
     def confirm(self, checkpoint: int) -> None:
-        self._told.on_checkpoint_complete(checkpoint, self._subtask)
+        self._source.on_checkpoint_complete(checkpoint, self._subtask)
 
     def poll(self) -> Any:
         """The next batch; None if there is none now; EXHAUSTED."""
         raise NotImplementedError
 
 
-class ResettableLogic(SourceLogic):
+class ResettableLogic(SourceLogic["ResettableSource"]):
     """One subtask of a resettable source."""
 
     def __init__(self, source: ResettableSource, subtask: int, position: Position) -> None:
         super().__init__(source, subtask)
-        self._source = source
         self._position = position
         self._until: Position | None = None
         self._reading: Generator[pa.RecordBatch] | None = None
@@ -111,12 +111,11 @@ class ResettableLogic(SourceLogic):
             self._reading.close()
 
 
-class LiveLogic(SourceLogic):
+class LiveLogic(SourceLogic["LiveSource"]):
     """One subtask of a source that cannot be read again."""
 
     def __init__(self, source: LiveSource, subtask: int, parallelism: int) -> None:
         super().__init__(source, subtask)
-        self._source = source
         self._parallelism = parallelism
         self._arriving: Iterator[pa.RecordBatch | None] | None = None
 

@@ -13,7 +13,7 @@ nothing is better than at-most-once. With no checkpoints the input's end is the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ConfigurationError
 from ..sink import Guarantee
@@ -100,15 +100,6 @@ class Graph:
             raise ConfigurationError(f"two sinks have the same name: {', '.join(sorted(names))}. Give each its own")
 
 
-_ORDER: Final = (
-    Guarantee.AT_MOST_ONCE,
-    Guarantee.AT_LEAST_ONCE,
-    Guarantee.EFFECTIVELY_ONCE,
-    Guarantee.EXACTLY_ONCE,
-)
-"""From weak to strong. At-most-once is put first: a record that is lost cannot be told from one that never was."""
-
-
 class Part(NamedTuple):
     """A part of a pipeline that weakens its guarantee.
 
@@ -137,7 +128,7 @@ class EndToEnd(NamedTuple):
 
 def weakest(levels: Iterable[Guarantee]) -> Guarantee:
     """The guarantee of the whole; exactly-once if there is no part."""
-    return min(levels, key=_ORDER.index, default=Guarantee.EXACTLY_ONCE)
+    return max(levels, key=list(Guarantee).index, default=Guarantee.EXACTLY_ONCE)
 
 
 def end_to_end(graph: Graph, config: CheckpointConfig) -> EndToEnd:

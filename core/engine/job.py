@@ -192,7 +192,7 @@ class Job:
                 self._begun.set()
 
     def _run_attempts(self) -> None:
-        clock, restarts = self._setup.world.monotonic, self._setup.restart.begin()
+        clock, restarts = self._setup.policy.monotonic, self._setup.restart.begin()
         while True:
             began = clock()
             error = self._one_attempt()

@@ -102,12 +102,7 @@ class Guarded:
         self, at: Any, function: Callable[P, Iterable[Record] | None], *args: P.args, **kwargs: P.kwargs
     ) -> list[Record]:
         """All records that it gives, which may be none."""
-        try:
-            return list(function(*args, **kwargs) or ())
-        except OncewardError:
-            raise
-        except Exception as error:
-            raise self.failed(at, error) from error
+        return self.call(at, lambda: list(function(*args, **kwargs) or ()))
 
     def failed(self, at: Any, error: Exception) -> OperatorError:
         shown = repr(at)

@@ -51,16 +51,14 @@ _log = logging.getLogger("onceward.engine")
 
 @dataclass(frozen=True)
 class EngineWorld:
-    """The world as the engine needs it; the simulator puts in its own.
+    """The world as the engine needs it, beside the policy's clock; the simulator puts in its own.
 
     Attributes:
-        monotonic: Seconds, for durations and deadlines.
         now: Seconds since 1970, for timers.
         between: A number between two others, at random.
         choose: How a gate picks among its channels; None: in turns.
     """
 
-    monotonic: Callable[[], float] = time.monotonic
     now: Callable[[], float] = time.time
     between: Callable[[float, float], float] = random.uniform
     choose: Callable[[Sequence[int]], int] | None = None
@@ -181,16 +179,13 @@ def _beginning(
     if origin.metadata is None or origin.reference is None:
         return fresh, inline(fresh)
     known = origin.metadata.operators
-    added = {o.uid for o in graph.of_kind("source")} - {uid for uid in known if _has_positions(known[uid])}
+    read = {uid for uid, record in known.items() if any(state.position is not None for state in record.subtasks)}
+    added = {o.uid for o in graph.of_kind("source")} - read
     if asked and not added:
         return msgspec.structs.replace(fresh, commits=True), origin.reference
     operators = {**known, **{uid: fresh.operators[uid] for uid in added}}
     whole = msgspec.structs.replace(origin.metadata, checkpoint=epoch, operators=operators)
     return whole, inline(whole, origin.storage)
-
-
-def _has_positions(record: OperatorRecord) -> bool:
-    return any(state.position is not None for state in record.subtasks)
 
 
 def check_fits(graph: Graph, metadata: Metadata, *, allow_non_restored: bool) -> None:

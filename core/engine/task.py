@@ -9,7 +9,7 @@ the barrier and goes on; a sink that cannot prepare fails the run, for its rows 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import OncewardError, StateError
 from .channels import Aligned, Barrier, Cancel, Element, End, Gate, TaskId
@@ -107,7 +107,7 @@ class Task:
         for output in self.outputs:
             self._outbox += [(channel, element) for channel in output.channels]
 
-    def _read_source(self, source: SourceLogic) -> bool:
+    def _read_source(self, source: SourceLogic[Any]) -> bool:
         batch = source.poll() if not self._exhausted else None
         if batch is None:
             return False

@@ -52,7 +52,7 @@ class ThreadedAttempt(Attempt):
             thread.start()
         try:
             while not self.all_finished and self.failure is None and not self._stopping.is_set():
-                now = self.world.monotonic()
+                now = self.monotonic()
                 due = deadline(self.state, now)
                 self._hear(1.0 if due is None else min(1.0, max(0.0, due - now)))
         finally:

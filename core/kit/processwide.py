@@ -38,11 +38,6 @@ class PerProcess(Generic[K, V]):
                 self._values[key] = self._make(key)
             return self._values[key]
 
-    def pop(self, key: K) -> V | None:
-        """Forget a value and return it."""
-        with self._lock:
-            return self._values.pop(key, None)
-
     def drain(self) -> list[V]:
         """Forget all values and return them."""
         with self._lock:

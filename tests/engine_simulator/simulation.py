@@ -113,7 +113,6 @@ class Simulation:
         backend = self.random.choice([MemoryBackend, lambda: FileBackend(f"{self.folder_name}/state")])()
         self.graph = RandomGraph(self.random, self.target, checkpoint=self.config, backend=backend)
         self.world = EngineWorld(
-            monotonic=lambda: self.time,
             now=lambda: self.time,
             between=self.random.uniform,
             choose=self.random.choice,

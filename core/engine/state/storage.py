@@ -168,7 +168,7 @@ class CheckpointStorage:
 
 
 def folder_in(root: str, name: str) -> str:
-    """The location of a folder right below another one; refuses a name that leads elsewhere."""
+    """The location of a folder right below another one; refuses a name that leads elsewhere: a log may be forged."""
     if Path(name).name != name or name in {"", ".."}:
         raise ConfigurationError(f"{name!r} cannot be the name of a folder: give a name without '/' that is not '..'")
     return inside(root, name)
