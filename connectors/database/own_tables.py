@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql
 
 from onceward.core.errors import ConfigurationError, SinkError
+from onceward.core.log.sql import BYTES, name_type
 from onceward.core.names import PIPELINE_LENGTH, SINK_LENGTH
 
 from .engines import engine_of, reading
@@ -85,18 +85,14 @@ def _tables_in(schema: str | None, prefix: str) -> Tables:
         "staged_rows",
         *_text_columns("name", primary_key=True),
         sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
-        sa.Column("data", sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"), nullable=False),
+        sa.Column("data", BYTES, nullable=False),
         kept=bool(prefix),
     )
     return Tables(metadata, ledger, pipelines, logs, staged, pieces)
 
 
 def _text_columns(*names: str, primary_key: bool = False) -> list[sa.Column[Any]]:
-    def kind(length: int) -> sa.types.TypeEngine[str]:
-        exact = mysql.VARCHAR(length, charset="ascii", collation="ascii_bin")
-        return sa.String(length).with_variant(exact, "mysql", "mariadb")
-
-    return [sa.Column(name, kind(_LENGTHS[name]), primary_key=primary_key, nullable=False) for name in names]
+    return [sa.Column(name, name_type(_LENGTHS[name]), primary_key=primary_key, nullable=False) for name in names]
 
 
 def _transaction_columns() -> list[sa.Column[Any]]:

@@ -40,20 +40,20 @@ _SYNCED: Final = ("1", "3")
 """Values of innodb_flush_log_at_trx_commit with which a commit answers after its redo log is on disk."""
 
 
-def _name_type(length: int) -> sa.types.TypeEngine[str]:
+def name_type(length: int) -> sa.types.TypeEngine[str]:
     """Text that is compared byte by byte; MariaDB's default collations would take `Orders` for `orders`."""
     exact = mysql.VARCHAR(length, charset="ascii", collation="ascii_bin")
     return sa.String(length).with_variant(exact, *_FAMILY)
 
 
-_BYTES: Final = sa.LargeBinary().with_variant(mysql.LONGBLOB(), *_FAMILY)
+BYTES: Final = sa.LargeBinary().with_variant(mysql.LONGBLOB(), *_FAMILY)
 """Bytes without a limit that a decision could meet; MariaDB's BLOB ends at 65,535."""
 TABLE: Final = sa.Table(
     "onceward_decision_log",
     sa.MetaData(),
-    sa.Column("pipeline", _name_type(PIPELINE_LENGTH), primary_key=True),
-    sa.Column("entry", _name_type(20), primary_key=True),
-    sa.Column("data", _BYTES, nullable=False),
+    sa.Column("pipeline", name_type(PIPELINE_LENGTH), primary_key=True),
+    sa.Column("entry", name_type(20), primary_key=True),
+    sa.Column("data", BYTES, nullable=False),
     mysql_engine="InnoDB",
     mariadb_engine="InnoDB",
 )
