@@ -117,7 +117,7 @@ def test_the_sink_answers_alike_on_both_databases(server: str, way: str, unique:
 
 @pytest.mark.parametrize("way", ["prepared", "staging"])
 def test_two_committers_at_once_get_answers_that_the_simulator_gives(server: str, way: str):
-    """Busy, absent and in the ledger, or this call's own: never "lost" (PROTOCOL measured 1,466 of 1,500 busy)."""
+    """Busy, absent and in the ledger, or this call's own: never "lost" (of 1,500 losers of a race, 1,466 were busy)."""
     side = RealSink(server, way, unique=False)
     races, winners = 20, 2
     transactions = [side.sink.begin(side.context(number)) for number in range(races)]

@@ -149,7 +149,7 @@ def test_a_new_process_goes_on_where_the_old_one_was_stopped(backend: Callable[[
 
 
 def test_a_keyed_running_sum_goes_back_to_the_barrier_and_writes_each_result_once():
-    """ENGINE.md's first worked example: b2 b3 c1 | barrier | a2 a2 c2, and a failure after the end."""
+    """A worked example: b2 b3 c1 | barrier | a2 a2 c2, and a failure after the end."""
     rows = [
         {"n": n, "k": k, "v": v}
         for n, (k, v) in enumerate([("b", 2), ("b", 3), ("c", 1), ("a", 2), ("a", 2), ("c", 2)])

@@ -1,4 +1,4 @@
-"""What may be restored, and that a restore takes effect once. PROTOCOL, rules C and D."""
+"""What may be restored, and that a restore takes effect once. Rules C and D."""
 
 from __future__ import annotations
 

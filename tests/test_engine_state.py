@@ -255,7 +255,7 @@ class Incremental:
 
 
 def test_83_the_worked_example_of_four_checkpoints_with_two_retained(tmp_path: Path):
-    """ENGINE.md: counts and deletions, step by step, on real files of RocksDB."""
+    """Counts and deletions, step by step, on real files of RocksDB."""
     rocks = Incremental(tmp_path)
     rocks.file("1")
     rocks.file("2")

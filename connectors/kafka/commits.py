@@ -6,7 +6,7 @@ writes the markers while a partition has no leader skips that partition and call
 (KAFKA-20734, in Kafka 4 up to 4.3 at least; seen here after a broker was killed and started again): committed rows stay
 invisible and hold readers back, and aborted rows become visible with the NEXT commit of the same producer id.
 
-So, with the numbers of PROTOCOL's invariants and the letters of its rules:
+So, with the numbers and letters of ARCHITECTURE.md:
 
 - EndTxn is sent only when the coordinator shows exactly this transaction open (invariants 1 and 6: a stale request is
   never sent), and no partition of it has ended it (somebody aborted it there).

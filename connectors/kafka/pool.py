@@ -1,12 +1,12 @@
 """The pool of transactional ids and ready producers of one process, for one sink of one pipeline.
 
-Why it is safe to use an id again (the numbers are PROTOCOL's invariants):
+Why it is safe to use an id again (the numbers are those of ARCHITECTURE.md):
 
 1. One producer instance per transaction. Initialising the id again raises the producer epoch, so a late EndTxn of the
-   id's former transaction is refused (invariant 6).
+   id's former transaction is refused (invariants 1 and 6).
 2. An id is initialised again only when `WriteContext.may_reuse` says that its former transaction has ended: its epoch
    has a durable COMPLETED entry. Initialising aborts what is open under the id, so anything less could abort a decided
-   transaction (invariant 7).
+   transaction (log rule 3).
 3. And only when the coordinator shows that the former transaction was committed. An aborted one may still be open in a
    partition that had no leader at the time (KAFKA-20734, see commits.py): the next commit of the same producer id would
    make it visible (invariant 1). So the ids of attempts that failed or lost are never used again.

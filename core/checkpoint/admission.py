@@ -1,6 +1,6 @@
 """May this epoch be written, and may it be decided? Judged by what the log says, and by what the subtasks answered.
 
-An epoch is admitted if it is the next one (addition 5 of the decision log) and its input begins where the newest
+An epoch is admitted if it is the next one (log rule 5) and its input begins where the newest
 decided one's ended (invariant 5). It is decided if every acknowledgement and committable is of this epoch and writer
 (invariant 2), and what is old is still there.
 """

@@ -7,7 +7,7 @@ barriers and acknowledgements differs.
    The sweep comes first, so that readers of one target do not wait for a commit in another.
 2. `admit` says whether the offered epoch is new or the replay of the newest decided one (invariants 3 and 5).
 3. `commit` checks the acknowledgements (invariant 2), decides once for all sinks, commits, and puts COMPLETED before
-   it returns: so the next epoch's writing begins after it (addition 3).
+   it returns: so the next epoch's writing begins after it (log rule 3).
 """
 
 from __future__ import annotations

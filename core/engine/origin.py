@@ -1,8 +1,8 @@
 """Which checkpoint an attempt begins with, before anything is changed.
 
-It is the newest decision's, unless somebody asks for another one. What was asked for takes effect once (rule C of the
-protocol): each decision carries the newest restore on, and a process that is started again with the same arguments goes
-on from its newest decision. A folder is restored only if this log decided it (rule D), or as an import by name.
+It is the newest decision's, unless somebody asks for another one. What was asked for takes effect once (rule C): each
+decision carries the newest restore on, and a process that is started again with the same arguments goes on from its
+newest decision. A folder is restored only if this log decided it (rule D), or as an import by name.
 """
 
 from __future__ import annotations

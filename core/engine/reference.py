@@ -40,7 +40,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """A restore that was asked for and has taken effect (rule C of the protocol: it does so once)."""
+    """A restore that was asked for and has taken effect (rule C: it does so once)."""
 
     folder: str | None = None
     """What was restored; None: the pipeline began anew."""

@@ -2,7 +2,7 @@
 
 An entry is one line of header (format, SHA-256) and one line of JSON. The header makes a damaged entry an error that
 names itself instead of a decision nobody made. The same entry always gives the same bytes, because writers compare
-whole bytes to learn whether a put whose answer was lost was theirs (PROTOCOL, decision log, addition 1).
+whole bytes to learn whether a put whose answer was lost was theirs (log rule 1 of ARCHITECTURE.md).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Read a decision log, and its audit records, out of its store.
 
 Readers ignore whatever is below the newest COMPLETED entry's floor: a writer that slept through the pruning may have
-put something into a hole there (PROTOCOL, decision log, addition 2). From the floor to the tail there is no gap; one
-that is seen comes from entries that were written or pruned while the keys were listed, so the listing is repeated. So
-does an entry that cannot be right, if the log has changed meanwhile: it may be such a void one, in a slot that was
-pruned after it had been listed.
+put something into a hole there (log rule 2). From the floor to the tail there is no gap; one that is seen comes from
+entries that were written or pruned while the keys were listed, so the listing is repeated. It is repeated for an entry
+that cannot be right, too, if the log has changed meanwhile: it may be such a void one, in a slot that was pruned after
+it had been listed.
 """
 
 from __future__ import annotations

@@ -252,7 +252,7 @@ def may_follow(view: LogView, epoch: int, follows: int | None = None) -> bool:
 
 
 def check_next(view: LogView, epoch: int, pipeline: str, follows: int | None = None) -> None:
-    """Check that `epoch` may be decided next (PROTOCOL, decision log, additions 4 and 5).
+    """Check that `epoch` may be decided next (log rules 4 and 5).
 
     Args:
         view: What the log says.

@@ -6,9 +6,9 @@ the position after the tail, makes every older writer's next put fail at that in
 1. (Invariant 3) Two decisions of one epoch would need two entries after one predecessor; put-if-absent allows one.
 2. (Invariant 4) Once START is in the slot that an undecided epoch's decision would take, that decision can never be.
 3. A put that raised is in doubt. The same bytes are offered until the answer is definite; while it is not, this
-   writer offers nothing else (addition 1).
+   writer offers nothing else (log rule 1).
 4. After each put the tail is read: an own entry that is missing or below the floor is void, for the slot had been
-   pruned and this writer had long been fenced (addition 2).
+   pruned and this writer had long been fenced (log rule 2).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Spark, as its drivers see it: a checkpoint folder, a session, tasks that are tried again, and what it pickles.
 
-What is nasty, all of it measured on the real one (PROTOCOL, Spark facts): attempts fail, run twice, are taken for dead
-and go on; a stage that is tried again counts its attempts from 0; an executor's Python process lives on across batches
-and queries; a task and a writer reach another process as bytes, and whatever they remember stays behind.
+What is nasty, all of it measured on the real one: attempts fail, run twice, are taken for dead and go on; a stage that
+is tried again counts its attempts from 0; an executor's Python process lives on across batches and queries; a task and
+a writer reach another process as bytes, and whatever they remember stays behind.
 """
 
 from __future__ import annotations
