@@ -68,7 +68,7 @@ class ConfigurationError(OncewardError, ValueError):
 
 
 class NoDecisionLogError(ConfigurationError):
-    """There is no decision log where one was to be looked at."""
+    """No decision log exists at the given location."""
 
 
 class NewerFormatError(ConfigurationError):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _TEMPORARY: Final = ".put-"
 _ABANDONED_SECONDS: Final = 3600.0
-"""After so long nobody goes on with a temporary file; who does after all fails, and has written nothing."""
+"""An older temporary file is abandoned. If its process is alive after all, its put fails and writes nothing."""
 
 
 def sync_folder(folder: Path) -> None:
@@ -48,7 +48,7 @@ def put_once(path: Path, data: bytes) -> bool:
         won = _link(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)  # also for the loser: what it goes by now must not go away in a crash
+    sync_folder(path.parent)  # also for the loser: it acts on the winner's file, which must survive a crash
     return won
 
 

@@ -171,7 +171,7 @@ def _fields(text: str, count: int, kind: str = FORMAT) -> tuple[Scope, list[str]
 
 _CHOICES: Final = (
     "Choices: bring back the checkpoint (or store) that belongs to this pipeline; give the pipeline another name; or, "
-    'if the target was emptied or a second writing is wanted, go back on purpose with rewind="…" and a reason'
+    'if the target was emptied, or the rows should be written again, rewind on purpose with rewind="the reason"'
 )
 
 

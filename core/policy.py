@@ -37,7 +37,7 @@ COMMIT_TIMEOUT: Final = 300.0
 COMMIT_BACKOFF: Final = 2.0
 FIRST_PAUSE: Final = 0.02
 MOST_DOUBLINGS: Final = 50
-"""Exponents above it say nothing new, and overflow."""
+"""Larger exponents would not change the pause, which is capped, and would overflow."""
 
 
 @dataclass(frozen=True)

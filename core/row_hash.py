@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Words = npt.NDArray[np.uint64]
 
 WORDS_AT_ONCE: Final = 2**17
-"""So many words of 64 bits stay in a processor's cache."""
+"""Number of 64-bit words that fit into a processor's cache."""
 _PADDED_AT_MOST: Final = 2**30
 """Bytes; offsets of 32 bits address less than 2^31."""
 _GOLDEN: Final = 0x9E3779B97F4A7C15

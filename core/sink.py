@@ -255,6 +255,6 @@ def by_urgency(sinks: Iterable[TwoPhaseCommitSink[Any]]) -> list[TwoPhaseCommitS
 def _seconds_left(sink: TwoPhaseCommitSink[Any]) -> float:
     try:
         timeout = sink.transaction_timeout
-    except ExternalError:  # it has a timeout, or there would be nobody to ask
+    except ExternalError:  # only a sink with a timeout asks its target: take it for the most urgent
         return 0.0
     return math.inf if timeout is None else timeout

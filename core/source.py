@@ -85,7 +85,7 @@ class Source(ABC):
 
 
 class LiveSource(Source):
-    """A source that cannot be read again: what a failure catches under way is lost (at most once).
+    """A source that cannot be read again: rows in flight when a failure happens are lost (at most once).
 
     Only the embedded engine reads it.
     """

@@ -217,7 +217,7 @@ def test_36_another_query_under_the_same_name_does_not_stop_the_one_that_runs(jo
     ).start()
     try:
         running.processAllAvailable()
-        with pytest.raises(StreamingQueryException, match="by another query"):
+        with pytest.raises(StreamingQueryException, match="another query"):
             job.run(checkpoint=str(tmp_path / "second"), store=store)
         job.feed.add()
         running.processAllAvailable()

@@ -254,7 +254,7 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
 
 
 def _text(path: Path) -> str:
-    """What a file holds; bytes that nobody wrote here make it another text, and no error of their own."""
+    """Text of a small file. Undecodable bytes are replaced, so a damaged file compares unequal, without an error."""
     return path.read_text("utf-8", "replace").strip()
 
 

@@ -17,7 +17,7 @@ BATCH_ROWS: Final = 1000
 
 
 class SequenceSource(ResettableSource):
-    """Rows out of a table or a list of dicts, dealt to units whose rows keep their order.
+    """Rows out of a table or a list of dicts, distributed among units whose rows keep their order.
 
     Args:
         rows: The rows: a `pyarrow.Table`, or dicts.
@@ -99,7 +99,8 @@ class SequenceSource(ResettableSource):
         merged = {unit: at for position in positions for unit, at in position.items()}
         if merged.keys() != {str(unit) for unit in range(self._units)}:
             raise SourceError(
-                f"the stored position is of other units ({len(merged)}) than the sequence ({self._units})"
+                f"the stored position has {len(merged)} units, and the sequence has {self._units}: the number of units "
+                "must not change"
             )
         return {str(unit): merged.get(str(unit), 0) for unit in self._mine}
 

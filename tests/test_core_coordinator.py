@@ -255,10 +255,10 @@ class TestAdmission:
         for epoch in range(3):
             bench.run(bench.opened(), epoch)
         bench.coordinator().open(rewind="wrong code", first_epoch=1, query="q", epoch_input=about(1))
-        with pytest.raises(EpochConflictError, match="by another query"):
+        with pytest.raises(EpochConflictError, match="another query"):
             bench.opened().admit(1, about(1, query="other"))
         starts = len(bench.store.entries)
-        with pytest.raises(EpochConflictError, match="by another query"):
+        with pytest.raises(EpochConflictError, match="another query"):
             bench.coordinator().open(first_epoch=1, query="other")
         assert len(bench.store.entries) == starts
         bench.run(bench.opened(), 1)
@@ -863,7 +863,7 @@ class TestMistakes:
         bench = Bench()
         healthy = bench.opened()
         bench.run(healthy, 0)
-        with pytest.raises(EpochConflictError, match=r"by another query \(q, not other\)"):
+        with pytest.raises(EpochConflictError, match=r"another query \(q, not other\) decided"):
             bench.coordinator().open(query="other")
         bench.run(healthy, 1)
         bench.coordinator().open(query="q")

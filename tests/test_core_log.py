@@ -339,7 +339,7 @@ class TestFencing:
             return effect()
 
         store.put_faults.append(somebody_was_quicker)
-        with pytest.raises(FencedError, match="3 other writers took the log"):
+        with pytest.raises(FencedError, match="another writer started first, 3 times in a row"):
             writer_on(store, tries=2).start()
 
     def test_a_starter_that_is_fenced_before_it_has_looked_says_so(self):

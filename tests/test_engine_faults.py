@@ -217,7 +217,7 @@ def test_18_a_start_without_words_does_not_begin_anew_where_a_way_back_was_inter
     again.source(SequenceSource(ROWS), uid="numbers").key_by("k").process(RunningSum(), uid="sum").sink(sink)
     with pytest.raises(RetryableSinkError):
         again.run(why="begin anew")
-    with pytest.raises(EpochConflictError, match=r"interrupted\. Say restore=… and why=… again"):
+    with pytest.raises(EpochConflictError, match=r"interrupted\. Pass the same restore=… and why=… again"):
         totals(target, SequenceSource(ROWS), store=store).run()
     del tmp_path
 
@@ -616,7 +616,7 @@ def test_keys_of_any_type_have_state_and_timers(key: Any):
 def test_a_sequence_that_is_dealt_otherwise_than_before_is_refused():
     target, store = Target(), MemoryStore()
     totals(target, SequenceSource(ROWS, units=2), store=store).run()
-    with pytest.raises(SourceError, match="stored position is of other units"):
+    with pytest.raises(SourceError, match="the stored position has 2 units, and the sequence has 3"):
         totals(target, SequenceSource(ROWS, units=3), store=store, restart=RestartStrategy.none()).run()
 
 

@@ -164,7 +164,7 @@ def test_a_direct_sink(kind: str):
         assert missing == 0
         assert duplicated > 0
         assert p.guarantee().level == "at-least-once"
-        assert "sink shown shows rows as they are written" in p.guarantee().why[0]
+        assert "sink shown makes rows visible as they are written" in p.guarantee().why[0]
     else:
         assert missing > 0
         assert duplicated == 0
@@ -183,7 +183,7 @@ def test_an_idempotent_sink(kind: str):
         assert final == {str(k): 395 + k for k in range(5)}
         assert p.guarantee() == (
             "effectively-once",
-            ("sink by_key is idempotent, not transactional: after a failure older values may show",),
+            ("sink by_key is idempotent, not transactional: after a failure older values may be visible",),
         )
     else:
         assert not went_back

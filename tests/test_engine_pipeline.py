@@ -327,7 +327,7 @@ def test_56_the_fallback_to_an_older_checkpoint_is_explicit_and_writes_again_wha
     again = {"store": store, "backend": FileBackend(tmp_path), "restart": RestartStrategy.none()}
     with pytest.raises(
         StateDamagedError,
-        match=r"nothing was started\. Bring it back, or say restore=<where it is now>; or go back on purpose",
+        match=r"nothing was started\. Bring it back, or pass restore=<its new location>\. Or rewind on purpose",
     ):
         totals(target, SequenceSource(ROWS), **again).run()
     totals(target, SequenceSource(ROWS, batch_rows=100), **again).run(restore=str(older_folder), why="chk damaged")
@@ -487,8 +487,8 @@ def test_timers_fire_once_under_their_key():
     ("build", "match"),
     [
         (lambda _: None, "no source"),
-        (lambda p: p.source(SequenceSource(ROWS)), "nobody reads"),
-        (lambda p: p.source(SequenceSource(ROWS)).map(lambda r: r), "nobody reads what map"),
+        (lambda p: p.source(SequenceSource(ROWS)), "the output of source-0 is not used"),
+        (lambda p: p.source(SequenceSource(ROWS)).map(lambda r: r), "the output of map-1 is not used"),
     ],
 )
 def test_a_graph_that_cannot_run_is_refused(build: Any, match: str):

@@ -83,8 +83,8 @@ def test_of_no_rows_the_columns_are_known():
         (["n, n + 1 AS m"], None, "is not one SQL expression"),
         (["n FROM elsewhere"], None, "is not one SQL expression"),
         (None, "n > 0 ORDER BY n", "is not one SQL expression"),
-        (None, "n", "where 'n' is int64, no condition"),
-        (["n AS a", "n AS A"], None, "twice one name"),
+        (None, "n", "where 'n' is int64, not a boolean condition"),
+        (["n AS a", "n AS A"], None, "two of them have the same name"),
         (["text.* FROM read_text('/etc/hostname') AS text"], None, "is not one SQL expression"),
     ],
 )
@@ -96,7 +96,7 @@ def test_an_expression_that_is_wrong_is_named(
 
 
 def test_names_that_differ_only_in_case_are_refused():
-    with pytest.raises(ConfigurationError, match="which knows no case"):
+    with pytest.raises(ConfigurationError, match="which SQL ignores"):
         projected(pa.record_batch({"ID": [1, 2], "id": [10, 20]}), ["id"])
 
 

@@ -96,9 +96,9 @@ def check_query(view: LogView, pipeline: str, query: str | None, *, gaps: bool) 
         owner = view.rewind.query or None
     if None not in (query, owner) and query != owner:
         raise EpochConflictError(
-            f"the newest epoch was decided, or gone back to, by another query ({owner}, not {query}). Use the "
-            "checkpoint that belongs to this pipeline, give the pipeline another name, or go back on purpose with "
-            "an explicit rewind",
+            f"another query ({owner}, not {query}) decided the newest epoch, or rewound the pipeline. Use the "
+            "checkpoint that belongs to this pipeline, give the pipeline another name, or go back on purpose with an "
+            "explicit rewind",
             pipeline=pipeline,
         )
 

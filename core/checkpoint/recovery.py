@@ -41,7 +41,7 @@ class Action(StrEnum):
     REPORT = "report"
     """Tell the operator, touch nothing."""
     LOST = "lost"
-    """Named by a decision and not to be had: on_lost decides, loudly (invariant 8)."""
+    """Named by a decision, and can no longer be committed: on_lost applies (invariant 8)."""
 
 
 _HELD: Final = {Observation.OPEN: Action.REPORT, Observation.PREPARED: Action.REPORT}

@@ -128,7 +128,7 @@ class Attempt(ABC):
             case Discard(ack):
                 self._discard(ack)
             case Answer(to, result, error):
-                with suppress(InvalidStateError):  # whoever asked was told that nobody hears any more
+                with suppress(InvalidStateError):  # whoever asked was told that the event loop has ended
                     if error is not None:
                         to.set_exception(error)
                     else:

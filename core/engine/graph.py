@@ -94,7 +94,7 @@ class Graph:
         read = [source.uid for reader in self.operators for source, _ in reader.inputs]
         loose = [o.uid for o in self.operators if o.kind != "sink" and o.uid not in read]
         if loose:
-            raise ConfigurationError(f"nobody reads what {', '.join(loose)} gives: end each stream with sink(…)")
+            raise ConfigurationError(f"the output of {', '.join(loose)} is not used: end each stream with sink(…)")
         names = [o.what.name for o in self.of_kind("sink")]
         if len(set(names)) != len(names):
             raise ConfigurationError(f"two sinks have the same name: {', '.join(sorted(names))}. Give each its own")
@@ -169,9 +169,9 @@ def of_sink(name: str, level: Guarantee) -> Part | None:
     if level is Guarantee.EXACTLY_ONCE:
         return None
     if level is Guarantee.EFFECTIVELY_ONCE:
-        why = "is idempotent, not transactional: after a failure older values may show"
+        why = "is idempotent, not transactional: after a failure older values may be visible"
     elif level is Guarantee.AT_MOST_ONCE:
         why = "may lose rows that its target acknowledged"
     else:
-        why = "shows rows as they are written, and again after a failure"
+        why = "makes rows visible as they are written, and again after a failure"
     return Part(f"sink {name}", level, why)

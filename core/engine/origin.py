@@ -118,8 +118,8 @@ def _newest(view: LogView, newest: Decided | None, pipeline: str) -> Origin:
         return Origin(None, None, None, view.decided, goes_on=True, restored=None)
     if decision is None:
         raise EpochConflictError(
-            "this pipeline was on its way back to an older state when it was interrupted. Say restore=… and why=… "
-            "again as before",
+            "this pipeline was on its way back to an older state when it was interrupted. Pass the same "
+            "restore=… and why=… again",
             pipeline=pipeline,
         )
     if newest is None:
@@ -132,9 +132,9 @@ def _newest(view: LogView, newest: Decided | None, pipeline: str) -> Origin:
         metadata, storage = resolve(newest.checkpoint)
     except StateDamagedError as error:
         raise StateDamagedError(
-            f"{error}. It is the newest checkpoint, so nothing was started. Bring it back, or say restore=<where it is "
-            "now>; or go back on purpose: restore=<an older checkpoint's folder> with why=…, or why=… alone to begin "
-            "anew, writes again what was committed since"
+            f"{error}. It is the newest checkpoint, so nothing was started. Bring it back, or pass restore=<its new "
+            "location>. Or rewind on purpose, which writes again what was committed since: restore=<an older "
+            "checkpoint's folder> and why=…, or why=… alone to begin anew, without state"
         ) from error
     return Origin(metadata, storage, newest.checkpoint, view.decided, goes_on=True, restored=newest.restored)
 

@@ -129,7 +129,8 @@ class Projection:
         twice = sorted({name for name in schema.names if lower.count(name.lower()) > 1})
         if twice:
             raise ConfigurationError(
-                f"sink {self._sink}: columns {twice} are one for SQL, which knows no case: rename them before the sink"
+                f"sink {self._sink}: columns {twice} differ only in case, which SQL ignores. Rename them before the "
+                "sink"
             )
         try:
             part = self._part(pa.RecordBatch.from_pylist([], schema=schema))
@@ -140,14 +141,15 @@ class Projection:
         lower = [name.lower() for name in part.schema.names]
         if len(set(lower)) < len(lower):
             raise ConfigurationError(
-                f"sink {self._sink}: {self._shown} gives columns {part.schema.names}: twice one name"
+                f"sink {self._sink}: {self._shown} gives columns {part.schema.names}: two of them have the same name"
             )
 
     def _part(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self._where is not None:
             kept = self._compute(batch, [self._where._replace(text=f"({self._where.text}\n) AS kept")]).column(0)
             if not pa.types.is_boolean(kept.type):
-                raise ConfigurationError(f"sink {self._sink}: where {self._where.text!r} is {kept.type}, no condition")
+                what = f"sink {self._sink}: where {self._where.text!r}"
+                raise ConfigurationError(f"{what} is {kept.type}, not a boolean condition")
             batch = batch.filter(kept)
         return batch if self._select is None else self._compute(batch, self._select)
 

@@ -63,8 +63,8 @@ class ThreadedAttempt(Attempt):
         """Ask for a checkpoint or savepoint; from any thread."""
         answer: Future[Any] = Future()
         self.tell(Requested(kind, target, answer))
-        if self._closed.is_set():  # nobody hears any more
-            with suppress(InvalidStateError):  # but it was heard
+        if self._closed.is_set():  # the event loop has ended
+            with suppress(InvalidStateError):  # the request was handled before it ended
                 answer.set_exception(CheckpointFailedError("the pipeline has stopped"))
         return answer
 

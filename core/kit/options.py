@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _ANNOTATIONS: Final = {"Collection": list, "Mapping": dict, "Path": str, "Sequence": list}
 """For names in signatures that their modules import for type checkers alone."""
 MOST_SECONDS: Final = 86400
-"""Of a timeout: sockets refuse some larger numbers, when it is too late."""
+"""Longest timeout: sockets refuse some larger values, but only when they are used."""
 _KINDS: Final = {int: "a whole number", float: "a number", bool: "true or false"}
 
 

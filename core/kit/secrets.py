@@ -48,7 +48,7 @@ def refuse_login(url: str) -> None:
 def redact(message: str, secrets: Iterable[str]) -> str:
     """The message without these secrets, in whatever form a library may show them: percent-encoded, escaped.
 
-    A short one is replaced only as a word of its own: inside other words it would show by what is missing.
+    A short secret is replaced only where it is a whole word: cut out of another one, it could be guessed from the rest.
     """
     forms = {form for s in secrets if s for form in (s, quote(s), quote(s, safe=""), repr(s)[1:-1])}
     for form in sorted(forms, key=len, reverse=True):

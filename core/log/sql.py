@@ -214,12 +214,12 @@ def make_durable(connection: sa.Connection) -> str:
 
 def _unsafe_mariadb(connection: sa.Connection) -> str:
     if not getattr(connection.dialect, "is_mariadb", False):
-        return "the server is MySQL: only MariaDB was tried as a decision log's store, so only it is taken"
+        return "the server is MySQL; only MariaDB is supported as the store of a decision log"
     names = ("innodb_flush_log_at_trx_commit", "log_bin", "sync_binlog", "wsrep_on")
     query = f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {names}"
     found = {str(key): str(value) for key, value in connection.exec_driver_sql(query)}
     if found.get("wsrep_on") == "ON":
-        return "Galera answers reads on other nodes before they have all entries: name a server without it"
+        return "Galera answers reads on other nodes before they have all entries: use a server without Galera"
     unsafe = ""
     if found["innodb_flush_log_at_trx_commit"] not in _SYNCED:
         unsafe = "innodb_flush_log_at_trx_commit"

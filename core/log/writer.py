@@ -89,9 +89,7 @@ class LogWriter:
             if self._offer(key_of(position), encode(Start(**self._fields(token, position)))):
                 break
             if not self._policy.puts.pause(attempt):
-                raise FencedError(
-                    f"{attempt + 1} other writers took the log while this one started", pipeline=self.pipeline
-                )
+                raise FencedError(f"another writer started first, {attempt + 1} times in a row", pipeline=self.pipeline)
         self.token, self._pending, self._barring = token, None, None
         self._look_at_tail(position)
         if self.view.start != position:

@@ -60,7 +60,7 @@ class Operator:
         """
         if not isinstance(error, EpochConflictError | ConfigurationError):
             raise error
-        if "again as before" in str(error):
+        if "Pass the same restore" in str(error):
             self.change(self._interrupted)
         elif self.command == Restore():
             raise error

@@ -100,8 +100,8 @@ class CheckpointStorage:
             yield chunk
         if size != ref.size or digest.hexdigest() != ref.sha256:
             raise StateDamagedError(
-                f"the checkpoint's file {self.at(ref.path)} is damaged: it has {size} bytes where {ref.size} were "
-                "written, or other ones"
+                f"the checkpoint's file {self.at(ref.path)} is damaged: its size or checksum differs from what was "
+                f"written ({size} of {ref.size} bytes)"
             )
 
     def chunks(self, path: str, what: str) -> Iterator[bytes]:
