@@ -196,9 +196,9 @@ class Faults:
             call: Its name.
             make: Makes it.
             lost: What the caller gets instead of an answer, from words: raises, or says "retry later".
-            again: Whether a network could repeat it; if not, DUPLICATE makes it once.
+            again: Whether a network could repeat it; if not, a DUPLICATE does not happen.
         """
-        fault = self._next(call)
+        fault = self._next(call, again=again)
         if fault is None:
             return make()
         words = f"injected fault: {fault.kind}, at {call}"
@@ -208,7 +208,7 @@ class Faults:
             os.kill(os.getpid(), signal.SIGKILL)
         if fault.kind is Kind.DELAY:
             time.sleep(fault.seconds)
-        if fault.kind is Kind.DUPLICATE and again:
+        if fault.kind is Kind.DUPLICATE:
             make()
         answer = make()
         if fault.kind is Kind.DIE_AFTER:
@@ -220,15 +220,16 @@ class Faults:
         seed = self._random.seed if self._random is not None else 0
         return _histories.setdefault(self._id, _History(random.Random(seed)))  # noqa: S311 - no secret
 
-    def _next(self, call: str) -> Fault | None:
+    def _next(self, call: str, *, again: bool) -> Fault | None:
         history = self._history
         with history.lock:
             history.calls.append(call)
             for name in (call, "*"):
                 history.counts[name] = history.counts.get(name, 0) + 1
             fault = self._planned(call, history.counts) or self._by_chance(call, history.dice)
-            if fault is not None:
-                history.struck.append(fault)
+            if fault is None or (fault.kind is Kind.DUPLICATE and not again):
+                return None
+            history.struck.append(fault)
             return fault
 
     def _planned(self, call: str, counts: dict[str, int]) -> Fault | None:

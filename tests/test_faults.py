@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -80,6 +81,15 @@ def test_what_did_not_happen_is_told():
     faults = Faults(fail("y"), fail("x"))
     made(faults)
     assert faults.left() == [fail("y")]
+
+
+def test_a_call_that_no_network_repeats_is_not_made_twice_and_counts_as_left():
+    sink = Mock(select=(), where=None)
+    sink.name = "s"
+    faults = Faults(duplicate("begin"))
+    FaultySink(sink, faults).begin(None)  # type: ignore[arg-type]
+    sink.begin.assert_called_once_with(None)
+    assert (faults.struck, faults.left()) == ([], [duplicate("begin")])
 
 
 def test_a_star_counts_all_calls():
