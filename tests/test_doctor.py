@@ -7,10 +7,13 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
+from onceward.cli.doctor import kafka
 from onceward.cli.doctor.checks import check_store
 from onceward.core.log import DirectoryStore, EpochInput, LogWriter, open_store
 from onceward.core.policy import CommitPolicy
@@ -120,6 +123,16 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     finally:
         tmp_path.chmod(0o700)
     assert finding.health == "failed"
+
+
+def test_no_answer_about_a_topic_is_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka, "_ANSWER_SECONDS", 0.2)
+    admin = AdminClient({"bootstrap.servers": NO_BROKER, "log_level": 0})
+    began = time.monotonic()
+    [factor, _] = kafka._replication(admin, {"transaction.state.log.replication.factor": "3"}, brokers=3)
+    [replication] = kafka.check_replication(admin, "orders")
+    assert (factor.health, replication.health) == ("ok", "skipped")
+    assert time.monotonic() - began < 5
 
 
 @pytest.mark.slow

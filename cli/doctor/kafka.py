@@ -76,8 +76,16 @@ def check_topics(settings: KafkaSettings, topics: Sequence[str]) -> list[Finding
 
 def _config(admin: AdminClient, kind: Any, name: str) -> dict[str, str | None]:
     resource = ConfigResource(kind, name)
-    entries: Mapping[str, Any] = admin.describe_configs([resource])[resource].result(_ANSWER_SECONDS)
+    described = admin.describe_configs([resource], request_timeout=_ANSWER_SECONDS)
+    entries: Mapping[str, Any] = described[resource].result()
     return {key: entry.value for key, entry in entries.items()}
+
+
+def _described(admin: AdminClient, topic: str, *, rights: bool = False) -> Any:
+    asked = admin.describe_topics(
+        TopicCollection([topic]), include_authorized_operations=rights, request_timeout=_ANSWER_SECONDS
+    )
+    return asked[topic].result()
 
 
 def _timeout(facts: Mapping[str, str | None]) -> Finding:
@@ -98,8 +106,7 @@ def _replication(admin: AdminClient, facts: Mapping[str, str | None], brokers: i
     replicas = int(facts.get("transaction.state.log.replication.factor") or 0)
     in_sync = int(facts.get("transaction.state.log.min.isr") or 0)
     try:
-        topic: Any = admin.describe_topics(TopicCollection([_TRANSACTION_LOG]))[_TRANSACTION_LOG].result()
-        replicas = min(len(partition.replicas) for partition in topic.partitions)
+        replicas = min(len(partition.replicas) for partition in _described(admin, _TRANSACTION_LOG).partitions)
         config = _config(admin, ConfigResource.Type.TOPIC, _TRANSACTION_LOG)
         in_sync = int(config.get("min.insync.replicas") or in_sync)
     except KafkaException:
@@ -155,11 +162,8 @@ _ON_TOPIC: Final = {
 
 def _topic(admin: AdminClient, topic: str) -> Finding:
     check = f"topic {topic}"
-    asked = admin.describe_topics(
-        TopicCollection([topic]), include_authorized_operations=True, request_timeout=_ANSWER_SECONDS
-    )
     try:
-        described: Any = asked[topic].result()
+        described = _described(admin, topic, rights=True)
     except KafkaException as error:
         return failed(check, str(error.args[0].str()), "create it, or grant Describe on it")
     granted = described.authorized_operations
@@ -174,7 +178,7 @@ def check_replication(admin: AdminClient, topic: str) -> list[Finding]:
     """Whether losing a broker can lose records of a topic that were acknowledged."""
     check = "replication"
     try:
-        described: Any = admin.describe_topics(TopicCollection([topic]))[topic].result(_ANSWER_SECONDS)
+        described = _described(admin, topic)
         config = _config(admin, ConfigResource.Type.TOPIC, topic)
     except KafkaException as error:
         return [skipped(check, str(error.args[0].str()), topic)]
