@@ -30,7 +30,7 @@ from onceward import (
 from onceward.cli.doctor import COVERED, Finding, Health
 from onceward.cli.doctor.checks import check_store
 from onceward.cli.doctor.log import check_pipeline
-from onceward.cli.explain import Explanation, together
+from onceward.cli.explain import Explanation, described, together
 from onceward.cli.explain.load import load
 from onceward.cli.operate.targets import sinks_target
 from onceward.core.errors import ConfigurationError, OncewardError
@@ -141,6 +141,14 @@ class TestPipelines:
     def test_two_of_one_name_are_told(self, tmp_path: Path) -> None:
         one, other = together([numbers(tmp_path), numbers(tmp_path)])
         assert by_check(one.findings)["names"].health is by_check(other.findings)["names"].health is Health.FAILED
+
+    @pytest.mark.parametrize(("store", "health"), [("file://{}/log", ["failed"]), ("sqlite:///{}/logs.db", [])])
+    def test_two_in_one_folder_are_told_and_two_in_one_database_are_not(
+        self, tmp_path: Path, store: str, health: list[str]
+    ) -> None:
+        url = store.format(tmp_path)
+        both = [described.Described(name, pipeline=name, store=url) for name in ("one", "other")]
+        assert [finding.health for finding in described.shared_names(both[0], both)] == health
 
     def test_something_else_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="got list"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from onceward.core.checkpoint import CommitPolicy, OnLost
 from onceward.core.checkpoint.subtask import DirectlyWritten
@@ -85,7 +86,8 @@ def shared_names(one: Described, every: Sequence[Described]) -> list[Finding]:
     for what in ("checkpoint", "store", "pipeline"):
         value = getattr(one, what)
         same = [other.name for other in every if other is not one and getattr(other, what) == value]
-        if value is not None and same and not (what == "store" and "://" in value):  # which keeps pipelines apart
+        apart = what == "store" and urlsplit(value or "").scheme not in ("", "file")  # by the pipelines' names
+        if value is not None and same and not apart:
             told = f"{what} {value} is also that of {', '.join(same)}"
             found.append(failed("names", told, f"give each query a {what} of its own: else they fence each other"))
     return found
