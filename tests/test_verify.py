@@ -225,6 +225,30 @@ def test_an_epoch_that_another_process_committed_is_proven(tmp_path: Path, forma
     assert wrong(job.told(code=1)) == [1]
 
 
+def test_the_name_of_a_folder_may_have_an_equals_sign(tmp_path: Path) -> None:
+    job = Job(FileSink("files", tmp_path / "day=1"), tmp_path / "log")
+    job.run(1)
+    for place in (f"files:{tmp_path}/day=1", f"files=files:{tmp_path}/day=1"):
+        assert [line["verdict"] for line in job.audit(place)["epochs"]] == ["proven"]
+
+
+@pytest.mark.parametrize(("asked", "told"), [("1:", [1, 2]), (":1", [0, 1]), ("1", [1]), (":", [0, 1, 2])])
+def test_either_end_of_the_epochs_may_be_left_out(tmp_path: Path, asked: str, told: list[int]) -> None:
+    job = FileJob(tmp_path)
+    job.run()
+    found = job.audit(f"files:{job.out}", "--epochs", asked)
+    assert [line["epoch"] for line in found["epochs"]] == told
+
+
+@pytest.mark.parametrize("asked", ["2:1", "a:b", ""])
+def test_epochs_that_are_no_range_are_refused(tmp_path: Path, asked: str) -> None:
+    job = FileJob(tmp_path)
+    job.run(1)
+    done = CliRunner().invoke(app, ["verify", str(job.folder), "--target", f"files:{job.out}", "--epochs", asked])
+    assert isinstance(done.exception, ConfigurationError)
+    assert "the smaller one first" in str(done.exception)
+
+
 def test_without_proofs_nothing_is_hashed(tmp_path: Path) -> None:
     job = FileJob(tmp_path, proof=False)
     job.run(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -84,10 +85,14 @@ def verify(
 
 
 def _range(text: str | None) -> range | None:
+    """Of A:B, either of which may be left out; a number alone is one epoch."""
     if text is None:
         return None
-    first, _, last = text.partition(":")
+    first, mark, last = text.partition(":")
     try:
-        return range(int(first or 0), int(last or first) + 1)
+        wanted = range(int(first or 0), int(last or (sys.maxsize if mark else first)) + 1)
     except ValueError:
-        raise ConfigurationError(f"--epochs takes A:B, two numbers, not {text!r}") from None
+        wanted = range(0)
+    if not wanted:
+        raise ConfigurationError(f"--epochs takes A:B, two numbers, the smaller one first, not {text!r}")
+    return wanted

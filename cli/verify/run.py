@@ -59,7 +59,7 @@ def _targets(log: Log, given: Sequence[str], access: Access) -> list[tuple[str, 
     found = []
     for text in given:
         sink, mark, place = text.partition("=")
-        if not mark:
+        if not mark or ":" in sink:  # of the place: no sink's name has one
             if len(known) != 1:
                 raise ConfigurationError(
                     f"--target {text}: whose? Give SINK={text}, of {', '.join(known) or 'no sink'}"
