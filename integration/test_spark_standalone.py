@@ -21,7 +21,6 @@ import pyspark
 import pytest
 
 from onceward.testing.pipeline.driver import DriverProcess, Start
-from onceward.testing.pipeline.processes import jvms
 
 from .spark_kit import Feed
 
@@ -107,7 +106,7 @@ def test_a_log_on_a_local_disk_is_refused_on_a_cluster_and_a_shared_one_is_not(
     driver = DriverProcess(Start(command, driver_environment, tmp_path, log))
     try:
         while driver.exit_code is None:
-            for jvm in set(jvms(driver)) - set(driver.family()):
+            for jvm in set(driver.jvms()) - set(driver.family()):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     started_by.add(jvm.ppid())
             time.sleep(0.2)

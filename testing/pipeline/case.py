@@ -22,13 +22,12 @@ from urllib.parse import urlsplit
 
 from onceward.core.errors import ConfigurationError
 
-from .blocked import BlockedReaders
 from .driver import Start, Supervisor, arguments_of
 from .endpoints import KAFKA, POSTGRES, Addresses, UnreadableError
-from .expectation import ReferenceRun, counted, from_function
 from .faults import NothingToHitError, PlannedFault, Scene
-from .judge import Verdict, compare
+from .judge import BlockedReaders, Verdict, compare
 from .servers import empty_kafka, new_database
+from .spec import ReferenceRun, counted, from_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -1,15 +1,23 @@
-"""A pipeline's driver program: one life of it as a process group, and a supervisor that starts it again."""
+"""A pipeline's driver program: one life of it as a process group, and a supervisor that starts it again.
+
+Which of its processes do the work is found by their place in the process tree, and by whom they report to. PySpark's
+driver is a Python process whose child is a JVM (with spark-submit, the other way round). In local mode that JVM runs
+the tasks. On a cluster an executor's JVM is a child of Spark's worker daemon, so that no process tree leads to it from
+the driver; but it is started with the address of the driver (`--driver-url`), on whose port one of the driver's
+processes listens. An executor on another machine is out of reach.
+"""
 
 from __future__ import annotations
 
 import inspect
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +36,7 @@ Command: TypeAlias = Sequence[str | Path] | Callable[[], object]
 _LEFTOVER_SECONDS: Final = 10.0
 _RESTART_SECONDS: Final = 0.5
 _LOG_LINES: Final = 25
+_DRIVER_URL: Final = re.compile(r"--driver-url\0[^\0]*:(\d+)(?:\0|$)")
 _CALL: Final = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='driver')[sys.argv[2]]()"
 
 
@@ -110,6 +119,18 @@ class DriverProcess:
         except psutil.NoSuchProcess:
             return []
 
+    def python_workers(self) -> list[psutil.Process]:
+        """Python processes below it that have no children: Spark's workers, not the daemon that forks them."""
+        return [process for process in self.descendants() if _is_worker(process)]
+
+    def jvms(self) -> list[psutil.Process]:
+        """The JVMs of Spark's executors; without executors, its own."""
+        own = [process for process in self.family() if _is_jvm(process)]
+        if not own:
+            return []
+        ports = {port for process in own for port in _listening(process)}
+        return [process for process in psutil.process_iter() if _reports_to(process) in ports] or own
+
     def kill(self, grace: float = 0.0) -> None:
         """SIGKILL the process group; return when the descendants of other groups are gone too.
 
@@ -134,6 +155,32 @@ class DriverProcess:
     def paused(self) -> AbstractContextManager[None]:
         """SIGSTOP the driver and all its descendants while the block runs."""
         return paused(self.family())
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.name().startswith("python") and not process.children()
+    return False
+
+
+def _is_jvm(process: psutil.Process) -> bool:
+    with suppress(psutil.Error, OSError):
+        return Path(process.exe()).name == "java"
+    return False
+
+
+def _listening(process: psutil.Process) -> Iterable[int]:
+    with suppress(psutil.Error):
+        return [end.laddr.port for end in process.net_connections("tcp") if end.status == psutil.CONN_LISTEN]
+    return []
+
+
+def _reports_to(process: psutil.Process) -> int | None:
+    """The port of the driver that an executor was started for; None of any other process."""
+    with suppress(psutil.Error):
+        found = _DRIVER_URL.search("\0".join(process.cmdline()))
+        return int(found[1]) if found and _is_jvm(process) else None
+    return None
 
 
 @contextmanager

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from onceward.core.steps import CRASH_VARIABLE, Step
 
-from .driver import paused
+from .driver import DriverProcess, paused
 from .endpoints import KAFKA, POSTGRES
-from .processes import jvms, python_workers
 
 if TYPE_CHECKING:
     import psutil
 
     from ..proxy import Proxy
-    from .driver import DriverProcess, Supervisor
+    from .driver import Supervisor
     from .endpoints import Addresses
     from .servers import Server
 
@@ -99,8 +98,8 @@ class _Part:
         raise NothingToHitError(f"the driver has no {self.title}")
 
 
-_WORKER: Final = _Part("Python worker", python_workers)
-_JVM: Final = _Part("JVM", jvms)
+_WORKER: Final = _Part("Python worker", DriverProcess.python_workers)
+_JVM: Final = _Part("JVM", DriverProcess.jvms)
 
 
 def _kill_server(system: str) -> Inject:

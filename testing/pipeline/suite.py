@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from .expectation import ReferenceRun
     from .servers import Servers
+    from .spec import ReferenceRun
 
 _REFERENCE_RUNS: Final[dict[type[PipelineTest], ReferenceRun]] = {}
 
