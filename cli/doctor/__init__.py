@@ -31,7 +31,7 @@ class Finding(msgspec.Struct, frozen=True):
     """One check's result.
 
     Attributes:
-        check: What was checked. COVERED says which row of README's table of what weakens the guarantee it covers.
+        check: What was checked. README's table of what weakens the guarantee names it.
         health: How bad it is.
         found: What was seen.
         advice: What to do; empty if nothing.
@@ -69,33 +69,6 @@ def failed(check: str, found: str, advice: str, where: str = "") -> Finding:
 def skipped(check: str, why: str, where: str = "") -> Finding:
     """Not looked at."""
     return Finding(check, Health.SKIPPED, why, where=where)
-
-
-COVERED: Final = {
-    "consumers with `read_uncommitted`": ("consumers", "source"),
-    "`transaction.state.log.replication.factor` below 3, `min.isr` below 2": (
-        "transaction.state.log.replication.factor",
-        "transaction.state.log.min.isr",
-    ),
-    "`transaction.max.timeout.ms` shorter than an outage": ("transaction.max.timeout.ms", "transaction_timeout"),
-    "a broker dies while a transaction ends (KAFKA-20734: Kafka 4.3.1 skips markers of partitions without a leader)": (
-        "cluster permissions",
-    ),
-    "`fsync=off` on PostgreSQL": ("durability",),
-    "the decision log in a database whose standby is promoted without having every entry (asynchronous replication)": (
-        "standbys",
-    ),
-    "checkpoint or store on a local disk of a driver that may move": ("decision log",),
-    "checkpoint folder deleted, same pipeline name": ("ownership",),
-    "checkpoint folder restored from a backup": ("ownership",),
-    "two jobs under one name and one log": ("starts", "names"),
-    "Spark gives up on an executor that is still alive, and that executor prepares a transaction after its epoch was "
-    "swept": ("open transactions", "prepared transactions"),
-    "somebody ends transactions by hand (`kafka-transactions abort`, `ROLLBACK PREPARED`)": ("decided transactions",),
-    "a non-deterministic query": ("non-deterministic",),
-    "output mode update through `format(…)`": ("output mode",),
-}
-"""README's table of what weakens the guarantee: the first cell of each row, and the checks that cover it."""
 
 
 _STYLE: Final = {Health.OK: "green", Health.WARNING: "yellow", Health.FAILED: "red", Health.SKIPPED: "dim"}

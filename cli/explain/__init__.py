@@ -18,8 +18,7 @@ from onceward.core.sink import Guarantee
 
 from ..doctor import Finding, Health, exit_code, show
 from ..operate.show import console
-from .described import Described, shared_names
-from .pipeline import described_pipeline
+from .described import Described, described_pipeline, shared_names
 from .targets import look_at_targets
 
 if TYPE_CHECKING:

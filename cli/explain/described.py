@@ -1,4 +1,8 @@
-"""What a query or a pipeline says of itself, in the form that both have in common."""
+"""What a query or a pipeline says of itself, in the form that both have in common.
+
+A pipeline of the embedded engine says it by its graph and its settings, which are read here. query.py reads a query of
+Spark.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,9 @@ from urllib.parse import urlsplit
 
 from onceward.core.checkpoint import CommitPolicy, OnLost
 from onceward.core.checkpoint.subtask import DirectlyWritten
-from onceward.core.engine.graph import of_sink
-from onceward.core.log.store import DirectoryStore, UnopenedStore
+from onceward.core.engine.graph import of_sink, of_source, weaker_parts
+from onceward.core.engine.state.memory import MemoryBackend
+from onceward.core.log.store import DirectoryStore, MemoryStore, UnopenedStore
 from onceward.core.sink import Guarantee
 
 from ..doctor import Finding, failed, ok, warning
@@ -18,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from onceward.core.engine.graph import Part
+    from onceward.core.engine.pipeline import Pipeline
     from onceward.core.log import LogStore
 
 _ADVICE: Final = {
@@ -25,6 +31,7 @@ _ADVICE: Final = {
     Guarantee.AT_LEAST_ONCE: "use a sink with two-phase commit, and a source of committed records only",
     Guarantee.EFFECTIVELY_ONCE: "readers must bear older values for a while; or use a sink with two-phase commit",
 }
+_REPLAYED: Final = "read again identically from a stored position"
 
 
 @dataclass
@@ -91,3 +98,56 @@ def shared_names(one: Described, every: Sequence[Described]) -> list[Finding]:
             told = f"{what} {value} is also that of {', '.join(same)}"
             found.append(failed("names", told, f"give each query a {what} of its own: else they fence each other"))
     return found
+
+
+def described_pipeline(pipeline: Pipeline) -> Described:
+    """What a pipeline's graph and settings say.
+
+    Raises:
+        ConfigurationError: The graph is wrong.
+    """
+    graph, setup = pipeline.graph, pipeline.setup
+    graph.check()
+    sources = [(operator.uid, operator.what) for operator in graph.of_kind("source")]
+    sinks = [operator.what for operator in graph.of_kind("sink")]
+    mode = [part for part in weaker_parts(graph, setup.config) if part.name == "the engine"]
+    return Described(
+        name=pipeline.name,
+        pipeline=pipeline.name,
+        store=store_url(setup.store),
+        policy=setup.policy,
+        sinks=sinks,
+        sources=[source for _, source in sources],
+        findings=[
+            *[part_finding("source", of_source(uid, source), uid, _REPLAYED) for uid, source in sources],
+            *[part_finding("engine", part, "", "") for part in mode],
+            _checkpoints(pipeline),
+            *_store(setup.store),
+            *sink_findings(sinks, setup.policy),
+        ],
+    )
+
+
+def _store(store: LogStore) -> list[Finding]:
+    """A store with a URL is looked at with the targets."""
+    if store_url(store) is not None:
+        return []
+    if not isinstance(store, MemoryStore):
+        return [ok("decision log", store.describe())]
+    told = "in memory: a new process does not know what was decided, and reads its input again"
+    return [warning("decision log", told, "give the pipeline a store", guarantee=Guarantee.AT_LEAST_ONCE)]
+
+
+def _checkpoints(pipeline: Pipeline) -> Finding:
+    config, backend = pipeline.setup.config, pipeline.setup.backend
+    bounded = all(operator.what.bounded for operator in pipeline.graph.of_kind("source"))
+    if config.interval is None and not bounded:
+        told = "none is made: without an interval the end of the input is the only one, and a source never ends"
+        return failed("checkpoints", f"{told}, so no rows become visible", "CheckpointConfig(interval=1.0)")
+    often = "at the end of the input" if config.interval is None else f"every {config.interval:g} s"
+    storage = getattr(backend, "storage", None)
+    where = "in the decision log" if isinstance(backend, MemoryBackend) else f"in {storage.root if storage else '?'}"
+    if storage is not None and "://" not in storage.root:
+        advice = "suitable only if the job always runs on this machine; otherwise use a shared folder or a bucket"
+        return warning("checkpoints", f"{often}, {where}", advice)
+    return ok("checkpoints", f"{often}, {where}")
