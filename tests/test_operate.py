@@ -500,7 +500,7 @@ class TestCommands:
             (["list", "--bootstrap-servers", "x:1", "--kafka", "a=s3cret", "--kafka", "s3cret"], "number 2 of those"),
             (["list", "--sinks", "ends:SINKS"], "cannot import ends:SINKS: SystemExit"),
             (["commit", "--skip-lost", " ", "--sinks", "jobs:SINKS"], "needs a reason"),
-            (["list", "--sinks", "nothing"], "takes module:name"),
+            (["list", "--sinks", "nothing"], "give module:name"),
             (["list", "--sinks", "no_such_module:SINKS"], "cannot import"),
             (["list", "--sinks", "json:dumps"], "cannot import"),
             (["list", "--sinks", "json:__name__"], "neither a sink nor a list"),

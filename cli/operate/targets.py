@@ -109,27 +109,32 @@ def sinks_target(sinks: Iterable[Sink], title: str) -> Target:
 
 
 def load_sinks(reference: str) -> Target:
-    """Import the pipeline's own sinks.
-
-    Args:
-        reference: `module:name` of a sink, of several, or of a function that returns them; the module is looked for
-            in the current folder first, and it is run, as by any import.
+    """Import the pipeline's own sinks: `module:name` of a sink, of several, or of a function that returns them.
 
     Raises:
         ConfigurationError: There is no such thing, it is none, or its import fails.
     """
-    module_name, _, name = reference.partition(":")
-    if not module_name or not name.isidentifier():
-        raise ConfigurationError(f"--sinks takes module:name, not {reference!r}")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = getattr(importlib.import_module(module_name), name)
-        found = found() if callable(found) else found
-    except (Exception, SystemExit) as error:
-        raise ConfigurationError(f"cannot import {reference}: {type(error).__name__}: {error}") from error
-    finally:
-        sys.path.pop(0)
+    found = imported("--sinks", reference, called=True)
     sinks = [found] if isinstance(found, Sink) else found
     if not isinstance(sinks, list | tuple) or not all(isinstance(sink, Sink) for sink in sinks):
         raise ConfigurationError(f"{reference} is neither a sink nor a list of sinks: {type(found).__name__}")
     return sinks_target(sinks, f"sinks of {reference}")
+
+
+def imported(option: str, reference: str, *, called: bool = False) -> Any:
+    """Import the `module:name` of an option, from the current folder first, and if `called`, call it if possible.
+
+    Raises:
+        ConfigurationError: There is no such thing, or the module or the call fails.
+    """
+    module, _, name = reference.partition(":")
+    if not module or not name.isidentifier():
+        raise ConfigurationError(f"{option} takes module:name, not {reference!r}")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), name)
+        return found() if called and callable(found) else found
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(f"cannot import {reference}: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.pop(0)

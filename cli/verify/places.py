@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from onceward.core.errors import ConfigurationError
+
+from ..operate.targets import imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -144,19 +143,8 @@ class Place:
 
 
 def load_function(reference: str) -> Rows:
-    """Import the function from a source's rows to a target's: of record batches.
-
-    Raises:
-        ConfigurationError: There is none.
-    """
-    module, _, name = reference.partition(":")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:
-        raise ConfigurationError(f"cannot import {reference}: {type(error).__name__}: {error}") from error
-    finally:
-        sys.path.pop(0)
+    """Import the function from a source's rows to a target's: of record batches."""
+    found = imported("--map", reference)
     if not callable(found):
         raise ConfigurationError(f"{reference} is no function")
     return found  # type: ignore[no-any-return]
