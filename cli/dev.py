@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from onceward.core.errors import ConfigurationError
 
+from .options import AsJson  # noqa: TC001 - typer reads them
+from .show import console, print_json
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from rich.console import Console
 
     from onceward.testing.services import DevServices
 
@@ -28,7 +31,6 @@ Home = Annotated[
 ]
 WithKafka = Annotated[bool, typer.Option("--kafka/--no-kafka", help="Include Kafka.")]
 WithPostgres = Annotated[bool, typer.Option("--postgres/--no-postgres", help="Include PostgreSQL.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
@@ -54,7 +56,7 @@ def up(
             "--topic needs Kafka and --table needs PostgreSQL: leave out --no-kafka, --no-postgres"
         )
     services = _services(home, kafka=kafka, postgres=postgres)
-    say = Console(stderr=True)
+    say = console(stderr=True)
     if kafka:
         _fetch_kafka(say)
     with say.status("starting …"):
@@ -182,4 +184,4 @@ def _show(services: DevServices, *, as_json: bool) -> None:
             if address is not None:
                 typer.echo(f"  {service.address_name} {address}\n  log {service.log}")
     if as_json:
-        typer.echo(json.dumps(facts, indent=2))
+        print_json(facts)

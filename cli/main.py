@@ -19,13 +19,14 @@ from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.kit.options import pairs
 
 from .dev import app as dev_app
-from .operate.commands import app as txn_app
-from .operate.commands import checkpoints
-from .operate.show import console, print_json
+from .operate import app as txn_app
+from .operate import checkpoints
+from .options import AsJson, BootstrapServers, Dsn, KafkaConfig  # noqa: TC001 - typer reads them
 from .run import run
-from .savepoint.commands import app as savepoint_app
-from .ui.command import ui
-from .verify.command import verify
+from .savepoint import app as savepoint_app
+from .show import console, print_json
+from .ui import ui
+from .verify import verify
 
 EXIT_FAILED, EXIT_MISUSED, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -84,13 +85,8 @@ def demo(
 @app.command()
 def doctor(
     *,
-    bootstrap_servers: Annotated[str | None, typer.Option(help="Bootstrap servers of Kafka.")] = None,
-    kafka: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE|@FILE", help="A setting for the connection to Kafka, or a file of them; repeatable."
-        ),
-    ] = None,
+    bootstrap_servers: BootstrapServers = None,
+    kafka: KafkaConfig = None,
     topic: Annotated[
         list[str] | None,
         typer.Option(help="A topic of a sink or source, to check existence and permissions; repeatable."),
@@ -98,14 +94,14 @@ def doctor(
     pipeline: Annotated[
         str | None, typer.Option(help="Name of the pipeline whose transactional ids and decision log to check.")
     ] = None,
-    dsn: Annotated[str | None, typer.Option(help="PostgreSQL's connection string.")] = None,
+    dsn: Dsn = None,
     store: Annotated[
         str | None, typer.Option(help="URL of the decision log's store, or the checkpoint folder.")
     ] = None,
     query: Annotated[
         str | None, typer.Option(help="The pipeline's query, as for `onceward explain`, to check all that it names.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check Java, Python, Kafka, PostgreSQL and the decision log; report what is wrong and how to fix it.
 
@@ -133,7 +129,7 @@ def doctor(
         from .explain.load import load  # noqa: PLC0415
 
         findings += [finding for explanation in together(load(query)) for finding in explanation.findings]
-    show(findings, as_json=json)
+    show(findings, as_json=as_json)
     raise typer.Exit(exit_code(findings))
 
 
@@ -150,7 +146,7 @@ def explain(
     arguments: Annotated[list[str] | None, typer.Argument(help="Arguments of the program.")] = None,
     *,
     look: Annotated[bool, typer.Option("--look/--no-look", help="Also ask the decision log and the targets.")] = True,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what a query or pipeline guarantees, which part weakens it, and what to do. Starts and writes nothing.
 
@@ -160,7 +156,7 @@ def explain(
     from .explain.load import load  # noqa: PLC0415
 
     explanations = together(load(query, arguments or []), look=look)
-    if json:
+    if as_json:
         print_json(explanations)
     else:
         for explanation in explanations:

@@ -18,8 +18,8 @@ from rich.table import Table
 from typer.testing import CliRunner
 
 from onceward import FileSink
+from onceward.cli import show
 from onceward.cli.main import app, main
-from onceward.cli.operate import show
 from onceward.cli.operate.logs import Log, history, open_log
 from onceward.cli.operate.resolve import Committed, abort_orphaned, abort_undecided, chosen, commit_decided
 from onceward.cli.operate.survey import Found, advice, survey
@@ -500,7 +500,7 @@ class TestCommands:
             (["list", "--bootstrap-servers", "x:1", "--kafka", "a=s3cret", "--kafka", "s3cret"], "number 2 of those"),
             (["list", "--sinks", "ends:SINKS"], "cannot import ends:SINKS: SystemExit"),
             (["commit", "--skip-lost", " ", "--sinks", "jobs:SINKS"], "needs a reason"),
-            (["list", "--sinks", "nothing"], "give module:name"),
+            (["list", "--sinks", "nothing"], "takes module:name"),
             (["list", "--sinks", "no_such_module:SINKS"], "cannot import"),
             (["list", "--sinks", "json:dumps"], "cannot import"),
             (["list", "--sinks", "json:__name__"], "neither a sink nor a list"),

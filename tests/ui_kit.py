@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from onceward import FileSink
-from onceward.cli.operate.commands import Search
+from onceward.cli.operate import Search
 from onceward.cli.ui.desk import Desk
 from onceward.cli.ui.watch import Watch
 from onceward.core import CheckpointConfig, FileBackend

@@ -9,7 +9,7 @@ import msgspec
 
 from onceward.core.sink import Guarantee
 
-from ..operate.show import console, print_json
+from ..show import console, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ from onceward.core.log.store import EXPLAINING
 from onceward.core.sink import Guarantee
 
 from ..doctor import Finding, Health, exit_code, show
-from ..operate.show import console
+from ..show import console
 from .described import Described, described_pipeline, shared_names
 from .targets import look_at_targets
 

@@ -1,1 +1,218 @@
-"""`onceward txn` and `onceward checkpoints`: what is in doubt, and how an operator ends it."""
+"""`onceward txn list | inspect | commit | abort` and `onceward checkpoints`: what is in doubt, and how to end it."""
+
+from __future__ import annotations
+
+import inspect as signatures
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onceward.core.checkpoint.recovery import TransactionStatus
+from onceward.core.errors import ConfigurationError
+from onceward.core.kit.options import pairs
+
+from .. import show
+from ..options import AsJson, BootstrapServers, Dsn, KafkaConfig, LedgerSchema, Pipeline, Yes  # noqa: TC001 - typer reads them
+from .logs import Log, history, open_log
+from .resolve import abort_orphaned, abort_undecided, chosen, commit_decided
+from .survey import Found, survey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .targets import Target
+
+app = typer.Typer(no_args_is_help=True, help="List, inspect, commit and abort transactions that are in doubt.")
+
+Store = Annotated[
+    list[str] | None,
+    typer.Option(help="URL of a decision log's store, or the checkpoint folder; repeatable for `list` and `inspect`."),
+]
+
+
+@dataclass(kw_only=True)
+class Search:
+    """Where to look: the options of all `txn` commands."""
+
+    store: Store = None
+    pipeline: Pipeline = None
+    bootstrap_servers: BootstrapServers = None
+    kafka: KafkaConfig = None
+    dsn: Dsn = None
+    ledger_schema: LedgerSchema = None
+    sinks: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:NAME", help="The pipeline's own sinks, of any class, to import and search."),
+    ] = None
+
+    def found(self, logs: Sequence[Log] | None = None) -> list[Found]:
+        """What is there; of the log's pipeline alone, if one is given."""
+        if logs is None:
+            logs = [open_log(url, self.pipeline) for url in self.store or []]
+        return survey(logs, self.targets(), self.pipeline)
+
+    def log(self, *, writing: bool) -> Log:
+        """The one decision log; from now on, its pipeline alone is looked at."""
+        log = one_log(self.store, self.pipeline, writing=writing)
+        self.pipeline = log.pipeline
+        return log
+
+    def targets(self) -> list[Target]:
+        """The targets given."""
+        from .targets import kafka_target, load_sinks, postgres_target  # noqa: PLC0415 - Arrow, and extras
+
+        settings = pairs("--kafka", self.kafka)
+        if (settings and self.bootstrap_servers is None) or (self.ledger_schema is not None and self.dsn is None):
+            raise ConfigurationError("--kafka needs --bootstrap-servers, and --ledger-schema needs --dsn")
+        targets = [] if self.sinks is None else [load_sinks(self.sinks)]
+        extra = "kafka"
+        try:
+            if self.bootstrap_servers is not None:
+                targets.append(kafka_target(self.bootstrap_servers, settings))
+            extra = "postgres"
+            if self.dsn is not None:
+                targets.append(postgres_target(self.dsn, self.ledger_schema))
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[{extra}]'") from error
+        if not targets:
+            raise ConfigurationError(
+                "no target was given. Pass --bootstrap-servers, --dsn, or the pipeline's own --sinks module:name"
+            )
+        return targets
+
+
+def searching(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of Search in place of its first parameter."""
+    options = signatures.signature(Search, eval_str=True).parameters
+    own = list(signatures.signature(command, eval_str=True).parameters.values())[1:]
+
+    def run(**given: Any) -> None:
+        search = Search(**{name: given.pop(name) for name in options})
+        command(search, **given)
+
+    run.__doc__ = command.__doc__
+    run.__annotations__ = {one.name: one.annotation for one in [*options.values(), *own]}
+    parameters = [one.replace(kind=signatures.Parameter.KEYWORD_ONLY) for one in [*options.values(), *own]]
+    vars(run)["__signature__"] = signatures.Signature(parameters)
+    return run
+
+
+@app.command("list")
+@searching
+def list_(search: Search, *, as_json: AsJson = False) -> None:
+    """List transactions under onceward's names that are open, prepared or awaiting commit, and what to do with each."""
+    show.table(search.found(), as_json=as_json)
+
+
+@app.command("inspect")
+@searching
+def inspect(
+    search: Search,
+    *,
+    transaction: Annotated[str, typer.Argument(help="Name of the transaction, as shown by `list`.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show all that is known about one transaction."""
+    found = [one for one in search.found() if one.name == transaction]
+    if not found:
+        raise ConfigurationError(f"{transaction} is not in the given targets, and no decision that waits names it")
+    show.details(found, as_json=as_json)
+
+
+@app.command("commit")
+@searching
+def commit(
+    search: Search,
+    *,
+    skip_lost: Annotated[
+        str | None,
+        typer.Option(metavar="WHY", help="Skip transactions that can no longer be committed, and record this reason."),
+    ] = None,
+    yes: Yes = False,
+) -> None:
+    """Commit all that is decided, and record it as completed, as the pipeline's next start would do.
+
+    A run of the pipeline that is still alive is fenced and stops.
+    """
+    if skip_lost is not None and not skip_lost.strip():
+        raise ConfigurationError("--skip-lost needs a reason, which is recorded in the decision log")
+    log = search.log(writing=yes)
+    decision = log.view.undone
+    if decision is None:
+        typer.echo(f"nothing to commit: pipeline {log.pipeline} has no uncommitted decision")
+        return
+    found = search.found([log])
+    show.age(log)
+    if not yes:
+        show.table([one for one in found if one.status is TransactionStatus.DECIDED])
+        show.would(f"commit epoch {decision.epoch} of {log.pipeline}; {show.FENCES}")
+        return
+    typer.echo(f"committing epoch {decision.epoch} of {log.pipeline}, as its newest writer …", err=True)
+    done = commit_decided(log, decision, found, skip_lost=skip_lost)
+    if done is None:
+        typer.echo(f"nothing to commit: another process has finished epoch {decision.epoch} (see `checkpoints`)")
+        return
+    given_up = f", {done.given_up} were skipped and recorded" if done.given_up else ""
+    typer.echo(
+        f"epoch {done.epoch} of {log.pipeline} is completed: {done.committed} transactions are committed{given_up}"
+    )
+
+
+@app.command("abort")
+@searching
+def abort(
+    search: Search,
+    *,
+    transactions: Annotated[
+        list[str] | None, typer.Argument(help="Names of the transactions; default: all in doubt.")
+    ] = None,
+    orphaned: Annotated[
+        bool, typer.Option("--orphaned", help="Their decision log is gone for good; requires their names.")
+    ] = False,
+    yes: Yes = False,
+) -> None:
+    """Abort transactions that no decision names. Decided transactions are never aborted.
+
+    The command first appends a START to the decision log, so that none of these can be decided any more. It fences a
+    pipeline that is running, which stops with an error.
+    """
+    log = None if orphaned and not search.store else search.log(writing=yes)
+    found = search.found([log] if log is not None else [])
+    meant = chosen(found, transactions or [], orphaned=orphaned)
+    if not meant:
+        typer.echo("nothing to abort")
+        return
+    if log is not None:
+        show.age(log)
+    if not yes:
+        show.table(meant)
+        show.would(f"abort {len(meant)}; {show.ORPHANS if orphaned else show.FENCES}")
+        return
+    left = _abort_orphaned(meant) if orphaned or log is None else _abort_undecided(log, meant)
+    typer.echo(f"aborted {len(meant) - len(left)} of {len(meant)}")
+    for words in left:
+        typer.echo(f"not aborted: {words}", err=True)
+    raise typer.Exit(int(bool(left)))
+
+
+def _abort_orphaned(meant: list[Found]) -> list[str]:
+    outcomes = zip(meant, abort_orphaned(meant), strict=True)
+    return [f"{one.name}: {outcome.status}, {outcome.detail}" for one, outcome in outcomes if not outcome.done]
+
+
+def _abort_undecided(log: Log, meant: list[Found]) -> list[str]:
+    aborted = {c.identity() for c in abort_undecided(log, meant).aborted}
+    return [one.name for one in meant if one.committable.identity() not in aborted]
+
+
+def checkpoints(*, store: Store = None, pipeline: Pipeline = None, as_json: AsJson = False) -> None:
+    """List the epochs in a decision log, the engine's checkpoints, and every transaction that was ever skipped."""
+    show.history(history(one_log(store, pipeline)), as_json=as_json)
+
+
+def one_log(stores: list[str] | None, pipeline: str | None, *, writing: bool = False) -> Log:
+    """Open the one log given, or say that one is needed."""
+    if len(stores or []) != 1:
+        raise ConfigurationError("give the decision log's store, or the checkpoint folder, as --store, once")
+    return open_log((stores or [])[0], pipeline, writing=writing)

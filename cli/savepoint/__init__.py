@@ -1,1 +1,166 @@
 """`onceward savepoint`: copies of a Spark query's checkpoint and decision log, and what may be restored of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from onceward.core.checkpoint import CommitPolicy
+from onceward.core.errors import ConfigurationError
+
+from .. import show
+from ..operate.logs import open_log
+from ..options import AsJson, Pipeline, Yes  # noqa: TC001 - typer reads them
+
+app = typer.Typer(no_args_is_help=True, help="Make, list, restore and delete savepoints.")
+
+Folder = Annotated[str, typer.Argument(help="Folder of the savepoint: a path, or a URL such as s3://bucket/folder.")]
+Store = Annotated[str | None, typer.Option(help="URL of the decision log's store; default: in the checkpoint.")]
+
+
+@app.command()
+def create(
+    folder: Folder,
+    *,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="Checkpoint folder of a Spark query, which must be stopped. Without it: a running pipeline of "
+            "the embedded engine, by its --store."
+        ),
+    ] = None,
+    store: Store = None,
+    pipeline: Pipeline = None,
+    retire: Annotated[
+        bool,
+        typer.Option("--retire", help="Spark: the query moves. It cannot be started at its old place any more."),
+    ] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="Engine: commit what comes before it, and end the run.")] = False,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="Engine: as --stop, and emit what functions hold back.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Engine: seconds to wait for the savepoint.")] = 60.0,
+    yes: Yes = False,
+) -> None:
+    """Copy a stopped Spark query's checkpoint and decision log, or have a running engine pipeline make a savepoint."""
+    if checkpoint is None:
+        if store is None or retire:
+            raise ConfigurationError("give a Spark query's --checkpoint, or the --store of a running engine pipeline")
+        log = open_log(store, pipeline)
+        if not yes:
+            end = " and end" if stop or drain else ""
+            show.would(f"ask the running pipeline {log.pipeline} to make a savepoint{end}")
+            return
+        from onceward.core.engine.channels import Kind  # noqa: PLC0415 - the embedded engine
+        from onceward.core.engine.requests import ask  # noqa: PLC0415
+        from onceward.core.engine.state.storage import locate  # noqa: PLC0415
+
+        kind = Kind.DRAIN if drain else Kind.SUSPEND if stop else Kind.SAVEPOINT
+        typer.echo(f"savepoint {ask(log.store, kind, locate(folder), timeout=timeout)}")
+        return
+    if stop or drain:
+        raise ConfigurationError(
+            "--stop and --drain are for the embedded engine: stop the Spark query, then repeat this"
+        )
+    if retire and store is not None:
+        raise ConfigurationError("--retire is for a log in the checkpoint: one in a store of its own goes on there")
+    _create(folder, checkpoint, store, pipeline, retire=retire, yes=yes)
+
+
+def _create(folder: str, checkpoint: str, store: str | None, pipeline: str | None, *, retire: bool, yes: bool) -> None:
+    from onceward.core.engine.state.storage import CheckpointStorage  # noqa: PLC0415 - the embedded engine
+
+    from . import copies  # noqa: PLC0415
+
+    log = open_log(store or CheckpointStorage(checkpoint).root, pipeline, writing=yes)
+    quiet = copies.QUIET_SECONDS
+    if not yes:
+        source, into = CheckpointStorage(checkpoint), CheckpointStorage(folder)
+        decision = copies.check_can_create(source, into, log, quiet=quiet)
+        what = f"{source.root} with epoch {decision.epoch} of {log.pipeline}"
+        show.would(f"copy {what} to {into.root}; {show.FENCES}")
+        return
+    where = log.store.describe() if store is not None else None
+    made = copies.create(checkpoint, folder, log, CommitPolicy(), store=where, retire=retire, quiet=quiet)
+    ended = ". The query cannot be started at its old place any more: restore it at the new one" if retire else ""
+    show.console().print(
+        f"savepoint of epoch {made.epoch} of {made.pipeline}: {len(made.files)} files, {made.size} bytes{ended}"
+    )
+
+
+@app.command("list")
+def list_(
+    folder: Annotated[str, typer.Argument(help="A savepoint, or the folder that savepoints are in.")],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """List savepoints: of which pipeline and epoch, when they were made, and where they were restored to."""
+    from . import listing  # noqa: PLC0415 - the embedded engine
+
+    found = listing.listed(folder)
+    if as_json:
+        show.print_json(found)
+        return
+    out = show.console()
+    for one in found:
+        out.print(one.place, style="bold")
+        epoch = f", epoch {one.epoch}, {one.size} bytes" if one.epoch is not None else ""
+        made = f", made {one.made}" if one.made else ""
+        retired = ", the pipeline moves with it" if one.retired else ""
+        out.print(f"  {one.kind}: pipeline {one.pipeline or '?'}{epoch}{made}{retired}")
+        for more in (f"restored to {one.restored_to}" if one.restored_to else "", one.problem):
+            if more:
+                out.print(f"  {more}")
+    if not found:
+        out.print("no savepoints")
+
+
+@app.command("restore")
+def restore_(
+    folder: Folder,
+    *,
+    checkpoint: Annotated[str, typer.Option(help="New checkpoint folder for the query; it must be empty or missing.")],
+    store: Store = None,
+    rewind: Annotated[
+        str | None,
+        typer.Option(metavar="WHY", help="Go back although the sinks have gone on since, and record this reason."),
+    ] = None,
+    yes: Yes = False,
+) -> None:
+    """Restore a Spark query's savepoint into a new folder, at which the query is started next.
+
+    If the sinks have gone on since the savepoint, this is refused without --rewind: rows would be written twice.
+    """
+    from . import listing, manifest, restore  # noqa: PLC0415 - the embedded engine
+
+    if rewind is not None and not rewind.strip():
+        raise ConfigurationError("--rewind needs a reason, which is recorded in the decision log")
+    found = listing.found_at(folder)
+    if found.kind == "engine":
+        raise ConfigurationError(
+            f"{found.place} is a savepoint of the embedded engine: its program restores it, with "
+            f"pipeline.run(restore={found.place!r})"
+        )
+    saved = manifest.Savepoint.load(folder)
+    asked = restore.examine(saved, checkpoint, store, rewind)
+    if not yes:
+        show.would(asked.describe())
+        return
+    restore.restore(asked, CommitPolicy())
+    typer.echo(f"restored epoch {saved.manifest.epoch}: start the query with checkpoint {asked.checkpoint.root}")
+
+
+@app.command()
+def delete(folder: Folder, *, yes: Yes = False) -> None:
+    """Delete a savepoint, or what an interrupted copy has left of one."""
+    from . import listing  # noqa: PLC0415 - the embedded engine
+
+    found = listing.found_at(folder)
+    only = found.retired and not found.restored_to
+    left = f", which is all that is left of pipeline {found.pipeline}: it moves, and was never restored" if only else ""
+    if not yes:
+        show.would(f"delete {found.place} ({found.kind}, pipeline {found.pipeline}){left}")
+        return
+    listing.delete(folder)
+    typer.echo(f"deleted {found.place}")

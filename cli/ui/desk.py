@@ -16,7 +16,7 @@ import msgspec
 
 from onceward.core.errors import ConfigurationError, EpochConflictError
 
-from ..operate import show
+from .. import show
 from ..operate.logs import open_log
 from ..operate.resolve import abort_undecided, chosen, commit_decided
 from .model import Pipeline
@@ -24,7 +24,7 @@ from .model import Pipeline
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..operate.commands import Search
+    from ..operate import Search
     from .watch import Watch, Watched
 
 _PAUSE: Final = 1.0

@@ -1,1 +1,177 @@
 """`onceward verify`: whether targets still hold exactly what each epoch wrote into them."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+import typer
+
+from onceward.core.errors import ConfigurationError
+from onceward.core.kit.options import pairs
+
+from ..operate.logs import open_log
+from ..options import AsJson, BootstrapServers, Dsn, KafkaConfig, LedgerSchema, Pipeline  # noqa: TC001 - typer reads them
+from ..show import console, print_json
+from .audit import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from onceward.testing.pipeline.judge import Comparison
+
+    from .audit import Audit, Line
+
+_STYLE: Final = {Verdict.PROVEN: "green", Verdict.DIFFERS: "red", Verdict.UNPROVEN: "yellow"}
+
+
+def verify(
+    store: Annotated[
+        str | None,
+        typer.Argument(help="The checkpoint folder, or the URL of the decision log's store; none: compare by --key."),
+    ] = None,
+    *,
+    target: Annotated[
+        list[str],
+        typer.Option(
+            metavar="[SINK=]PLACE",
+            help="Where a sink wrote to: kafka:TOPIC, postgres:TABLE, sql:TABLE, redis:KEY or files:FOLDER; repeatable."
+            " SINK may be left out if there is one.",
+        ),
+    ],
+    source: Annotated[
+        str | None, typer.Option(metavar="PLACE", help="What the pipeline reads: to name the rows that differ.")
+    ] = None,
+    mapping: Annotated[
+        str | None,
+        typer.Option(
+            "--map",
+            metavar="MODULE:FUNCTION",
+            help="Function from a batch of the source's rows to the sink's. Default: copies, or the columns of JSON.",
+        ),
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="Column that identifies a row.")] = None,
+    epochs: Annotated[str | None, typer.Option(metavar="A:B", help="Only epochs from A to B.")] = None,
+    pipeline: Pipeline = None,
+    bootstrap_servers: BootstrapServers = None,
+    kafka: KafkaConfig = None,
+    dsn: Dsn = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="Where sql:TABLE or redis:KEY is: SQLAlchemy's URL of a database, or a redis://… URL."),
+    ] = None,
+    ledger_schema: LedgerSchema = None,
+    as_json: AsJson = False,
+) -> None:
+    """Prove that targets still hold exactly the rows that were written, or name the epochs and rows that differ.
+
+    With a decision log, each target is read again and compared with the number and the hash of the rows that each epoch
+    recorded. Without one, a source and a target are compared by key. Changes nothing.
+    """
+    from .places import Access, Place, load_function  # noqa: PLC0415 - extras
+    from .rows import compared  # noqa: PLC0415
+    from .run import Question, audits  # noqa: PLC0415
+
+    access = Access(bootstrap_servers, pairs("--kafka", kafka), dsn, url, ledger_schema)
+    origin = Place.parse(source, access) if source is not None else None
+    function = load_function(mapping) if mapping is not None else None
+    if store is None:
+        if origin is None or len(target) != 1 or epochs is not None:
+            raise ConfigurationError(
+                "without a decision log give --source, one --target, and no --epochs; with one, its checkpoint folder "
+                "or store as the argument"
+            )
+        found = compared(origin, Place.parse(target[0], access), function, key)
+        _show_rows(found, as_json=as_json)
+        raise typer.Exit(int(not found.exact))
+    question = Question(open_log(store, pipeline), _range(epochs), origin, function, key)
+    told = audits(question, target, access)
+    _show(told, as_json=as_json)
+    raise typer.Exit(int(not all(audit.proven for audit in told)))
+
+
+def _range(text: str | None) -> range | None:
+    """Of A:B, either of which may be left out; a number alone is one epoch."""
+    if text is None:
+        return None
+    first, mark, last = text.partition(":")
+    try:
+        wanted = range(int(first or 0), int(last or (sys.maxsize if mark else first)) + 1)
+    except ValueError:
+        wanted = range(0)
+    if not wanted:
+        raise ConfigurationError(f"--epochs takes A:B, two numbers, the smaller one first, not {text!r}")
+    return wanted
+
+
+def _show(found: Sequence[Audit], *, as_json: bool) -> None:
+    """Each target: what is proven in one line, what is not epoch by epoch, then the rows."""
+    if as_json:
+        print_json([_plain(audit) for audit in found])
+        return
+    out = console()
+    for audit in found:
+        proven = [line for line in audit.lines if line.proven]
+        rows = sum(line.found for line in proven)
+        out.print(f"{audit.sink} in {audit.target}", style="bold")
+        if proven:
+            out.print(f"  proven: {_epochs(proven)}, {rows} rows", style=_STYLE[Verdict.PROVEN])
+        for line in audit.lines:
+            if not line.proven:
+                out.print(f"  {_words(line)}", style=_STYLE[Verdict.DIFFERS if line.source else line.verdict])
+        if audit.foreign:
+            out.print(f"  {audit.foreign} rows that no epoch wrote", style=_STYLE[Verdict.DIFFERS])
+        if not audit.lines and not audit.foreign:
+            out.print("  no epoch is completed, and there are no rows")
+        if audit.left_out:
+            out.print(f"  not compared: {', '.join(audit.left_out)}")
+        if audit.rows is not None:
+            _show_rows(audit.rows, as_json=False)
+
+
+def _show_rows(found: Comparison, *, as_json: bool) -> None:
+    """Rows that differ."""
+    if as_json:
+        print_json(_rows(found))
+        return
+    from onceward.testing.pipeline.judge import Verdict as Found  # noqa: PLC0415 - psutil
+
+    for line in Found((found,)).lines():
+        console().print(f"  {line}")
+
+
+def _epochs(lines: Sequence[Line]) -> str:
+    numbers = [line.epoch for line in lines if line.epoch is not None]
+    words = ["all older epochs"] if len(numbers) < len(lines) else []
+    if numbers:
+        words.append(f"epochs {min(numbers)} to {max(numbers)}" if len(numbers) > 1 else f"epoch {numbers[0]}")
+    return " and ".join(words)
+
+
+def _words(line: Line) -> str:
+    what = f"epoch {line.epoch}" if line.epoch is not None else "older epochs together"
+    if line.verdict is Verdict.PROVEN:
+        return f"{what}: the target has what was written, but the source's rows give something else"
+    if line.verdict is Verdict.UNPROVEN:
+        return f"{what}: no proof was recorded; {line.found} rows are there"
+    if line.written == line.found:
+        return f"{what}: {line.found} rows, but not the same ones as were written"
+    return f"{what}: {line.written} rows were written, {line.found} of them are there"
+
+
+def _plain(audit: Audit) -> dict[str, Any]:
+    return {
+        "sink": audit.sink,
+        "target": audit.target,
+        "proven": audit.proven,
+        "epochs": audit.lines,
+        "foreign": audit.foreign,
+        "left_out": audit.left_out,
+        "rows": _rows(audit.rows) if audit.rows is not None else None,
+    }
+
+
+def _rows(found: Comparison) -> dict[str, Any]:
+    findings = [msgspec.to_builtins(finding._asdict(), enc_hook=str) for finding in found.findings]
+    return {"output": found.output, "expected": found.expected, "found": found.found, "findings": findings}

@@ -1,4 +1,4 @@
-"""How transactions and epochs are printed."""
+"""How commands print: transactions, epochs, JSON, and what they would do."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from .logs import History, Log
-    from .survey import Found
+    from .operate.logs import History, Log
+    from .operate.survey import Found
 
 FENCES = "a run of this pipeline that is still alive would be fenced and stop"
 COPY = "if this is only a copy of the log that the pipeline uses, stop here: decided rows would be lost"
@@ -110,5 +110,10 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def print_json(what: Any) -> None:
-    """Print indented JSON."""
-    typer.echo(msgspec.json.format(msgspec.json.encode(what)).decode())
+    """Print indented JSON; what it has no form for, as text."""
+    typer.echo(msgspec.json.format(msgspec.json.encode(what, enc_hook=str)).decode())
+
+
+def would(what: str) -> None:
+    """Say what a command would do with --yes."""
+    console().print(f"would {what}. Pass --yes to do it")
