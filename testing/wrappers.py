@@ -16,7 +16,7 @@ from onceward.sinks import DirectSink, TwoPhaseCommitSink
 from .faults import InjectedSinkError, InjectedSourceError, InjectedStoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator
 
     import pyarrow as pa
 
@@ -41,12 +41,16 @@ class _Faulty:
         raise self.error(words)
 
 
-def _call(name: str, *, again: bool = True) -> Any:
-    """A method of what is wrapped, with faults; without `again` it is never made twice: no network repeats it."""
+def _call(name: str, *, again: bool = True, lost: Callable[[Any, str], Any] | None = None) -> Any:
+    """A method of what is wrapped, with faults; without `again` it is never made twice: no network repeats it.
+
+    A caller whose call, or its answer, is lost gets what `lost` makes of the first argument and words; else an error.
+    """
 
     def method(self: _Faulty, *arguments: Any, **options: Any) -> Any:
         make = partial(getattr(self.wrapped, name), *arguments, **options)
-        return self.faults.around(name, make, self._lost, again=again)
+        instead = self._lost if lost is None else partial(lost, arguments[0])
+        return self.faults.around(name, make, instead, again=again)
 
     return method
 
@@ -98,27 +102,14 @@ class FaultySink(_Faulty, TwoPhaseCommitSink[Any]):
     write = _call("write", again=False)
     pre_commit = _call("pre_commit", again=False)
     lingering = _call("lingering")
+    commit_many = _call(
+        "commit_many", lost=lambda all_, why: [CommitOutcome(CommitStatus.RETRY_LATER, why)] * len(all_)
+    )
+    abort = _call("abort", lost=lambda _, why: AbortOutcome(AbortStatus.RETRY_LATER, why))
+    inspect_many = _call("inspect_many", lost=lambda all_, _: [Observation.UNKNOWN] * len(all_))
 
     def commit(self, committable: Committable) -> CommitOutcome:
         return self.commit_many([committable])[0]
-
-    def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
-        def lost(words: str) -> Sequence[CommitOutcome]:
-            return [CommitOutcome(CommitStatus.RETRY_LATER, words) for _ in committables]
-
-        return self.faults.around("commit_many", partial(self.wrapped.commit_many, committables), lost)
-
-    def abort(self, committable: Committable) -> AbortOutcome:
-        def lost(words: str) -> AbortOutcome:
-            return AbortOutcome(AbortStatus.RETRY_LATER, words)
-
-        return self.faults.around("abort", partial(self.wrapped.abort, committable), lost)
-
-    def inspect_many(self, committables: Sequence[Committable]) -> Sequence[Observation]:
-        def lost(_: str) -> Sequence[Observation]:
-            return [Observation.UNKNOWN for _ in committables]
-
-        return self.faults.around("inspect_many", partial(self.wrapped.inspect_many, committables), lost)
 
 
 @_forwarding(DirectSink, same=("dataset", "validate_complete_mode"), once=("close",))

@@ -114,11 +114,6 @@ class KafkaServer(Service):
         """Address for clients, `host:port`."""
         return f"{LOOPBACK}:{self.settings['port']}"
 
-    @property
-    def address(self) -> str:
-        """The bootstrap servers."""
-        return self.bootstrap_servers
-
     def answers(self) -> bool:
         """Whether the broker is registered and serves metadata."""
         return accepts_connections(self.settings["port"]) and broker_answers(self.bootstrap_servers)
@@ -146,7 +141,7 @@ class KafkaServer(Service):
 
     def _broker_config(self) -> dict[str, str]:
         controller = f"{LOOPBACK}:{self.settings['controller_port']}"
-        listeners = {"PLAINTEXT": (self.address, self.address), "CONTROLLER": (controller, "")}
+        listeners = {"PLAINTEXT": (self.bootstrap_servers, self.bootstrap_servers), "CONTROLLER": (controller, "")}
         if self.behind_proxy is not None:
             port, told = self.behind_proxy
             listeners["PROXIED"] = (f"{LOOPBACK}:{port}", told)

@@ -77,11 +77,6 @@ class PostgresServer(Service):
         """Connection URI of the superuser, password included, for database `postgres`."""
         return self.dsn_of("postgres")
 
-    @property
-    def address(self) -> str:
-        """The connection URI."""
-        return self.dsn
-
     def dsn_of(self, database: str) -> str:
         """Connection URI of the superuser, password included, for this database."""
         return f"postgresql://{SUPERUSER}:{self.settings['password']}@{LOOPBACK}:{self.port}/{database}"

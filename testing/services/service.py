@@ -42,7 +42,7 @@ class Service(ABC):
 
     title: ClassVar[str]
     address_name: ClassVar[str]
-    """What clients call this service's address."""
+    """What clients call this service's address, and the attribute that holds it."""
     stop_signals: ClassVar[Sequence[tuple[Signals, float]]]
     """Signals to try in turn for an orderly stop, each with the seconds to wait."""
 
@@ -67,9 +67,9 @@ class Service(ABC):
         return self.pid is not None
 
     @property
-    @abstractmethod
     def address(self) -> str:
         """What a client connects to."""
+        return str(getattr(self, self.address_name))
 
     @property
     def settings(self) -> dict[str, Any]:
