@@ -134,6 +134,12 @@ class TestPipelines:
         one, other = together([numbers(tmp_path), numbers(tmp_path)])
         assert by_check(one.findings)["names"].health is by_check(other.findings)["names"].health is Health.FAILED
 
+    def test_a_database_that_does_not_answer(self, tmp_path: Path) -> None:
+        sink = SqlAlchemySink("rows", url="mariadb+pymysql://root@127.0.0.1:1/shop", table="rows")
+        told = explain(numbers(tmp_path, sink=sink))
+        finding = by_check(told.findings)["database"]
+        assert (finding.health, finding.where) == (Health.FAILED, "mariadb+pymysql://root@127.0.0.1:1/shop")
+
     @pytest.mark.parametrize(("store", "health"), [("file://{}/log", ["failed"]), ("sqlite:///{}/logs.db", [])])
     def test_two_in_one_folder_are_told_and_two_in_one_database_are_not(
         self, tmp_path: Path, store: str, health: list[str]

@@ -18,7 +18,7 @@ from . import Finding, failed, ok, skipped, warning
 from .log import DECIDED, OWNERSHIP, STARTS, check_pipeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from onceward.core.log import LogView
 
@@ -56,16 +56,6 @@ def run_checks(
 
         return check_kafka(KafkaSettings(bootstrap_servers, kafka_config or {}), topics, pipeline)
 
-    def log_server() -> list[Finding]:
-        scheme = urlsplit(store or "").scheme.partition("+")[0]
-        if scheme in ("mariadb", "mysql"):
-            return [skipped("standbys", "of PostgreSQL only: see whether this server is replicated synchronously")]
-        if store is None or scheme != "postgresql":
-            return []
-        from .postgres import check_log_server  # noqa: PLC0415 - an extra
-
-        return [check_log_server(store)]
-
     def postgres() -> list[Finding]:
         from .postgres import check_postgres, target_of  # noqa: PLC0415 - an extra
 
@@ -79,15 +69,14 @@ def run_checks(
         check_java(),
         *[check_package(name, oldest) for name, oldest in _OLDEST.items()],
         check_python(),
-        check_store(store, pipeline),
-        *_service("sql", log_server, asked=store is not None),
+        *findings_of("sql", lambda: check_log(store, pipeline)),
         ok(
             "commit_timeout",
             f"{COMMIT_TIMEOUT:g} s, with pauses of up to {COMMIT_BACKOFF:g} s, unless the pipeline sets it: for so "
             "long a decided commit is tried again before CommitPendingError",
         ),
-        *_service("kafka", kafka, asked=bootstrap_servers is not None),
-        *_service("postgres", postgres, asked=dsn is not None),
+        *findings_of("kafka", kafka, asked=bootstrap_servers is not None),
+        *findings_of("postgres", postgres, asked=dsn is not None),
         *_check_names(store, pipeline, bootstrap_servers, kafka_config or {}, dsn),
     ]
 
@@ -112,14 +101,21 @@ def _check_names(
         return [skipped(name, str(error)) for name in (STARTS, DECIDED, OWNERSHIP)]
 
 
-def _service(extra: str, check: Callable[[], list[Finding]], *, asked: bool) -> list[Finding]:
+def findings_of(extra: str, check: Callable[[], Iterable[Finding]], *, asked: bool = True) -> Iterator[Finding]:
+    """What a check finds, and what it lacks or cannot do.
+
+    Args:
+        extra: Whose packages it needs.
+        check: The check.
+        asked: Whether somebody has asked for it, or uses what it checks.
+    """
     try:
-        return check()
+        yield from check()
     except ModuleNotFoundError as error:
         name, found, advice = f"{extra} client", f"{error.name} is not installed", f"pip install 'onceward[{extra}]'"
-        return [failed(name, found, advice) if asked else skipped(name, f"{found}; if it is needed: {advice}")]
+        yield failed(name, found, advice) if asked else skipped(name, f"{found}; if it is needed: {advice}")
     except OncewardError as error:
-        return [failed(extra, str(error), "correct it")]
+        yield failed(extra, str(error), "correct it")
 
 
 def check_java() -> Finding:
@@ -159,6 +155,18 @@ def check_python() -> Finding:
             check, f"{found}, and PYSPARK_PYTHON is not set", f"unless the program sets it: {cluster.ADVICE}"
         )
     return failed(check, found, cluster.ADVICE)
+
+
+def check_log(url: str | None, pipeline: str | None) -> Iterator[Finding]:
+    """A decision log's store, and the standbys of its server; the arguments are those of check_store."""
+    yield check_store(url, pipeline)
+    scheme = urlsplit(url or "").scheme.partition("+")[0]
+    if scheme in ("mariadb", "mysql"):
+        yield skipped("standbys", "of PostgreSQL only: see whether this server is replicated synchronously")
+    if url is not None and scheme == "postgresql":
+        from .postgres import check_log_server  # noqa: PLC0415 - an extra
+
+        yield check_log_server(url)
 
 
 def check_store(url: str | None, pipeline: str | None) -> Finding:
