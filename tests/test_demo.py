@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import pytest
 
-from onceward.cli.demo.checker import judge
-from onceward.cli.demo.scenario import TARGETS, Victim, expected, generate, plan
+from onceward.cli.demo.run import _said, judge
+from onceward.cli.demo.scenario import SAID, TARGETS, VICTIMS, expected, generate, plan
 from onceward.testing.pipeline.endpoints import Record
+from onceward.testing.pipeline.faults import FAULTS
 from onceward.testing.pipeline.judge import Kind
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TOTALS = expected(seed=7, count=200, users=5)
 
 
-TARGET = TARGETS[0]
+TARGET = ("Kafka", "exactly once")
 
 
 def judged(*rows):
@@ -50,6 +56,23 @@ def test_the_checker_sees_one_missing_one_doubled_and_one_wrong_row(fault, missi
     assert not verdict.exact
 
 
+def test_the_contrast_is_compared_without_running_totals():
+    some = [{name: row[name] for name in ("order_id", "user", "cents")} for row in rows()]
+    found = [Record(row, "") for row in [*some, some[0]]]
+    assert [judge(target, found, TOTALS).count(Kind.DUPLICATED) for target in TARGETS] == [0, 0, 1, 1]
+
+
+def test_what_the_driver_says_in_its_log_is_read_line_by_line(tmp_path: Path):
+    log = tmp_path / "driver.log"
+    log.write_text(f"WARN something\n{SAID}the driver started\n{SAID}the dri")
+    with log.open("rb") as written:
+        assert list(_said(written)) == ["the driver started"]
+        with log.open("a") as more:
+            more.write("ver ended\n")
+        assert list(_said(written)) == ["the driver ended"]
+        assert list(_said(written)) == []
+
+
 def test_a_row_that_nobody_expected_is_wrong():
     assert judged(*rows(), {"order_id": "o99999999"}).count(Kind.WRONG) == 1
 
@@ -70,9 +93,9 @@ def test_cancelled_orders_are_filtered_out():
 
 def test_everything_is_killed_before_the_work_is_done():
     kills = plan(seed=1, driver_kills=5)
-    victims = [kill.victim for kill in kills]
-    assert victims.count(Victim.DRIVER) == 5
-    assert {Victim.BROKER, Victim.DATABASE} <= set(victims)
+    faults = [kill.fault for kill in kills]
+    assert faults.count("kill-driver") == 5
+    assert set(faults) == set(VICTIMS) <= set(FAULTS)
     assert [kill.share for kill in kills] == sorted(kill.share for kill in kills)
     assert kills[-1].share < 0.9
     assert kills == plan(seed=1, driver_kills=5)

@@ -15,12 +15,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from onceward.testing.pipeline.endpoints import Addresses
 from onceward.testing.pipeline.judge import Kind
 from onceward.testing.services import dev_services
 from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
-from .scenario import AT_LEAST_ONCE, EXACTLY_ONCE, TARGETS, DemoSettings, Target, Victim
-from .supervisor import Story, run
+from .run import Story, run
+from .scenario import TARGETS, expected, generate, plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +33,7 @@ _NOTES: Final = 12
 _LINES: Final = dict(
     zip(TARGETS, [("#1b7837", "-"), ("#5aae61", "--"), ("#b35806", "-"), ("#e08214", "--")], strict=True)
 )
-_COLORS: Final = {Victim.DRIVER: "#b22222", Victim.BROKER: "#6a3d9a", Victim.DATABASE: "#1f78b4"}
+_COLORS: Final = {"driver": "#b22222", "broker": "#6a3d9a", "database": "#1f78b4"}
 
 
 def demo(*, orders: int, users: int, kills: int, seed: int, home: Path, picture: Path) -> int:
@@ -53,16 +54,10 @@ def demo(*, orders: int, users: int, kills: int, seed: int, home: Path, picture:
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
     with dev_services(home / "services") as services:
-        settings = DemoSettings(
-            bootstrap_servers=services.bootstrap_servers,
-            dsn=services.dsn,
-            home=str(home.absolute()),
-            orders=orders,
-            users=users,
-            seed=seed,
-        )
-        with Live(console=console, refresh_per_second=4) as live:
-            story = run(settings, services, kills, lambda story: live.update(live_view(story)))
+        addresses = Addresses(home, services.bootstrap_servers, services.dsn)
+        story = Story(addresses, list(generate(seed, orders, users)), expected(seed, orders, users))
+        with Live(get_renderable=lambda: live_view(story), console=console, refresh_per_second=4):
+            run(story, services, plan(seed, kills))
         draw(story, picture)
     console.print(summary(story))
     console.print(f"picture: {picture}   logs: {home}")
@@ -80,21 +75,18 @@ def live_view(story: Story) -> RenderableType:
     facts.add_row("elapsed", f"{story.elapsed():.0f} s")
     facts.add_row("micro-batches", f"{story.batches}")
     facts.add_row("kills", ", ".join(victim for _, victim in story.kills) or "none yet")
-    done = 0
-    if story.samples:
-        rows = story.samples[-1].rows
-        done = rows[Target("Kafka", EXACTLY_ONCE)]
-        for title, name in (("exactly once", EXACTLY_ONCE), ("at least once", AT_LEAST_ONCE)):
-            counts = [f"{target.system} {rows[target]:,}" for target in TARGETS if target.name == name]
-            facts.add_row(f"visible, {title}", "   ".join(counts))
-    bar = ProgressBar(total=max(story.expected, 1), completed=min(done, story.expected), width=60)
+    for guarantee in ("exactly once", "at least once"):
+        counts = [f"{target[0]} {rows:,}" for target, rows in story.rows.items() if guarantee in target]
+        facts.add_row(f"visible, {guarantee}", "   ".join(counts))
+    most = max(len(story.totals), 1)
+    facts.add_row("", ProgressBar(total=most, completed=min(story.done, most), width=60))
     notes = Text("\n".join(story.notes[-_NOTES:]), style="dim")
-    return Panel(Group(facts, bar, notes), title="onceward demo", width=100)
+    return Panel(Group(facts, notes), title="onceward demo", width=100)
 
 
 def summary(story: Story) -> RenderableType:
     """The table at the end."""
-    table = Table(title=f"{story.orders:,} orders, {len(story.kills)} kills, {story.elapsed():.0f} s")
+    table = Table(title=f"{len(story.orders):,} orders, {len(story.kills)} kills, {story.elapsed():.0f} s")
     for column in ("target", "expected", "seen", "missing", "duplicated", "wrong", ""):
         table.add_column(column, justify="left" if column in ("target", "") else "right")
     for verdict in story.verdicts:
@@ -118,18 +110,17 @@ def draw(story: Story, path: Path) -> None:
 def _timeline(axes: Axes, story: Story) -> None:
     at = [sample.at for sample in story.samples]
     for target, (color, line) in _LINES.items():
-        alpha = 1.0 if target.name == EXACTLY_ONCE else 0.7
+        alpha = 1.0 if "exactly once" in target else 0.7
         rows = [sample.rows[target] for sample in story.samples]
-        axes.plot(at, rows, color=color, ls=line, alpha=alpha, label=target.title)
-    axes.axhline(story.expected, color="grey", lw=0.8, ls=":")
-    named: set[Victim] = set()
+        axes.plot(at, rows, color=color, ls=line, alpha=alpha, label=", ".join(target))
+    axes.axhline(len(story.totals), color="grey", lw=0.8, ls=":")
+    first = {victim: when for when, victim in reversed(story.kills)}
     for when, victim in story.kills:
-        label = None if victim in named else f"SIGKILL to the {victim}"
+        label = f"SIGKILL to the {victim}" if first[victim] == when else None
         axes.axvline(when, color=_COLORS[victim], lw=1, label=label)
-        named.add(victim)
     axes.set_xlabel("seconds")
     axes.set_ylabel("rows visible")
-    axes.set_title(f"{story.orders:,} orders, {len(story.kills)} kills: what readers saw")
+    axes.set_title(f"{len(story.orders):,} orders, {len(story.kills)} kills: what readers saw")
     _legend_beside(axes)
 
 

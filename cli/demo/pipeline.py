@@ -1,30 +1,30 @@
 """The demo's driver process: the exactly-once query, and beside it the contrast, written Spark's own way.
 
-Run as `python -m onceward.cli.demo.pipeline SETTINGS`. Both queries end when they have read all there is.
+Run as `python -m onceward.cli.demo.pipeline`, with the variables of the kit's drivers. Both queries end when they have
+read all there is.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-import msgspec
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 from onceward.connectors.database.postgres_sink import PostgresSink
 from onceward.connectors.kafka.sink import KafkaSink
 from onceward.connectors.spark import exactly_once
+from onceward.testing.pipeline.endpoints import Addresses
 from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
-from .scenario import AT_LEAST_ONCE, CENTS_PER_UNIT, EXACTLY_ONCE, SOURCE_TOPIC, DemoSettings
+from .scenario import AT_LEAST_ONCE, CENTS_PER_UNIT, EXACTLY_ONCE, SAID, SOURCE_TOPIC, checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,12 +60,12 @@ def spark_session(name: str) -> SparkSession:
     return spark
 
 
-def placed_orders(spark: SparkSession, settings: DemoSettings) -> DataFrame:
+def placed_orders(spark: SparkSession, addresses: Addresses) -> DataFrame:
     """Read, parse, filter, enrich."""
     rates = sf.create_map(*[sf.lit(item) for pair in CENTS_PER_UNIT.items() for item in pair])
     stream = (
         spark.readStream.format("onceward-kafka")
-        .option("kafka.bootstrap.servers", settings.bootstrap_servers)
+        .option("kafka.bootstrap.servers", addresses.bootstrap_servers)
         .option("subscribe", SOURCE_TOPIC)
         .option("startingOffsets", "earliest")
         .option("kafkaConsumer.pollTimeoutMs", "180000")
@@ -91,10 +91,10 @@ def running_totals(_: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: Gr
     yield orders[["order_id", "user", "cents", "total"]]
 
 
-def start_exactly_once(spark: SparkSession, settings: DemoSettings) -> StreamingQuery:
+def start_exactly_once(spark: SparkSession, addresses: Addresses) -> StreamingQuery:
     """Kafka → running totals → Kafka and PostgreSQL, one decision per micro-batch."""
     totals = (
-        placed_orders(spark, settings)
+        placed_orders(spark, addresses)
         .groupBy("user")
         .applyInPandasWithState(running_totals, _TOTAL, "total long", "append", "NoTimeout")
     )
@@ -103,12 +103,12 @@ def start_exactly_once(spark: SparkSession, settings: DemoSettings) -> Streaming
             totals,
             KafkaSink(
                 "topic",
-                bootstrap_servers=settings.bootstrap_servers,
+                bootstrap_servers=addresses.bootstrap_servers,
                 topic=EXACTLY_ONCE,
                 select=["cast(user as string) AS key", "to_json(struct(*)) AS value"],
             ),
-            PostgresSink("table", dsn=settings.dsn, table=EXACTLY_ONCE),
-            checkpoint=settings.checkpoint("exactly-once"),
+            PostgresSink("table", dsn=addresses.dsn, table=EXACTLY_ONCE),
+            checkpoint=str(checkpoint(addresses.folder, EXACTLY_ONCE)),
             pipeline="order-totals",
         )
         .queryName("exactly-once")
@@ -117,9 +117,9 @@ def start_exactly_once(spark: SparkSession, settings: DemoSettings) -> Streaming
     )
 
 
-def start_contrast(spark: SparkSession, settings: DemoSettings) -> StreamingQuery:
+def start_contrast(spark: SparkSession, addresses: Addresses) -> StreamingQuery:
     """The same orders the usual way: foreachBatch with a JDBC append, and a plain producer."""
-    address = urlsplit(settings.dsn)
+    address = urlsplit(addresses.dsn)
     url = f"jdbc:postgresql://{address.hostname}:{address.port}{address.path}"
     properties = {
         "user": unquote(address.username or ""),
@@ -133,52 +133,46 @@ def start_contrast(spark: SparkSession, settings: DemoSettings) -> StreamingQuer
         rows = batch.select("order_id", "user", "cents")
         rows.write.mode("append").jdbc(url, AT_LEAST_ONCE, properties=properties)
         rows.select(sf.to_json(sf.struct("*")).alias("value")).write.format("kafka").option(
-            "kafka.bootstrap.servers", settings.bootstrap_servers
+            "kafka.bootstrap.servers", addresses.bootstrap_servers
         ).option("topic", AT_LEAST_ONCE).save()
         batch.unpersist()
 
     return (
-        placed_orders(spark, settings)
+        placed_orders(spark, addresses)
         .writeStream.foreachBatch(write)
-        .option("checkpointLocation", settings.checkpoint("at-least-once"))
+        .option("checkpointLocation", str(checkpoint(addresses.folder, AT_LEAST_ONCE)))
         .queryName("at-least-once")
         .trigger(availableNow=True)
         .start()
     )
 
 
-def report(settings: DemoSettings, **event: Any) -> None:
-    """Tell the supervisor, in a line of its own."""
-    with settings.events.open("a") as file:
-        file.write(json.dumps({"at": time.time(), **event}) + "\n")
+def say(what: str) -> None:
+    """Tell whoever watches, in a line of its own: Spark's progress bars end in none."""
+    print(f"\n{SAID}{what}", flush=True)  # noqa: T201 - into the log
 
 
-def watch(settings: DemoSettings, query: StreamingQuery) -> bool:
-    """Report each batch of a query as it completes; return at its end whether that was a good one."""
-    seen = -1
-    while True:
-        active = query.isActive
-        for progress in query.recentProgress:
-            if progress.batchId > seen:
-                seen = progress.batchId
-                report(settings, event="batch", query=query.name, batch=seen, rows=progress.numInputRows)
-        if not active:
-            break
-        time.sleep(0.2)
-    if error := query.exception():
-        report(settings, event="failed", query=query.name, error=str(error)[:2000])
-    return error is None
+def ends_well(query: StreamingQuery) -> bool:
+    """Wait for the end of a query; whether it is a good one."""
+    try:
+        query.awaitTermination()
+    except StreamingQueryException as error:
+        reasons = re.findall(r"[\w.]+(?:Error|Exception): .+", str(error)) or [type(error).__name__]
+        say(f"{query.name} failed: {reasons[-1][:150]}")
+        return False
+    return True
 
 
 def main() -> int:
     """Run both queries to the end; 1 if one failed."""
-    settings = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=DemoSettings)
+    folder, servers, dsn = (os.environ[name] for name in ("PIPELINE_FOLDER", "KAFKA_BOOTSTRAP_SERVERS", "DATABASE_URL"))
+    addresses = Addresses(Path(folder), servers, dsn)
     spark = spark_session("onceward-demo")
-    queries = [start_exactly_once(spark, settings), start_contrast(spark, settings)]
-    report(settings, event="started")
+    queries = [start_exactly_once(spark, addresses), start_contrast(spark, addresses)]
+    say("the driver started")
     with ThreadPoolExecutor() as pool:
-        well = all(list(pool.map(partial(watch, settings), queries)))
-    report(settings, event="ended" if well else "gave up")
+        well = all(list(pool.map(ends_well, queries)))
+    say("the driver ended" if well else "the driver gave up")
     spark.stop()
     return int(not well)
 

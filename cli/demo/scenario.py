@@ -1,18 +1,17 @@
-"""The demo's scenario: settings, orders and what a correct pipeline makes of them, what is killed when. All by seed."""
+"""The demo's scenario: orders and what a correct pipeline makes of them, what is killed when. All by seed."""
 
 from __future__ import annotations
 
 import random
-from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from onceward.testing.pipeline.endpoints import Addresses
+from onceward.testing.pipeline.endpoints import KafkaTopic, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 CENTS_PER_UNIT = {"EUR": 100, "USD": 91, "GBP": 117}
 """Euro cents for one unit of each currency: the enrichment."""
@@ -65,66 +64,32 @@ def expected(seed: int, count: int, users: int) -> dict[str, Total]:
     return result
 
 
-class Target(NamedTuple):
-    """A topic or table that the pipeline writes."""
-
-    system: str
-    name: str
-
-    @property
-    def title(self) -> str:
-        """For people."""
-        return f"{self.system}, {'exactly once' if self.name == EXACTLY_ONCE else 'at least once'}"
-
-
 SOURCE_TOPIC = "orders"
-EXACTLY_ONCE, AT_LEAST_ONCE = "order_totals", "order_totals_at_least_once"
-TARGETS = [Target(system, name) for name in (EXACTLY_ONCE, AT_LEAST_ONCE) for system in ("Kafka", "PostgreSQL")]
 PARTITIONS = 4
+EXACTLY_ONCE, AT_LEAST_ONCE = "order_totals", "order_totals_at_least_once"
+_COLUMNS = 'order_id text, "user" int, cents bigint'
+TARGETS: Mapping[tuple[str, str], KafkaTopic | Table] = {
+    ("Kafka", "exactly once"): KafkaTopic(EXACTLY_ONCE, PARTITIONS),
+    ("PostgreSQL", "exactly once"): Table(EXACTLY_ONCE, f"{_COLUMNS}, total bigint"),
+    ("Kafka", "at least once"): KafkaTopic(AT_LEAST_ONCE, PARTITIONS),
+    ("PostgreSQL", "at least once"): Table(AT_LEAST_ONCE, _COLUMNS),
+}
+"""What the pipeline writes, by system and guarantee."""
+VICTIMS = {"kill-driver": "driver", "kill-kafka": "broker", "kill-postgres": "database"}
+"""What gets SIGKILL, by the kit's fault."""
+SAID = "demo: "
+"""Before what the driver says in its log."""
 
 
-class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the driver process and the checker need to know."""
-
-    bootstrap_servers: str
-    dsn: str
-    home: str
-    orders: int
-    users: int
-    seed: int
-
-    @property
-    def addresses(self) -> Addresses:
-        """Where everything is, for the kit's readers and feeders."""
-        return Addresses(Path(self.home), self.bootstrap_servers, self.dsn)
-
-    @property
-    def file(self) -> Path:
-        """File for the driver process; readable by its owner only, for it holds the database's password."""
-        return Path(self.home) / "settings.json"
-
-    @property
-    def events(self) -> Path:
-        """File to which the driver appends what it has done, one JSON object a line."""
-        return Path(self.home) / "events.jsonl"
-
-    def checkpoint(self, query: str) -> str:
-        """Checkpoint folder of a query."""
-        return str(Path(self.home) / "checkpoints" / query)
-
-
-class Victim(StrEnum):
-    """What gets SIGKILL."""
-
-    DRIVER = "driver"
-    BROKER = "broker"
-    DATABASE = "database"
+def checkpoint(folder: Path, target: str) -> Path:
+    """Checkpoint folder of the query that writes the targets of this name, below the demo's folder."""
+    return folder / "checkpoints" / target
 
 
 class Kill(NamedTuple):
-    """One kill: once `share` of the orders is through, and `delay` seconds after that was seen."""
+    """A fault that strikes `delay` seconds after `share` of the exactly-once rows was seen."""
 
-    victim: Victim
+    fault: str
     share: float
     delay: float
 
@@ -132,8 +97,8 @@ class Kill(NamedTuple):
 def plan(seed: int, driver_kills: int) -> list[Kill]:
     """The kills of a run, in order: the driver so often, broker and database once each."""
     rng = random.Random(seed)  # noqa: S311 - repeatable on purpose
-    victims = [Victim.DRIVER] * driver_kills + [Victim.BROKER, Victim.DATABASE]
-    rng.shuffle(victims)
-    width = 0.88 / len(victims)
-    shares = [width * (number + rng.random() * 0.8) for number in range(len(victims))]
-    return [Kill(victim, share, rng.uniform(0.0, 2.5)) for victim, share in zip(victims, shares, strict=True)]
+    faults = ["kill-driver"] * driver_kills + ["kill-kafka", "kill-postgres"]
+    rng.shuffle(faults)
+    width = 0.88 / len(faults)
+    shares = [width * (number + rng.random() * 0.8) for number in range(len(faults))]
+    return [Kill(fault, share, rng.uniform(0.0, 2.5)) for fault, share in zip(faults, shares, strict=True)]

@@ -1,0 +1,191 @@
+"""Run the demo: orders in, the pipeline killed and restarted until it is through, then the check.
+
+Readers count all the while what is visible, and judge it at the end. They share no code with the sinks: what they read
+is what any consumer with isolation level read_committed and any SQL client would read.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
+
+import confluent_kafka
+import msgspec
+import psycopg
+from psycopg import sql
+
+from onceward.core.errors import ExternalError
+from onceward.testing.pipeline.driver import Start, Supervisor
+from onceward.testing.pipeline.endpoints import KAFKA, POSTGRES, Addresses, KafkaTopic
+from onceward.testing.pipeline.faults import FAULTS, Scene
+from onceward.testing.pipeline.judge import Comparison, compare
+
+from .scenario import EXACTLY_ONCE, PARTITIONS, SAID, SOURCE_TOPIC, TARGETS, VICTIMS, checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from onceward.testing.pipeline.endpoints import Record
+    from onceward.testing.services import DevServices
+
+    from .scenario import Kill, Order, Total
+
+_TICK_SECONDS: Final = 0.1
+_SAMPLE_SECONDS: Final = 1.0
+_QUIET_SECONDS: Final = 300.0
+_TOPICS: Final = {endpoint.name: target for target, endpoint in TARGETS.items() if isinstance(endpoint, KafkaTopic)}
+
+
+class Sample(NamedTuple):
+    """Rows visible in each target, `at` seconds after the beginning."""
+
+    at: float
+    rows: Mapping[tuple[str, str], int]
+
+
+@dataclass
+class Story:
+    """What happens, for the display and for the picture."""
+
+    addresses: Addresses
+    orders: list[Order]
+    totals: Mapping[str, Total]
+    began: float = field(default_factory=time.monotonic)
+    phase: str = "starting"
+    kills: list[tuple[float, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    verdicts: list[Comparison] = field(default_factory=list)
+
+    def elapsed(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self.began
+
+    @property
+    def batches(self) -> int:
+        """Micro-batches that the exactly-once query has completed."""
+        done = checkpoint(self.addresses.folder, EXACTLY_ONCE).glob("commits/[0-9]*")
+        return max((int(path.name) + 1 for path in done), default=0)
+
+    @property
+    def rows(self) -> Mapping[tuple[str, str], int]:
+        """Rows that are visible in each target."""
+        return self.samples[-1].rows if self.samples else dict.fromkeys(TARGETS, 0)
+
+    @property
+    def done(self) -> int:
+        """Rows that are visible in the exactly-once topic."""
+        return self.rows["Kafka", "exactly once"]
+
+    def note(self, text: str) -> None:
+        """Keep a line for the reader."""
+        self.notes.append(f"{self.elapsed():6.1f} s  {text}")
+
+
+def run(story: Story, services: DevServices, kills: list[Kill]) -> None:
+    """Run the whole demo; the caller has started the services and stops them.
+
+    Raises:
+        ExternalError: The pipeline did not get through.
+    """
+    story.phase = f"producing {len(story.orders):,} orders"
+    source = KafkaTopic(SOURCE_TOPIC, PARTITIONS, key="user")
+    for endpoint in (source, *TARGETS.values()):
+        endpoint.create(story.addresses)
+    source.feed(story.addresses, [msgspec.structs.asdict(order) for order in story.orders])
+    stopped = threading.Event()
+    reading = threading.Thread(target=_sample, args=(story, stopped), daemon=True)
+    reading.start()
+    try:
+        _run_pipeline(story, services, kills)
+    finally:
+        stopped.set()
+        reading.join()
+    story.phase = "checking"
+    story.verdicts = check(story.addresses, story.totals)
+    story.phase = "done"
+
+
+def _run_pipeline(story: Story, services: DevServices, kills: list[Kill]) -> None:
+    log = story.addresses.folder / "driver.log"
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **story.addresses.environment()}
+    supervisor = Supervisor(Start([sys.executable, "-m", "onceward.cli.demo.pipeline"], environment, Path.cwd(), log))
+    servers = dict(zip((KAFKA, POSTGRES), services.each, strict=True))
+    dice = Random(len(kills))  # noqa: S311 - how long a server stays down
+    scene = Scene(supervisor, servers, story.addresses, dice, math.inf, story.note)
+    try:
+        with log.open("rb") as written:
+            _watch(story, scene, kills, written)
+    finally:
+        supervisor.stop(0)
+
+
+def _watch(story: Story, scene: Scene, kills: list[Kill], log: BinaryIO) -> None:
+    """Kill as planned, and note what happens, until the driver ends well."""
+    supervisor, heard, known = scene.supervisor, time.monotonic(), story.rows
+    while True:
+        codes = list(supervisor.exit_codes)
+        for text in _said(log):
+            story.note(text)
+        if 0 in codes:
+            return
+        story.phase = f"running, start {len(codes) + 1} of the driver"
+        if known != story.rows:
+            heard, known = time.monotonic(), story.rows
+        if time.monotonic() - heard > _QUIET_SECONDS:
+            raise ExternalError(f"no row has become visible for {_QUIET_SECONDS:g} s; see {log.name}")
+        if kills and story.done >= kills[0].share * len(story.totals) and supervisor.driver.exit_code is None:
+            kill = kills.pop(0)
+            time.sleep(kill.delay)
+            story.kills.append((story.elapsed(), VICTIMS[kill.fault]))
+            FAULTS[kill.fault](scene)
+        time.sleep(_TICK_SECONDS)
+
+
+def _said(log: BinaryIO) -> Iterator[str]:
+    """What the driver has said since the last call; a line that is not complete is left for the next one."""
+    while (line := log.readline()).endswith(b"\n"):
+        if line.startswith(SAID.encode()):
+            yield line.decode(errors="replace").removeprefix(SAID).strip()
+    log.seek(-len(line), os.SEEK_CUR)
+
+
+def _sample(story: Story, stopped: threading.Event) -> None:
+    """Count what is visible until the end; a target that is down keeps its last count."""
+    rows, addresses = dict.fromkeys(TARGETS, 0), story.addresses
+    asked = {"group.id": "onceward-demo-sampler", "isolation.level": "read_committed", "enable.auto.commit": False}
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": addresses.bootstrap_servers, "log_level": 0, **asked})
+    consumer.assign([confluent_kafka.TopicPartition(name, n, 0) for name in _TOPICS for n in range(PARTITIONS)])
+    while not stopped.is_set():
+        until = time.monotonic() + _SAMPLE_SECONDS
+        while (left := until - time.monotonic()) > 0 and not stopped.is_set():
+            for message in consumer.consume(2000, min(left, 0.5)):
+                if message.error() is None:
+                    rows[_TOPICS[message.topic() or ""]] += 1
+        with suppress(psycopg.Error), psycopg.connect(addresses.dsn, connect_timeout=1) as connection:
+            for target in TARGETS.keys() - _TOPICS.values():
+                query = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(TARGETS[target].name))
+                [(rows[target],)] = connection.execute(query).fetchall()
+        story.samples.append(Sample(story.elapsed(), dict(rows)))
+    consumer.close()
+
+
+def check(addresses: Addresses, totals: Mapping[str, Total]) -> list[Comparison]:
+    """Judge all four targets: the two exactly-once ones first."""
+    return [judge(target, endpoint.read(addresses), totals) for target, endpoint in TARGETS.items()]
+
+
+def judge(target: tuple[str, str], found: Iterable[Record], totals: Mapping[str, Total]) -> Comparison:
+    """Compare what is in a target with what must be in it; the contrast has no running totals."""
+    must = [msgspec.structs.asdict(total) for total in totals.values()]
+    if "exactly once" not in target:
+        must = [{name: row[name] for name in row if name != "total"} for row in must]
+    return compare(", ".join(target), must, found, "order_id")
