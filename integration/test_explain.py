@@ -15,6 +15,8 @@ import pytest
 from onceward import FileSink, PostgresSink, SequenceSource, exactly_once, explain, read_stream
 from onceward.cli.doctor import Finding, Health
 from onceward.connectors.spark.plan import Cause, unstable, unstable_for
+from onceward.core.log import DirectoryStore, LogWriter
+from onceward.core.policy import CommitPolicy
 from onceward.core.sink import Guarantee
 from onceward.core.steps import Step
 
@@ -178,6 +180,13 @@ def test_what_spark_or_onceward_will_refuse_is_told_before(spark: SparkSession, 
     assert one(told, "progress").health is Health.FAILED
     assert one(told, "source").where == "SequenceSource"
     assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_is_a_path_as_hadoop_writes_it(spark: SparkSession, tmp_path: Path) -> None:
+    LogWriter(DirectoryStore(tmp_path / "a%20b" / "onceward"), "orders", CommitPolicy()).start()
+    rows = read_stream(spark, SequenceSource([{"id": 1}]))
+    told = explain(rows, FileSink("files", tmp_path / "out"), checkpoint=f"file:{tmp_path}/a%20b", pipeline="orders")
+    assert "pipeline orders" in one(told, "decision log").found
 
 
 @pytest.mark.postgres

@@ -238,7 +238,8 @@ class TestDirectory(StoreContract):
         assert not open_store(f"{tmp_path}/why?").shared
         assert open_store(f"file://{tmp_path}/a%20b?shared=true").shared
         assert open_store(f"{tmp_path}/c%20d?shared=true").shared
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["a b", "c%20d", "plain path", "why?"]
+        assert open_store(f"{tmp_path}/e#f?g?shared=true").shared
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a b", "c%20d", "e#f?g", "plain path", "why?"]
         assert str(tmp_path / "plain path") in open_store(f"{tmp_path}/plain path").describe()
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -75,6 +76,17 @@ def test_what_is_to_be_copied_is_on_one_line_however_narrow_the_terminal_is() ->
     told = doctor(COLUMNS="40", PYSPARK_PYTHON="/nowhere/python")
     assert "there is no /nowhere/python" in told.stdout
     assert f"PYSPARK_PYTHON={sys.executable} before" in told.stdout
+
+
+@pytest.mark.parametrize("name", ["a%20b", "100%", "#1", "why?", "what?shared=1"])
+def test_a_checkpoint_is_found_whatever_its_name_is(tmp_path: Path, name: str) -> None:
+    write_log(tmp_path / name / "onceward")
+    quoted = f"file://{quote(str(tmp_path / name))}"
+    for url, health in ((quoted, "warning"), (f"{tmp_path / name}?shared=true", "ok"), (f"{quoted}?shared=true", "ok")):
+        finding = check_store(url, None)
+        assert (finding.health, "pipeline orders" in finding.found) == (health, True)
+    plain = f"{tmp_path / name}{'?shared=false' if 'shared' in name else ''}"
+    assert "pipeline orders" in check_store(plain, None).found
 
 
 @pytest.mark.parametrize("url", ["{}/nope/log", "file://{}/nope/log", "sqlite:///{}/nope.db"])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from onceward.core.errors import ConfigurationError, NoDecisionLogError, OncewardError
+from onceward.core.log.store import local_folder
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.testing.machine import find_java, java_version
 
@@ -19,6 +19,7 @@ from .log import DECIDED, OWNERSHIP, STARTS, check_pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from onceward.core.log import LogView
 
@@ -178,11 +179,10 @@ def check_store(url: str | None, pipeline: str | None) -> Finding:
     """
     if url is None:
         return skipped(_LOG, "give --store (or the checkpoint folder) to check it")
-    parts = urlsplit(url)
-    folder = Path(unquote(parts.path)) if parts.scheme in ("", "file") else None
+    folder, shared = local_folder(url) or (None, False)
     if folder is None and pipeline is None:
         return skipped(_LOG, "a database or bucket holds the logs of several pipelines: give --pipeline too")
-    local = parts.scheme == "sqlite" or (folder is not None and "shared=true" not in parts.query)
+    local = urlsplit(url).scheme == "sqlite" or (folder is not None and not shared)
     try:
         log = open_log(url, pipeline)
         found, local = f"{log.store.describe()}: pipeline {log.pipeline}, {_progress(log.view)}", not log.store.shared

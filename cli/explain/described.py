@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from onceward.core.checkpoint import CommitPolicy, OnLost
 from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.engine.graph import of_sink, of_source, weaker_parts
 from onceward.core.engine.state.memory import MemoryBackend
-from onceward.core.log.store import DirectoryStore, MemoryStore, UnopenedStore
+from onceward.core.log.store import DirectoryStore, MemoryStore, UnopenedStore, local_folder
 from onceward.core.sink import Guarantee
 
 from ..doctor import Finding, failed, ok, warning
@@ -93,7 +92,7 @@ def shared_names(one: Described, every: Sequence[Described]) -> list[Finding]:
     for what in ("checkpoint", "store", "pipeline"):
         value = getattr(one, what)
         same = [other.name for other in every if other is not one and getattr(other, what) == value]
-        apart = what == "store" and urlsplit(value or "").scheme not in ("", "file")  # by the pipelines' names
+        apart = what == "store" and local_folder(value or "") is None  # by the pipelines' names
         if value is not None and same and not apart:
             told = f"{what} {value} is also that of {', '.join(same)}"
             found.append(failed("names", told, f"give each query a {what} of its own: else they fence each other"))

@@ -12,6 +12,7 @@ from onceward.connectors.spark.plan import Cause, planned, streaming_sources, un
 from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.engine.graph import of_source
 from onceward.core.errors import ConfigurationError, OncewardError
+from onceward.core.log.store import local_folder
 from onceward.core.sink import Guarantee
 
 from ..doctor import Finding, failed, ok, skipped, warning
@@ -74,12 +75,17 @@ def _read_sinks(query: PlannedQuery, one: Described) -> None:
     if query.handler is not None:
         handler = query.handler
         one.sinks, one.policy, one.pipeline = list(handler.sinks), handler.policy, handler.pipeline
-        one.store = one.checkpoint if handler.store is None else store_url(handler.store)
+        one.store = _in_checkpoint(one.checkpoint) if handler.store is None else store_url(handler.store)
     elif kind is not None:
         given = {name: text for name, text in query.options.items() if not name.startswith("asyncprogresstracking")}
         options = FormatOptions.parse(given)
         one.sinks, one.policy, one.pipeline = [kind(given).own_sink()], options.policy(), options.pipeline
-        one.store = options.store or options.checkpoint
+        one.store = options.store or _in_checkpoint(options.checkpoint)
+
+
+def _in_checkpoint(checkpoint: str | None) -> str | None:
+    """As a store's URL, whose special characters are percent-encoded; those of Hadoop's paths are not."""
+    return checkpoint and (local_path(checkpoint) or checkpoint)
 
 
 def _source(source: StreamingSource, one: Described, session: SparkSession) -> Finding:
@@ -211,11 +217,10 @@ def _checkpoint(query: PlannedQuery, one: Described) -> list[Finding]:
     if query.checkpoint is None:
         told = "none: Spark makes a temporary one, so a restarted driver reads its input again"
         return [warning("checkpoint", told, "give checkpoint=…", guarantee=Guarantee.AT_LEAST_ONCE)]
-    master, store = query.df.sparkSession.sparkContext.master, one.store
-    local = store is not None and local_path(store.partition("?")[0]) is not None and "shared=true" not in store
-    if one.sinks and local:
+    folder = local_folder(one.store) if one.store is not None else None
+    if one.sinks and folder is not None and not folder[1]:
         try:
-            check_store(str(store), master)
+            check_store(str(one.store), query.df.sparkSession.sparkContext.master)
         except ConfigurationError as error:
             return [failed("decision log", error.message, "set store=…")]
     return []

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
 from onceward.core.errors import ConfigurationError, NoDecisionLogError
 from onceward.core.log import Resolved, Void, audit_records, open_store, read
 from onceward.core.log.objects import CONDITIONAL_PUT
-from onceward.core.log.store import IN_CHECKPOINT
+from onceward.core.log.store import IN_CHECKPOINT, local_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from onceward.core.log import Completed, Decide, LogStore, LogView
-
-_FOLDERS = ("", "file")
 
 
 @dataclass(frozen=True)
@@ -53,10 +50,10 @@ def open_log(url: str, pipeline: str | None = None, *, writing: bool = False) ->
         scheme = urlsplit(url).scheme
     except ValueError:
         raise ConfigurationError("--store is not a valid URL: are its special characters percent-encoded?") from None
-    if pipeline is None and scheme not in _FOLDERS:
+    if pipeline is None and local_folder(url) is None:
         raise ConfigurationError(f"{scheme}:// holds the logs of several pipelines: name one with --pipeline")
     where = ""
-    for location in _locations(url, scheme):
+    for location in _locations(url):
         store = open_store(location, pipeline=pipeline or "any", existing=True)
         where = where or store.describe()
         owner = read(store).pipeline
@@ -67,13 +64,15 @@ def open_log(url: str, pipeline: str | None = None, *, writing: bool = False) ->
     raise NoDecisionLogError(f"{where} has no decision log{f' of {pipeline}' if pipeline else ''}")
 
 
-def _locations(url: str, scheme: str) -> Iterator[str]:
+def _locations(url: str) -> Iterator[str]:
     """The URL, and what is in it if that is a checkpoint."""
     yield url
     path, mark, query = url.partition("?")
-    inside = f"{path.rstrip('/')}/{IN_CHECKPOINT}"
-    if scheme in CONDITIONAL_PUT or (scheme in _FOLDERS and Path(unquote(urlsplit(inside).path)).is_dir()):
-        yield f"{inside}{mark}{query}"
+    folder, shared = local_folder(url) or (None, False)
+    if folder is None and urlsplit(url).scheme in CONDITIONAL_PUT:
+        yield f"{path.rstrip('/')}/{IN_CHECKPOINT}{mark}{query}"
+    elif folder is not None and (folder / IN_CHECKPOINT).is_dir():
+        yield f"{folder / IN_CHECKPOINT}?shared={shared}"
 
 
 class Epoch(msgspec.Struct, frozen=True, kw_only=True):

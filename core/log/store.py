@@ -215,6 +215,7 @@ def local_folder(url: str) -> tuple[Path, bool] | None:
     parts = urlsplit(url)
     if parts.scheme not in ("", "file"):
         return None
-    shared = parse_qs(parts.query).get("shared")
-    plain = url.rpartition("?")[0] if shared else url  # without a scheme, "?" may belong to a name
-    return Path(unquote(parts.path) if parts.scheme else plain), shared is not None and shared[-1].lower() == "true"
+    plain, _, query = url.rpartition("?")  # without a scheme, "?" and "#" may belong to a name
+    shared = parse_qs(query).get("shared") if plain else None
+    path = unquote(parts.path) if parts.scheme else plain if shared else url
+    return Path(path), shared is not None and shared[-1].lower() == "true"
