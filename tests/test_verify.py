@@ -225,6 +225,13 @@ def test_an_epoch_that_another_process_committed_is_proven(tmp_path: Path, forma
     assert wrong(job.told(code=1)) == [1]
 
 
+def test_a_partitions_folder_that_is_called_like_a_file_is_none(tmp_path: Path) -> None:
+    job = FileJob(tmp_path, partition_by=["word"])
+    job.run(1, make=lambda *numbers: pa.record_batch({"id": numbers, "word": ["a.parquet"] * len(numbers)}))
+    told = job.told()
+    assert (wrong(told), told["left_out"]) == ([], [])
+
+
 def test_without_proofs_nothing_is_hashed(tmp_path: Path) -> None:
     job = FileJob(tmp_path, proof=False)
     job.run(1)

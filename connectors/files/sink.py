@@ -51,7 +51,7 @@ from onceward.core.transaction import (
 )
 from onceward.sinks.folders import FolderSink, names_of, with_file_errors
 
-from .formats import FORMATS, Files, as_lines, check_format, check_partitions, hidden, parts
+from .formats import FORMATS, OPEN_FILES, Files, as_lines, check_format, check_partitions, hidden, parts
 from .reread import hashed
 
 if TYPE_CHECKING:
@@ -63,6 +63,11 @@ AREA: Final = "_onceward"
 COMMIT, ABORT = ".commit", ".abort"
 ROLL_BYTES: Final = 128 * 2**20
 _UNWRITABLE: Final = (pa.ArrowException, ValueError, TypeError, OverflowError)
+_LASTING: Final = {
+    errno.ENAMETOOLONG: "the values of partition_by are too long for the name of a folder. Shorten them with select",
+    errno.EMFILE: f"a subtask keeps up to {OPEN_FILES} files open. Raise the limit of open files (ulimit -n)",
+}
+"""Faults that a retry would meet again, and what to do."""
 _PART: Final = r"(?!\.{1,2}(/|\Z))[^/\0]+"
 """Of a path that stays below its folder."""
 
@@ -159,6 +164,10 @@ class FileSink(FolderSink[Files]):
                 transaction.hash.add(hashed(batch, self.format, self.partition_by))
         except _UNWRITABLE as error:
             raise SinkError(f"a row cannot be written as {self.format}: {error}", sink=self.name) from error
+        except OSError as error:
+            if error.errno not in _LASTING:
+                raise
+            raise ConfigurationError(f"{error}: {_LASTING[error.errno]}", sink=self.name) from error
 
     @with_file_errors
     def pre_commit(self, transaction: Files) -> Committable:
