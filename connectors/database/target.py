@@ -81,6 +81,11 @@ class TableName(NamedTuple):
         """As SQL, every part in double quotes."""
         return ".".join(quoted(part) for part in self if part is not None)
 
+    @property
+    def quoted_beside_parameters(self) -> str:
+        """The same in a statement with parameters, where psycopg takes a % for the beginning of one."""
+        return self.quoted.replace("%", "%%")
+
     def __str__(self) -> str:
         return ".".join(part if _is_plain(part) else quoted(part) for part in self if part is not None)
 

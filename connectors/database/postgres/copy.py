@@ -1,10 +1,4 @@
-"""COPY … FROM STDIN in PostgreSQL's binary format, fed with Arrow batches, inside a transaction.
-
-And what a change column says: which rows of an upsert delete. Its values are those of the usual change feeds:
-Debezium's `op` (c, u, r, d), Delta Lake's `_change_type` (insert, update_preimage, update_postimage, delete) and
-Flink's RowKind (+I, -U, +U, -D). What was there before an update says nothing that the row after it does not say, so
-such rows are ignored.
-"""
+"""COPY … FROM STDIN in PostgreSQL's binary format, fed with Arrow batches, inside a transaction."""
 
 from __future__ import annotations
 
@@ -15,13 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 import pgpq
 import psycopg
 import pyarrow as pa
-import pyarrow.compute as pc
 from sqlalchemy import exc
 
 from onceward.core.errors import SchemaError
 from onceward.core.row_hash import RowHash
 
-from ..conversions import is_text
 from ..dialect import RowWriter
 from ..plan import check_same, match
 from ..target import TableName, quoted
@@ -38,14 +30,10 @@ if TYPE_CHECKING:
 
 _ROWS_AT_ONCE: Final = 65_536
 """Bounds the memory of one encoded piece."""
-_UPSERTS: Final = ("insert", "update", "upsert", "update_postimage", "c", "u", "r", "+i", "+u")
-_DELETES: Final = ("delete", "d", "-d")
-_IGNORED: Final = ("update_preimage", "-u")
 _HASHED: Final = frozenset(
     {"bool", "int2", "int4", "int8", "float4", "float8", "numeric", "text", "varchar", "bytea", "date", "uuid"}
 )
 _TIMES: Final = frozenset({"timestamp", "timestamptz", "time"})
-_CHANGES: Final = (*_UPSERTS, *_DELETES, *_IGNORED)
 
 
 def is_hashed(kind: PgType) -> bool:
@@ -147,36 +135,3 @@ class CopyWriter(RowWriter):
         except ValueError as error:
             raise SchemaError(f"a value of columns {self._plan.schema.names} cannot be sent: {error}") from error
         return encoded
-
-
-def without_change(schema: pa.Schema, change: str | None) -> pa.Schema:
-    """The schema of what is written into the table.
-
-    Raises:
-        SchemaError: The change column is not there, or holds no text.
-    """
-    if not change:
-        return schema
-    if schema.names.count(change) != 1:
-        raise SchemaError(f"change column {change!r} is not in the data, which has {schema.names}")
-    kind = schema.field(change).type
-    if not is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
-        raise SchemaError(f"change column {change!r} holds {kind}: it must be text, one of {', '.join(_CHANGES)}")
-    return schema.remove(schema.get_field_index(change))
-
-
-def split_changes(batch: pa.RecordBatch, change: str) -> tuple[pa.RecordBatch, pa.Array]:
-    """The rows to write, without the change column, and for each whether it deletes (bool).
-
-    Raises:
-        SchemaError: A value of the change column is none that is known.
-    """
-    values = pc.utf8_lower(batch.column(change).cast(pa.string()))
-    known = pc.is_in(values, value_set=pa.array(_CHANGES))
-    if not pc.all(known, min_count=0).as_py():
-        strange = values.filter(pc.invert(known))[0].as_py()
-        raise SchemaError(f"change column {change!r} holds {strange!r}: give one of {', '.join(_CHANGES)}")
-    rows = batch.remove_column(batch.schema.get_field_index(change))
-    kept = pc.invert(pc.is_in(values, value_set=pa.array(_IGNORED)))
-    deletes = pc.is_in(values, value_set=pa.array(_DELETES))
-    return rows.filter(kept), deletes.filter(kept)

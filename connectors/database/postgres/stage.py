@@ -11,10 +11,11 @@ import psycopg
 
 from onceward.core.errors import ConfigurationError
 
+from ..changes import without_change
 from ..dialect import BulkDialect, ChangedError, Movement, Part
 from ..target import CommitPath, TableName, quoted
 from .catalog import Table, check_own_tables, check_writable, read_checks, read_table, read_unique_key
-from .copy import CopyWriter, plan_copy, without_change
+from .copy import CopyWriter, plan_copy
 from .session import session
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def _truncated(lent: Session, ledger_schema: str, stage: str) -> bool:
     With the lock held nobody can be writing, and whoever wrote before has committed his row in `staged`. The
     caller's own rows there are gone already.
     """
-    table, staged = TableName(ledger_schema, stage).quoted, TableName(ledger_schema, "staged").quoted
+    table, staged = TableName(ledger_schema, stage).quoted, TableName(ledger_schema, "staged").quoted_beside_parameters
     try:
         with lent.transaction():
             lent.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE NOWAIT".encode())

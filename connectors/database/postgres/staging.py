@@ -17,13 +17,14 @@ import sqlalchemy as sa
 from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.transaction import Committable
 
+from ..changes import split_changes, without_change
 from ..dialect import Movement, Part
 from ..engines import reading
 from ..own_tables import identity_row, insert_into, staged_handle, tables_of
 from ..target import STAGED, TableName
 from ..writing import HeldWriting
 from .catalog import read_checks, read_table
-from .copy import CopyWriter, plan_copy, split_changes, without_change
+from .copy import CopyWriter, plan_copy
 from .dialect import PostgreSql
 from .session import DURABLE, compiled, session
 from .stage import DELETE, ID, ROW, create_stage, merge_statements, stage_name
