@@ -26,6 +26,19 @@ def test_options_are_read_without_regard_to_case():
     assert source.include_headers
 
 
+def test_underscores_make_no_difference_and_an_option_is_given_in_one_spelling():
+    source = stream_source({**SERVERS, "subscribe_pattern": "a", "starting_timestamp": "7", "min_partitions": "2"})
+    assert (source.selection.pattern, source.starting, source.min_partitions) == ("a", AtTime(milliseconds=7), 2)
+    for one, other in (("subscribePattern", "subscribe_pattern"), ("minPartitions", "min_partitions")):
+        with pytest.raises(ConfigurationError, match=f"options {one.lower()} and {other} are two spellings of one"):
+            stream_source({**SERVERS, "subscribePattern": "a", one: "1", other: "1"})
+
+
+def test_a_pattern_that_is_none_is_refused_by_the_source():
+    with pytest.raises(ConfigurationError, match=r"pattern .* '\[' is not a valid regular expression"):
+        KafkaSource(bootstrap_servers="b:1", pattern="[")
+
+
 def test_streams_begin_at_latest_and_batches_cover_everything_as_in_spark():
     assert stream_source(ORDERS).starting == AtOffsets(default=LATEST)
     batch = batch_source(ORDERS)
@@ -63,8 +76,8 @@ def test_a_batch_has_no_trigger():
     [
         ({"subscribe": "a", "assign": '{"a": [0]}'}, "exactly one of"),
         ({}, "exactly one of"),
-        ({"subscribe": " , "}, "names no topic"),
-        ({"subscribePattern": "("}, "no regular expression"),
+        ({"subscribe": " , "}, "at least one name"),
+        ({"subscribePattern": "("}, "not a valid regular expression"),
         ({"assign": '{"a": 1}'}, "shape"),
         ({"assign": "{}"}, "no partition"),
         ({"assign": "a"}, "JSON"),

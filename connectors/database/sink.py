@@ -90,7 +90,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
             ConfigurationError: An option is unknown, missing or not readable.
         """
         aliases = {"dbtable": "table", "table": "table"}
-        return cls(**arguments(cls, {"name": cls.default_name, **options}, aliases=aliases))
+        return cls(**arguments(cls, options, aliases=aliases, defaults={"name": cls.default_name}))
 
     @property
     def commit_path(self) -> str | None:

@@ -131,7 +131,7 @@ class FileSink(FolderSink[Files]):
             ConfigurationError: An option is unknown, missing or not readable.
         """
         aliases = {"path": "directory", "fileFormat": "format"}
-        return cls(**arguments(cls, {"name": "files", **options}, aliases=aliases))
+        return cls(**arguments(cls, options, defaults={"name": "files"}, aliases=aliases))
 
     def dataset(self) -> tuple[str, str] | None:
         return "file", str(self.directory)

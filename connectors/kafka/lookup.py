@@ -214,23 +214,31 @@ class Selection(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(
-        cls, topics: Sequence[str] | None, pattern: str | None, assign: Mapping[str, Sequence[int]] | None
+        cls, topics: Sequence[str] | None, pattern: str | None, assign: Mapping[str, Sequence[int]] | str | None
     ) -> Selection:
-        """A selection out of what the user gave.
+        """A selection out of what the user gave; `assign` may be JSON text.
 
         Raises:
-            ConfigurationError: Not exactly one was given, or it is empty.
+            ConfigurationError: Not exactly one was given, it is empty, or it is not valid.
         """
         if sum(choice is not None for choice in (topics, pattern, assign)) != 1:
             raise ConfigurationError(
                 "say what to read by exactly one of topics (subscribe), pattern (subscribePattern) and assign"
             )
+        if isinstance(assign, str):
+            return cls(assign=assignment_from_json(assign))
         if assign is not None:
             return cls(assign=assignment_from_json({topic: list(numbers) for topic, numbers in assign.items()}))
         if pattern is not None:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ConfigurationError(
+                    f"pattern (subscribePattern) {pattern!r} is not a valid regular expression: {error}"
+                ) from error
             return cls(pattern=pattern)
         if isinstance(topics, str) or not topics:
-            raise ConfigurationError(f"topics must be a list with at least one name, not {topics!r}")
+            raise ConfigurationError(f"topics (subscribe) must be a list with at least one name, not {topics!r}")
         return cls(topics=tuple(sorted(set(topics))))
 
 

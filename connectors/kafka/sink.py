@@ -126,7 +126,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             ConfigurationError: An option is unknown or refused.
         """
         config, rest = split_options(options)
-        return cls(config=config, **arguments(cls, {"name": "kafka", **rest}, omit=("bootstrap_servers",)))
+        return cls(config=config, **arguments(cls, rest, defaults={"name": "kafka"}, omit=("bootstrap_servers",)))
 
     def __repr__(self) -> str:
         return f"KafkaSink({self.name!r}, topic={self.topic!r}, {self.settings})"

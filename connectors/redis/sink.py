@@ -117,7 +117,7 @@ class RedisSink(WriteAheadLogSink):
         Raises:
             ConfigurationError: An option is unknown, missing or not readable.
         """
-        return cls(**arguments(cls, {"name": "redis", **options}))
+        return cls(**arguments(cls, options, defaults={"name": "redis"}))
 
     def __repr__(self) -> str:
         what = f"url={self.settings.shown!r}, key={self.key.text!r}, form={self.form!r}"

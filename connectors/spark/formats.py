@@ -11,6 +11,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import DataSource
 
 from onceward.core.errors import ConfigurationError
+from onceward.core.kit.options import plain
 
 from .any_source import SourceBatchReader
 from .cluster import warn_of_python
@@ -91,7 +92,7 @@ class SinkFormat(DataSource):
 
     def _own_options(self) -> dict[str, str]:
         common = COMMON - self.own_too
-        return {key: value for key, value in self.options.items() if key.lower() not in common and not is_ours(key)}
+        return {key: value for key, value in self.options.items() if plain(key) not in common and not is_ours(key)}
 
     def _sink(self, schema: StructType) -> TwoPhaseCommitSink[Any]:
         sink = self.own_sink()
