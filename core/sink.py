@@ -58,6 +58,10 @@ class Named(ABC):
         """Namespace and name of the target, as OpenLineage names datasets; None if it is not one dataset."""
         return None
 
+    def last_stable_offset_lag(self) -> int | None:
+        """Records of the target that read_committed readers cannot see yet; None if that is not known."""
+        return None
+
     def projection(self) -> Callable[[pa.RecordBatch], pa.RecordBatch] | None:
         """What the embedded engine takes of batches for `select` and `where`; made for each subtask; None: all."""
         return None
