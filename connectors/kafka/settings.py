@@ -134,7 +134,8 @@ class KafkaSettings:
 
     Args:
         bootstrap_servers: Comma-separated `host:port`, or a list of them.
-        config: Settings under librdkafka's names, with or without `kafka.` in front.
+        config: Settings under librdkafka's names, with or without `kafka.` in front. None stands for the default, as
+            in confluent-kafka.
 
     Raises:
         ConfigurationError: A setting is refused; the message names it and says why.
@@ -145,7 +146,7 @@ class KafkaSettings:
     def __init__(
         self, bootstrap_servers: str | list[str] | None = None, config: Mapping[str, Any] | None = None
     ) -> None:
-        values = {_plain_name(name): value for name, value in (config or {}).items()}
+        values = {_plain_name(name): value for name, value in (config or {}).items() if value is not None}
         if bootstrap_servers is not None:
             servers = bootstrap_servers if isinstance(bootstrap_servers, str) else ",".join(bootstrap_servers)
             values["bootstrap.servers"] = servers
