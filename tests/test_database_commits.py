@@ -207,7 +207,7 @@ class Asked:
         self.said: list[str] = []
         self.invalidated = False
         self.dialect = None
-        lent = SimpleNamespace(closed=False, execute=self.execute, pipeline=nullcontext, fileno=lambda: 0)
+        lent = SimpleNamespace(closed=False, execute=self.execute, pipeline=nullcontext)
         self.connection = SimpleNamespace(driver_connection=lent)
 
     def exec_driver_sql(self, statement: str) -> Any:

@@ -148,12 +148,8 @@ class Dialect(ABC):
     def lock_creation(self, connection: sa.Connection) -> None:  # noqa: B027
         """Let nobody else create tables until the transaction ends, if CREATE … IF NOT EXISTS alone is not enough."""
 
-    def limited(self, seconds: float, connection: sa.Connection | None = None) -> AbstractContextManager[object]:  # noqa: ARG002
-        """Open a block in which a connection fails when the time is over, if its driver would wait for ever.
-
-        The connection is the given one, or whichever the block takes from the engine: then the limit begins with
-        the first question that is asked on it, be it SQLAlchemy's own.
-        """
+    def limited(self, seconds: float) -> AbstractContextManager[object]:  # noqa: ARG002
+        """Open a block in which connections fail when the time is over, if their driver would wait for ever."""
         return nullcontext()
 
     @abstractmethod

@@ -188,7 +188,7 @@ class HeldWriting(Writing):
 
     def limited(self, rows: int = 0) -> AbstractContextManager[object]:
         seconds = self.target.answer_within + self.target.lock_timeout + rows / SLOWEST
-        return dialect_for(self.target).limited(seconds, self.connection)
+        return dialect_for(self.target).limited(seconds)
 
     def explain(self, error: OncewardError, cause: sa.exc.SQLAlchemyError, what: str) -> OncewardError:
         known = code(cause)

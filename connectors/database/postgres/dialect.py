@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import psycopg
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
@@ -18,7 +17,7 @@ from onceward.core.names import parse_transaction_name
 from ..dialect import HOW_TO_STAGE, Answer, ServerFacts, Trial, TwoPhase
 from ..failures import code, words
 from ..target import TableName, own_name
-from .session import DURABLE, compiled, guard, limited, session
+from .session import DURABLE, Answering, compiled, limited, session
 from .stage import LOCK_CREATION, Copying
 
 if TYPE_CHECKING:
@@ -152,12 +151,11 @@ class PostgreSql(Copying):
             "client_encoding": "UTF8",
             "prepare_threshold": None,
         }
-        return {"isolation_level": "READ COMMITTED", "creator": partial(psycopg.connect, **settings)}
+        return {"isolation_level": "READ COMMITTED", "creator": partial(Answering.connect, **settings)}
 
     def prepare_engine(self, engine: sa.Engine, access: Access) -> None:  # noqa: ARG002 - signature
-        """Hands each connection to its time limit before the first question is asked on it."""
-        event.listen(engine, "connect", _guard_new, insert=True)
-        event.listen(engine, "checkout", _guard_lent)
+        event.listen(engine, "connect", _mark_new)
+        event.listen(engine, "checkout", _check_lent)
 
     def open_transaction(self, connection: sa.Connection, access: Access) -> None:
         """A lock timeout; and a commit that answers when it is safe, whatever the role's default says."""
@@ -168,11 +166,8 @@ class PostgreSql(Copying):
     def lock_creation(self, connection: sa.Connection) -> None:
         connection.exec_driver_sql(LOCK_CREATION)
 
-    def limited(self, seconds: float, connection: sa.Connection | None = None) -> AbstractContextManager[object]:
-        if connection is None:
-            return limited(seconds)
-        lent: Any = connection.connection.driver_connection
-        return limited(seconds, lent.fileno)
+    def limited(self, seconds: float) -> AbstractContextManager[object]:
+        return limited(seconds)
 
     def read_server(self, connection: sa.Connection) -> ServerFacts:
         standby, read_only, most, synced = connection.execute(_SERVER).one()
@@ -204,19 +199,16 @@ class PostgreSql(Copying):
         yield Trial(_TRIAL, has_keys=not changed)
 
 
-def _guard_new(lent: Any, record: Any) -> None:
-    """Before SQLAlchemy asks for the version and settings of a server that it meets for the first time."""
-    guard(lent.fileno)
+def _mark_new(_: object, record: Any) -> None:
     record.info[_FRESH] = True
 
 
-def _guard_lent(lent: Any, record: Any, _: object) -> None:
+def _check_lent(lent: Any, record: Any, _: object) -> None:
     """See whether nothing came unasked: a server that shuts down says so, or closes the socket."""
     if record.info.pop(_FRESH, False):
         return
     if lent.closed or not _silent(lent.fileno()):
         raise exc.InvalidatePoolError  # SQLAlchemy makes a new one
-    guard(lent.fileno)
 
 
 def _silent(fileno: int) -> bool:
