@@ -8,27 +8,34 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import psycopg
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
 from onceward.core.errors import PostgresError
 from onceward.core.names import parse_transaction_name
 
-from ..dialect import HOW_TO_STAGE, Answer, ServerFacts, Trial, TwoPhase
+from ..changes import without_change
+from ..dialect import HOW_TO_STAGE, Answer, ChangedError, Dialect, ServerFacts, Trial, TwoPhase
 from ..failures import code, words
-from ..target import TableName, own_name
+from ..target import CommitPath, TableName, own_name
+from .catalog import check_own_tables, check_writable, read_checks, read_table
+from .copy import CopyWriter, plan_copy
 from .session import DURABLE, Answering, compiled, limited, session
-from .stage import LOCK_CREATION, Copying
+from .stage import LOCK_CREATION, create_stages, merge_statements, rows_of, truncated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
+    import pyarrow as pa
     from sqlalchemy.sql.dml import Insert
 
     from onceward.core.names import Scope, TransactionName
 
-    from ..target import Access
+    from ..dialect import Movement, Part, RowWriter
+    from ..target import Access, Target
+    from .catalog import Table
 
 _NO_SUCH_TABLE: Final = ("42P01", "3F000")
 """Or no such schema."""
@@ -130,8 +137,8 @@ class GidTransactions:
         return list(connection.scalars(query.order_by(_PREPARED.c.prepared, gid)))
 
 
-class PostgreSql(Copying):
-    """PostgreSQL, through psycopg."""
+class PostgreSql(Dialect):
+    """PostgreSQL, through psycopg: rows go by COPY into their table, or into a staging table and from there by SQL."""
 
     title = "PostgreSQL"
     two_phase: TwoPhase | None = GidTransactions()
@@ -197,6 +204,73 @@ class PostgreSql(Copying):
         with session(connection) as lent:
             lent.execute(f"CREATE TEMPORARY TABLE {_TRIAL.table} {bare if changed else like}".encode())
         yield Trial(_TRIAL, has_keys=not changed)
+
+    def check_own_tables(self, connection: sa.Connection, schema: str, tables: Sequence[str]) -> None:
+        """See that the role may use onceward's own tables.
+
+        Raises:
+            ConfigurationError: It may not; the message names what is missing.
+        """
+        with session(connection) as lent:
+            check_own_tables(lent, schema, tables)
+
+    def check_table(
+        self, connection: sa.Connection, target: Target, sink: str, schema: pa.Schema, path: CommitPath
+    ) -> None:
+        """See that `schema` fits, that the role may write, that a key is unique; create staging tables if need be.
+
+        Raises:
+            SchemaError: Something of the table or its columns does not fit.
+            ConfigurationError: The table is of a kind that cannot be written, or privileges are missing.
+        """
+        with session(connection) as lent:
+            table = check_writable(lent, target, path)
+            plan_copy(without_change(schema, target.change), table, target.key)
+            checks = read_checks(lent, table)
+        if path is CommitPath.STAGING:
+            create_stages(connection, target, sink, table, checks)
+
+    def lock_and_read(self, connection: sa.Connection, name: TableName) -> Table:
+        """The table, which nobody alters until the transaction ends; an error of SQLAlchemy's if it is missing."""
+        # The lock is the one that inserting takes anyway, the only one that INSERT rights allow on every version.
+        with session(connection) as lent:
+            with lent.pipeline():
+                lent.execute(f"LOCK TABLE {name.quoted} IN ROW EXCLUSIVE MODE".encode())
+                table = read_table(lent, name)
+            if table is None:
+                raise psycopg.errors.UndefinedTable(f"table {name} does not exist")
+            return table
+
+    def writer(
+        self, connection: sa.Connection, table: Table, schema: pa.Schema, hashed: Sequence[str] = ()
+    ) -> RowWriter:
+        """Open the COPY of rows of this schema into a table that `lock_and_read` gave; some columns are hashed.
+
+        Raises:
+            SchemaError: The schema does not fit.
+        """
+        return CopyWriter(connection, table, schema, hashed)
+
+    def move(self, connection: sa.Connection, ledger_schema: str, movement: Movement, parts: Sequence[Part]) -> None:
+        """Copy staged rows into their table; `remove` comes when all of a staging table is moved."""
+        stage = TableName(ledger_schema, movement.stage).quoted
+        count = f"SELECT count(*) FROM {stage} WHERE {rows_of(part.id for part in parts)}"  # noqa: S608 - quoted names
+        expected = sum(part.rows for part in parts)
+        with session(connection) as lent:
+            (found,) = lent.execute(count.encode()).fetchone() or (0,)
+            if found != expected:
+                raise ChangedError(f"staging table {stage} holds {found} rows of {expected}: somebody changed it")
+            for statement in merge_statements(lent, movement, parts, stage):
+                lent.execute(statement.encode())
+
+    def remove(self, connection: sa.Connection, ledger_schema: str, stage: str, ids: Sequence[int]) -> None:
+        """Delete staged rows, whose rows in the ledger's `staged` are gone already."""
+        # The table has no index: with few dead rows in it, reading all of it is the quickest way, and writing is twice
+        # as fast.
+        delete = f"DELETE FROM {TableName(ledger_schema, stage).quoted} WHERE {rows_of(ids)}"  # noqa: S608 - as above
+        with session(connection) as lent:
+            if not truncated(lent, ledger_schema, stage):
+                lent.execute(delete.encode())
 
 
 def _mark_new(_: object, record: Any) -> None:

@@ -1,6 +1,6 @@
 """psycopg's own connection under SQLAlchemy's, for what SQLAlchemy cannot say: COPY, several questions at once.
 
-And a time limit for its answers, those to SQLAlchemy's own questions included: a lost answer is an error, and not a hang.
+And a time limit for its answers, also for those to SQLAlchemy's own questions: a lost one is an error, and not a hang.
 """
 
 from __future__ import annotations
