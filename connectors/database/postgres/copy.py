@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pgpq
@@ -46,40 +45,9 @@ def is_hashed(kind: PgType) -> bool:
     return kind.enum or kind.name in _HASHED or (kind.name in _TIMES and kind.modifier < 0)
 
 
-@dataclass(frozen=True)
-class CopyPlan:
-    """For each column of the arriving schema, in its order, how it is sent."""
-
-    schema: pa.Schema
-    conversions: tuple[Conversion, ...]
-
-    def wire_schema(self) -> pa.Schema:
-        pairs = zip(self.schema.names, self.conversions, strict=True)
-        return pa.schema([pa.field(name, step.wire) for name, step in pairs])
-
-    def encoder(self) -> Any:
-        schema = self.wire_schema()
-        builders = {field.name: step.builder(field) for field, step in zip(schema, self.conversions, strict=True)}
-        return pgpq.ArrowToPostgresBinaryEncoder.new_with_encoders(schema, builders)
-
-    def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch as pgpq takes it.
-
-        Raises:
-            SchemaError: A value cannot be converted; the message names the column.
-        """
-        columns = []
-        for name, array, step in zip(self.schema.names, batch.columns, self.conversions, strict=True):
-            try:
-                columns.append(step.convert(array))
-            except (pa.ArrowInvalid, ValueError) as error:
-                raise SchemaError(f"column {name!r}: {error}; the epoch's rows are not written") from error
-        return pa.RecordBatch.from_arrays(columns, schema=self.wire_schema())
-
-
-def plan_copy(schema: pa.Schema, table: Table, key: Sequence[str] = ()) -> CopyPlan:
-    """Match every column of `schema` to one of `table`, see `match`."""
-    return CopyPlan(schema, match(schema, f"{table.schema}.{table.name}", table.columns, conversion, key))
+def conversions_for(schema: pa.Schema, table: Table, key: Sequence[str] = ()) -> tuple[Conversion, ...]:
+    """How each column of `schema` is sent into one of `table`, see `match`."""
+    return match(schema, f"{table.schema}.{table.name}", table.columns, conversion, key)
 
 
 class CopyWriter(RowWriter):
@@ -93,13 +61,17 @@ class CopyWriter(RowWriter):
     """
 
     def __init__(self, connection: sa.Connection, table: Table, schema: pa.Schema, hashed: Sequence[str] = ()) -> None:
-        self._plan = plan_copy(schema, table)
+        self._schema = schema
+        self._conversions = conversions_for(schema, table)
+        fields = [pa.field(name, step.wire) for name, step in zip(schema.names, self._conversions, strict=True)]
+        self._wire = pa.schema(fields)
         self._hashed = [column.name for column in table.columns if column.name in hashed and is_hashed(column.type)]
         self.hash = RowHash() if self._hashed else None
         columns = ", ".join(quoted(name) for name in schema.names)
         statement = f"COPY {TableName(table.schema, table.name).quoted} ({columns}) FROM STDIN (FORMAT BINARY)"
         self._connection = connection
-        self._encoder: Any = self._plan.encoder()
+        builders = {field.name: step.builder(field) for field, step in zip(fields, self._conversions, strict=True)}
+        self._encoder: Any = pgpq.ArrowToPostgresBinaryEncoder.new_with_encoders(self._wire, builders)
         with session(connection) as lent:
             self._manager: AbstractContextManager[psycopg.Copy] = lent.cursor().copy(statement.encode())
             self._copy = self._manager.__enter__()
@@ -107,10 +79,10 @@ class CopyWriter(RowWriter):
             self._copy.write(self._encoder.write_header())
 
     def write(self, batch: pa.RecordBatch) -> None:
-        check_same(batch.schema, self._plan.schema)
+        check_same(batch.schema, self._schema)
         with session(self._connection):
             for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-                piece = self._plan.convert(batch.slice(start, _ROWS_AT_ONCE))
+                piece = self._converted(batch.slice(start, _ROWS_AT_ONCE))
                 self._copy.write(self._encode(piece))
                 if self.hash is not None:
                     self.hash.add(piece.select(self._hashed))
@@ -129,9 +101,18 @@ class CopyWriter(RowWriter):
             with suppress(exc.SQLAlchemyError, OSError), session(self._connection):
                 self._manager.__exit__(type(why), why, None)
 
+    def _converted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = []
+        for name, array, step in zip(self._schema.names, batch.columns, self._conversions, strict=True):
+            try:
+                columns.append(step.convert(array))
+            except (pa.ArrowInvalid, ValueError) as error:
+                raise SchemaError(f"column {name!r}: {error}; the epoch's rows are not written") from error
+        return pa.RecordBatch.from_arrays(columns, schema=self._wire)
+
     def _encode(self, piece: pa.RecordBatch) -> bytes:
         try:
             encoded: bytes = self._encoder.write_batch(piece)
         except ValueError as error:
-            raise SchemaError(f"a value of columns {self._plan.schema.names} cannot be sent: {error}") from error
+            raise SchemaError(f"a value of columns {self._schema.names} cannot be sent: {error}") from error
         return encoded

@@ -20,7 +20,7 @@ from ..dialect import HOW_TO_STAGE, Answer, ChangedError, Dialect, ServerFacts, 
 from ..failures import code, words
 from ..target import CommitPath, TableName, own_name
 from .catalog import check_own_tables, check_writable, read_checks, read_table
-from .copy import CopyWriter, plan_copy
+from .copy import CopyWriter, conversions_for
 from .session import DURABLE, Answering, compiled, limited, session
 from .stage import LOCK_CREATION, create_stages, merge_statements, rows_of, truncated
 
@@ -225,7 +225,7 @@ class PostgreSql(Dialect):
         """
         with session(connection) as lent:
             table = check_writable(lent, target, path)
-            plan_copy(without_change(schema, target.change), table, target.key)
+            conversions_for(without_change(schema, target.change), table, target.key)
             checks = read_checks(lent, table)
         if path is CommitPath.STAGING:
             create_stages(connection, target, sink, table, checks)

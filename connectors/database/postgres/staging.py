@@ -24,7 +24,7 @@ from ..own_tables import identity_row, insert_into, staged_handle, tables_of
 from ..target import STAGED, TableName
 from ..writing import HeldWriting
 from .catalog import read_checks, read_table
-from .copy import CopyWriter, plan_copy
+from .copy import CopyWriter, conversions_for
 from .dialect import PostgreSql
 from .session import DURABLE, compiled, session
 from .stage import DELETE, ID, ROW, create_stage, merge_statements, stage_name
@@ -48,7 +48,7 @@ class TableWriting(HeldWriting):
         """COPY into the staging table, with the attempt's id and each row's position beside the data."""
         self.table = self.lock_and_read(PostgreSql(), schema)
         schema = without_change(schema, self.target.change)
-        plan_copy(schema, self.table, self.target.key)
+        conversions_for(schema, self.table, self.target.key)
         self.id = secrets.randbits(62)
         self.columns = (*schema.names, *([DELETE] if self.target.change else []))
         hashed = schema.names if self.target.proof else ()
