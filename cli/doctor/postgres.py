@@ -59,7 +59,7 @@ def check_postgres(target: Target) -> list[Finding]:
 
 def check_log_server(url: str) -> Finding:
     """Whether the server of a decision log can lose entries when a standby takes over."""
-    target = target_of(Url(url))
+    target = target_of(Url.of(url))
     try:
         with reading(target, "cannot look") as connection:
             return _standbys(connection).of("the decision log's server")

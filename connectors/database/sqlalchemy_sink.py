@@ -72,7 +72,7 @@ class SqlAlchemySink(DatabaseSink):
         select: Sequence[str] | None = None,
         where: str | None = None,
     ) -> None:
-        address = Url(url)
+        address = Url.of(url)
         is_postgres = address.backend == "postgresql"
         keys = key_columns(key)
         target = Target(
