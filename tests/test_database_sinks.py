@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,8 +16,7 @@ from onceward.connectors.database.dialect import ServerFacts
 from onceward.connectors.database.ledger import Facts
 from onceward.connectors.database.mariadb import MariaDb, Xid, gtrid_of, read_xid
 from onceward.connectors.database.postgres.dialect import PostgreSql
-from onceward.connectors.database.postgres_sink import PostgresSink
-from onceward.connectors.database.sqlalchemy_sink import SqlAlchemySink
+from onceward.connectors.database.sinks import PostgresSink, SqlAlchemySink
 from onceward.connectors.database.target import CommitPath, TableName, Url, own_name
 from onceward.core.errors import ConfigurationError, RetryableSinkError
 from onceward.core.names import Scope, TransactionName
@@ -283,6 +285,19 @@ def test_options_that_cannot_be_read_are_named(how: dict[str, Any], options: dic
     assert "heim" not in str(caught.value)
     with pytest.raises(ConfigurationError, match=rf"needs the options \['{next(iter(how))}'\]"):
         make.from_options({"dbtable": "t"})
+
+
+@pytest.mark.parametrize("missing", ["psycopg", "pgpq", "sqlalchemy"])
+def test_what_postgresql_needs_is_missed_when_a_sink_is_made(missing: str) -> None:
+    code = (
+        f"import sys; sys.modules['{missing}'] = None\n"
+        "import onceward\n"
+        "try: onceward.PostgresSink('words', dsn='host=h', table='words')\n"
+        "except onceward.core.errors.ConfigurationError as error: print(error)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert f"needs {missing}: pip install 'onceward[postgres]'" in done.stdout, done.stderr
 
 
 def test_complete_mode_needs_an_upsert() -> None:

@@ -62,7 +62,6 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         mode: str,
         commit: str,
         ledger_epochs: int,
-        parallelism: int | None,
         select: Sequence[str] | None,
         where: str | None,
     ) -> None:
@@ -79,7 +78,6 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         if ledger_epochs <= 0:
             raise ConfigurationError(f"ledger_epochs must be above 0, not {ledger_epochs}")
         self.ledger_epochs = ledger_epochs
-        self.parallelism = parallelism
         self._path = choose_path(self.commit_mode, self.target)
 
     @classmethod
@@ -113,7 +111,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
     def validate(self, schema: pa.Schema) -> None:
         """Check connection, setup, table, columns, key and rights; create what is missing and was requested."""
         facts = self._choose_path()
-        check_server(facts, self.target, self.parallelism, self._path)
+        check_server(facts, self.target)
         ensure(self.target)
         check_table(self.target, self.name, schema, self._path)
 

@@ -139,8 +139,10 @@ class Url:
         Raises:
             ConfigurationError: Not a connection string; the message never repeats it.
         """
-        import psycopg  # noqa: PLC0415 - an extra
-
+        try:
+            import psycopg  # noqa: PLC0415 - an extra
+        except ImportError:
+            raise ConfigurationError("dsn needs psycopg: pip install 'onceward[postgres]'") from None
         try:
             given = {key: str(value) for key, value in psycopg.conninfo.conninfo_to_dict(text).items()}
         except psycopg.Error:
