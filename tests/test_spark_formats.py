@@ -96,8 +96,8 @@ def query(tmp_path: Path) -> Query:
 def test_every_option_of_a_format_may_be_spelled_with_underscores(tmp_path: Path):
     """Its own as well as those of its sink; in two spellings at once it is refused."""
     given = {"url": f"sqlite:///{tmp_path}/db", "dbtable": "t", "lock_timeout": "5", "commit_timeout": "7", "name": "n"}
-    made = SqlFormat(given)
-    assert made.own_sink().target.lock_timeout == 5
+    sink: Any = SqlFormat(given).own_sink()
+    assert sink.target.lock_timeout == 5
     assert FormatOptions.parse(given).commit_timeout == 7
     for again in ({"locktimeout": "5"}, {"table": "t"}):
         with pytest.raises(ConfigurationError, match="two spellings of one"):

@@ -7,18 +7,26 @@ sink writes. Topics are created, offsets published and sources looked up through
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclOperation
+from confluent_kafka.cimpl import NewTopic
 
 from onceward.core.errors import ConfigurationError, KafkaError
 from onceward.core.kit.processwide import PerProcess
 
-from .errors import FORBIDDEN, INSTALL, Code, Retries, client_error, confluent, kafka_error, made
+from .coordinator import TransactionCoordinatorClient
+from .errors import FORBIDDEN, Code, Retries, client_error, kafka_error
+from .wire import Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from .settings import KafkaSettings
 
+T = TypeVar("T")
 ASK_SECONDS: Final = 10.0
 REACH_SECONDS: Final = 9.0
 """For the first answer of a cluster: a wrong address, or a broker that is not up yet, is reported soon."""
@@ -31,6 +39,22 @@ USUAL_LONGEST_TIMEOUT_MS: Final = 900_000
 """Kafka's default of transaction.max.timeout.ms, where the broker's may not be asked for."""
 MOVING: Final = frozenset({Code.COORDINATOR_LOAD_IN_PROGRESS, Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR})
 """Answers while a group's coordinator moves, as after a broker's restart: asked again."""
+
+
+def made(client: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
+    """A client of confluent-kafka.
+
+    Raises:
+        ConfigurationError: librdkafka refuses a setting; the message names it.
+    """
+    try:
+        return client(config, **more)
+    except KafkaException as error:
+        if error.args[0].name() == "_CRIT_SYS_RESOURCE":
+            raise client_error("cannot make a Kafka client", error) from None
+        raise ConfigurationError(
+            f"librdkafka refuses the Kafka settings: {error.args[0].str()}. docs/kafka-settings.md says which there are"
+        ) from None
 
 
 class Complaints:
@@ -60,9 +84,6 @@ class Admin:
     """An AdminClient of confluent-kafka, what it complains of, and whether the cluster has ever answered it."""
 
     def __init__(self, settings: KafkaSettings) -> None:
-        confluent()
-        from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - an extra
-
         self.complaints = Complaints()
         config = {"log_level": 0, **settings.for_librdkafka(), "error_cb": self.complaints}
         self.client: Any = made(AdminClient, config)
@@ -86,7 +107,7 @@ def check_reachable(settings: KafkaSettings, *, seconds: float = REACH_SECONDS) 
     while True:
         try:
             admin.client.list_topics(timeout=ATTEMPT_SECONDS)
-        except confluent().KafkaException as error:
+        except KafkaException as error:
             admin.client.poll(0)
             refusal = admin.complaints.refusal
             if refusal is not None:
@@ -119,11 +140,6 @@ class Cluster:
     """
 
     def __init__(self, settings: KafkaSettings) -> None:
-        try:
-            from .coordinator import TransactionCoordinatorClient  # noqa: PLC0415 - needs kafka-python, an extra
-            from .wire import Wire  # noqa: PLC0415
-        except ImportError as error:
-            raise ConfigurationError(INSTALL) from error
         self.wire = Wire(settings.for_wire())
         self.transactions = TransactionCoordinatorClient(self.wire)
         self._settings = settings
@@ -159,15 +175,12 @@ class Cluster:
         Raises:
             ConfigurationError: librdkafka refuses a setting.
         """
-        from confluent_kafka import TopicCollection  # noqa: PLC0415 - an extra
-        from confluent_kafka.admin._acl import AclOperation  # noqa: PLC0415
-
         asked: Any = admin_of(self._settings).client.describe_topics(
             TopicCollection([topic]), include_authorized_operations=True, request_timeout=ASK_SECONDS
         )
         try:
             operations = asked[topic].result().authorized_operations
-        except confluent().KafkaException:
+        except KafkaException:
             return True
         return not operations or AclOperation.WRITE in operations
 
@@ -177,13 +190,11 @@ class Cluster:
         Raises:
             KafkaError: The brokers refuse, or do not answer.
         """
-        from confluent_kafka.cimpl import NewTopic  # noqa: PLC0415 - an extra
-
         new = NewTopic(topic, partitions or -1, -1)  # -1: the brokers' default
         future = admin_of(self._settings).client.create_topics([new], request_timeout=ASK_SECONDS)[topic]
         try:
             future.result()
-        except confluent().KafkaException as error:
+        except KafkaException as error:
             if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
                 raise client_error(f"cannot create topic {topic}", error) from None
         if any(self.partitions_of(topic) for _ in Retries(ASK_SECONDS)):
@@ -236,14 +247,13 @@ def publish_offsets(settings: KafkaSettings, group: str, offsets: Mapping[str, M
         ConfigurationError: The group's name is empty.
         KafkaError: No broker answers, or it refuses: the group has live members, or we may not.
     """
-    library = confluent()
     if not group:
         raise ConfigurationError("the consumer group's name is empty")
-    found = [library.TopicPartition(t, int(n), o) for t, numbers in offsets.items() for n, o in numbers.items()]
+    found = [TopicPartition(t, int(n), o) for t, numbers in offsets.items() for n, o in numbers.items()]
     if not found:
         return
     what = f"cannot publish offsets to consumer group {group}"
-    request = library.ConsumerGroupTopicPartitions(group, found)
+    request = ConsumerGroupTopicPartitions(group, found)
     refusals: list[tuple[str, Any]] = []
     for _ in Retries(ASK_SECONDS):
         try:
@@ -252,14 +262,14 @@ def publish_offsets(settings: KafkaSettings, group: str, offsets: Mapping[str, M
             refusals = [
                 (f"{what} for {p.topic}-{p.partition}", p.error) for p in answer.topic_partitions if p.error is not None
             ]
-        except library.KafkaException as error:
+        except KafkaException as error:
             refusals = [(what, error.args[0])]
         if not refusals:
             return
         if refusals[-1][1].code() not in MOVING:
             break
     where, refusal = refusals[-1]
-    raise client_error(where, library.KafkaException(refusal))
+    raise client_error(where, KafkaException(refusal))
 
 
 _admins: Final[PerProcess[KafkaSettings, Admin]] = PerProcess(Admin)

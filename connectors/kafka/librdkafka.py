@@ -29,7 +29,7 @@ from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int, c_int32, c_in
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from .errors import confluent
+import confluent_kafka
 
 if TYPE_CHECKING:
     import logging
@@ -157,14 +157,13 @@ class _Library:
 @cache
 def library() -> _Library | None:
     """The library as confluent-kafka has loaded it; None if it cannot be reached, or is not laid out as expected."""
-    module = confluent()
     if ctypes.sizeof(c_void_p) != ctypes.sizeof(ctypes.c_uint64) or sys.byteorder != "little":
         return None
     try:
-        found = _Library(module.cimpl.__file__)
+        found = _Library(confluent_kafka.cimpl.__file__)
     except (OSError, AttributeError):  # linked statically, or on Windows
         return None
-    return found if found.version() == module.libversion()[1] else None
+    return found if found.version() == confluent_kafka.libversion()[1] else None
 
 
 def usable(config: Mapping[str, Any]) -> bool:
@@ -351,7 +350,7 @@ class BatchConsumer:
     def error(self, address: int, code: int) -> Any:
         """What an event with this error code tells, as a confluent_kafka.KafkaError."""
         text = self._library.message_errstr(address)
-        return confluent().KafkaError(code, text.decode(errors="replace") if text else None)
+        return confluent_kafka.KafkaError(code, text.decode(errors="replace") if text else None)
 
     def topic_name(self, topic: int) -> str | None:
         """Name of a message's topic; None for an event of the whole client."""
@@ -412,7 +411,7 @@ def _reporter(found: _Library, on_failure: Callable[[Any, Any], None]) -> Callab
         told = message.contents
         if told.err:
             name = found.topic_name(told.rkt).decode()
-            on_failure(confluent().KafkaError(told.err), Refused(name, told.partition))
+            on_failure(confluent_kafka.KafkaError(told.err), Refused(name, told.partition))
 
     return report
 
@@ -426,8 +425,7 @@ def _log_writer(found: _Library, logger: logging.Logger) -> Callable[..., None]:
 
 
 def _exception(code: int, text: str | None = None, **kind: bool) -> Exception:
-    module = confluent()
-    exception: Exception = module.KafkaException(module.KafkaError(code, text, **kind))
+    exception: Exception = confluent_kafka.KafkaException(confluent_kafka.KafkaError(code, text, **kind))
     return exception
 
 

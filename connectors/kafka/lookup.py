@@ -12,11 +12,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from onceward.core.errors import ConfigurationError, SourceError
 
 from .admin import ATTEMPT_SECONDS, REACH_SECONDS, admin_of
-from .errors import confluent
 from .planning import Held
 from .positions import EARLIEST, LATEST, AtTime, Bound, Partition, assignment_from_json, spread
 
@@ -80,23 +81,22 @@ class Lookup:
 
     def at_times(self, milliseconds: Mapping[Partition, int]) -> Offsets:
         """First offset whose record is not older than the time; LATEST where there is none."""
-        spec = _admin_library().OffsetSpec.for_timestamp
+        spec = OffsetSpec.for_timestamp
         [found] = self._listed([{p: spec(ms) for p, ms in milliseconds.items()}], committed=self._committed)
         return found
 
     def _offsets(self, questions: Sequence[Mapping[Partition, int]], *, committed: bool) -> list[Offsets]:
-        spec = _admin_library().OffsetSpec
+        spec: Any = OffsetSpec
         specs = {EARLIEST: spec.earliest(), LATEST: spec.latest()}
         asked = [{p: specs[o] for p, o in question.items() if o in specs} for question in questions]
         answers = self._listed(asked, committed=committed)
         return [{**question, **answer} for question, answer in zip(questions, answers, strict=True)]
 
     def _listed(self, questions: Sequence[Mapping[Partition, Any]], *, committed: bool) -> list[Offsets]:
-        library = confluent()
-        level = library.IsolationLevel.READ_COMMITTED if committed else library.IsolationLevel.READ_UNCOMMITTED
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
 
         def sent(admin: Any, question: Mapping[Partition, Any], seconds: float) -> Mapping[Any, Any]:
-            specs = {library.TopicPartition(*partition): spec for partition, spec in question.items()}
+            specs = {TopicPartition(*partition): spec for partition, spec in question.items()}
             found: Mapping[Any, Any] = admin.list_offsets(specs, isolation_level=level, request_timeout=seconds)
             return found
 
@@ -122,7 +122,7 @@ class Lookup:
             seconds = bound if admin.answered else max(LEAST_SECONDS, give_up - time.monotonic())
             try:
                 answer = question(admin.client, seconds)
-            except confluent().KafkaException as error:
+            except KafkaException as error:
                 _find_brokers(admin)
                 self._check(admin, what, error.args[0], last=time.monotonic() >= give_up)
             else:
@@ -150,13 +150,13 @@ def _find_brokers(admin: Admin) -> None:
     once it is dead, every later question of this client fails, for longer than 100 s (measured), though the cluster is
     well.
     """
-    with suppress(confluent().KafkaException):
+    with suppress(KafkaException):
         admin.client.list_topics(timeout=ATTEMPT_SECONDS)
 
 
 def passes(error: Any) -> bool:
     """Whether a fault of librdkafka's may pass by itself."""
-    kinds = confluent().KafkaError
+    kinds: Any = KafkaError
     passing = {
         kinds._ALL_BROKERS_DOWN,  # noqa: SLF001 - confluent's names of local faults
         kinds._TRANSPORT,  # noqa: SLF001
@@ -177,22 +177,14 @@ def passes(error: Any) -> bool:
     return bool(error.code() in passing or error.retriable())
 
 
-def _admin_library() -> Any:
-    confluent()
-    from confluent_kafka import admin  # noqa: PLC0415 - an extra
-
-    return admin
-
-
 def _described(admin: Any, names: list[str], seconds: float) -> dict[str, tuple[str, int]]:
-    library = confluent()
-    futures = admin.describe_topics(library.TopicCollection(names), request_timeout=seconds)
+    futures = admin.describe_topics(TopicCollection(names), request_timeout=seconds)
     found = {}
     for name, future in futures.items():
         try:
             topic = future.result()
-        except library.KafkaException as error:
-            if error.args[0].code() != library.KafkaError.UNKNOWN_TOPIC_OR_PART:
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
         else:
             found[name] = (str(topic.topic_id), len(topic.partitions))

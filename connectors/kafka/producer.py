@@ -12,10 +12,13 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from confluent_kafka import KafkaException, Producer
+
 from onceward.core.errors import KafkaError
 
 from . import librdkafka
-from .errors import client_error, confluent, made
+from .admin import made
+from .errors import client_error
 from .messages import MessageArray
 from .rows import QueueFull, Rows
 
@@ -102,7 +105,7 @@ class TransactionalProducer:
         producer = _made(settings, str(name), timeout_ms, more, failures)
         try:
             producer.init_transactions(INIT_SECONDS)
-        except confluent().KafkaException as error:
+        except KafkaException as error:
             raise client_error("cannot make a transactional producer ready", error, transaction=str(name)) from None
         return cls(name, producer, failures)
 
@@ -110,7 +113,7 @@ class TransactionalProducer:
         """Open the transaction; local, the broker learns of it with the first message."""
         try:
             self._producer.begin_transaction()
-        except confluent().KafkaException as error:
+        except KafkaException as error:
             raise client_error("cannot begin a transaction", error, transaction=str(self.name)) from None
 
     def messages(self, batch: pa.RecordBatch, topic: str | None) -> Rows | MessageArray:
@@ -163,14 +166,14 @@ class TransactionalProducer:
         try:
             producer.purge()
             producer.abort_transaction(ROLLBACK_SECONDS)
-        except (confluent().KafkaException, RuntimeError) as error:
+        except (KafkaException, RuntimeError) as error:
             _log.info("transaction %s was not rolled back, recovery does it: %s", self.name, error)
 
     def _call(self, what: str, function: Callable[..., int], *arguments: Any) -> int:
         """Call librdkafka; what it raises, and what delivery reports said meanwhile, becomes a KafkaError."""
         try:
             answer = function(*arguments)
-        except (confluent().KafkaException, SystemError) as error:
+        except (KafkaException, SystemError) as error:
             # A fatal error sets its exception first, and the next delivery report then fails with a SystemError.
             cause = error.__cause__ if isinstance(error, SystemError) and error.__cause__ is not None else error
             if self._failures.first:  # a delivery report that was cut short by the error says nothing
@@ -200,7 +203,7 @@ def _made(settings: KafkaSettings, name: str, timeout_ms: int, more: dict[str, A
     config |= {"transactional.id": name, "transaction.timeout.ms": timeout_ms}
     if librdkafka.usable(config):
         return made(librdkafka.BatchProducer, config, on_failure=failures, logger=_client_log)
-    return made(confluent().Producer, {**config, "on_delivery": failures}, logger=_client_log)
+    return made(Producer, {**config, "on_delivery": failures}, logger=_client_log)
 
 
 def _as_information(record: logging.LogRecord) -> bool:

@@ -15,9 +15,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from onceward import KafkaSource
 from onceward.connectors.kafka.positions import AtTime, bound, milliseconds, times
 from onceward.connectors.kafka.settings import split_options
-from onceward.connectors.kafka.source import KafkaSource
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import arguments, distinct
 
