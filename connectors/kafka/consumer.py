@@ -22,7 +22,7 @@ import pyarrow as pa
 from onceward.core.errors import SourceError
 from onceward.core.kit.processwide import PerProcess
 
-from .lookup import passes
+from .admin import passes
 from .positions import Partition
 from .received import client
 

@@ -7,9 +7,7 @@ for any number of partitions in one call, and it stands still at the first open 
 from __future__ import annotations
 
 import re
-import time
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
@@ -17,25 +15,17 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from onceward.core.errors import ConfigurationError, SourceError
 
-from .admin import ATTEMPT_SECONDS, REACH_SECONDS, admin_of
+from .admin import admin_of
 from .planning import Held
 from .positions import EARLIEST, LATEST, AtTime, Bound, Partition, assignment_from_json, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from .admin import Admin
     from .positions import Offsets
     from .settings import KafkaSettings
 
-ASK_SECONDS: Final = 10.0
-"""Longest bound of one request."""
-FIRST_SECONDS: Final = 2.5
-"""Bound of the first request; it doubles. A broker that is dead may be waited for in vain: see _find_brokers."""
-PAUSE_SECONDS: Final = 0.2
-"""Between two tries."""
-LEAST_SECONDS: Final = 0.5
-"""Bound of one request when hardly any time is left."""
+T = TypeVar("T")
 
 
 class Lookup:
@@ -107,74 +97,10 @@ class Lookup:
                 for futures in all_sent
             ]
 
-        answers: list[Offsets] = self._ask("ask for offsets", ask)
-        return answers
+        return self._ask("ask for offsets", ask)
 
-    def _ask(self, what: str, question: Callable[[Any, float], Any]) -> Any:
-        """Ask until there is an answer, while the fault may pass."""
-        admin = admin_of(self._settings)
-        admin.client.poll(0)
-        admin.complaints.clear()
-        retry_seconds = self._retry_seconds if admin.answered else min(self._retry_seconds, REACH_SECONDS)
-        give_up = time.monotonic() + retry_seconds
-        bound = FIRST_SECONDS
-        while True:
-            seconds = bound if admin.answered else max(LEAST_SECONDS, give_up - time.monotonic())
-            try:
-                answer = question(admin.client, seconds)
-            except KafkaException as error:
-                _find_brokers(admin)
-                self._check(admin, what, error.args[0], last=time.monotonic() >= give_up)
-            else:
-                admin.answered = True
-                return answer
-            bound = min(ASK_SECONDS, 2 * bound)
-            time.sleep(PAUSE_SECONDS)
-
-    def _check(self, admin: Admin, what: str, error: Any, *, last: bool) -> None:
-        admin.client.poll(0)
-        servers, complaints = self._settings["bootstrap.servers"], admin.complaints
-        if complaints.refusal is not None and not admin.answered:
-            raise SourceError(f"the brokers at {servers} refuse this client: {complaints.refusal.str()}") from None
-        if not passes(error):
-            raise SourceError(f"cannot {what} at {servers}: {error.str()}") from None
-        if last:
-            words = f"no broker answers: {complaints.newest}" if complaints.newest else error.str()
-            raise SourceError(f"cannot {what} at {servers}: {words}") from None
-
-
-def _find_brokers(admin: Admin) -> None:
-    """Ask any broker for metadata.
-
-    librdkafka describes topics through the broker that its metadata call the controller, and waits for that one alone:
-    once it is dead, every later question of this client fails, for longer than 100 s (measured), though the cluster is
-    well.
-    """
-    with suppress(KafkaException):
-        admin.client.list_topics(timeout=ATTEMPT_SECONDS)
-
-
-def passes(error: Any) -> bool:
-    """Whether a fault of librdkafka's may pass by itself."""
-    kinds: Any = KafkaError
-    passing = {
-        kinds._ALL_BROKERS_DOWN,  # noqa: SLF001 - confluent's names of local faults
-        kinds._TRANSPORT,  # noqa: SLF001
-        kinds._TIMED_OUT,  # noqa: SLF001
-        kinds._RESOLVE,  # noqa: SLF001
-        kinds._WAIT_CACHE,  # noqa: SLF001
-        kinds.LEADER_NOT_AVAILABLE,
-        kinds.NOT_LEADER_FOR_PARTITION,
-        kinds.REPLICA_NOT_AVAILABLE,
-        kinds.REQUEST_TIMED_OUT,
-        kinds.BROKER_NOT_AVAILABLE,
-        kinds.NETWORK_EXCEPTION,
-        kinds.OFFSET_NOT_AVAILABLE,
-        kinds.FENCED_LEADER_EPOCH,
-        kinds.UNKNOWN_LEADER_EPOCH,
-        kinds.KAFKA_STORAGE_ERROR,
-    }
-    return bool(error.code() in passing or error.retriable())
+    def _ask(self, what: str, question: Callable[[Any, float], T]) -> T:
+        return admin_of(self._settings).ask(what, question, self._retry_seconds, SourceError)
 
 
 def _described(admin: Any, names: list[str], seconds: float) -> dict[str, tuple[str, int]]:
