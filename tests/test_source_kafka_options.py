@@ -140,12 +140,24 @@ def test_a_share_merges_the_positions_of_other_shares_less_what_is_not_its_own()
 
 def test_columns_are_those_that_spark_expects():
     """Spark compares the schema of the first batch with its own, types and names of list elements included."""
-    types = pytest.importorskip("pyspark.sql.pandas.types")
-    from onceward.connectors.spark.kafka_source import spark_schema
-
-    for headers in (False, True):
-        source = KafkaSource(bootstrap_servers="b:1", topics=["t"], include_headers=headers)
-        assert types.to_arrow_schema(spark_schema(include_headers=headers), timezone="UTC").equals(source.schema)
+    types = pytest.importorskip("pyspark.sql.types")
+    pandas = pytest.importorskip("pyspark.sql.pandas.types")
+    plain = {
+        "key": types.BinaryType(),
+        "value": types.BinaryType(),
+        "topic": types.StringType(),
+        "partition": types.IntegerType(),
+        "offset": types.LongType(),
+        "timestamp": types.TimestampType(),
+        "timestampType": types.IntegerType(),
+    }
+    pair = [types.StructField("key", types.StringType()), types.StructField("value", types.BinaryType())]
+    headers = types.StructField("headers", types.ArrayType(types.StructType(pair)))
+    columns = [types.StructField(name, kind) for name, kind in plain.items()]
+    for more in ([], [headers]):
+        source = KafkaSource(bootstrap_servers="b:1", topics=["t"], include_headers=bool(more))
+        assert pandas.from_arrow_schema(source.schema) == types.StructType([*columns, *more])
+        assert pandas.to_arrow_schema(types.StructType([*columns, *more]), timezone="UTC").equals(source.schema)
 
 
 class Message(SimpleNamespace):

@@ -121,9 +121,12 @@ class KafkaFormat(SinkFormat):
     sink_class = "KafkaSink"
 
     def schema(self) -> StructType:
-        from .kafka_source import checked_source, spark_schema  # noqa: PLC0415 - an extra
+        from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - imports pyarrow
 
-        return spark_schema(include_headers=checked_source(self.options).include_headers)
+        from .kafka_source import checked_source  # noqa: PLC0415 - an extra
+
+        schema: StructType = from_arrow_schema(checked_source(self.options).schema)
+        return schema
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's name
         from .kafka_source import stream_reader  # noqa: PLC0415 - an extra

@@ -4,17 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
-
 from onceward import KafkaSource
 from onceward.connectors.kafka.positions import AtTime, bound, milliseconds, times
 from onceward.connectors.kafka.settings import split_options
@@ -85,22 +74,6 @@ def checked_source(options: Mapping[str, str]) -> KafkaSource:
     source = _source(options, "earliest")
     source.validate()
     return source
-
-
-def spark_schema(*, include_headers: bool) -> StructType:
-    """Columns of Spark's own Kafka source ("Structured Streaming + Kafka Integration Guide")."""
-    plain = {
-        "key": BinaryType(),
-        "value": BinaryType(),
-        "topic": StringType(),
-        "partition": IntegerType(),
-        "offset": LongType(),
-        "timestamp": TimestampType(),
-        "timestampType": IntegerType(),
-    }
-    header = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
-    columns = [StructField(name, kind) for name, kind in plain.items()]
-    return StructType([*columns, StructField("headers", ArrayType(header))] if include_headers else columns)
 
 
 def _source(
