@@ -212,7 +212,7 @@ class Library:
     def flush(self, _seconds: float) -> int:
         error = SimpleNamespace(str=lambda: "too large", name=lambda: "MSG_SIZE_TOO_LARGE")
         for _ in range(self.failing):
-            self.failures(error, SimpleNamespace(topic=lambda: "t", partition=lambda: 0))
+            self.failures(error, "t", 0)
         return self.waiting
 
 

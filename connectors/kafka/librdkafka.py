@@ -27,7 +27,7 @@ import weakref
 from collections import deque
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_size_t, c_ssize_t, c_void_p
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import confluent_kafka
 
@@ -43,7 +43,6 @@ _CONSUMER: Final = 1
 COPY: Final = 2
 """RD_KAFKA_MSG_F_COPY."""
 QUEUE_FULL: Final = -184
-_FATAL: Final = -150
 _INVALID_ARGUMENT: Final = -186
 _TEXT_BYTES: Final = 512
 _LEVELS: Final = (50, 50, 50, 40, 30, 20, 20, 10)
@@ -172,27 +171,13 @@ def usable(config: Mapping[str, Any]) -> bool:
     return not special and library() is not None
 
 
-class Refused(NamedTuple):
-    """The part of a message that a delivery report names, as confluent-kafka's Message gives it."""
-
-    name: str
-    number: int
-
-    def topic(self) -> str:
-        """The topic's name."""
-        return self.name
-
-    def partition(self) -> int:
-        """The partition's number, or -1."""
-        return self.number
-
-
 class BatchProducer:
     """What TransactionalProducer needs of a confluent_kafka.Producer, and `produce_batch`. Not shared between threads.
 
     Args:
         config: librdkafka's settings, all of them text or numbers.
-        on_failure: Called by `poll` and `flush` with a KafkaError and the message that was not delivered.
+        on_failure: Called by `poll` and `flush` for a message that was not delivered: with a KafkaError, its topic and
+            its partition (-1: none).
         logger: Gets what librdkafka logs.
 
     Raises:
@@ -200,9 +185,9 @@ class BatchProducer:
     """
 
     def __init__(
-        self, config: Mapping[str, Any], on_failure: Callable[[Any, Any], None], logger: logging.Logger
+        self, config: Mapping[str, Any], on_failure: Callable[[Any, str, int], None], logger: logging.Logger
     ) -> None:
-        self._library = found = _found()
+        self._library = found = cast("_Library", library())  # it is: see usable
         callbacks = _ON_DELIVERY(_reporter(found, on_failure)), _ON_LOG(_log_writer(found, logger))
         self._handle = _new(found, _PRODUCER, config, *callbacks)
         self._topics: dict[str, int] = {}
@@ -306,7 +291,7 @@ class BatchConsumer:
     """
 
     def __init__(self, config: Mapping[str, Any], logger: logging.Logger) -> None:
-        self._library = found = _found()
+        self._library = found = cast("_Library", library())  # it is: see usable
         on_log = _ON_LOG(_log_writer(found, logger))
         self._handle = _new(found, _CONSUMER, config, None, on_log)
         found.poll_set_consumer(self._handle)
@@ -365,13 +350,6 @@ class BatchConsumer:
         self._close()
 
 
-def _found() -> _Library:
-    found = library()
-    if found is None:
-        raise _exception(_INVALID_ARGUMENT, "librdkafka cannot be called by ctypes")
-    return found
-
-
 def _new(found: _Library, kind: int, config: Mapping[str, Any], on_delivery: Any, on_log: Any) -> int:
     text = ctypes.create_string_buffer(_TEXT_BYTES)
     conf = found.conf_new()
@@ -406,12 +384,12 @@ def _close(found: _Library, handle: int, queue: int, process: int, _callback: An
         found.destroy(handle)
 
 
-def _reporter(found: _Library, on_failure: Callable[[Any, Any], None]) -> Callable[..., None]:
+def _reporter(found: _Library, on_failure: Callable[[Any, str, int], None]) -> Callable[..., None]:
     def report(_handle: int, message: Any, _opaque: int) -> None:
         told = message.contents
         if told.err:
             name = found.topic_name(told.rkt).decode()
-            on_failure(confluent_kafka.KafkaError(told.err), Refused(name, told.partition))
+            on_failure(confluent_kafka.KafkaError(told.err), name, told.partition)
 
     return report
 

@@ -63,12 +63,12 @@ class DeliveryFailures:
         self.first = ""
         self.count = 0
 
-    def __call__(self, error: Any, message: Any) -> None:
+    def __call__(self, error: Any, topic: str, partition: int | None) -> None:
         self.count += 1
         if not self.first:
-            number = message.partition()  # None for a purged message that was never given one
-            where = f" partition {number}" if number is not None and number >= 0 else ""
-            self.first = f"a message for topic {message.topic()}{where} was refused: {error.str()} ({error.name()})"
+            # A purged message was never given one.
+            where = f" partition {partition}" if partition is not None and partition >= 0 else ""
+            self.first = f"a message for topic {topic}{where} was refused: {error.str()} ({error.name()})"
             if error.name() == "_PURGE_QUEUE":  # librdkafka keeps the reason to itself
                 self.first += ". The transaction has failed: may this client Write to the topic?"
 
@@ -199,11 +199,12 @@ def check_settings(settings: KafkaSettings, *, timeout_ms: int) -> None:
 
 
 def _made(settings: KafkaSettings, name: str, timeout_ms: int, more: dict[str, Any], failures: DeliveryFailures) -> Any:
-    config = {**TUNED, **more, **settings.for_librdkafka(), **FIXED}
+    config: dict[str, Any] = {**TUNED, **more, **settings.for_librdkafka(), **FIXED}
     config |= {"transactional.id": name, "transaction.timeout.ms": timeout_ms}
     if librdkafka.usable(config):
         return made(librdkafka.BatchProducer, config, on_failure=failures, logger=_client_log)
-    return made(Producer, {**config, "on_delivery": failures}, logger=_client_log)
+    config["on_delivery"] = lambda error, message: failures(error, message.topic(), message.partition())
+    return made(Producer, config, logger=_client_log)
 
 
 def _as_information(record: logging.LogRecord) -> bool:
