@@ -294,7 +294,7 @@ def test_before_pyspark_4_2_batches_are_limited_from_where_the_last_one_ended(be
     start = reader.initialOffset()
     end = reader.latestOffset()
     assert (start, end) == ({name: {"0": 0}}, {name: {"0": 20}})
-    assert [task.splits for task in reader.partitions(start, end)] == [[Split(f"{name}-0", 0, 20)]]
+    assert [task.value for task in reader.partitions(start, end)] == [[Split(f"{name}-0", 0, 20)]]
     assert reader.latestOffset() == {name: {"0": 30}}
     restarted = before_limits(options)
     assert restarted.latestOffset() == {name: {"0": 30}}
