@@ -6,11 +6,11 @@ be emptied by a crash of the server after the subtask had acknowledged.
 
 from __future__ import annotations
 
-import array
 import json
 import secrets
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import pyarrow as pa
 import sqlalchemy as sa
 
@@ -81,11 +81,10 @@ class TableWriting(HeldWriting):
         for column in self.target.key:
             if batch.column(column).null_count:
                 raise SchemaError(f"key column {column!r} has nulls: an upsert cannot match them")
-        positions = array.array("q", range(self.rows, self.rows + batch.num_rows))
         own = [
             *own,
             pa.repeat(pa.scalar(self.id, pa.int64()), batch.num_rows),
-            pa.Array.from_buffers(pa.int64(), batch.num_rows, [None, pa.py_buffer(positions)]),
+            pa.array(np.arange(self.rows, self.rows + batch.num_rows)),
         ]
         schema = pa.schema([*batch.schema, *self._own_fields()])
         return super().send(pa.RecordBatch.from_arrays([*batch.columns, *own], schema=schema))
