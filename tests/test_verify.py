@@ -421,7 +421,7 @@ def test_a_value_of_another_class_in_a_table_of_sqlite_is_named(tmp_path: Path, 
     job.change(f"UPDATE orders SET {change} WHERE id = 11")
     done = CliRunner().invoke(app, ["verify", str(job.folder), "--target", "sql:orders", "--url", job.url])
     assert isinstance(done.exception, SchemaError)
-    assert "none of its column's type" in str(done.exception)
+    assert "not of its column's type" in str(done.exception)
 
 
 def sides(messages: list[bytes], rows: list[dict[str, Any]], schema: pa.Schema, **names: Any) -> Comparison:

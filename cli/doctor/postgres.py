@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import psycopg as _psycopg  # noqa: F401 - missed here, and not at the first question
+import psycopg as _psycopg  # noqa: F401 - a missing package is reported here, not at the first question
 
 from onceward.connectors.database.engines import dialect_for, reading
 from onceward.connectors.database.target import TableName, Target, Url

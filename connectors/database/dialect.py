@@ -54,9 +54,9 @@ class Answer(Enum):
 
     DONE = "done"
     BUSY = "busy"
-    """It is there and cannot be ended now: by this answer nothing is proven."""
+    """It is there and cannot be ended now: this answer proves nothing; ask again."""
     GONE = "gone"
-    """It is not there any more, or never was: the ledger tells which."""
+    """It is no longer there, or never was: the ledger tells which."""
 
 
 class TwoPhase(Protocol):
@@ -85,7 +85,7 @@ class TwoPhase(Protocol):
         """Insert a last row and prepare: when this returns the transaction survives the server's crash."""
 
     def hand_over(self, connection: sa.Connection) -> None:
-        """Let go of the connection so that others can end what was prepared on it."""
+        """Release the connection, so that other sessions can commit or roll back the prepared transaction."""
 
     def end(self, connection: sa.Connection, command: str, name: TransactionName) -> tuple[Answer, str]:
         """COMMIT or ROLLBACK it by name; the answer, and the server's words."""

@@ -167,7 +167,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         return _ABORT[self._kind(committable)](self.target, committable)
 
     def _kind(self, committable: Committable) -> str:
-        """Its kind, if it is one of this sink's that nobody has altered."""
+        """Return the committable's kind, checked: it must be this sink's and unaltered."""
         if committable.kind not in _COMMIT or committable.version != 1:
             raise ConfigurationError(
                 f"a committable of kind {committable.kind}, version {committable.version} is not a "

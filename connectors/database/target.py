@@ -95,7 +95,7 @@ def unusable(name: str, backend: str) -> str:
     if not name or "\0" in name:
         return "is empty or holds a NUL"
     longer = backend == "postgresql" and len(name.encode()) > _LONGEST
-    return f"is longer than the {_LONGEST} bytes of a name" if longer else ""
+    return f"is longer than {_LONGEST} bytes, which is all PostgreSQL keeps of a name" if longer else ""
 
 
 def quoted(name: str) -> str:

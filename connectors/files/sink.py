@@ -73,7 +73,7 @@ _PART: Final = r"(?!\.{1,2}(/|\Z))[^/\0]+"
 
 
 class _Layout(msgspec.Struct, frozen=True):
-    """Of a committable's handle."""
+    """Layout of a committable's handle."""
 
     files: list[Annotated[str, msgspec.Meta(pattern=rf"^{_PART}(/{_PART})*\Z")]]
     """Below the folder."""

@@ -49,7 +49,7 @@ _log = logging.getLogger("onceward.http")
 
 
 class _Pinned(msgspec.Struct, frozen=True):
-    """Of a delivery."""
+    """Settings that are stored with a delivery."""
 
     body: Literal["json", "jsonl"]
     key_format: Literal["quoted", "plain", "uuid"]

@@ -86,7 +86,7 @@ Candidate = tuple[PooledName, Prepared | None]
 """An id whose former transaction has ended, and that transaction."""
 
 ENOUGH_EPOCHS: Final = 2
-"""A process that has served as many makes producers ready ahead of time: one that serves a single epoch needs none."""
+"""Epochs that a process must have served before it prepares producers in advance: a single one needs none."""
 
 
 class ProducerPool:

@@ -116,10 +116,10 @@ MUST_BE: Final = {
     "acks": _ALL_REPLICAS,
     "request.required.acks": _ALL_REPLICAS,
     "enable.idempotence": (("true",), "a transaction needs an idempotent producer"),
-    "isolation.level": (("read_committed", "read_uncommitted"), "Kafka knows no other"),
-    "security.protocol": (PROTOCOLS, "Kafka knows no other"),
-    "sasl.oauthbearer.method": (("default", "oidc"), "librdkafka knows no other"),
-    "sasl.oauthbearer.grant.type": (("client_credentials",), "no other is carried to both clients"),
+    "isolation.level": (("read_committed", "read_uncommitted"), "it is not a value that Kafka knows"),
+    "security.protocol": (PROTOCOLS, "it is not a value that Kafka knows"),
+    "sasl.oauthbearer.method": (("default", "oidc"), "it is not a value that librdkafka knows"),
+    "sasl.oauthbearer.grant.type": (("client_credentials",), "no other value is passed to both clients"),
 }
 
 _SECRETS: Final = frozenset({"sasl.oauthbearer.config", "ssl.key.pem"})

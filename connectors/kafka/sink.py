@@ -107,7 +107,9 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 f"transaction_timeout must be at least 1 s, not {transaction_timeout} s", sink=name
             )
         if create_topic and topic is None:
-            raise ConfigurationError("create_topic needs topic: which ones the rows name is not known", sink=name)
+            raise ConfigurationError(
+                "create_topic needs topic: the topics that rows name are not known in advance", sink=name
+            )
         if create_topic is not False and create_topic < 1:
             raise ConfigurationError(
                 f"create_topic (createTopic) must be true or a number of partitions, not {create_topic}", sink=name

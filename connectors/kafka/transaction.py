@@ -47,7 +47,7 @@ class Handle(NamedTuple):
 
 
 class _Layout(msgspec.Struct, frozen=True):
-    """Of a committable's handle."""
+    """Layout of a committable's handle."""
 
     producer_id: int
     producer_epoch: int
@@ -231,7 +231,7 @@ class Inside(StrEnum):
     ENDED = "open in no partition"
     MIXED = "open in some partitions only"
     SILENT = "open, as far as its partitions answer"
-    NO_WORD = "not every partition answers, and some that do have it open no more"
+    NO_WORD = "some partitions do not answer, and some of the others no longer have it open"
     GONE = "deleted with its topics"
 
 

@@ -17,7 +17,7 @@ from .any_source import SourceBatchReader
 from .cluster import warn_of_python
 from .options import COMMON, FormatOptions
 from .publication import is_ours, publisher_from_options
-from .query import ASYNC, refuse
+from .query import ASYNC, refused
 from .task import arrow_schema
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ class SinkFormat(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
         tracking = self.options.get("asyncProgressTrackingEnabled", "false")
-        refuse(ASYNC if tracking.lower() == "true" else None)
+        if tracking.lower() == "true":
+            raise refused(ASYNC)
         sink = self._sink(schema)
         if overwrite:  # output mode complete
             sink.validate_complete_mode()

@@ -124,8 +124,8 @@ class _Writer:
         check_store(opened.local_store, place().master)
         if epoch != opened.context.epoch:
             raise EpochConflictError(
-                f"Spark writes this epoch, but epoch {opened.context.epoch} was opened: is the checkpoint another "
-                "query's, too?",
+                f"Spark writes this epoch, but epoch {opened.context.epoch} was opened: is another query using this "
+                "checkpoint?",
                 pipeline=opened.context.pipeline,
                 epoch=epoch,
             )
