@@ -16,13 +16,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from .errors import ExternalError
+from .kit.options import arguments
 from .transaction import Observation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -48,6 +49,20 @@ class Named(ABC):
     name: str
     select: Sequence[str] | None = None
     where: str | None = None
+    default_name: ClassVar[str] = ""
+    """Name of a sink whose options give none; empty if they must."""
+    option_aliases: ClassVar[Mapping[str, str]] = {}
+    """Options that are not called as their arguments: `{"path": "directory"}`."""
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> Self:
+        """Make a sink from the options of a Spark format: its arguments' names, in any case, underscores or not.
+
+        Raises:
+            ConfigurationError: An option is unknown, missing, given in two spellings, or not readable.
+        """
+        name = {"name": cls.default_name} if cls.default_name else {}
+        return cls(**arguments(cls, options, aliases=cls.option_aliases, defaults=name))
 
     @property
     @abstractmethod

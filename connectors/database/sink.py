@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, ClassVar, Final, Self
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import sqlalchemy as sa
 
 from onceward.core.errors import ConfigurationError
-from onceward.core.kit.options import arguments, check_seconds
+from onceward.core.kit.options import check_seconds
 from onceward.core.names import Scope
 from onceward.core.transaction import Committable, Observation
 from onceward.sinks.base import TwoPhaseCommitSink
@@ -50,7 +50,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
     """
 
     keeps_ledger: ClassVar[bool] = True
-    default_name: ClassVar[str]
+    option_aliases: ClassVar[Mapping[str, str]] = {"dbtable": "table", "table": "table"}
     mode: str
     target: Target
 
@@ -79,16 +79,6 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
             raise ConfigurationError(f"ledger_epochs must be above 0, not {ledger_epochs}")
         self.ledger_epochs = ledger_epochs
         self._path = choose_path(self.commit_mode, self.target)
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, str]) -> Self:
-        """Make a sink from Spark's options: the arguments' names in any case, `dbtable` for `table`.
-
-        Raises:
-            ConfigurationError: An option is unknown, missing or not readable.
-        """
-        aliases = {"dbtable": "table", "table": "table"}
-        return cls(**arguments(cls, options, aliases=aliases, defaults={"name": cls.default_name}))
 
     @property
     def commit_path(self) -> str | None:

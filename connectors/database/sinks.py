@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from sqlalchemy import URL  # noqa: TC002 - options are read by the signature
 
@@ -50,7 +50,7 @@ class PostgresSink(DatabaseSink):
         ConfigurationError: A setting is unknown or contradicts another.
     """
 
-    default_name: ClassVar[str] = "postgres"
+    default_name = "postgres"
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class SqlAlchemySink(DatabaseSink):
         ConfigurationError: A setting is unknown or contradicts another.
     """
 
-    default_name: ClassVar[str] = "sql"
+    default_name = "sql"
 
     def __init__(
         self,

@@ -29,14 +29,14 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import msgspec
 import pyarrow as pa
 
 from onceward.core.errors import ConfigurationError, SinkError
 from onceward.core.folders import make_folder, sync_folder
-from onceward.core.kit.options import arguments, check_choice
+from onceward.core.kit.options import check_choice
 from onceward.core.names import file_name
 from onceward.core.row_hash import RowHash, proof_of
 from onceward.core.transaction import (
@@ -100,6 +100,8 @@ class FileSink(FolderSink[Files]):
         ConfigurationError: A setting is wrong.
     """
 
+    default_name = "files"
+    option_aliases: ClassVar[Mapping[str, str]] = {"path": "directory", "fileFormat": "format"}
     kind = "files"
     layout = _Layout
 
@@ -122,16 +124,6 @@ class FileSink(FolderSink[Files]):
         self.partition_by = tuple(partition_by)
         self.roll_bytes = roll_bytes
         self.proof = proof
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, str]) -> Self:
-        """Make a sink from Spark's options: `path`, `fileFormat`, `partitionBy` (comma-separated), `rollBytes`, `name`.
-
-        Raises:
-            ConfigurationError: An option is unknown, missing or not readable.
-        """
-        aliases = {"path": "directory", "fileFormat": "format"}
-        return cls(**arguments(cls, options, defaults={"name": "files"}, aliases=aliases))
 
     def dataset(self) -> tuple[str, str] | None:
         return "file", str(self.directory)
