@@ -18,14 +18,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from .errors import ExternalError
+from .kit.options import arguments
 from .names import check_sink_name
 from .transaction import Observation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -57,10 +58,25 @@ class Sink(ABC):
         where: SQL condition; this sink gets only rows for which it is true (default: all rows).
     """
 
+    default_name: ClassVar[str] = ""
+    """Name of a sink whose options give none; empty if they must."""
+    option_aliases: ClassVar[Mapping[str, str]] = {}
+    """Options that are not called as their arguments: `{"path": "directory"}`."""
+
     def __init__(self, name: str, *, select: Sequence[str] | None = None, where: str | None = None) -> None:
         self.name = check_sink_name(name)
         self.select = list(select) if select is not None else None
         self.where = where
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> Self:
+        """Make a sink from the options of a Spark format: its arguments' names, in any case, underscores or not.
+
+        Raises:
+            ConfigurationError: An option is unknown, missing, given in two spellings, or not readable.
+        """
+        name = {"name": cls.default_name} if cls.default_name else {}
+        return cls(**arguments(cls, options, aliases=cls.option_aliases, defaults=name))
 
     @property
     @abstractmethod
@@ -69,6 +85,10 @@ class Sink(ABC):
 
     def dataset(self) -> tuple[str, str] | None:
         """Namespace and name of the target, as OpenLineage names datasets; None if it is not one dataset."""
+        return None
+
+    def last_stable_offset_lag(self) -> int | None:
+        """Records of the target that read_committed readers cannot see yet; None if that is not known."""
         return None
 
     def validate(self, schema: pa.Schema) -> None:  # noqa: B027 - most sinks check more

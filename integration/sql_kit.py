@@ -10,7 +10,7 @@ import pymysql
 from sqlalchemy import make_url
 
 from onceward.connectors.database.engines import close_idle
-from onceward.connectors.database.sqlalchemy_sink import SqlAlchemySink
+from onceward.connectors.database.sinks import SqlAlchemySink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

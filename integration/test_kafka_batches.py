@@ -2,6 +2,7 @@
 
 import ctypes
 import random
+import time
 from collections import Counter
 
 import confluent_kafka
@@ -11,6 +12,7 @@ import pytest
 
 from onceward.connectors.kafka import librdkafka, received
 from onceward.connectors.kafka.consumer import borrowed
+from onceward.connectors.kafka.positions import Partition
 from onceward.connectors.kafka.producer import TransactionalProducer
 from onceward.connectors.kafka.rows import SLICE
 from onceward.connectors.kafka.source import KafkaSource
@@ -18,6 +20,7 @@ from onceward.core.errors import KafkaError
 from onceward.core.transaction import CommitStatus
 
 from .kafka_kit import Bench, numbered, rows
+from .kafka_source_kit import Writer
 
 pytestmark = pytest.mark.kafka
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -218,3 +221,25 @@ def test_this_machine_reads_by_arrays_but_for_headers(kafka, topic):
     for headers, kind in ((False, received.ArrayClient), (True, received.ObjectClient)):
         with borrowed(source.settings, include_headers=headers) as consumer:
             assert isinstance(consumer._client, kind)
+
+
+@pytest.mark.parametrize("headers", [False, True])
+def test_the_end_of_an_earlier_range_is_forgotten_when_its_partition_is_read_again(kafka, topic, headers):
+    """Its event waits in the consumer's queue: librdkafka drops it when the partition is assigned anew."""
+    name, end = topic(), 1000
+    Writer(kafka.bootstrap_servers).send(name, range(end))
+    source = KafkaSource(bootstrap_servers=kafka.bootstrap_servers, topics=[name])
+
+    def read(consumer, start):
+        part = consumer.read(Partition(name, 0), start, end, retry_seconds=20, is_there=lambda: True)
+        found = [offset for batch in part for offset in batch.column("offset").to_pylist()]
+        time.sleep(0.05)  # ten times as long as the broker waits before it says that there is no more
+        return found
+
+    with borrowed(source.settings, include_headers=headers) as consumer:
+        assert read(consumer, end - 3) == list(range(end - 3, end))
+        [event] = consumer._client.receive(1, 5).events
+        assert (event.error.code(), event.offset) == (confluent_kafka.KafkaError._PARTITION_EOF, end)
+        for start in range(0, end - 3, 50):
+            assert read(consumer, end - 3) == list(range(end - 3, end))
+            assert read(consumer, start) == list(range(start, end))

@@ -11,7 +11,6 @@ from confluent_kafka.admin import AdminClient
 from onceward.connectors.kafka import commits
 from onceward.connectors.kafka.admin import cluster_of
 from onceward.connectors.kafka.sink import KafkaSink
-from onceward.connectors.kafka.transaction import Fate
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, KafkaError, SchemaError
 from onceward.core.names import NOTHING, Scope
@@ -105,9 +104,8 @@ def test_22_markers_written_behind_the_coordinators_back_are_found_out(bench, ka
     committable = bench.write(rows("gone"))
     handle = handle_of(committable)
     write_abort_marker(kafka.bootstrap_servers, bench.topic, handle)
-    eventually(
-        lambda: commits.look_at(bench.client, [prepared_of(committable)]) == [Fate.BEHIND], "the marker is there"
-    )
+    inspector = commits.Inspector(bench.client)
+    eventually(lambda: inspector.inspect([prepared_of(committable)])[0].behind, "the marker is there")
     assert bench.state_of(committable) == "Ongoing"
     assert bench.sink.inspect_many([committable]) == [Observation.ABORTED]
     assert bench.sink.commit(committable).status is CommitStatus.LOST

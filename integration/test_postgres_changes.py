@@ -138,8 +138,9 @@ def test_an_unknown_change_fails_the_epoch_and_says_where(database: Database, va
     assert database.staged() == 0
 
 
-def test_a_change_column_that_cannot_be_one_is_refused(database: Database) -> None:
-    sink = changing(database)
+@pytest.mark.parametrize("create_table", [False, True])
+def test_a_change_column_that_cannot_be_one_is_refused(database: Database, create_table: bool) -> None:
+    sink = changing(database, create_table=create_table)
     with pytest.raises(SchemaError, match="change column 'op' is not in the data"):
         sink.validate(SCHEMA)
     with pytest.raises(SchemaError, match="change column 'op' holds int64: it must be text"):

@@ -34,7 +34,7 @@ from .proxy import Proxy
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from onceward.connectors.database.postgres_sink import PostgresSink
+    from onceward.connectors.database.sinks import PostgresSink
     from onceward.testing.services import PostgresServer
 
 pytestmark = pytest.mark.postgres
@@ -315,13 +315,6 @@ def test_auto_chooses_prepared_where_the_server_allows_it_and_says_so(
     assert sink.commit_path == "prepared"
     assert "commits through prepared: the server allows it" in caplog.text
     assert make_sink(database, "upsert").commit_path == "staging"
-
-
-def test_too_few_prepared_transactions_for_the_parallelism_are_a_warning(
-    database: Database, caplog: pytest.LogCaptureFixture
-) -> None:
-    make_sink(database, "prepared", parallelism=60).validate(SCHEMA)
-    assert "100 prepared transactions for 60 parallel subtasks (max_prepared_transactions)" in caplog.text
 
 
 def test_71_used_up_prepared_transactions_are_a_clear_error() -> None:

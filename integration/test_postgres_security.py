@@ -22,6 +22,7 @@ from onceward import FileBackend, Pipeline, PostgresSink, RestartStrategy, Seque
 from onceward.cli.doctor import Health
 from onceward.cli.doctor.checks import run_checks
 from onceward.connectors.database.engines import close_idle
+from onceward.connectors.database.postgres.reread import reread
 from onceward.core.errors import OncewardError, PostgresError, SqlError, StoreError
 from onceward.core.log import open_store
 from onceward.core.names import Scope
@@ -372,7 +373,10 @@ NAMES = [text for text in TEXTS if "\0" not in text and 0 < len(text) < 60 and t
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_hostile_names_of_schemas_tables_and_columns_are_names(database: Database, name: str) -> None:
+def test_hostile_names_of_schemas_tables_and_columns_are_names(
+    database: Database, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("onceward.connectors.database.postgres.stage._WORTH_A_TRUNCATE", -1)
     data = pa.record_batch({"id": [1, 2], name: ["a", "b"], "x": ["'; DROP TABLE words; --", "%s :x \\."]})
     for epoch, more in enumerate([{"commit": "prepared"}, {"commit": "staging"}, {"key": [name]}], 1):
         table = f"{quote(name)}.{quote(name[:30] + str(epoch))}"
@@ -381,6 +385,7 @@ def test_hostile_names_of_schemas_tables_and_columns_are_names(database: Databas
         assert sink.commit(write(sink, context(epoch), data)).status is CommitStatus.COMMITTED
         assert [c.transaction for c in sink.lingering(SCOPE)] == []
         assert database.rows(table) == [tuple(row.values()) for row in data.to_pylist()]
+        assert sum(len(piece.rows) for piece in reread(sink.target, SCOPE).pieces) == data.num_rows
     assert database.rows() == []
 
 

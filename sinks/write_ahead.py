@@ -70,7 +70,7 @@ class Delivery(NamedTuple):
 
 
 class _Layout(msgspec.Struct, frozen=True):
-    """Of a committable's handle."""
+    """Layout of a committable's handle."""
 
     sha256: str
     rows_per_send: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]

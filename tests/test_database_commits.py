@@ -22,9 +22,8 @@ from onceward.connectors.database.mariadb import XaTransactions, Xid
 from onceward.connectors.database.own_tables import identity_row, tables_of
 from onceward.connectors.database.postgres.dialect import GidTransactions, PostgreSql
 from onceward.connectors.database.postgres.staging import TableWriting
-from onceward.connectors.database.postgres_sink import PostgresSink
 from onceward.connectors.database.prepared import PreparedWriting, abort_prepared, commit_prepared
-from onceward.connectors.database.sqlalchemy_sink import SqlAlchemySink
+from onceward.connectors.database.sinks import PostgresSink, SqlAlchemySink
 from onceward.connectors.database.sqlite import Sqlite
 from onceward.connectors.database.target import PREPARED, STAGED, Target, own_name
 from onceward.core.errors import ConfigurationError, EpochConflictError, PostgresError
@@ -207,7 +206,7 @@ class Asked:
         self.said: list[str] = []
         self.invalidated = False
         self.dialect = None
-        lent = SimpleNamespace(closed=False, execute=self.execute, pipeline=nullcontext, fileno=lambda: 0)
+        lent = SimpleNamespace(closed=False, execute=self.execute, pipeline=nullcontext)
         self.connection = SimpleNamespace(driver_connection=lent)
 
     def exec_driver_sql(self, statement: str) -> Any:

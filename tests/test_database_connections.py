@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import struct
@@ -9,14 +10,15 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import psycopg
 import pyarrow as pa
 import pytest
 
 from onceward.connectors.database.engines import close_idle, engine_of
+from onceward.connectors.database.postgres import session
 from onceward.connectors.database.postgres.dialect import _silent
-from onceward.connectors.database.postgres.session import guard, limited
-from onceward.connectors.database.postgres_sink import PostgresSink
-from onceward.connectors.database.sqlalchemy_sink import SqlAlchemySink
+from onceward.connectors.database.postgres.session import Answering, limited
+from onceward.connectors.database.sinks import PostgresSink, SqlAlchemySink
 from onceward.core.errors import RetryableSinkError
 from onceward.core.kit import processwide
 from onceward.core.transaction import WriteContext
@@ -82,36 +84,18 @@ def test_the_first_question_to_a_silent_server_has_its_time_limit(silent: Silent
         assert time.monotonic() - begun < 5
 
 
-def test_a_limit_cuts_the_socket_that_was_handed_over_last_even_if_that_was_too_late() -> None:
-    (first, _first), (second, far) = socket.socketpair(), socket.socketpair()
-    with first, _first, second, far:
-        far.settimeout(10)
-        with limited(0.01) as limit:
-            guard(first.fileno)
-            while not limit.passed:
-                time.sleep(0.001)
-            guard(second.fileno)
-            assert far.recv(1) == b""
-        assert _first.recv(1) == b""
-
-
-def test_a_limit_that_was_kept_cuts_nothing() -> None:
-    near, far = socket.socketpair()
-    with near, far:
-        with limited(60, near.fileno) as limit:
-            pass
-        limit.end()
-        assert not limit.passed
-        near.sendall(b"x")
-        assert far.recv(1) == b"x"
-
-
-def test_the_innermost_limit_of_the_thread_takes_a_connection() -> None:
-    with limited(60) as outer:
-        with limited(60) as inner:
-            assert guard(lambda: -1) is inner
-        assert guard(lambda: -1) is outer
-    assert guard(lambda: -1) is None
+def test_a_limit_ends_the_wait_for_an_answer_and_what_it_did_not_reach_goes_on(silent: SilentServer) -> None:
+    """Of two limits the innermost counts; after both there is none."""
+    first, second = (Answering.connect(f"postgresql://u@127.0.0.1:{silent.port}/db") for _ in range(2))
+    with first, second, limited(60):
+        begun = time.monotonic()
+        with limited(0.2), pytest.raises(psycopg.OperationalError, match="did not answer in time"):
+            first.execute("SELECT 1")
+        assert 0.2 <= time.monotonic() - begun < 5
+        assert (first.closed, second.closed) == (True, False)
+        with limited(-1), pytest.raises(psycopg.OperationalError, match="did not answer in time"):
+            second.execute("SELECT 1")
+    assert session._limit.until == math.inf
 
 
 def test_a_forked_child_starts_with_no_connections_and_keeps_its_parents_alive() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,8 +16,7 @@ from onceward.connectors.database.dialect import ServerFacts
 from onceward.connectors.database.ledger import Facts
 from onceward.connectors.database.mariadb import MariaDb, Xid, gtrid_of, read_xid
 from onceward.connectors.database.postgres.dialect import PostgreSql
-from onceward.connectors.database.postgres_sink import PostgresSink
-from onceward.connectors.database.sqlalchemy_sink import SqlAlchemySink
+from onceward.connectors.database.sinks import PostgresSink, SqlAlchemySink
 from onceward.connectors.database.target import CommitPath, TableName, Url, own_name
 from onceward.core.errors import ConfigurationError, RetryableSinkError
 from onceward.core.names import Scope, TransactionName
@@ -63,19 +65,19 @@ def test_the_sink_survives_pickling_password_included(how: dict[str, Any]) -> No
 
 
 def test_a_connection_string_becomes_libpqs_parameters_again() -> None:
-    assert Url.from_dsn(DSN).libpq()["password"] == Url(POSTGRES).libpq()["password"] == PASSWORD
+    assert Url.from_dsn(DSN).libpq()["password"] == Url.of(POSTGRES).libpq()["password"] == PASSWORD
 
 
 def test_a_url_made_of_parts_may_have_any_sign_in_any_of_them() -> None:
     given = sa.URL.create("postgresql", username="wri@ter", password="ge@h/ei?m", host="h", database="sh@op")
-    url = Url(given)
+    url = Url.of(given)
     assert "ge@" not in str(url)
     assert pickle.loads(pickle.dumps(url)) == url
     assert url.parsed.database == "sh@op"
 
 
 @pytest.mark.parametrize("form", [PASSWORD, "ge%20heim%26%25"])
-@pytest.mark.parametrize("url", [Url(POSTGRES), Url.from_dsn(DSN)])
+@pytest.mark.parametrize("url", [Url.of(POSTGRES), Url.from_dsn(DSN)])
 def test_a_password_is_cut_out_of_messages_in_every_form(url: Url, form: str) -> None:
     assert url.redact(f"cannot use {form} here") == "cannot use *** here"
 
@@ -118,7 +120,7 @@ def test_what_cannot_be_read_or_told_from_a_password_is_refused_and_not_repeated
 
 @pytest.mark.parametrize("password", ["ge/heim", "ge?heim", "ge:heim", "ge#heim"])
 def test_signs_that_a_password_may_hold_as_they_are_hide_with_it(password: str) -> None:
-    url = Url(f"postgresql://writer:{password}@h/shop")
+    url = Url.of(f"postgresql://writer:{password}@h/shop")
     assert (url.parsed.password, str(url)) == (password, "postgresql+psycopg://writer:***@h/shop")
 
 
@@ -146,7 +148,7 @@ def test_the_users_connection_settings_win_over_the_defaults() -> None:
     [
         Url.from_dsn("postgresql://u:geheim@a:1,b:2/d"),
         Url.from_dsn("host=a,b port=1,2 user=u password=geheim dbname=d"),
-        Url("postgresql+psycopg://u:geheim@/d?host=a:1&host=b:2"),
+        Url.of("postgresql+psycopg://u:geheim@/d?host=a:1&host=b:2"),
     ],
 )
 def test_several_hosts_with_ports_of_their_own_reach_the_driver(url: Url) -> None:
@@ -169,8 +171,8 @@ def test_several_hosts_with_ports_of_their_own_reach_the_driver(url: Url) -> Non
     ],
 )
 def test_each_database_has_one_driver(given: str, used: str) -> None:
-    assert str(Url(given)) == str(Url(used)) == used
-    assert Url(sa.make_url(given)) == Url(used)
+    assert str(Url.of(given)) == str(Url.of(used)) == used
+    assert Url.of(sa.make_url(given)) == Url.of(used)
 
 
 @pytest.mark.parametrize(
@@ -283,6 +285,19 @@ def test_options_that_cannot_be_read_are_named(how: dict[str, Any], options: dic
     assert "heim" not in str(caught.value)
     with pytest.raises(ConfigurationError, match=rf"needs the options \['{next(iter(how))}'\]"):
         make.from_options({"dbtable": "t"})
+
+
+@pytest.mark.parametrize("missing", ["psycopg", "pgpq", "sqlalchemy"])
+def test_what_postgresql_needs_is_missed_when_a_sink_is_made(missing: str) -> None:
+    code = (
+        f"import sys; sys.modules['{missing}'] = None\n"
+        "import onceward\n"
+        "try: onceward.PostgresSink('words', dsn='host=h', table='words')\n"
+        "except onceward.core.errors.ConfigurationError as error: print(error)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert f"needs {missing}: pip install 'onceward[postgres]'" in done.stdout, done.stderr
 
 
 def test_complete_mode_needs_an_upsert() -> None:

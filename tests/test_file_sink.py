@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import threading
 from collections import Counter
@@ -18,6 +19,7 @@ import pyarrow.parquet
 import pytest
 
 from onceward import FileSink
+from onceward.connectors.files import formats
 from onceward.core import CheckpointConfig, RestartStrategy
 from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost
 from onceward.core.errors import ConfigurationError, SchemaError, SinkError
@@ -55,6 +57,10 @@ def shown(folder: Path, format_: str) -> list[dict[str, Any]]:
         else:
             rows += pyarrow.parquet.ParquetFile(path).read().to_pylist()
     return rows
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def numbers(count: int) -> list[dict[str, Any]]:
@@ -294,6 +300,41 @@ def test_rows_that_a_format_cannot_hold_are_an_error_of_ours(tmp_path: Path):
             sink.write(transaction, pa.RecordBatch.from_pylist([row]))
         sink.discard(transaction)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_folders_name_that_is_too_long_ends_the_pipeline(tmp_path: Path):
+    """A restart would meet the same row again."""
+    job = pipeline("p")
+    job.source(SequenceSource([{"n": 1, "k": "x" * 300}])).sink(FileSink("files", tmp_path, partition_by=["k"]))
+    with pytest.raises(ConfigurationError, match=r"k=xxx.*too long for the name of a folder"):
+        job.run()
+
+
+def test_more_partitions_than_files_may_be_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The least recently used file is completed."""
+    monkeypatch.setattr(formats, "OPEN_FILES", 5, raising=False)
+    sink = FileSink("files", tmp_path, partition_by=["k"])
+    transaction = sink.begin(context("files"))
+    before = open_files()
+    for n in range(30):
+        sink.write(transaction, pa.RecordBatch.from_pylist([{"n": n, "k": 0 if n % 2 else n}]))
+        assert open_files() <= before + 5
+    sink.commit(sink.pre_commit(transaction))
+    assert sorted(row["n"] for row in shown(tmp_path, "parquet")) == list(range(30))
+    assert len(list(tmp_path.glob("k=0/*.parquet"))) == 1
+
+
+def test_a_limit_of_open_files_that_is_too_low_is_a_wrong_setting(tmp_path: Path):
+    sink = FileSink("files", tmp_path, partition_by=["k"], format="jsonl")
+    transaction = sink.begin(context("files"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files() + 20, limits[1]))
+    try:
+        with pytest.raises(ConfigurationError, match=r"Too many open files.*ulimit -n"):
+            sink.write(transaction, pa.RecordBatch.from_pylist([{"n": n, "k": n} for n in range(100)]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    sink.discard(transaction)
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,14 @@ def test_70_new_files_are_picked_up_oldest_first_and_hidden_ones_passed_over(tmp
     assert rows(source, first, second) == [5, 6, 7]
 
 
+def test_70_the_rows_of_a_folder_that_is_called_like_a_file_are_read_once(tmp_path: Path):
+    """As Spark's df.write.parquet("out.parquet") makes one, and FileSink a partition's."""
+    (tmp_path / "out.parquet").mkdir()
+    put(tmp_path / "out.parquet", "part-0", range(3))
+    source = FileSource(tmp_path)
+    assert rows(source, {}, source.latest({})) == [0, 1, 2]
+
+
 def test_a_limit_takes_whole_files(tmp_path: Path):
     for number in range(4):
         put(tmp_path, f"f{number}", range(10 * number, 10 * number + 10))

@@ -14,9 +14,10 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
+from onceward import KafkaSink, KafkaSource
 from onceward.connectors.kafka.security import TokenSource
 from onceward.connectors.kafka.settings import REFUSED, SECURITY, TRANSLATED, KafkaSettings, split_options
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, KafkaError
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "kafka-settings.md"
 DOCUMENTED = dict(re.findall(r"^\| `([^`]+)` \| ([^|]+) \|", PAGE.read_text(), re.MULTILINE))
@@ -53,6 +54,17 @@ def test_the_documentation_lists_all_that_reaches_both_clients():
     both = {name for name, goes in DOCUMENTED.items() if goes == "both clients"}
     assert both == TRANSLATED.keys() | SECURITY | {"sasl.jaas.config"}
     assert all(any(name.startswith(start) for name in DOCUMENTED) for start in REFUSED)
+
+
+def test_none_stands_for_the_default_as_in_confluent_kafka():
+    assert settings(sasl_password=None, linger_ms=None) == settings()
+    with pytest.raises(ConfigurationError, match=r"PLAIN needs sasl\.username and sasl\.password"):
+        KafkaSettings("b:1", {**SASL, **USER, "sasl.mechanism": "PLAIN", "sasl.password": None})
+    given = {"isolation.level": None}
+    assert (
+        KafkaSource(bootstrap_servers="b:1", topics=["t"], config=given).settings["isolation.level"] == "read_committed"
+    )
+    KafkaSink("k", bootstrap_servers="b:1", config={"transaction.timeout.ms": None})
 
 
 def test_the_password_reaches_both_clients_and_nobody_else():
@@ -199,6 +211,12 @@ def tokens(config: str) -> tuple[str, float]:
 
 
 OAUTH = {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
+OIDC = {
+    **OAUTH,
+    "sasl.oauthbearer.method": "oidc",
+    "sasl.oauthbearer.client.id": "id",
+    "sasl.oauthbearer.client.secret": "pw",
+}
 
 
 def test_a_function_makes_the_tokens_of_both_clients():
@@ -251,10 +269,7 @@ def test_tokens_come_from_the_endpoint_by_client_credentials():
         made = KafkaSettings(
             "b:1",
             {
-                **OAUTH,
-                "sasl.oauthbearer.method": "oidc",
-                "sasl.oauthbearer.client.id": "id",
-                "sasl.oauthbearer.client.secret": "pw",
+                **OIDC,
                 "sasl.oauthbearer.scope": "kafka",
                 "sasl.oauthbearer.token.endpoint.url": f"http://127.0.0.1:{server.server_port}/token",
                 "sasl.oauthbearer.extensions": "cluster=a,pool=b",
@@ -265,6 +280,50 @@ def test_tokens_come_from_the_endpoint_by_client_credentials():
     assert token == "Basic aWQ6cHc=|grant_type=client_credentials&scope=kafka"
     assert 0 < expires - time.time() <= 60
     assert extensions == {"cluster": "a", "pool": "b"}
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["file:///etc/hostname", "http://idp/token", "http://localhost.evil/", "idp/token", "https:///token", "http://["],
+)
+def test_a_secret_is_sent_to_an_endpoint_over_tls_alone(url):
+    with pytest.raises(ConfigurationError, match="give an https:// URL"):
+        KafkaSettings("b:1", {**OIDC, "sasl.oauthbearer.token.endpoint.url": url})
+    for fine in ("https://idp/token", "http://localhost:8080/token", "http://[::1]/token"):
+        KafkaSettings("b:1", {**OIDC, "sasl.oauthbearer.token.endpoint.url": fine})
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "why"),
+    [
+        (200, b"<html>", "Expecting value"),
+        (200, b"{}", "its answer holds no access_token"),
+        (200, b"[]", "must be integers"),
+        (200, b'{"access_token": "t", "expires_in": "soon"}', "could not convert"),
+        (401, b"", "401"),
+        (302, b"", "302"),
+    ],
+)
+def test_an_answer_of_the_endpoint_without_a_token_is_told(status, answer, why):
+    class Other(Endpoint):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(status)
+            self.send_header("Location", "/elsewhere")
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def do_GET(self):
+            raise AssertionError("followed")
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/token?secret=pw"
+        made = KafkaSettings("b:1", {**OIDC, "sasl.oauthbearer.token.endpoint.url": url})
+        with pytest.raises(KafkaError, match=rf"no token from http://127.0.0.1:\d+/token\?secret=\*\*\*: .*{why}"):
+            made.for_librdkafka()["oauth_cb"]("")
+        server.shutdown()
 
 
 def test_an_endpoint_without_credentials_is_refused():

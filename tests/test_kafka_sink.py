@@ -90,17 +90,18 @@ def test_a_transaction_in_which_nothing_was_written_needs_no_broker():
     assert sink.inspect_many([empty]) == [Observation.PREPARED]
 
 
-def test_a_sink_is_made_and_pickled_without_the_client_libraries():
+@pytest.mark.parametrize("name", ["KafkaSink", "KafkaSource"])
+@pytest.mark.parametrize("missing", ["kafka", "confluent_kafka"])
+def test_a_client_library_that_is_missing_is_named(name, missing):
     code = (
-        "import sys; sys.modules['kafka'] = sys.modules['confluent_kafka'] = None\n"
-        "import pickle\n"
-        "from onceward.connectors.kafka.sink import KafkaSink\n"
-        "from onceward.core.errors import ConfigurationError\n"
-        "sink = pickle.loads(pickle.dumps(KafkaSink('out', bootstrap_servers='b:1', topic='t')))\n"
-        "try: sink.transaction_timeout\n"
-        "except ConfigurationError as error: print(error)\n"
+        f"import sys; sys.modules['{missing}'] = None\n"
+        "import onceward\n"
+        "from onceward.connectors.kafka import planning, positions, rows, settings, transaction\n"
+        f"try: onceward.{name}\n"
+        "except onceward.core.errors.ConfigurationError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=_environment())
+    assert f"{name} needs {missing}" in done.stdout
     assert "onceward[kafka]" in done.stdout
 
 
@@ -211,7 +212,7 @@ class Library:
     def flush(self, _seconds: float) -> int:
         error = SimpleNamespace(str=lambda: "too large", name=lambda: "MSG_SIZE_TOO_LARGE")
         for _ in range(self.failing):
-            self.failures(error, SimpleNamespace(topic=lambda: "t", partition=lambda: 0))
+            self.failures(error, "t", 0)
         return self.waiting
 
 

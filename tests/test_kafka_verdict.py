@@ -8,9 +8,8 @@ import pytest
 from onceward.connectors.kafka.errors import PASSING, Code, code_name
 from onceward.connectors.kafka.ownership import never_committed
 from onceward.connectors.kafka.transaction import (
-    OBSERVED,
+    WORDS,
     Description,
-    Fate,
     Handle,
     Inside,
     Prepared,
@@ -39,16 +38,22 @@ STATES = [
     "SomethingNew",
 ]
 NEXT = MINE._replace(producer_epoch=4)
-COMMIT = {fate: OUTCOMES[seen][0] for fate, seen in OBSERVED.items()}
-ABORT = {fate: OUTCOMES[seen][1] for fate, seen in OBSERVED.items()}
+COMMIT = {seen: outcomes[0] for seen, outcomes in OUTCOMES.items()}
+ABORT = {seen: outcomes[1] for seen, outcomes in OUTCOMES.items()}
 
 
 def seen(state, handle=MINE, code=Code.NONE):
     return judge(MINE, Description(code, state, handle))
 
 
-def test_every_fate_is_one_observation():
-    assert set(OBSERVED) == set(Fate)
+def test_there_are_words_for_every_answer():
+    answers = {
+        judge(MINE, Description(code, state, handle))
+        for code, state, handle in itertools.product(
+            [Code.NONE, Code.TRANSACTIONAL_ID_NOT_FOUND, Code.NO_ANSWER], STATES, [MINE, NEXT, None]
+        )
+    }
+    assert answers == WORDS.keys()
 
 
 def test_a_commit_is_believed_only_if_this_very_transaction_is_shown_committed():
@@ -62,49 +67,48 @@ def test_a_commit_is_believed_only_if_this_very_transaction_is_shown_committed()
     for state, handle in itertools.product(STATES, others):
         assert COMMIT[seen(state, handle)] is not CommitStatus.ALREADY_COMMITTED
         assert ABORT[seen(state, handle)] is not AbortStatus.COMMITTED
-    assert [state for state in STATES if seen(state) is Fate.COMMITTED] == ["PrepareCommit", "CompleteCommit"]
+    assert [state for state in STATES if seen(state) is Observation.COMMITTED] == ["PrepareCommit", "CompleteCommit"]
 
 
 def test_nothing_but_this_very_open_transaction_is_ever_sent_a_request():
     for state, handle in itertools.product(
         STATES, [NEXT, MINE._replace(started_ms=1001), MINE._replace(producer_id=8)]
     ):
-        assert seen(state, handle) is not Fate.OPEN
-    assert [state for state in STATES if seen(state) is Fate.OPEN] == ["Ongoing"]
+        assert seen(state, handle) is not Observation.PREPARED
+    assert [state for state in STATES if seen(state) is Observation.PREPARED] == ["Ongoing"]
 
 
 def test_loss_is_proven_by_an_abort_with_the_same_start():
-    assert seen("CompleteAbort") is Fate.ABORTED
-    assert seen("CompleteAbort", NEXT) is Fate.OVERTHROWN
-    assert COMMIT[Fate.OVERTHROWN] is COMMIT[Fate.ABORTED] is CommitStatus.LOST
-    assert OBSERVED[Fate.OVERTHROWN] is Observation.EXPIRED
+    assert seen("CompleteAbort") is Observation.ABORTED
+    assert seen("CompleteAbort", NEXT) is Observation.EXPIRED
+    assert COMMIT[Observation.EXPIRED] is COMMIT[Observation.ABORTED] is CommitStatus.LOST
 
 
 def test_a_raised_epoch_is_an_abort_only_if_the_coordinator_says_that_it_aborted():
     """A coordinator may raise the epoch at a commit, too (KIP-890)."""
-    aborts = {state for state in STATES if seen(state, NEXT) is Fate.OVERTHROWN}
+    aborts = {state for state in STATES if seen(state, NEXT) is Observation.EXPIRED}
     assert aborts == {"PrepareAbort", "CompleteAbort", "PrepareEpochFence"}
-    assert all(seen(state, NEXT) is Fate.REPLACED for state in set(STATES) - aborts)
+    assert all(seen(state, NEXT) is Observation.UNKNOWN for state in set(STATES) - aborts)
 
 
 def test_an_id_that_was_initialised_again_tells_nothing():
     for state in STATES:
-        assert seen(state, NEXT._replace(started_ms=-1)) is Fate.REPLACED
-    assert COMMIT[Fate.REPLACED] is CommitStatus.UNKNOWN
-    assert ABORT[Fate.REPLACED] is AbortStatus.UNKNOWN
+        assert seen(state, NEXT._replace(started_ms=-1)) is Observation.UNKNOWN
+    assert COMMIT[Observation.UNKNOWN] is CommitStatus.UNKNOWN
+    assert ABORT[Observation.UNKNOWN] is AbortStatus.UNKNOWN
 
 
 @pytest.mark.parametrize("code", [*sorted(PASSING), Code.UNKNOWN_SERVER_ERROR, 12345])
 def test_no_answer_is_never_an_answer(code):
-    assert seen("CompleteCommit", code=code) is Fate.NO_WORD
-    assert COMMIT[Fate.NO_WORD] is CommitStatus.RETRY_LATER
+    assert seen("CompleteCommit", code=code) is Observation.NO_ANSWER
+    assert COMMIT[Observation.NO_ANSWER] is CommitStatus.RETRY_LATER
 
 
 def test_an_unknown_id_was_never_written_or_is_long_gone():
     description = Description(Code.TRANSACTIONAL_ID_NOT_FOUND)
-    assert judge(MINE, description) is Fate.ABSENT
-    assert ABORT[Fate.ABSENT] is AbortStatus.ABORTED
-    assert COMMIT[Fate.ABSENT] is CommitStatus.UNKNOWN
+    assert judge(MINE, description) is Observation.ABSENT
+    assert ABORT[Observation.ABSENT] is AbortStatus.ABORTED
+    assert COMMIT[Observation.ABSENT] is CommitStatus.UNKNOWN
 
 
 def test_a_partition_tells_of_the_transactions_that_are_open_in_it():

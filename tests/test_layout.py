@@ -82,8 +82,9 @@ sources of other systems through `onceward`'s own lazy names alone."""
 GRANTED = {
     ("connectors/spark/kafka_source.py", "connectors.kafka"),
     ("connectors/spark/publication.py", "connectors.kafka"),
+    ("connectors/spark/writer.py", "connectors.monitoring"),
 }
-"""What Spark's Kafka options are made of."""
+"""What Spark's Kafka options are made of; what is recorded in processes of Spark's own."""
 
 
 def package_of(module: str) -> str:

@@ -20,6 +20,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from onceward import CommitStatus, FileSink, KafkaSink, SqlAlchemySink, lineage, metrics
+from onceward.connectors.monitoring import start_if_asked
 from onceward.connectors.monitoring.table import TABLE
 from onceward.core import CheckpointConfig, events
 from onceward.core.errors import CommitPendingError, ConfigurationError
@@ -314,9 +315,9 @@ def named(coordinator: Any, sink: str) -> Committable:
 
 
 FORMAT_PROCESS = """
-from onceward import metrics
+from onceward.connectors.monitoring import start_if_asked
 from onceward.core.events import EpochReplayed, tell
-metrics.start_if_asked()
+start_if_asked()
 tell(EpochReplayed("p", 3))
 """
 
@@ -335,6 +336,15 @@ def test_a_process_of_a_format_records_as_the_environment_asks(asked: str, compl
     shown = run(read, environment)
     assert complaint in told.stderr
     assert ('onceward_epochs_replayed_total{pipeline="p"} 1.0' in shown.stdout) is (not complaint)
+
+
+def test_what_an_exporter_stumbles_over_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ONCEWARD_METRICS", "opentelemetry")
+    monkeypatch.setattr(metrics, "entry_points", lambda **_: {}["its own"])
+    start_if_asked()
+    assert "though ONCEWARD_METRICS=opentelemetry: KeyError('its own')" in caplog.text
 
 
 def test_metrics_of_a_format_that_nobody_could_read_are_a_warning() -> None:
@@ -434,8 +444,9 @@ class TestLineage:
         import os
 
         code = (
-            "from onceward import lineage\nfrom tests.test_monitoring import completed, tell, Written\n"
-            "for _ in range(2): lineage.start_if_asked()\n"
+            "from onceward.connectors.monitoring import start_if_asked\n"
+            "from tests.test_monitoring import completed, tell, Written\n"
+            "for _ in range(2): start_if_asked()\n"
             "tell(completed(written=[Written('a', 1)]))"
         )
         transport = {"TYPE": "file", "LOG_FILE_PATH": str(tmp_path / "events"), "APPEND": "true"}
@@ -443,7 +454,7 @@ class TestLineage:
         done = run(code, {**os.environ, **variables, "ONCEWARD_LINEAGE": asked})
         events = (tmp_path / "events").read_text().splitlines() if told else []
         assert len(events) == told
-        assert done.stderr.count("ONCEWARD_LINEAGE=marquez is not known") == (asked == "marquez")
+        assert done.stderr.count("ONCEWARD_LINEAGE=marquez is unknown") == (asked == "marquez")
 
     def test_targets_are_named_as_openlineage_names_them_and_without_passwords(self, tmp_path: Path) -> None:
         assert FileSink("files", tmp_path).dataset() == ("file", str(tmp_path))

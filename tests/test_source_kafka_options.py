@@ -26,6 +26,19 @@ def test_options_are_read_without_regard_to_case():
     assert source.include_headers
 
 
+def test_underscores_make_no_difference_and_an_option_is_given_in_one_spelling():
+    source = stream_source({**SERVERS, "subscribe_pattern": "a", "starting_timestamp": "7", "min_partitions": "2"})
+    assert (source.selection.pattern, source.starting, source.min_partitions) == ("a", AtTime(milliseconds=7), 2)
+    for one, other in (("subscribePattern", "subscribe_pattern"), ("minPartitions", "min_partitions")):
+        with pytest.raises(ConfigurationError, match=f"options {one.lower()} and {other} are two spellings of one"):
+            stream_source({**SERVERS, "subscribePattern": "a", one: "1", other: "1"})
+
+
+def test_a_pattern_that_is_none_is_refused_by_the_source():
+    with pytest.raises(ConfigurationError, match=r"pattern .* '\[' is not a valid regular expression"):
+        KafkaSource(bootstrap_servers="b:1", pattern="[")
+
+
 def test_streams_begin_at_latest_and_batches_cover_everything_as_in_spark():
     assert stream_source(ORDERS).starting == AtOffsets(default=LATEST)
     batch = batch_source(ORDERS)
@@ -63,8 +76,8 @@ def test_a_batch_has_no_trigger():
     [
         ({"subscribe": "a", "assign": '{"a": [0]}'}, "exactly one of"),
         ({}, "exactly one of"),
-        ({"subscribe": " , "}, "names no topic"),
-        ({"subscribePattern": "("}, "no regular expression"),
+        ({"subscribe": " , "}, "at least one name"),
+        ({"subscribePattern": "("}, "not a valid regular expression"),
         ({"assign": '{"a": 1}'}, "shape"),
         ({"assign": "{}"}, "no partition"),
         ({"assign": "a"}, "JSON"),
@@ -127,12 +140,24 @@ def test_a_share_merges_the_positions_of_other_shares_less_what_is_not_its_own()
 
 def test_columns_are_those_that_spark_expects():
     """Spark compares the schema of the first batch with its own, types and names of list elements included."""
-    types = pytest.importorskip("pyspark.sql.pandas.types")
-    from onceward.connectors.spark.kafka_source import spark_schema
-
-    for headers in (False, True):
-        source = KafkaSource(bootstrap_servers="b:1", topics=["t"], include_headers=headers)
-        assert types.to_arrow_schema(spark_schema(include_headers=headers), timezone="UTC").equals(source.schema)
+    types = pytest.importorskip("pyspark.sql.types")
+    pandas = pytest.importorskip("pyspark.sql.pandas.types")
+    plain = {
+        "key": types.BinaryType(),
+        "value": types.BinaryType(),
+        "topic": types.StringType(),
+        "partition": types.IntegerType(),
+        "offset": types.LongType(),
+        "timestamp": types.TimestampType(),
+        "timestampType": types.IntegerType(),
+    }
+    pair = [types.StructField("key", types.StringType()), types.StructField("value", types.BinaryType())]
+    headers = types.StructField("headers", types.ArrayType(types.StructType(pair)))
+    columns = [types.StructField(name, kind) for name, kind in plain.items()]
+    for more in ([], [headers]):
+        source = KafkaSource(bootstrap_servers="b:1", topics=["t"], include_headers=bool(more))
+        assert pandas.from_arrow_schema(source.schema) == types.StructType([*columns, *more])
+        assert pandas.to_arrow_schema(types.StructType([*columns, *more]), timezone="UTC").equals(source.schema)
 
 
 class Message(SimpleNamespace):

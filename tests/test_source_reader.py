@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("pyspark.sql.datasource", reason="needs pyspark")
 
-from onceward.connectors.spark.any_source import BeforeLimits, TaskInput, task_inputs
+from onceward.connectors.spark.any_source import BeforeLimits, task_inputs
 from onceward.core.errors import SourceError
 from onceward.sources import ResettableSource, Split
 
@@ -72,7 +72,7 @@ def test_a_task_reads_so_many_ranges_in_order_that_it_has_enough_rows(
 ):
     monkeypatch.setattr(Shelves, "rows_per_task", least)
     found = task_inputs(Shelves(), {}, {"a": 1, "b": 3, "c": 4, "d": 2})
-    assert [[split.unit for split in task.splits] for task in found] == tasks
+    assert [[split.unit for split in task.value] for task in found] == tasks
 
 
 def test_before_pyspark_4_2_the_first_batch_after_a_restart_tells_what_is_lost():
@@ -92,8 +92,7 @@ def test_before_pyspark_4_2_what_is_lost_is_looked_for_once_where_the_batch_befo
     reader = BeforeLimits(source)
     end = reader.latestOffset()
     [task] = reader.partitions({"a": 3}, end)
-    assert isinstance(task, TaskInput)
-    assert task.splits == [Split("a", 3, 10)]
+    assert task.value == [Split("a", 3, 10)]
     reader.partitions({"a": 3}, end)
     assert source.asked == [{"a": 3}]
     assert reader.latestOffset() == {"a": 10}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import fsspec
 import pytest
 
+from onceward.connectors.spark.formats import SqlFormat
 from onceward.connectors.spark.options import FormatOptions
 from onceward.connectors.spark.query import newest_batch, read_text
 from onceward.connectors.spark.task import write_partition
@@ -90,6 +91,19 @@ class Query:
 @pytest.fixture
 def query(tmp_path: Path) -> Query:
     return Query(tmp_path)
+
+
+def test_every_option_of_a_format_may_be_spelled_with_underscores(tmp_path: Path):
+    """Its own as well as those of its sink; in two spellings at once it is refused."""
+    given = {"url": f"sqlite:///{tmp_path}/db", "dbtable": "t", "lock_timeout": "5", "commit_timeout": "7", "name": "n"}
+    sink: Any = SqlFormat(given).own_sink()
+    assert sink.target.lock_timeout == 5
+    assert FormatOptions.parse(given).commit_timeout == 7
+    for again in ({"locktimeout": "5"}, {"table": "t"}):
+        with pytest.raises(ConfigurationError, match="two spellings of one"):
+            SqlFormat({**given, **again}).own_sink()
+    with pytest.raises(ConfigurationError, match="options commit_timeout and commitTimeout are two spellings of one"):
+        FormatOptions.parse({**given, "commitTimeout": "7"})
 
 
 def test_each_batch_is_written_once_and_told_when_it_is_completed(query: Query):

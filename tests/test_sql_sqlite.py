@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from onceward.connectors.database import merging, staging
-from onceward.connectors.database.sqlalchemy_sink import SqlAlchemySink
+from onceward.connectors.database.sinks import SqlAlchemySink
 from onceward.connectors.database.sqlite import _set_up
 from onceward.core.errors import ConfigurationError, EpochConflictError, RetryableSinkError, SchemaError, SqlError
 from onceward.core.names import NOTHING, Scope

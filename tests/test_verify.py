@@ -249,6 +249,13 @@ def test_epochs_that_are_no_range_are_refused(tmp_path: Path, asked: str) -> Non
     assert "the smaller one first" in str(done.exception)
 
 
+def test_a_partitions_folder_that_is_called_like_a_file_is_none(tmp_path: Path) -> None:
+    job = FileJob(tmp_path, partition_by=["word"])
+    job.run(1, make=lambda *numbers: pa.record_batch({"id": numbers, "word": ["a.parquet"] * len(numbers)}))
+    told = job.told()
+    assert (wrong(told), told["left_out"]) == ([], [])
+
+
 def test_without_proofs_nothing_is_hashed(tmp_path: Path) -> None:
     job = FileJob(tmp_path, proof=False)
     job.run(1)
@@ -438,7 +445,7 @@ def test_a_value_of_another_class_in_a_table_of_sqlite_is_named(tmp_path: Path, 
     job.change(f"UPDATE orders SET {change} WHERE id = 11")
     done = CliRunner().invoke(app, ["verify", str(job.folder), "--target", "sql:orders", "--url", job.url])
     assert isinstance(done.exception, SchemaError)
-    assert "none of its column's type" in str(done.exception)
+    assert "not of its column's type" in str(done.exception)
 
 
 def sides(messages: list[bytes], rows: list[dict[str, Any]], schema: pa.Schema, **names: Any) -> Comparison:

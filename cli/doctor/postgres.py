@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import psycopg as _psycopg  # noqa: F401 - missed here, and not at the first question
+import psycopg as _psycopg  # noqa: F401 - a missing package is reported here, not at the first question
 
 from onceward.connectors.database.engines import dialect_for, reading
 from onceward.connectors.database.target import TableName, Target, Url
@@ -59,7 +59,7 @@ def check_postgres(target: Target) -> list[Finding]:
 
 def check_log_server(url: str) -> Finding:
     """Whether the server of a decision log can lose entries when a standby takes over."""
-    target = target_of(Url(url))
+    target = target_of(Url.of(url))
     try:
         with reading(target, "cannot look") as connection:
             return _standbys(connection).of("the decision log's server")

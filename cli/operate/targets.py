@@ -66,7 +66,7 @@ def kafka_target(bootstrap_servers: str, config: Mapping[str, str]) -> Target:
 
 def postgres_target(dsn: str, ledger_schema: str | None) -> Target:
     """A PostgreSQL database, with onceward's own tables in this schema; None: the default."""
-    from onceward.connectors.database.postgres_sink import PostgresSink  # noqa: PLC0415 - an extra
+    from onceward.connectors.database.sinks import PostgresSink  # noqa: PLC0415 - an extra
     from onceward.connectors.database.target import PREPARED, STAGED, Url  # noqa: PLC0415
 
     schema: dict[str, Any] = {} if ledger_schema is None else {"ledger_schema": ledger_schema}

@@ -94,8 +94,7 @@ class Place:
                 from onceward.connectors.redis import reread as keys  # noqa: PLC0415 - an extra
 
                 return keys.reread(self.access.url or "", self.name, columns)
-            from onceward.connectors.database.postgres_sink import PostgresSink  # noqa: PLC0415 - an extra
-            from onceward.connectors.database.sqlalchemy_sink import SqlAlchemySink  # noqa: PLC0415
+            from onceward.connectors.database.sinks import PostgresSink, SqlAlchemySink  # noqa: PLC0415 - an extra
 
             more: dict[str, Any] = {"table": self.name}
             if self.access.ledger_schema is not None:

@@ -62,19 +62,12 @@ def choose_path(requested: CommitPath, target: Target, facts: ServerFacts | None
     return CommitPath.PREPARED if facts.max_prepared else CommitPath.STAGING
 
 
-def check_server(facts: ServerFacts, target: Target, parallelism: int | None, path: CommitPath) -> None:
+def check_server(facts: ServerFacts, target: Target) -> None:
     """Raise ConfigurationError if this server cannot keep the promise; warn where it weakens it."""
     if facts.unusable:
         raise ConfigurationError(f"cannot write through {target.url}: {facts.unusable}")
     for warning in facts.warnings:
         _log.warning("%s: %s", target.url, warning)
-    if path is CommitPath.PREPARED and parallelism is not None and facts.max_prepared < 2 * parallelism:
-        _log.warning(
-            "the server allows %s prepared transactions for %s parallel subtasks (max_prepared_transactions): a "
-            "retried epoch may need twice as many as there are subtasks, and other users of the server share them",
-            facts.max_prepared,
-            parallelism,
-        )
 
 
 def check_table(target: Target, sink: str, schema: pa.Schema, path: CommitPath) -> None:

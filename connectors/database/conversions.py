@@ -270,7 +270,7 @@ _RULES: Final[tuple[tuple[Callable[[pa.DataType], bool], _Rule, SqlType | None],
     (pa.types.is_timestamp, _timestamp, None),
     (pa.types.is_time, _time, None),
 )
-"""For which Arrow types; the conversion, if there is one; as what a column of SQLite counts that has no type."""
+"""For which Arrow types; the conversion, if there is one; the type that an untyped SQLite column is treated as."""
 
 
 def _fraction(column: SqlType, sqlite: bool) -> tuple[Check, ...]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from onceward.core.names import Scope, TransactionName
     from onceward.core.row_hash import RowHash
 
-    from .target import Access, CommitPath, TableName, Target
+    from .target import Access, TableName
 
 READ_ONLY: Final = "onceward_read_only"
 """Execution option of a transaction that only reads."""
@@ -54,9 +54,9 @@ class Answer(Enum):
 
     DONE = "done"
     BUSY = "busy"
-    """It is there and cannot be ended now: by this answer nothing is proven."""
+    """It is there and cannot be ended now: this answer proves nothing; ask again."""
     GONE = "gone"
-    """It is not there any more, or never was: the ledger tells which."""
+    """It is no longer there, or never was: the ledger tells which."""
 
 
 class TwoPhase(Protocol):
@@ -85,7 +85,7 @@ class TwoPhase(Protocol):
         """Insert a last row and prepare: when this returns the transaction survives the server's crash."""
 
     def hand_over(self, connection: sa.Connection) -> None:
-        """Let go of the connection so that others can end what was prepared on it."""
+        """Release the connection, so that other sessions can commit or roll back the prepared transaction."""
 
     def end(self, connection: sa.Connection, command: str, name: TransactionName) -> tuple[Answer, str]:
         """COMMIT or ROLLBACK it by name; the answer, and the server's words."""
@@ -123,7 +123,7 @@ class Trial(NamedTuple):
 
 
 class Dialect(ABC):
-    """One database: either a RowDialect or a BulkDialect."""
+    """One database: either a RowDialect or PostgreSql, which takes rows as a stream."""
 
     title: str
     """For messages."""
@@ -148,12 +148,8 @@ class Dialect(ABC):
     def lock_creation(self, connection: sa.Connection) -> None:  # noqa: B027
         """Let nobody else create tables until the transaction ends, if CREATE … IF NOT EXISTS alone is not enough."""
 
-    def limited(self, seconds: float, connection: sa.Connection | None = None) -> AbstractContextManager[object]:  # noqa: ARG002
-        """Open a block in which a connection fails when the time is over, if its driver would wait for ever.
-
-        The connection is the given one, or whichever the block takes from the engine: then the limit begins with
-        the first question that is asked on it, be it SQLAlchemy's own.
-        """
+    def limited(self, seconds: float) -> AbstractContextManager[object]:  # noqa: ARG002
+        """Open a block in which connections fail when the time is over, if their driver would wait for ever."""
         return nullcontext()
 
     @abstractmethod
@@ -206,52 +202,6 @@ class Part(NamedTuple):
 
 class ChangedError(SqlError):
     """What is staged is not what was decided."""
-
-
-class BulkDialect(Dialect):
-    """A database that takes rows as a stream: they go through it into the table, or into a staging table of its kind.
-
-    Errors are SQLAlchemy's, as those of every connection.
-    """
-
-    @abstractmethod
-    def lock_and_read(self, connection: sa.Connection, name: TableName) -> Any:
-        """The table, which nobody alters until the transaction ends; an error if it is missing."""
-
-    @abstractmethod
-    def writer(self, connection: sa.Connection, table: Any, schema: pa.Schema, hashed: Sequence[str] = ()) -> RowWriter:
-        """Open the stream of rows of this schema into a table that `lock_and_read` gave; some columns are hashed.
-
-        Raises:
-            SchemaError: The schema does not fit.
-        """
-
-    @abstractmethod
-    def move(self, connection: sa.Connection, ledger_schema: str, movement: Movement, parts: Sequence[Part]) -> None:
-        """Copy staged rows into their table; `remove` comes when all of a staging table is moved."""
-
-    @abstractmethod
-    def remove(self, connection: sa.Connection, ledger_schema: str, stage: str, ids: Sequence[int]) -> None:
-        """Delete staged rows, whose rows in the ledger's `staged` are gone already."""
-
-    @abstractmethod
-    def check_own_tables(self, connection: sa.Connection, schema: str, tables: Sequence[str]) -> None:
-        """See that the role may use onceward's own tables.
-
-        Raises:
-            ConfigurationError: It may not; the message names what is missing.
-        """
-
-    @abstractmethod
-    def check_table(
-        self, connection: sa.Connection, target: Target, sink: str, schema: pa.Schema, path: CommitPath
-    ) -> None:
-        """See that `schema` fits, that the role may write, that a key is unique; create staging tables if need be.
-
-        Raises:
-            SchemaError: Something of the table or its columns does not fit.
-            ConfigurationError: The table is of a kind that cannot be written, or privileges are missing.
-        """
 
 
 def no_such_table(table: TableName) -> SchemaError:

@@ -24,7 +24,8 @@ from .sqlite import Sqlite
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .dialect import BulkDialect, RowDialect
+    from .dialect import RowDialect
+    from .postgres.dialect import PostgreSql
     from .target import Access, Target, Url
 
 _KEPT: Final = 4
@@ -74,12 +75,12 @@ def close_idle() -> None:
 atexit.register(close_idle)
 
 
-def dialect_for(target: Target) -> RowDialect | BulkDialect:
+def dialect_for(target: Target) -> RowDialect | PostgreSql:
     """How the target's database is spoken to."""
     return _dialect_of(target.url)
 
 
-def _dialect_of(url: Url) -> RowDialect | BulkDialect:
+def _dialect_of(url: Url) -> RowDialect | PostgreSql:
     if url.backend == "postgresql":
         try:
             from .postgres.dialect import PostgreSql  # noqa: PLC0415 - an extra

@@ -186,9 +186,11 @@ def claim(target: Target, scope: Scope) -> None:
     """
     ensure(target)
     pipelines = tables_of(target).pipelines
+    claimed = sa.select(pipelines.c.log).where(*_of(pipelines, scope.pipeline, scope.sink))
     with reading(target, "cannot claim") as connection:
-        _owned(target, connection, scope)
-    _insert(target, pipelines, scope, sa.select(pipelines.c.log).where(*_of(pipelines, scope.pipeline, scope.sink)))
+        if _owned(target, connection, scope).owner is not None:
+            return
+    _insert(target, pipelines, scope, claimed)
     with reading(target, "cannot claim") as connection:
         _owned(target, connection, scope)
 
@@ -236,10 +238,7 @@ def _mine(table: sa.Table, scope: Scope) -> list[sa.ColumnElement[bool]]:
 
 
 def _insert(target: Target, table: sa.Table, scope: Scope, there: sa.Select[Any]) -> None:
-    """Insert the scope, unless `there` finds a row of its key: somebody else may insert at the same time."""
-    with reading(target, f"cannot look into {table}") as connection:
-        if connection.scalar(there):
-            return
+    """Insert the scope, or find that `there` gives a row of its key: somebody else may insert at the same time."""
     try:
         with transaction(target, f"cannot insert into {table}") as connection:
             connection.execute(table.insert().values(**scope._asdict()))

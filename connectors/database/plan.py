@@ -161,7 +161,7 @@ class Plan:
             to.add(pa.record_batch({name: as_read_back(by_name[name], kind) for name, kind in self.compared.items()}))
 
     def pieces(self, batch: pa.RecordBatch, hashed: RowHash | None = None) -> Iterator[list[dict[str, Any]]]:
-        """The batch's rows, so many at once as one call of the driver should take; `hashed`: to what they are added."""
+        """The batch's rows in chunks for executemany; each chunk is added to `hashed`, if given."""
         for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
             yield self.rows(batch.slice(start, _ROWS_AT_ONCE), hashed)
 

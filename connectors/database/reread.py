@@ -39,7 +39,7 @@ def reread(target: Target, columns: Sequence[str] = ()) -> Reread:
         columns: What to read; none: whatever can be compared.
 
     Raises:
-        SchemaError: There is no such table, a column is missing, or a value is none of its column's type.
+        SchemaError: There is no such table, a column is missing, or a value is not of its column's type.
         SinkError: The database does not answer, or refuses.
     """
     file = Path(target.url.parsed.database or "")
@@ -51,7 +51,7 @@ def reread(target: Target, columns: Sequence[str] = ()) -> Reread:
     kinds = {column.name: read_back(column.type, target.url.backend) for column in described.table.columns}
     missing = sorted(name for name in columns if kinds.get(name) is None)
     if missing:
-        raise SchemaError(f"table {target.table} has no columns {missing} any more as they were when they were written")
+        raise SchemaError(f"table {target.table} no longer has columns {missing} of the types they were written with")
     chosen = [name for name, kind in kinds.items() if kind is not None and (not columns or name in columns)]
     left_out = [f"{column.name} ({column.type})" for column in described.table.columns if column.name not in chosen]
     schema = pa.schema([_field(name, kinds[name]) for name in chosen])
@@ -81,7 +81,7 @@ def _pieces(target: Target, table: sa.Table, schema: pa.Schema) -> Iterator[Piec
                 at += len(rows)
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise SchemaError(
-                f"table {target.table} holds a value that is none of its column's type: {error}"
+                f"table {target.table} holds a value that is not of its column's type: {error}"
             ) from error
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, ClassVar, Final, Self
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import sqlalchemy as sa
 
 from onceward.core.errors import ConfigurationError
-from onceward.core.kit.options import arguments, check_seconds
+from onceward.core.kit.options import check_seconds
 from onceward.core.names import Scope
 from onceward.core.transaction import Committable, Observation
 from onceward.sinks import TwoPhaseCommitSink
@@ -50,7 +50,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
     """
 
     keeps_ledger: ClassVar[bool] = True
-    default_name: ClassVar[str]
+    option_aliases: ClassVar[Mapping[str, str]] = {"dbtable": "table", "table": "table"}
     mode: str
     target: Target
 
@@ -62,7 +62,6 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         mode: str,
         commit: str,
         ledger_epochs: int,
-        parallelism: int | None,
         select: Sequence[str] | None,
         where: str | None,
     ) -> None:
@@ -79,18 +78,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         if ledger_epochs <= 0:
             raise ConfigurationError(f"ledger_epochs must be above 0, not {ledger_epochs}")
         self.ledger_epochs = ledger_epochs
-        self.parallelism = parallelism
         self._path = choose_path(self.commit_mode, self.target)
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, str]) -> Self:
-        """Make a sink from Spark's options: the arguments' names in any case, `dbtable` for `table`.
-
-        Raises:
-            ConfigurationError: An option is unknown, missing or not readable.
-        """
-        aliases = {"dbtable": "table", "table": "table"}
-        return cls(**arguments(cls, {"name": cls.default_name, **options}, aliases=aliases))
 
     @property
     def commit_path(self) -> str | None:
@@ -113,7 +101,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
     def validate(self, schema: pa.Schema) -> None:
         """Check connection, setup, table, columns, key and rights; create what is missing and was requested."""
         facts = self._choose_path()
-        check_server(facts, self.target, self.parallelism, self._path)
+        check_server(facts, self.target)
         ensure(self.target)
         check_table(self.target, self.name, schema, self._path)
 
@@ -169,7 +157,7 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         return _ABORT[self._kind(committable)](self.target, committable)
 
     def _kind(self, committable: Committable) -> str:
-        """Its kind, if it is one of this sink's that nobody has altered."""
+        """Return the committable's kind, checked: it must be this sink's and unaltered."""
         if committable.kind not in _COMMIT or committable.version != 1:
             raise ConfigurationError(
                 f"a committable of kind {committable.kind}, version {committable.version} is not a "

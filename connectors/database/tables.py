@@ -15,6 +15,7 @@ from sqlalchemy.schema import CreateIndex, CreateSchema, CreateTable, Executable
 
 from onceward.core.errors import SchemaError
 
+from .changes import without_change
 from .conversions import is_binary, is_text
 from .dialect import no_such_table
 from .engines import dialect_for, reading, transaction
@@ -160,8 +161,7 @@ def definition(target: Target, schema: pa.Schema) -> sa.Table:
         SchemaError: A column's type has no counterpart; the message names the column.
     """
     backend = target.url.backend
-    if target.change:
-        schema = schema.remove(schema.get_field_index(target.change))
+    schema = without_change(schema, target.change)
     refused = [f"column {name!r} {why}" for name in schema.names if (why := unusable(name, backend))]
     if refused:
         raise SchemaError(f"table {target.table} cannot be created: {', '.join(refused)}. Rename it in the data")

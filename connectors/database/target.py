@@ -81,6 +81,11 @@ class TableName(NamedTuple):
         """As SQL, every part in double quotes."""
         return ".".join(quoted(part) for part in self if part is not None)
 
+    @property
+    def quoted_beside_parameters(self) -> str:
+        """The same in a statement with parameters, where psycopg takes a % for the beginning of one."""
+        return self.quoted.replace("%", "%%")
+
     def __str__(self) -> str:
         return ".".join(part if _is_plain(part) else quoted(part) for part in self if part is not None)
 
@@ -90,7 +95,7 @@ def unusable(name: str, backend: str) -> str:
     if not name or "\0" in name:
         return "is empty or holds a NUL"
     longer = backend == "postgresql" and len(name.encode()) > _LONGEST
-    return f"is longer than the {_LONGEST} bytes of a name" if longer else ""
+    return f"is longer than {_LONGEST} bytes, which is all PostgreSQL keeps of a name" if longer else ""
 
 
 def quoted(name: str) -> str:
@@ -109,22 +114,21 @@ def _is_plain(part: str) -> bool:
     return part == part.lower() and _PLAIN.fullmatch(part) is not None
 
 
+@dataclass(frozen=True, repr=False)
 class Url:
-    """An SQLAlchemy URL that shows itself without its secrets.
+    """An SQLAlchemy URL that shows itself without its secrets."""
 
-    Args:
-        text: As SQLAlchemy takes it, as text or as sqlalchemy.URL. Without a driver it gets the one of DRIVERS.
+    parsed: URL
 
-    Raises:
-        ConfigurationError: Not a URL, or of a database or driver that is not known here; the message never repeats
-            a password.
-    """
+    @classmethod
+    def of(cls, text: str | URL) -> Url:
+        """Read a URL as SQLAlchemy takes it. Without a driver it gets the one of DRIVERS.
 
-    __slots__ = ("_text", "parsed")
-
-    def __init__(self, text: str | URL) -> None:
-        self.parsed = _parse(text)
-        self._text = self.parsed.render_as_string(hide_password=False)
+        Raises:
+            ConfigurationError: Not a URL, or of a database or driver that is not known here; the message never repeats
+                a password.
+        """
+        return cls(_parse(text))
 
     @classmethod
     def from_dsn(cls, text: str) -> Url:
@@ -135,8 +139,10 @@ class Url:
         Raises:
             ConfigurationError: Not a connection string; the message never repeats it.
         """
-        import psycopg  # noqa: PLC0415 - an extra
-
+        try:
+            import psycopg  # noqa: PLC0415 - an extra
+        except ImportError:
+            raise ConfigurationError("dsn needs psycopg: pip install 'onceward[postgres]'") from None
         try:
             given = {key: str(value) for key, value in psycopg.conninfo.conninfo_to_dict(text).items()}
         except psycopg.Error:
@@ -151,7 +157,7 @@ class Url:
             parts["port"] = int(given.pop("port"))
         elif "port" in given:  # several hosts with ports of their own: in a URL of SQLAlchemy they are parameters
             given["host"] = parts.pop("host")
-        return cls(URL.create(f"postgresql+{DRIVERS['postgresql']}", **parts, query=given))
+        return cls.of(URL.create(f"postgresql+{DRIVERS['postgresql']}", **parts, query=given))
 
     def libpq(self) -> dict[str, Any]:
         """The same as libpq's parameters, secrets included."""
@@ -176,15 +182,6 @@ class Url:
 
     def __repr__(self) -> str:
         return f"Url({str(self)!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Url) and other._text == self._text
-
-    def __hash__(self) -> int:
-        return hash(self._text)
-
-    def __reduce__(self) -> tuple[type[Url], tuple[URL]]:
-        return (Url, (self.parsed,))
 
 
 def _parse(text: str | URL) -> URL:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import sqlalchemy as sa
 
 from onceward.core.errors import ConfigurationError, OncewardError, RetryableSinkError
 
 from . import ledger
-from .dialect import BulkDialect, RowDialect, no_such_table
+from .dialect import RowDialect, no_such_table
 from .engines import autocommitting, dialect_for, reading
 from .failures import code, translate
 from .own_tables import tables_of
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from .dialect import RowWriter, TwoPhase
     from .plan import Plan
+    from .postgres.catalog import Table
+    from .postgres.dialect import PostgreSql
     from .target import Target
 
 SLOWEST: Final = 500
@@ -149,7 +151,7 @@ class HeldWriting(Writing):
         with self.limited():
             return dialect.writer(self.connection, table, schema, schema.names if self.target.proof else ())
 
-    def lock_and_read(self, dialect: BulkDialect, schema: pa.Schema) -> Any:
+    def lock_and_read(self, dialect: PostgreSql, schema: pa.Schema) -> Table:
         """The table; it is created first if that was asked for."""
         try:
             with self.limited():
@@ -188,7 +190,7 @@ class HeldWriting(Writing):
 
     def limited(self, rows: int = 0) -> AbstractContextManager[object]:
         seconds = self.target.answer_within + self.target.lock_timeout + rows / SLOWEST
-        return dialect_for(self.target).limited(seconds, self.connection)
+        return dialect_for(self.target).limited(seconds)
 
     def explain(self, error: OncewardError, cause: sa.exc.SQLAlchemyError, what: str) -> OncewardError:
         known = code(cause)

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from onceward.core.transaction import WriteContext
 
 
+OPEN_FILES: Final = 256
+"""Files that a transaction keeps open; for one more, the least recently used is completed."""
+
+
 class _JsonLinesWriter:
     """A JSON object a line, see as_lines."""
 
@@ -116,6 +120,14 @@ class _OpenFile:
         self._file.close()
 
 
+def visible_files(folder: Path, *formats: str) -> Iterator[tuple[Path, Path]]:
+    """The files of these formats that readers of a folder see, and their paths below it."""
+    for path in folder.rglob("*"):
+        inside = path.relative_to(folder)
+        if path.suffix[1:] in formats and not any(part[0] in "_." for part in inside.parts) and path.is_file():
+            yield path, inside
+
+
 def hidden(file: str) -> str:
     """Name of a file of a transaction while it is pending."""
     path = Path(file)
@@ -154,9 +166,12 @@ class Files:
             _, file = self._open[partition]
             if file.size >= self._roll or not file.fits(batch.schema):
                 self._finish(partition)
-        if partition not in self._open:
-            self._open[partition] = self._begin(partition, batch.schema)
-        self._open[partition][1].write(batch)
+        elif len(self._open) == OPEN_FILES:
+            self._finish(next(iter(self._open)))
+        known = partition in self._open
+        name, file = self._open.pop(partition) if known else self._begin(partition, batch.schema)
+        self._open[partition] = name, file  # the least recently used comes first
+        file.write(batch)
         self.rows += batch.num_rows
 
     def finish(self) -> None:

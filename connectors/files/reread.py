@@ -26,7 +26,7 @@ from onceward.core.names import parse_file_name
 from onceward.core.proof import JSON_LINE, PARTITION, Piece, Reread
 from onceward.core.row_hash import covers
 
-from .formats import FORMATS, folder_text
+from .formats import FORMATS, folder_text, visible_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -106,11 +106,9 @@ def reread(folder: str, scope: Scope | None, columns: Sequence[str] = ()) -> Rer
         raise ConfigurationError(f"{folder} is not a folder: give the sink's directory")
     left_out: list[str] = []
     files: list[_File] = []
-    for path in sorted(root.rglob("*")):
-        inside = path.relative_to(root)
-        if path.suffix[1:] in FORMATS and not any(part[0] in "_." for part in inside.parts):
-            with _noted(inside, left_out):
-                files.append(_described(path, inside, columns, left_out))
+    for path, inside in sorted(visible_files(root, *FORMATS)):
+        with _noted(inside, left_out):
+            files.append(_described(path, inside, columns, left_out))
     names = {file.mark: parse_file_name(file.mark) for file in files}
     epochs = {mark: name.epoch for mark, name in names.items() if name is not None and name.scope == scope}
     fields = {field.name: field for file in files for field in file.schema}

@@ -29,14 +29,14 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import msgspec
 import pyarrow as pa
 
 from onceward.core.errors import ConfigurationError, SinkError
 from onceward.core.folders import make_folder, sync_folder
-from onceward.core.kit.options import arguments, check_choice
+from onceward.core.kit.options import check_choice
 from onceward.core.names import file_name
 from onceward.core.row_hash import RowHash, proof_of
 from onceward.core.transaction import (
@@ -51,7 +51,7 @@ from onceward.core.transaction import (
 )
 from onceward.sinks.folders import FolderSink, names_of, with_file_errors
 
-from .formats import FORMATS, Files, as_lines, check_format, check_partitions, hidden, parts
+from .formats import FORMATS, OPEN_FILES, Files, as_lines, check_format, check_partitions, hidden, parts
 from .reread import hashed
 
 if TYPE_CHECKING:
@@ -63,12 +63,17 @@ AREA: Final = "_onceward"
 COMMIT, ABORT = ".commit", ".abort"
 ROLL_BYTES: Final = 128 * 2**20
 _UNWRITABLE: Final = (pa.ArrowException, ValueError, TypeError, OverflowError)
+_LASTING: Final = {
+    errno.ENAMETOOLONG: "the values of partition_by are too long for the name of a folder. Shorten them with select",
+    errno.EMFILE: f"a subtask keeps up to {OPEN_FILES} files open. Raise the limit of open files (ulimit -n)",
+}
+"""Faults that a retry would meet again, and what to do."""
 _PART: Final = r"(?!\.{1,2}(/|\Z))[^/\0]+"
 """Of a path that stays below its folder."""
 
 
 class _Layout(msgspec.Struct, frozen=True):
-    """Of a committable's handle."""
+    """Layout of a committable's handle."""
 
     files: list[Annotated[str, msgspec.Meta(pattern=rf"^{_PART}(/{_PART})*\Z")]]
     """Below the folder."""
@@ -95,6 +100,8 @@ class FileSink(FolderSink[Files]):
         ConfigurationError: A setting is wrong.
     """
 
+    default_name = "files"
+    option_aliases: ClassVar[Mapping[str, str]] = {"path": "directory", "fileFormat": "format"}
     kind = "files"
     layout = _Layout
 
@@ -117,16 +124,6 @@ class FileSink(FolderSink[Files]):
         self.partition_by = tuple(partition_by)
         self.roll_bytes = roll_bytes
         self.proof = proof
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, str]) -> Self:
-        """Make a sink from Spark's options: `path`, `fileFormat`, `partitionBy` (comma-separated), `rollBytes`, `name`.
-
-        Raises:
-            ConfigurationError: An option is unknown, missing or not readable.
-        """
-        aliases = {"path": "directory", "fileFormat": "format"}
-        return cls(**arguments(cls, {"name": "files", **options}, aliases=aliases))
 
     def dataset(self) -> tuple[str, str] | None:
         return "file", str(self.directory)
@@ -159,6 +156,10 @@ class FileSink(FolderSink[Files]):
                 transaction.hash.add(hashed(batch, self.format, self.partition_by))
         except _UNWRITABLE as error:
             raise SinkError(f"a row cannot be written as {self.format}: {error}", sink=self.name) from error
+        except OSError as error:
+            if error.errno not in _LASTING:
+                raise
+            raise ConfigurationError(f"{error}: {_LASTING[error.errno]}", sink=self.name) from error
 
     @with_file_errors
     def pre_commit(self, transaction: Files) -> Committable:

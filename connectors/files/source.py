@@ -20,7 +20,7 @@ from onceward.core.errors import ConfigurationError, SourceError
 from onceward.core.kit.options import check_choice
 from onceward.core.source import Piece, Position, ResettableSource, Split
 
-from .formats import FORMATS
+from .formats import FORMATS, visible_files
 
 if TYPE_CHECKING:
     import os
@@ -140,9 +140,8 @@ class FileSource(ResettableSource):
     def _files(self) -> dict[str, os.stat_result]:
         """The files of this share, by their path in the folder."""
         found: dict[str, os.stat_result] = {}
-        for path in self.directory.rglob(f"*.{self.format}"):
-            inside = path.relative_to(self.directory)
-            if inside.parts and not any(part[0] in "_." for part in inside.parts) and self._is_own(str(inside)):
+        for path, inside in visible_files(self.directory, self.format):
+            if self._is_own(str(inside)):
                 with suppress(FileNotFoundError):
                     found[str(inside)] = path.stat()
         return found

@@ -182,7 +182,7 @@ class Answer(NamedTuple):
 
 
 def judge(status: int, also_later: Collection[int] = ()) -> type[SinkError] | None:
-    """The error that an answer means: none, one that may pass (the same request is to be sent again), or one for good.
+    """The error class for a status: None on success, RetryableSinkError if a retry may succeed, else SinkError.
 
     Args:
         status: Of the answer.

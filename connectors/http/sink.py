@@ -49,7 +49,7 @@ _log = logging.getLogger("onceward.http")
 
 
 class _Pinned(msgspec.Struct, frozen=True):
-    """Of a delivery."""
+    """Settings that are stored with a delivery."""
 
     body: Literal["json", "jsonl"]
     key_format: Literal["quoted", "plain", "uuid"]
@@ -160,7 +160,7 @@ class HttpSink(WriteAheadLogSink):
         headers = {name: value for name, value in options.items() if name.lower().startswith(_HEADER)}
         rest = {name: value for name, value in options.items() if name not in headers}
         given = {name[len(_HEADER) :]: value for name, value in headers.items()}
-        return cls(headers=given, **arguments(cls, {"name": "http", **rest}))
+        return cls(headers=given, **arguments(cls, rest, defaults={"name": "http"}))
 
     def __repr__(self) -> str:
         names = [name for name, _ in self.settings.headers]

@@ -1,4 +1,5 @@
 """Kafka: settings for both clients, the transaction coordinator's client, the pool of producers.
 
-Importing this package needs neither confluent-kafka nor kafka-python; using it does (`pip install onceward[kafka]`).
+Offsets, settings and the rules of a transaction can be imported without confluent-kafka and kafka-python; sink, source
+and everything that asks a broker need them (`pip install onceward[kafka]`).
 """

@@ -7,22 +7,37 @@ sink writes. Topics are created, offsets published and sources looked up through
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from onceward.core.errors import ConfigurationError, KafkaError
+import confluent_kafka
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AclOperation, AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from onceward.core.errors import ConfigurationError, ExternalError, KafkaError
 from onceward.core.kit.processwide import PerProcess
 
-from .errors import FORBIDDEN, INSTALL, Code, Retries, client_error, confluent, kafka_error, made
+from .coordinator import TransactionCoordinatorClient
+from .errors import FORBIDDEN, Code, Retries, client_error, code_name, kafka_error
+from .wire import Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from .settings import KafkaSettings
 
+T = TypeVar("T")
 ASK_SECONDS: Final = 10.0
+"""Longest bound of one request."""
 REACH_SECONDS: Final = 9.0
 """For the first answer of a cluster: a wrong address, or a broker that is not up yet, is reported soon."""
 ATTEMPT_SECONDS: Final = 0.5
+FIRST_SECONDS: Final = 2.5
+"""Bound of the first request; it doubles. A broker that is dead may be waited for in vain: see _find_brokers."""
+PAUSE_SECONDS: Final = 0.2
+"""Between two tries."""
+LEAST_SECONDS: Final = 0.5
+"""Bound of one request when hardly any time is left."""
 REFUSALS: Final = {"_AUTHENTICATION": Code.SASL_AUTHENTICATION_FAILED, "_SSL": Code.TLS_FAILED}
 """Trying again will not help: a wrong password, a certificate that is not trusted."""
 NEW_TOPIC_SECONDS: Final = 2.0
@@ -31,6 +46,22 @@ USUAL_LONGEST_TIMEOUT_MS: Final = 900_000
 """Kafka's default of transaction.max.timeout.ms, where the broker's may not be asked for."""
 MOVING: Final = frozenset({Code.COORDINATOR_LOAD_IN_PROGRESS, Code.COORDINATOR_NOT_AVAILABLE, Code.NOT_COORDINATOR})
 """Answers while a group's coordinator moves, as after a broker's restart: asked again."""
+
+
+def made(client: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
+    """A client of confluent-kafka.
+
+    Raises:
+        ConfigurationError: librdkafka refuses a setting; the message names it.
+    """
+    try:
+        return client(config, **more)
+    except KafkaException as error:
+        if error.args[0].name() == "_CRIT_SYS_RESOURCE":
+            raise client_error("cannot make a Kafka client", error) from None
+        raise ConfigurationError(
+            f"librdkafka refuses the Kafka settings: {error.args[0].str()}. docs/kafka-settings.md says which there are"
+        ) from None
 
 
 class Complaints:
@@ -60,13 +91,62 @@ class Admin:
     """An AdminClient of confluent-kafka, what it complains of, and whether the cluster has ever answered it."""
 
     def __init__(self, settings: KafkaSettings) -> None:
-        confluent()
-        from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - an extra
-
         self.complaints = Complaints()
         config = {"log_level": 0, **settings.for_librdkafka(), "error_cb": self.complaints}
         self.client: Any = made(AdminClient, config)
         self.answered = False
+        self._servers = settings["bootstrap.servers"]
+
+    def ask(
+        self,
+        what: str,
+        question: Callable[[Any, float], T],
+        seconds: float,
+        error: type[ExternalError] = KafkaError,
+    ) -> T:
+        """Ask until there is an answer, while the fault may pass.
+
+        Args:
+            what: For messages: what cannot be done without an answer.
+            question: Asks the client; its second argument is the bound of this request, in seconds.
+            seconds: How long to ask again while no broker answers. As long as the cluster has never answered this
+                client, REACH_SECONDS at most.
+            error: What is raised if there is no answer.
+
+        Raises:
+            KafkaError: No broker answers, or this client is refused; the message says why. Or else `error`.
+        """
+        self.client.poll(0)
+        self.complaints.clear()
+        give_up = time.monotonic() + (seconds if self.answered else min(seconds, REACH_SECONDS))
+        bound = FIRST_SECONDS
+        while True:
+            within = bound if self.answered else max(LEAST_SECONDS, give_up - time.monotonic())
+            try:
+                answer = question(self.client, within)
+            except KafkaException as fault:
+                _find_brokers(self.client)
+                why, lasting = self._why(fault.args[0])
+                if lasting or time.monotonic() >= give_up:
+                    raised = error(f"cannot {what}: {why}")
+                    raised.retryable = not lasting
+                    raise raised from None
+            else:
+                self.answered = True
+                return answer
+            bound = min(ASK_SECONDS, 2 * bound)
+            time.sleep(PAUSE_SECONDS)
+
+    def _why(self, fault: Any) -> tuple[str, bool]:
+        """Why there is no answer, and whether asking again is in vain."""
+        self.client.poll(0)
+        refusal, newest = self.complaints.refusal, self.complaints.newest
+        if refusal is not None and not self.answered:
+            code = code_name(REFUSALS[refusal.name()])
+            return f"the brokers at {self._servers} refuse this client: {code}: {refusal.str()}", True
+        if not passes(fault):
+            return f"{fault.str()} (asked at {self._servers})", True
+        return f"no broker answers at {self._servers}: {newest or fault.str()}", False
 
 
 def admin_of(settings: KafkaSettings) -> Admin:
@@ -75,30 +155,47 @@ def admin_of(settings: KafkaSettings) -> Admin:
 
 
 def check_reachable(settings: KafkaSettings, *, seconds: float = REACH_SECONDS) -> None:
-    """Connect to any broker.
+    """Connect to any broker, with a client of its own.
 
     Raises:
         ConfigurationError: librdkafka refuses a setting.
         KafkaError: No broker answers within `seconds`, or this client is refused; the message says why.
     """
-    admin = Admin(settings)
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            admin.client.list_topics(timeout=ATTEMPT_SECONDS)
-        except confluent().KafkaException as error:
-            admin.client.poll(0)
-            refusal = admin.complaints.refusal
-            if refusal is not None:
-                code = REFUSALS[refusal.name()]
-                raise kafka_error("the brokers refuse this client", code, refusal.str()) from None
-            if time.monotonic() > deadline:
-                words, servers = admin.complaints.newest or str(error), settings["bootstrap.servers"]
-                unanswered = KafkaError(f"no broker answers at {servers}: {words}")
-                unanswered.retryable = True
-                raise unanswered from None
-        else:
-            return
+    Admin(settings).ask("reach Kafka", lambda client, _: client.list_topics(timeout=ATTEMPT_SECONDS), seconds)
+
+
+def _find_brokers(client: Any) -> None:
+    """Ask any broker for metadata.
+
+    librdkafka describes topics through the broker that its metadata call the controller, and waits for that one alone:
+    once it is dead, every later question of this client fails, for longer than 100 s (measured), though the cluster is
+    well.
+    """
+    with suppress(KafkaException):
+        client.list_topics(timeout=ATTEMPT_SECONDS)
+
+
+def passes(error: Any) -> bool:
+    """Whether a fault of librdkafka's may pass by itself."""
+    kinds: Any = confluent_kafka.KafkaError
+    passing = {
+        kinds._ALL_BROKERS_DOWN,  # noqa: SLF001 - confluent's names of local faults
+        kinds._TRANSPORT,  # noqa: SLF001
+        kinds._TIMED_OUT,  # noqa: SLF001
+        kinds._RESOLVE,  # noqa: SLF001
+        kinds._WAIT_CACHE,  # noqa: SLF001
+        kinds.LEADER_NOT_AVAILABLE,
+        kinds.NOT_LEADER_FOR_PARTITION,
+        kinds.REPLICA_NOT_AVAILABLE,
+        kinds.REQUEST_TIMED_OUT,
+        kinds.BROKER_NOT_AVAILABLE,
+        kinds.NETWORK_EXCEPTION,
+        kinds.OFFSET_NOT_AVAILABLE,
+        kinds.FENCED_LEADER_EPOCH,
+        kinds.UNKNOWN_LEADER_EPOCH,
+        kinds.KAFKA_STORAGE_ERROR,
+    }
+    return bool(error.code() in passing or error.retriable())
 
 
 class Limits(NamedTuple):
@@ -119,11 +216,6 @@ class Cluster:
     """
 
     def __init__(self, settings: KafkaSettings) -> None:
-        try:
-            from .coordinator import TransactionCoordinatorClient  # noqa: PLC0415 - needs kafka-python, an extra
-            from .wire import Wire  # noqa: PLC0415
-        except ImportError as error:
-            raise ConfigurationError(INSTALL) from error
         self.wire = Wire(settings.for_wire())
         self.transactions = TransactionCoordinatorClient(self.wire)
         self._settings = settings
@@ -159,15 +251,12 @@ class Cluster:
         Raises:
             ConfigurationError: librdkafka refuses a setting.
         """
-        from confluent_kafka import TopicCollection  # noqa: PLC0415 - an extra
-        from confluent_kafka.admin._acl import AclOperation  # noqa: PLC0415
-
         asked: Any = admin_of(self._settings).client.describe_topics(
             TopicCollection([topic]), include_authorized_operations=True, request_timeout=ASK_SECONDS
         )
         try:
             operations = asked[topic].result().authorized_operations
-        except confluent().KafkaException:
+        except KafkaException:
             return True
         return not operations or AclOperation.WRITE in operations
 
@@ -177,13 +266,11 @@ class Cluster:
         Raises:
             KafkaError: The brokers refuse, or do not answer.
         """
-        from confluent_kafka.cimpl import NewTopic  # noqa: PLC0415 - an extra
-
         new = NewTopic(topic, partitions or -1, -1)  # -1: the brokers' default
         future = admin_of(self._settings).client.create_topics([new], request_timeout=ASK_SECONDS)[topic]
         try:
             future.result()
-        except confluent().KafkaException as error:
+        except KafkaException as error:
             if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
                 raise client_error(f"cannot create topic {topic}", error) from None
         if any(self.partitions_of(topic) for _ in Retries(ASK_SECONDS)):
@@ -236,14 +323,13 @@ def publish_offsets(settings: KafkaSettings, group: str, offsets: Mapping[str, M
         ConfigurationError: The group's name is empty.
         KafkaError: No broker answers, or it refuses: the group has live members, or we may not.
     """
-    library = confluent()
     if not group:
         raise ConfigurationError("the consumer group's name is empty")
-    found = [library.TopicPartition(t, int(n), o) for t, numbers in offsets.items() for n, o in numbers.items()]
+    found = [TopicPartition(t, int(n), o) for t, numbers in offsets.items() for n, o in numbers.items()]
     if not found:
         return
     what = f"cannot publish offsets to consumer group {group}"
-    request = library.ConsumerGroupTopicPartitions(group, found)
+    request = ConsumerGroupTopicPartitions(group, found)
     refusals: list[tuple[str, Any]] = []
     for _ in Retries(ASK_SECONDS):
         try:
@@ -252,14 +338,14 @@ def publish_offsets(settings: KafkaSettings, group: str, offsets: Mapping[str, M
             refusals = [
                 (f"{what} for {p.topic}-{p.partition}", p.error) for p in answer.topic_partitions if p.error is not None
             ]
-        except library.KafkaException as error:
+        except KafkaException as error:
             refusals = [(what, error.args[0])]
         if not refusals:
             return
         if refusals[-1][1].code() not in MOVING:
             break
     where, refusal = refusals[-1]
-    raise client_error(where, library.KafkaException(refusal))
+    raise client_error(where, KafkaException(refusal))
 
 
 _admins: Final[PerProcess[KafkaSettings, Admin]] = PerProcess(Admin)

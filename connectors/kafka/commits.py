@@ -43,12 +43,13 @@ from onceward.core.transaction import (
     AbortStatus,
     CommitOutcome,
     CommitStatus,
+    Observation,
     abort_outcome,
     commit_outcome,
 )
 
 from .errors import FORBIDDEN, Code, Retries, code_name
-from .transaction import OBSERVED, Fate, Inside, judge, judge_partitions
+from .transaction import WORDS, Inside, judge, judge_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -63,6 +64,7 @@ CALL_SECONDS: Final = 5.0
 EndTxn before all markers are written, so a commit that succeeds also looks a few times until they are."""
 WAIT_IF_AGELESS: Final = 2.5
 """Seconds after which a silent partition is not waited for, where the brokers cannot tell a transaction's age."""
+BEHIND: Final = "aborted in its partitions, behind the coordinator's back (kafka-transactions abort)"
 FEW: Final = 3
 """Partitions that a message names."""
 
@@ -70,7 +72,9 @@ FEW: Final = 3
 class Inspection(NamedTuple):
     """What coordinator and partitions say of a transaction."""
 
-    seen: Fate
+    seen: Observation
+    behind: bool
+    """Whether it was aborted in its partitions alone, behind the coordinator's back (kafka-transactions abort)."""
     inside: Inside
     complete: bool
     """Whether the coordinator has finished ending it."""
@@ -85,12 +89,12 @@ class Inspection(NamedTuple):
     @property
     def whole(self) -> bool:
         """Whether it is open, as far as it can be."""
-        return self.seen is Fate.OPEN and self.inside in (Inside.OPEN, Inside.GONE)
+        return self.seen is Observation.PREPARED and self.inside in (Inside.OPEN, Inside.GONE)
 
     @property
     def stuck(self) -> bool:
         """Whether it is open, and nothing but a silent partition says that it might not be."""
-        return self.seen is Fate.OPEN and self.inside is Inside.SILENT
+        return self.seen is Observation.PREPARED and self.inside is Inside.SILENT
 
     @property
     def ended(self) -> bool:
@@ -125,22 +129,22 @@ class Inspector:
         seen = judge(transaction.handle, description)
         deleted = self._deleted.get(transaction, frozenset())
         inside = judge_partitions(transaction, self._producers, deleted)
-        if seen is Fate.OPEN and transaction in self._ended_before:
-            seen = Fate.BEHIND
+        behind = seen is Observation.PREPARED and transaction in self._ended_before
         if inside in (Inside.ENDED, Inside.MIXED):
             self._ended_before.add(transaction)
         silent = sorted(p for p in transaction.partitions if self._producers.get(p) is None and p[0] not in deleted)
         return Inspection(
-            seen=seen,
+            seen=Observation.ABORTED if behind else seen,
+            behind=behind,
             inside=inside,
             complete=not description.state.startswith("Prepare"),
-            code=description.code if seen is Fate.NO_WORD else Code.NONE,
+            code=description.code if seen is Observation.NO_ANSWER else Code.NONE,
             timeout_ms=description.timeout_ms,
             silent=silent,
             deleted=deleted,
         )
 
-    def _find_deleted(self, found: Sequence[tuple[Prepared, Fate]]) -> None:
+    def _find_deleted(self, found: Sequence[tuple[Prepared, Observation]]) -> None:
         """Ask for the topics whose partitions are silent, or have ended what the coordinator calls open."""
         doubtful = {t: {p[0] for p in t.partitions if self._is_doubtful(t, seen, p)} for t, seen in found}
         asked = set().union(*doubtful.values())
@@ -150,9 +154,9 @@ class Inspector:
             if gone:
                 self._deleted[transaction] = self._deleted.get(transaction, frozenset()) | gone
 
-    def _is_doubtful(self, transaction: Prepared, seen: Fate, partition: Partition) -> bool:
+    def _is_doubtful(self, transaction: Prepared, seen: Observation, partition: Partition) -> bool:
         open_ = self._producers.get(partition)
-        return open_ is None or (seen is Fate.OPEN and transaction.producer not in open_)
+        return open_ is None or (seen is Observation.PREPARED and transaction.producer not in open_)
 
     def _is_deleted(self, transaction: Prepared, topic: str, ids: Mapping[str, str | None]) -> bool:
         if topic not in ids:
@@ -174,13 +178,13 @@ class Inspector:
         return last
 
 
-def look_at(client: TransactionCoordinatorClient, transactions: Sequence[Prepared]) -> list[Fate]:
+def look_at(client: TransactionCoordinatorClient, transactions: Sequence[Prepared]) -> list[Observation]:
     """What became of each transaction; asks again while partitions do not answer."""
     found: list[Inspection] = []
     inspector = Inspector(client)
     for _ in Retries(CALL_SECONDS):
         found = inspector.inspect(transactions)
-        if all(one.seen is not Fate.OPEN or one.whole for one in found):
+        if all(one.seen is not Observation.PREPARED or one.whole for one in found):
             break
     return [one.seen for one in found]
 
@@ -209,12 +213,12 @@ def commit(client: TransactionCoordinatorClient, transactions: Sequence[Prepared
 def _outcome(inspector: Inspector, transaction: Prepared, found: Inspection, sent: int | None) -> CommitOutcome:
     """The outcome as of this inspection; RETRY_LATER while it is on its way. Writes markers that were left out."""
     later = CommitStatus.RETRY_LATER
-    if found.seen is Fate.OPEN:
+    if found.seen is Observation.PREPARED:
         at = datetime.fromtimestamp((transaction.handle.started_ms + found.timeout_ms) / 1000, UTC)
         when = f"at {at:%Y-%m-%d %H:%M:%S} UTC by its broker's clock"
         return CommitOutcome(later, f"{_why_open(found, sent)}. Kafka aborts it {when} unless it is committed before")
-    if found.seen is not Fate.COMMITTED:
-        return commit_outcome(OBSERVED[found.seen], _words(found.seen, found.code or sent or Code.NONE))
+    if found.seen is not Observation.COMMITTED:
+        return commit_outcome(found.seen, _words(found, found.code or sent or Code.NONE))
     if found.ended:
         status = CommitStatus.COMMITTED if sent == Code.NONE else CommitStatus.ALREADY_COMMITTED
         return CommitOutcome(status, _lost_with(transaction, found.deleted))
@@ -248,13 +252,13 @@ def abort(client: TransactionCoordinatorClient, transaction: Prepared) -> AbortO
     inspector = Inspector(client)
     for _ in Retries(CALL_SECONDS):
         [found] = inspector.inspect([transaction])
-        outcome = abort_outcome(OBSERVED[found.seen], _words(found.seen, found.code))
-        if found.seen is Fate.BEHIND or found.whole:
+        outcome = abort_outcome(found.seen, _words(found, found.code))
+        if found.behind or found.whole:
             code = client.fence(handle.transactional_id, handle.producer_id, handle.producer_epoch)
             outcome = AbortOutcome(AbortStatus.RETRY_LATER, f"fencing was answered with {code_name(code)}")
             if code in FORBIDDEN:
                 break
-        elif found.seen in (Fate.ABORTED, Fate.OVERTHROWN) and not found.ended:
+        elif found.seen in (Observation.ABORTED, Observation.EXPIRED) and not found.ended:
             code = inspector.finish_partitions(transaction, commit=False) if found.complete else Code.NONE
             outcome = AbortOutcome(AbortStatus.RETRY_LATER, _skipped(code) if found.complete else found.inside.value)
         elif outcome.status is not AbortStatus.RETRY_LATER and found.complete:
@@ -262,15 +266,16 @@ def abort(client: TransactionCoordinatorClient, transaction: Prepared) -> AbortO
     return outcome
 
 
-def _words(seen: Fate, code: int) -> str:
+def _words(found: Inspection, code: int) -> str:
     """What became of it, and the code that says why nothing else is known."""
-    return f"{seen.value}; the coordinator answered {code_name(code)}" if code != Code.NONE else seen.value
+    words = BEHIND if found.behind else WORDS[found.seen]
+    return f"{words}; the coordinator answered {code_name(code)}" if code != Code.NONE else words
 
 
 def _why_open(found: Inspection, sent: int | None) -> str:
     if found.stuck:
         return f"open, but {_names(found)} does not answer; it is not waited for after half of the timeout"
-    return _words(found.seen, sent or Code.NONE) if found.whole else f"open, but {found.inside.value}"
+    return _words(found, sent or Code.NONE) if found.whole else f"open, but {found.inside.value}"
 
 
 def _names(found: Inspection) -> str:

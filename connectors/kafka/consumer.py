@@ -22,7 +22,7 @@ import pyarrow as pa
 from onceward.core.errors import SourceError
 from onceward.core.kit.processwide import PerProcess
 
-from .lookup import passes
+from .admin import passes
 from .positions import Partition
 from .received import client
 
@@ -185,7 +185,7 @@ class _Range:
         error = event.error
         about = event.topic, event.partition  # of the client, of a topic as a whole, or of a partition
         if about[0] is not None and about not in (self.partition, (self.partition.topic, UNASSIGNED)):
-            return  # a consumer that is used again may still deliver events of the range before
+            return  # a consumer that is used again may still deliver events of the range before, in another partition
         kinds, code = type(error), error.code()
         if code == kinds._PARTITION_EOF:  # noqa: SLF001 - confluent's name of a local event
             self.at = max(self.at, event.offset)

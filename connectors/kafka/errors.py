@@ -5,16 +5,12 @@ from __future__ import annotations
 import random
 import time
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
-from onceward.core.errors import ConfigurationError, KafkaError
+from onceward.core.errors import KafkaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from types import ModuleType
-
-T = TypeVar("T")
-INSTALL: Final = "Kafka's client libraries are needed: pip install 'onceward[kafka]'"
+    from collections.abc import Iterator
 
 
 class Code(IntEnum):
@@ -107,35 +103,6 @@ def client_error(what: str, error: BaseException, **context: Any) -> KafkaError:
     raised = KafkaError(f"{what}: {f'{cause.str()} ({cause.name()})' if known else error}", **context)
     raised.retryable = known and bool(cause.retriable())
     return raised
-
-
-def confluent() -> ModuleType:
-    """The module confluent_kafka.
-
-    Raises:
-        ConfigurationError: It is not installed.
-    """
-    try:
-        import confluent_kafka  # noqa: PLC0415 - an extra: sinks import without it
-    except ImportError as error:
-        raise ConfigurationError(INSTALL) from error
-    return confluent_kafka
-
-
-def made(client: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
-    """A client of confluent-kafka.
-
-    Raises:
-        ConfigurationError: librdkafka refuses a setting; the message names it.
-    """
-    try:
-        return client(config, **more)
-    except confluent().KafkaException as error:
-        if error.args[0].name() == "_CRIT_SYS_RESOURCE":
-            raise client_error("cannot make a Kafka client", error) from None
-        raise ConfigurationError(
-            f"librdkafka refuses the Kafka settings: {error.args[0].str()}. docs/kafka-settings.md says which there are"
-        ) from None
 
 
 FIRST_PAUSE: Final = 0.004

@@ -27,9 +27,9 @@ import weakref
 from collections import deque
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_size_t, c_ssize_t, c_void_p
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from .errors import confluent
+import confluent_kafka
 
 if TYPE_CHECKING:
     import logging
@@ -43,7 +43,6 @@ _CONSUMER: Final = 1
 COPY: Final = 2
 """RD_KAFKA_MSG_F_COPY."""
 QUEUE_FULL: Final = -184
-_FATAL: Final = -150
 _INVALID_ARGUMENT: Final = -186
 _TEXT_BYTES: Final = 512
 _LEVELS: Final = (50, 50, 50, 40, 30, 20, 20, 10)
@@ -157,14 +156,13 @@ class _Library:
 @cache
 def library() -> _Library | None:
     """The library as confluent-kafka has loaded it; None if it cannot be reached, or is not laid out as expected."""
-    module = confluent()
     if ctypes.sizeof(c_void_p) != ctypes.sizeof(ctypes.c_uint64) or sys.byteorder != "little":
         return None
     try:
-        found = _Library(module.cimpl.__file__)
+        found = _Library(confluent_kafka.cimpl.__file__)
     except (OSError, AttributeError):  # linked statically, or on Windows
         return None
-    return found if found.version() == module.libversion()[1] else None
+    return found if found.version() == confluent_kafka.libversion()[1] else None
 
 
 def usable(config: Mapping[str, Any]) -> bool:
@@ -173,27 +171,13 @@ def usable(config: Mapping[str, Any]) -> bool:
     return not special and library() is not None
 
 
-class Refused(NamedTuple):
-    """The part of a message that a delivery report names, as confluent-kafka's Message gives it."""
-
-    name: str
-    number: int
-
-    def topic(self) -> str:
-        """The topic's name."""
-        return self.name
-
-    def partition(self) -> int:
-        """The partition's number, or -1."""
-        return self.number
-
-
 class BatchProducer:
     """What TransactionalProducer needs of a confluent_kafka.Producer, and `produce_batch`. Not shared between threads.
 
     Args:
         config: librdkafka's settings, all of them text or numbers.
-        on_failure: Called by `poll` and `flush` with a KafkaError and the message that was not delivered.
+        on_failure: Called by `poll` and `flush` for a message that was not delivered: with a KafkaError, its topic and
+            its partition (-1: none).
         logger: Gets what librdkafka logs.
 
     Raises:
@@ -201,9 +185,9 @@ class BatchProducer:
     """
 
     def __init__(
-        self, config: Mapping[str, Any], on_failure: Callable[[Any, Any], None], logger: logging.Logger
+        self, config: Mapping[str, Any], on_failure: Callable[[Any, str, int], None], logger: logging.Logger
     ) -> None:
-        self._library = found = _found()
+        self._library = found = cast("_Library", library())  # it is: see usable
         callbacks = _ON_DELIVERY(_reporter(found, on_failure)), _ON_LOG(_log_writer(found, logger))
         self._handle = _new(found, _PRODUCER, config, *callbacks)
         self._topics: dict[str, int] = {}
@@ -307,7 +291,7 @@ class BatchConsumer:
     """
 
     def __init__(self, config: Mapping[str, Any], logger: logging.Logger) -> None:
-        self._library = found = _found()
+        self._library = found = cast("_Library", library())  # it is: see usable
         on_log = _ON_LOG(_log_writer(found, logger))
         self._handle = _new(found, _CONSUMER, config, None, on_log)
         found.poll_set_consumer(self._handle)
@@ -351,7 +335,7 @@ class BatchConsumer:
     def error(self, address: int, code: int) -> Any:
         """What an event with this error code tells, as a confluent_kafka.KafkaError."""
         text = self._library.message_errstr(address)
-        return confluent().KafkaError(code, text.decode(errors="replace") if text else None)
+        return confluent_kafka.KafkaError(code, text.decode(errors="replace") if text else None)
 
     def topic_name(self, topic: int) -> str | None:
         """Name of a message's topic; None for an event of the whole client."""
@@ -364,13 +348,6 @@ class BatchConsumer:
     def close(self) -> None:
         """Close the connections."""
         self._close()
-
-
-def _found() -> _Library:
-    found = library()
-    if found is None:
-        raise _exception(_INVALID_ARGUMENT, "librdkafka cannot be called by ctypes")
-    return found
 
 
 def _new(found: _Library, kind: int, config: Mapping[str, Any], on_delivery: Any, on_log: Any) -> int:
@@ -407,12 +384,12 @@ def _close(found: _Library, handle: int, queue: int, process: int, _callback: An
         found.destroy(handle)
 
 
-def _reporter(found: _Library, on_failure: Callable[[Any, Any], None]) -> Callable[..., None]:
+def _reporter(found: _Library, on_failure: Callable[[Any, str, int], None]) -> Callable[..., None]:
     def report(_handle: int, message: Any, _opaque: int) -> None:
         told = message.contents
         if told.err:
             name = found.topic_name(told.rkt).decode()
-            on_failure(confluent().KafkaError(told.err), Refused(name, told.partition))
+            on_failure(confluent_kafka.KafkaError(told.err), name, told.partition)
 
     return report
 
@@ -426,8 +403,7 @@ def _log_writer(found: _Library, logger: logging.Logger) -> Callable[..., None]:
 
 
 def _exception(code: int, text: str | None = None, **kind: bool) -> Exception:
-    module = confluent()
-    exception: Exception = module.KafkaException(module.KafkaError(code, text, **kind))
+    exception: Exception = confluent_kafka.KafkaException(confluent_kafka.KafkaError(code, text, **kind))
     return exception
 
 

@@ -7,34 +7,25 @@ for any number of partitions in one call, and it stands still at the first open 
 from __future__ import annotations
 
 import re
-import time
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from onceward.core.errors import ConfigurationError, SourceError
 
-from .admin import ATTEMPT_SECONDS, REACH_SECONDS, admin_of
-from .errors import confluent
+from .admin import admin_of
 from .planning import Held
 from .positions import EARLIEST, LATEST, AtTime, Bound, Partition, assignment_from_json, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from .admin import Admin
     from .positions import Offsets
     from .settings import KafkaSettings
 
-ASK_SECONDS: Final = 10.0
-"""Longest bound of one request."""
-FIRST_SECONDS: Final = 2.5
-"""Bound of the first request; it doubles. A broker that is dead may be waited for in vain: see _find_brokers."""
-PAUSE_SECONDS: Final = 0.2
-"""Between two tries."""
-LEAST_SECONDS: Final = 0.5
-"""Bound of one request when hardly any time is left."""
+T = TypeVar("T")
 
 
 class Lookup:
@@ -80,23 +71,22 @@ class Lookup:
 
     def at_times(self, milliseconds: Mapping[Partition, int]) -> Offsets:
         """First offset whose record is not older than the time; LATEST where there is none."""
-        spec = _admin_library().OffsetSpec.for_timestamp
+        spec = OffsetSpec.for_timestamp
         [found] = self._listed([{p: spec(ms) for p, ms in milliseconds.items()}], committed=self._committed)
         return found
 
     def _offsets(self, questions: Sequence[Mapping[Partition, int]], *, committed: bool) -> list[Offsets]:
-        spec = _admin_library().OffsetSpec
+        spec: Any = OffsetSpec
         specs = {EARLIEST: spec.earliest(), LATEST: spec.latest()}
         asked = [{p: specs[o] for p, o in question.items() if o in specs} for question in questions]
         answers = self._listed(asked, committed=committed)
         return [{**question, **answer} for question, answer in zip(questions, answers, strict=True)]
 
     def _listed(self, questions: Sequence[Mapping[Partition, Any]], *, committed: bool) -> list[Offsets]:
-        library = confluent()
-        level = library.IsolationLevel.READ_COMMITTED if committed else library.IsolationLevel.READ_UNCOMMITTED
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
 
         def sent(admin: Any, question: Mapping[Partition, Any], seconds: float) -> Mapping[Any, Any]:
-            specs = {library.TopicPartition(*partition): spec for partition, spec in question.items()}
+            specs = {TopicPartition(*partition): spec for partition, spec in question.items()}
             found: Mapping[Any, Any] = admin.list_offsets(specs, isolation_level=level, request_timeout=seconds)
             return found
 
@@ -107,92 +97,20 @@ class Lookup:
                 for futures in all_sent
             ]
 
-        answers: list[Offsets] = self._ask("ask for offsets", ask)
-        return answers
+        return self._ask("ask for offsets", ask)
 
-    def _ask(self, what: str, question: Callable[[Any, float], Any]) -> Any:
-        """Ask until there is an answer, while the fault may pass."""
-        admin = admin_of(self._settings)
-        admin.client.poll(0)
-        admin.complaints.clear()
-        retry_seconds = self._retry_seconds if admin.answered else min(self._retry_seconds, REACH_SECONDS)
-        give_up = time.monotonic() + retry_seconds
-        bound = FIRST_SECONDS
-        while True:
-            seconds = bound if admin.answered else max(LEAST_SECONDS, give_up - time.monotonic())
-            try:
-                answer = question(admin.client, seconds)
-            except confluent().KafkaException as error:
-                _find_brokers(admin)
-                self._check(admin, what, error.args[0], last=time.monotonic() >= give_up)
-            else:
-                admin.answered = True
-                return answer
-            bound = min(ASK_SECONDS, 2 * bound)
-            time.sleep(PAUSE_SECONDS)
-
-    def _check(self, admin: Admin, what: str, error: Any, *, last: bool) -> None:
-        admin.client.poll(0)
-        servers, complaints = self._settings["bootstrap.servers"], admin.complaints
-        if complaints.refusal is not None and not admin.answered:
-            raise SourceError(f"the brokers at {servers} refuse this client: {complaints.refusal.str()}") from None
-        if not passes(error):
-            raise SourceError(f"cannot {what} at {servers}: {error.str()}") from None
-        if last:
-            words = f"no broker answers: {complaints.newest}" if complaints.newest else error.str()
-            raise SourceError(f"cannot {what} at {servers}: {words}") from None
-
-
-def _find_brokers(admin: Admin) -> None:
-    """Ask any broker for metadata.
-
-    librdkafka describes topics through the broker that its metadata call the controller, and waits for that one alone:
-    once it is dead, every later question of this client fails, for longer than 100 s (measured), though the cluster is
-    well.
-    """
-    with suppress(confluent().KafkaException):
-        admin.client.list_topics(timeout=ATTEMPT_SECONDS)
-
-
-def passes(error: Any) -> bool:
-    """Whether a fault of librdkafka's may pass by itself."""
-    kinds = confluent().KafkaError
-    passing = {
-        kinds._ALL_BROKERS_DOWN,  # noqa: SLF001 - confluent's names of local faults
-        kinds._TRANSPORT,  # noqa: SLF001
-        kinds._TIMED_OUT,  # noqa: SLF001
-        kinds._RESOLVE,  # noqa: SLF001
-        kinds._WAIT_CACHE,  # noqa: SLF001
-        kinds.LEADER_NOT_AVAILABLE,
-        kinds.NOT_LEADER_FOR_PARTITION,
-        kinds.REPLICA_NOT_AVAILABLE,
-        kinds.REQUEST_TIMED_OUT,
-        kinds.BROKER_NOT_AVAILABLE,
-        kinds.NETWORK_EXCEPTION,
-        kinds.OFFSET_NOT_AVAILABLE,
-        kinds.FENCED_LEADER_EPOCH,
-        kinds.UNKNOWN_LEADER_EPOCH,
-        kinds.KAFKA_STORAGE_ERROR,
-    }
-    return bool(error.code() in passing or error.retriable())
-
-
-def _admin_library() -> Any:
-    confluent()
-    from confluent_kafka import admin  # noqa: PLC0415 - an extra
-
-    return admin
+    def _ask(self, what: str, question: Callable[[Any, float], T]) -> T:
+        return admin_of(self._settings).ask(what, question, self._retry_seconds, SourceError)
 
 
 def _described(admin: Any, names: list[str], seconds: float) -> dict[str, tuple[str, int]]:
-    library = confluent()
-    futures = admin.describe_topics(library.TopicCollection(names), request_timeout=seconds)
+    futures = admin.describe_topics(TopicCollection(names), request_timeout=seconds)
     found = {}
     for name, future in futures.items():
         try:
             topic = future.result()
-        except library.KafkaException as error:
-            if error.args[0].code() != library.KafkaError.UNKNOWN_TOPIC_OR_PART:
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
         else:
             found[name] = (str(topic.topic_id), len(topic.partitions))
@@ -214,23 +132,31 @@ class Selection(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(
-        cls, topics: Sequence[str] | None, pattern: str | None, assign: Mapping[str, Sequence[int]] | None
+        cls, topics: Sequence[str] | None, pattern: str | None, assign: Mapping[str, Sequence[int]] | str | None
     ) -> Selection:
-        """A selection out of what the user gave.
+        """A selection out of what the user gave; `assign` may be JSON text.
 
         Raises:
-            ConfigurationError: Not exactly one was given, or it is empty.
+            ConfigurationError: Not exactly one was given, it is empty, or it is not valid.
         """
         if sum(choice is not None for choice in (topics, pattern, assign)) != 1:
             raise ConfigurationError(
                 "say what to read by exactly one of topics (subscribe), pattern (subscribePattern) and assign"
             )
+        if isinstance(assign, str):
+            return cls(assign=assignment_from_json(assign))
         if assign is not None:
             return cls(assign=assignment_from_json({topic: list(numbers) for topic, numbers in assign.items()}))
         if pattern is not None:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ConfigurationError(
+                    f"pattern (subscribePattern) {pattern!r} is not a valid regular expression: {error}"
+                ) from error
             return cls(pattern=pattern)
         if isinstance(topics, str) or not topics:
-            raise ConfigurationError(f"topics must be a list with at least one name, not {topics!r}")
+            raise ConfigurationError(f"topics (subscribe) must be a list with at least one name, not {topics!r}")
         return cls(topics=tuple(sorted(set(topics))))
 
 

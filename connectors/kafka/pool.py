@@ -47,11 +47,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from onceward.core.errors import FencedError, OncewardError
 from onceward.core.kit.processwide import PerProcess
 from onceward.core.names import PooledName
+from onceward.core.transaction import Observation
 
 from .admin import cluster_of
 from .errors import Code
 from .producer import TransactionalProducer
-from .transaction import Fate, Prepared, judge
+from .transaction import Prepared, judge
 
 if TYPE_CHECKING:
     from onceward.core.names import Scope
@@ -85,7 +86,7 @@ Candidate = tuple[PooledName, Prepared | None]
 """An id whose former transaction has ended, and that transaction."""
 
 ENOUGH_EPOCHS: Final = 2
-"""A process that has served as many makes producers ready ahead of time: one that serves a single epoch needs none."""
+"""Epochs that a process must have served before it prepares producers in advance: a single one needs none."""
 
 
 class ProducerPool:
@@ -164,7 +165,7 @@ class ProducerPool:
         if prepared is None:
             return True
         described = cluster_of(self._key.settings).transactions.describe([str(name)])
-        return judge(prepared.handle, described[str(name)]) is Fate.COMMITTED
+        return judge(prepared.handle, described[str(name)]) is Observation.COMMITTED
 
     def _raised(self, name: PooledName, prepared: Prepared | None) -> bool:
         """Raise the producer epoch once more before an id's second transaction: see ownership.never_committed."""

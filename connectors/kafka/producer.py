@@ -12,10 +12,13 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from confluent_kafka import KafkaException, Producer
+
 from onceward.core.errors import KafkaError
 
 from . import librdkafka
-from .errors import client_error, confluent, made
+from .admin import made
+from .errors import client_error
 from .messages import MessageArray
 from .rows import QueueFull, Rows
 
@@ -60,12 +63,12 @@ class DeliveryFailures:
         self.first = ""
         self.count = 0
 
-    def __call__(self, error: Any, message: Any) -> None:
+    def __call__(self, error: Any, topic: str, partition: int | None) -> None:
         self.count += 1
         if not self.first:
-            number = message.partition()  # None for a purged message that was never given one
-            where = f" partition {number}" if number is not None and number >= 0 else ""
-            self.first = f"a message for topic {message.topic()}{where} was refused: {error.str()} ({error.name()})"
+            # A purged message was never given one.
+            where = f" partition {partition}" if partition is not None and partition >= 0 else ""
+            self.first = f"a message for topic {topic}{where} was refused: {error.str()} ({error.name()})"
             if error.name() == "_PURGE_QUEUE":  # librdkafka keeps the reason to itself
                 self.first += ". The transaction has failed: may this client Write to the topic?"
 
@@ -102,7 +105,7 @@ class TransactionalProducer:
         producer = _made(settings, str(name), timeout_ms, more, failures)
         try:
             producer.init_transactions(INIT_SECONDS)
-        except confluent().KafkaException as error:
+        except KafkaException as error:
             raise client_error("cannot make a transactional producer ready", error, transaction=str(name)) from None
         return cls(name, producer, failures)
 
@@ -110,7 +113,7 @@ class TransactionalProducer:
         """Open the transaction; local, the broker learns of it with the first message."""
         try:
             self._producer.begin_transaction()
-        except confluent().KafkaException as error:
+        except KafkaException as error:
             raise client_error("cannot begin a transaction", error, transaction=str(self.name)) from None
 
     def messages(self, batch: pa.RecordBatch, topic: str | None) -> Rows | MessageArray:
@@ -163,14 +166,14 @@ class TransactionalProducer:
         try:
             producer.purge()
             producer.abort_transaction(ROLLBACK_SECONDS)
-        except (confluent().KafkaException, RuntimeError) as error:
+        except (KafkaException, RuntimeError) as error:
             _log.info("transaction %s was not rolled back, recovery does it: %s", self.name, error)
 
     def _call(self, what: str, function: Callable[..., int], *arguments: Any) -> int:
         """Call librdkafka; what it raises, and what delivery reports said meanwhile, becomes a KafkaError."""
         try:
             answer = function(*arguments)
-        except (confluent().KafkaException, SystemError) as error:
+        except (KafkaException, SystemError) as error:
             # A fatal error sets its exception first, and the next delivery report then fails with a SystemError.
             cause = error.__cause__ if isinstance(error, SystemError) and error.__cause__ is not None else error
             if self._failures.first:  # a delivery report that was cut short by the error says nothing
@@ -196,11 +199,12 @@ def check_settings(settings: KafkaSettings, *, timeout_ms: int) -> None:
 
 
 def _made(settings: KafkaSettings, name: str, timeout_ms: int, more: dict[str, Any], failures: DeliveryFailures) -> Any:
-    config = {**TUNED, **more, **settings.for_librdkafka(), **FIXED}
+    config: dict[str, Any] = {**TUNED, **more, **settings.for_librdkafka(), **FIXED}
     config |= {"transactional.id": name, "transaction.timeout.ms": timeout_ms}
     if librdkafka.usable(config):
         return made(librdkafka.BatchProducer, config, on_failure=failures, logger=_client_log)
-    return made(confluent().Producer, {**config, "on_delivery": failures}, logger=_client_log)
+    config["on_delivery"] = lambda error, message: failures(error, message.topic(), message.partition())
+    return made(Producer, config, logger=_client_log)
 
 
 def _as_information(record: logging.LogRecord) -> bool:

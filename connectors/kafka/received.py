@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from confluent_kafka import Consumer, TopicPartition
 
 from . import librdkafka
-from .errors import confluent, made
+from .admin import made
 from .positions import Partition
 from .rows import columns_batch, to_batch
 
@@ -62,12 +63,12 @@ class ObjectClient:
     """
 
     def __init__(self, config: Mapping[str, Any], *, include_headers: bool) -> None:
-        self._consumer: Any = made(confluent().Consumer, config)
+        self._consumer: Any = made(Consumer, config)
         self._include_headers = include_headers
 
     def assign(self, partition: Partition, offset: int) -> None:
         """Read this partition from this offset on, and no other."""
-        self._consumer.assign([confluent().TopicPartition(partition.topic, partition.number, offset)])
+        self._consumer.assign([TopicPartition(partition.topic, partition.number, offset)])
 
     def unassign(self) -> None:
         """Stop fetching."""

@@ -107,7 +107,7 @@ def _spans(cluster: Cluster, partition: Partition, start: int, end: int) -> tupl
 
 
 def _fetched(cluster: Cluster, partition: Partition, at: int) -> bytes:
-    from kafka.protocol.consumer import FetchRequest  # noqa: PLC0415 - an extra
+    from kafka.protocol.consumer import FetchRequest  # noqa: PLC0415 - after wire.py, which silences its warnings
 
     leaders = cluster.wire.leaders([partition.topic], seconds=_SECONDS)
     fetch = FetchRequest.FetchTopic

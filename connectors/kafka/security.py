@@ -9,6 +9,7 @@ three ways that are carried: a function of the user's, a token endpoint (OAuth 2
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import os
 import ssl
@@ -20,7 +21,8 @@ from contextlib import ExitStack
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, KafkaError
+from onceward.core.kit.secrets import shown_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,7 +32,8 @@ REFRESH_AT: Final = 0.8
 """Share of a token's life after which it is replaced."""
 ENDPOINT_SECONDS: Final = 15.0
 UNSIGNED_SECONDS: Final = 3600
-_NEEDED: Final = tuple(f"sasl.oauthbearer.{name}" for name in ("client.id", "client.secret", "token.endpoint.url"))
+_ENDPOINT: Final = "sasl.oauthbearer.token.endpoint.url"
+_NEEDED: Final = ("sasl.oauthbearer.client.id", "sasl.oauthbearer.client.secret", _ENDPOINT)
 
 
 class _ClosingSocket(ssl.SSLSocket):
@@ -159,6 +162,7 @@ def _maker(values: Mapping[str, Any]) -> Callable[[], Token]:
         missing = [name for name in _NEEDED if name not in values]
         if missing:
             raise ConfigurationError(f"Kafka settings for OAUTHBEARER are missing: {', '.join(missing)}")
+        _check_endpoint(str(values[_ENDPOINT]))
         return lambda: _from_endpoint(values)
     if str(values.get("enable.sasl.oauthbearer.unsecure.jwt", "false")).lower() == "true":
         return lambda: _unsigned(_pairs(str(values.get("sasl.oauthbearer.config", "")), " "))
@@ -168,14 +172,49 @@ def _maker(values: Mapping[str, Any]) -> Callable[[], Token]:
     )
 
 
+def _check_endpoint(url: str) -> None:
+    """Refuse to send the client's secret over the network in the clear."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError:
+        parts = urllib.parse.SplitResult("", "", "", "", "")
+    here = parts.scheme == "http" and parts.hostname in {"localhost", "127.0.0.1", "::1"}
+    if not here and (parts.scheme != "https" or not parts.hostname):
+        raise ConfigurationError(
+            f"{_ENDPOINT} {shown_url(url)!r} is refused: the client's secret is sent there, so give an https:// URL "
+            "(http:// is allowed for localhost)"
+        )
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """The secret goes to the endpoint that was given, and to no other."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
 def _from_endpoint(values: Mapping[str, Any]) -> Token:
-    url = str(values["sasl.oauthbearer.token.endpoint.url"])
+    """Ask for a token.
+
+    Raises:
+        KafkaError: The endpoint does not answer, refuses, or answers something else.
+    """
+    try:
+        return _asked(values)
+    except KeyError:
+        why = "its answer holds no access_token"
+    except (OSError, ValueError, TypeError, http.client.HTTPException) as error:
+        why = str(error) or type(error).__name__
+    raise KafkaError(f"no token from {shown_url(str(values[_ENDPOINT]))}: {why}")
+
+
+def _asked(values: Mapping[str, Any]) -> Token:
     form = {"grant_type": "client_credentials"}
     if scope := values.get("sasl.oauthbearer.scope"):
         form["scope"] = str(scope)
     pair = f"{values['sasl.oauthbearer.client.id']}:{values['sasl.oauthbearer.client.secret']}"
     request = urllib.request.Request(  # noqa: S310 - the scheme is checked with the settings
-        url,
+        str(values[_ENDPOINT]),
         data=urllib.parse.urlencode(form).encode(),
         headers={"Authorization": "Basic " + base64.b64encode(pair.encode()).decode(), "Accept": "application/json"},
     )
@@ -183,7 +222,8 @@ def _from_endpoint(values: Mapping[str, Any]) -> Token:
     if "https.ca.location" in values or "https.ca.pem" in values:
         _trust(context, values.get("https.ca.location"), values.get("https.ca.pem"))
     began = time.time()
-    with urllib.request.urlopen(request, timeout=ENDPOINT_SECONDS, context=context) as response:  # noqa: S310
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirects)
+    with opener.open(request, timeout=ENDPOINT_SECONDS) as response:
         answer = json.load(response)
     return Token(answer["access_token"], began + float(answer.get("expires_in", 60)))
 

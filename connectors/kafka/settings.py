@@ -116,10 +116,10 @@ MUST_BE: Final = {
     "acks": _ALL_REPLICAS,
     "request.required.acks": _ALL_REPLICAS,
     "enable.idempotence": (("true",), "a transaction needs an idempotent producer"),
-    "isolation.level": (("read_committed", "read_uncommitted"), "Kafka knows no other"),
-    "security.protocol": (PROTOCOLS, "Kafka knows no other"),
-    "sasl.oauthbearer.method": (("default", "oidc"), "librdkafka knows no other"),
-    "sasl.oauthbearer.grant.type": (("client_credentials",), "no other is carried to both clients"),
+    "isolation.level": (("read_committed", "read_uncommitted"), "it is not a value that Kafka knows"),
+    "security.protocol": (PROTOCOLS, "it is not a value that Kafka knows"),
+    "sasl.oauthbearer.method": (("default", "oidc"), "it is not a value that librdkafka knows"),
+    "sasl.oauthbearer.grant.type": (("client_credentials",), "no other value is passed to both clients"),
 }
 
 _SECRETS: Final = frozenset({"sasl.oauthbearer.config", "ssl.key.pem"})
@@ -134,7 +134,8 @@ class KafkaSettings:
 
     Args:
         bootstrap_servers: Comma-separated `host:port`, or a list of them.
-        config: Settings under librdkafka's names, with or without `kafka.` in front.
+        config: Settings under librdkafka's names, with or without `kafka.` in front. None stands for the default, as
+            in confluent-kafka.
 
     Raises:
         ConfigurationError: A setting is refused; the message names it and says why.
@@ -145,7 +146,7 @@ class KafkaSettings:
     def __init__(
         self, bootstrap_servers: str | list[str] | None = None, config: Mapping[str, Any] | None = None
     ) -> None:
-        values = {_plain_name(name): value for name, value in (config or {}).items()}
+        values = {_plain_name(name): value for name, value in (config or {}).items() if value is not None}
         if bootstrap_servers is not None:
             servers = bootstrap_servers if isinstance(bootstrap_servers, str) else ",".join(bootstrap_servers)
             values["bootstrap.servers"] = servers

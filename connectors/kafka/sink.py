@@ -14,7 +14,7 @@ from onceward.core.errors import ConfigurationError, KafkaError
 from onceward.core.kit.options import arguments
 from onceward.core.names import NOTHING
 from onceward.core.row_hash import RowHash
-from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable
+from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, Observation
 from onceward.sinks import TwoPhaseCommitSink
 
 from . import commits, ownership
@@ -26,7 +26,7 @@ from .positions import LATEST, Partition
 from .producer import check_settings
 from .rows import check_columns, hashed
 from .settings import KafkaSettings, split_options
-from .transaction import KIND, OBSERVED, VERSION, Fate, Prepared, mark_of
+from .transaction import KIND, VERSION, Prepared, mark_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from onceward.core.names import Scope
-    from onceward.core.transaction import Observation, Progress, WriteContext
+    from onceward.core.transaction import Progress, WriteContext
 
     from .admin import Cluster
     from .coordinator import TransactionCoordinatorClient
@@ -107,7 +107,9 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 f"transaction_timeout must be at least 1 s, not {transaction_timeout} s", sink=name
             )
         if create_topic and topic is None:
-            raise ConfigurationError("create_topic needs topic: which ones the rows name is not known", sink=name)
+            raise ConfigurationError(
+                "create_topic needs topic: the topics that rows name are not known in advance", sink=name
+            )
         if create_topic is not False and create_topic < 1:
             raise ConfigurationError(
                 f"create_topic (createTopic) must be true or a number of partitions, not {create_topic}", sink=name
@@ -126,7 +128,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             ConfigurationError: An option is unknown or refused.
         """
         config, rest = split_options(options)
-        return cls(config=config, **arguments(cls, {"name": "kafka", **rest}, omit=("bootstrap_servers",)))
+        return cls(config=config, **arguments(cls, rest, defaults={"name": "kafka"}, omit=("bootstrap_servers",)))
 
     def __repr__(self) -> str:
         return f"KafkaSink({self.name!r}, topic={self.topic!r}, {self.settings})"
@@ -266,7 +268,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def inspect_many(self, committables: Sequence[Committable]) -> list[Observation]:
         transactions = [Prepared.of(committable) for committable in committables]
         seen = iter(commits.look_at(self._bounded, [t for t in transactions if t is not None]))
-        return [OBSERVED[Fate.OPEN if transaction is None else next(seen)] for transaction in transactions]
+        return [Observation.PREPARED if transaction is None else next(seen) for transaction in transactions]
 
     def lingering(self, scope: Scope) -> Iterable[Committable]:
         return ownership.lingering(self._client, scope, [self.topic] if self.topic is not None else [])

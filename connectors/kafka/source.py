@@ -97,8 +97,8 @@ class KafkaSource(ResettableSource):
         self.selection = Selection.of(topics, pattern, assign)
         self.starting: Bound = bound(starting, "starting")
         self.ending: Bound | None = check_end(bound(ending, "ending")) if ending is not None else None
-        settings = {"isolation.level": isolation or COMMITTED, **(config or {})}
-        self.settings = KafkaSettings(bootstrap_servers, settings)
+        given = {name: value for name, value in (config or {}).items() if value is not None}
+        self.settings = KafkaSettings(bootstrap_servers, {ISOLATION: isolation or COMMITTED, **given})
         self._committed = str(self.settings[ISOLATION]).lower() == COMMITTED
         self.include_headers = include_headers
         self.fail_on_data_loss = fail_on_data_loss

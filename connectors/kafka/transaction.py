@@ -47,7 +47,7 @@ class Handle(NamedTuple):
 
 
 class _Layout(msgspec.Struct, frozen=True):
-    """Of a committable's handle."""
+    """Layout of a committable's handle."""
 
     producer_id: int
     producer_epoch: int
@@ -189,52 +189,39 @@ def open_producers(response: Any) -> dict[Partition, OpenProducers | None]:
     }
 
 
-class Fate(StrEnum):
-    """What became of the transaction."""
-
-    OPEN = "open"
-    COMMITTED = "committed"
-    ABORTED = "aborted"
-    OVERTHROWN = "aborted with its producer: its timeout was over, or it was fenced"
-    BEHIND = "aborted in its partitions, behind the coordinator's back (kafka-transactions abort)"
-    REPLACED = "ended, and its transactional id initialised again since: nobody can tell how it ended"
-    ABSENT = "not known to the coordinator: never written, or forgotten after transactional.id.expiration.ms"
-    NO_WORD = "not to be asked about now"
-
-
-OBSERVED: Final[dict[Fate, Observation]] = {
-    Fate.OPEN: Observation.PREPARED,
-    Fate.COMMITTED: Observation.COMMITTED,
-    Fate.ABORTED: Observation.ABORTED,
-    Fate.OVERTHROWN: Observation.EXPIRED,
-    Fate.BEHIND: Observation.ABORTED,
-    Fate.REPLACED: Observation.UNKNOWN,
-    Fate.ABSENT: Observation.ABSENT,
-    Fate.NO_WORD: Observation.NO_ANSWER,
+WORDS: Final = {
+    Observation.PREPARED: "open",
+    Observation.COMMITTED: "committed",
+    Observation.ABORTED: "aborted",
+    Observation.EXPIRED: "aborted with its producer: its timeout was over, or it was fenced",
+    Observation.UNKNOWN: "ended, and its transactional id initialised again since: nobody can tell how it ended",
+    Observation.ABSENT: "not known to the coordinator: never written, or forgotten after "
+    "transactional.id.expiration.ms",
+    Observation.NO_ANSWER: "its state cannot be read now",
 }
-
+"""What became of a transaction, as a coordinator says."""
 _ABORTS: Final = frozenset({"PrepareAbort", "CompleteAbort", "PrepareEpochFence"})
 _SAME: Final = {
-    "Ongoing": Fate.OPEN,
-    "PrepareCommit": Fate.COMMITTED,
-    "CompleteCommit": Fate.COMMITTED,
-    **dict.fromkeys(_ABORTS, Fate.ABORTED),
+    "Ongoing": Observation.PREPARED,
+    "PrepareCommit": Observation.COMMITTED,
+    "CompleteCommit": Observation.COMMITTED,
+    **dict.fromkeys(_ABORTS, Observation.ABORTED),
 }
 """What the coordinator's states mean for the transaction that the handle names."""
 
 
-def judge(handle: Handle, description: Description) -> Fate:
+def judge(handle: Handle, description: Description) -> Observation:
     """Compare a handle with what its coordinator says of the id."""
     now = description.handle
     if description.code == Code.TRANSACTIONAL_ID_NOT_FOUND:
-        return Fate.ABSENT
+        return Observation.ABSENT
     if description.code != Code.NONE or now is None:
-        return Fate.NO_WORD
+        return Observation.NO_ANSWER
     if now == handle:
-        return _SAME.get(description.state, Fate.REPLACED)
+        return _SAME.get(description.state, Observation.UNKNOWN)
     if now == handle._replace(producer_epoch=handle.producer_epoch + 1) and description.state in _ABORTS:
-        return Fate.OVERTHROWN
-    return Fate.REPLACED
+        return Observation.EXPIRED
+    return Observation.UNKNOWN
 
 
 class Inside(StrEnum):
@@ -244,7 +231,7 @@ class Inside(StrEnum):
     ENDED = "open in no partition"
     MIXED = "open in some partitions only"
     SILENT = "open, as far as its partitions answer"
-    NO_WORD = "not every partition answers, and some that do have it open no more"
+    NO_WORD = "some partitions do not answer, and some of the others no longer have it open"
     GONE = "deleted with its topics"
 
 

@@ -29,7 +29,6 @@ NAMESPACE: Final = "OPENLINEAGE_NAMESPACE"
 PRODUCER: Final = "https://pypi.org/project/onceward"
 _RUNS: Final = uuid.UUID("6f6e6365-7761-5264-8000-6c696e656167")
 _lineages: Final[dict[int, tuple[Any, _Lineage]]] = {}
-_asked: Final[set[str]] = set()
 
 
 def openlineage(client: Any = None, namespace: str | None = None) -> None:
@@ -54,24 +53,6 @@ def openlineage(client: Any = None, namespace: str | None = None) -> None:
         lineage = _Lineage(made, namespace or os.environ.get(NAMESPACE, "default"))
         _lineages[key] = client, lineage
         observe(lineage)
-
-
-def start_if_asked() -> None:
-    """Emit the events of a process that no user's code runs in, where ONCEWARD_LINEAGE is `openlineage`.
-
-    A mistake is logged, and fails nothing.
-    """
-    asked = os.environ.get(VARIABLE, "")
-    if not asked or asked in _asked:
-        return
-    _asked.add(asked)
-    if asked != "openlineage":
-        _log.warning("no lineage of this process: %s=%s is not known, only openlineage is", VARIABLE, asked)
-        return
-    try:
-        openlineage()
-    except Exception as error:  # noqa: BLE001 - the library's
-        _log.warning("no lineage of this process, though %s=%s: %s", VARIABLE, asked, error)
 
 
 class _Lineage:

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final
 
 from onceward.core.errors import ConfigurationError
 from onceward.core.events import EpochCompleted, Event, observe
@@ -110,34 +110,18 @@ def opentelemetry(provider: Any = None) -> None:
         _start(provider, _Exporter({metric: _otel_recorder(meter, metric) for metric in TABLE}))
 
 
-def start_if_asked() -> None:
-    """Record the metrics of a process that no user's code runs in, as ONCEWARD_METRICS asks.
+def into_folder() -> None:
+    """Register this process's metrics where PROMETHEUS_MULTIPROC_DIR says.
 
-    It is `prometheus`, `opentelemetry` or both, with a comma in between. A mistake is logged, and fails nothing.
+    Raises:
+        ConfigurationError: It is not set, or prometheus-client is not installed.
     """
-    for asked in filter(None, os.environ.get(VARIABLE, "").split(",")):
-        if asked in _asked:
-            continue
-        _asked.add(asked)
-        try:
-            _ASKED[asked.strip()]()
-        except KeyError:
-            _log.warning("%s=%s is unknown: give %s", VARIABLE, asked, " or ".join(_ASKED))
-        except Exception as error:  # noqa: BLE001 - an exporter's
-            _log.warning("no metrics of this process, though %s=%s: %s", VARIABLE, asked, error)
-
-
-def _into_folder() -> None:
     if _MULTIPROCESS not in os.environ:
         raise ConfigurationError(
             f"nobody could read them. Set {_MULTIPROCESS} to an empty folder, for this process and for the driver, "
             "which serves them with metrics.serve(port)"
         )
     prometheus()
-
-
-_ASKED: Final[Mapping[str, Callable[[], None]]] = {"prometheus": _into_folder, "opentelemetry": opentelemetry}
-_asked: Final[set[str]] = set()
 
 
 class _Exporter:
@@ -154,14 +138,6 @@ class _Exporter:
             self._lag.look(event.pipeline, event.sinks)
 
 
-@runtime_checkable
-class HasStableOffsets(Protocol):
-    """A sink that can tell how many records its readers wait for."""
-
-    def last_stable_offset_lag(self) -> int | None:
-        """Records behind the last stable offsets; None where that is not known."""
-
-
 class _LagWatch:
     """Asks sinks for their lag, in a thread and not too often: the epoch does not wait for it."""
 
@@ -173,13 +149,13 @@ class _LagWatch:
         due = {
             (pipeline, name): sink
             for name, sink in sinks.items()
-            if isinstance(sink, HasStableOffsets) and time.monotonic() >= self._next.get((pipeline, name), 0.0)
+            if time.monotonic() >= self._next.get((pipeline, name), 0.0)
         }
         self._next |= dict.fromkeys(due, time.monotonic() + LAG_SECONDS)
         if due:
             threading.Thread(target=self._ask, args=(due,), name="onceward-lag", daemon=True).start()
 
-    def _ask(self, due: Mapping[tuple[str, ...], HasStableOffsets]) -> None:
+    def _ask(self, due: Mapping[tuple[str, ...], Named]) -> None:
         for labels, sink in due.items():
             try:
                 lag = sink.last_stable_offset_lag()

@@ -136,7 +136,7 @@ def connect(settings: RedisSettings) -> redis.Redis:
     retries are off: a delivery is repeated by whoever commits, which knows for how long.
 
     Raises:
-        ConfigurationError: An option of the URL is none.
+        ConfigurationError: An option of the URL is not valid.
     """
     given = {
         "username": settings.username,

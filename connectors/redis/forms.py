@@ -92,7 +92,7 @@ class KeyTemplate:
         """Check its columns.
 
         Raises:
-            SchemaError: One is missing, or of a type whose text is not one of a kind.
+            SchemaError: One is missing, or of a type without an unambiguous text form.
         """
         for column in self.columns:
             if column not in schema.names:

@@ -63,7 +63,7 @@ def reread(url: str, key: str, columns: Sequence[str] = ()) -> Reread:
         columns: What was hashed; none: that of the first rows.
 
     Raises:
-        ConfigurationError: The URL or the key is none.
+        ConfigurationError: The URL or the key is not valid.
         SinkError: The server does not answer, or refuses.
     """
     left_out: list[str] = []

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from onceward.core.errors import ConfigurationError, DataLossError, SinkError
-from onceward.core.kit.options import arguments, check_choice
+from onceward.core.kit.options import check_choice
 from onceward.core.names import other_log, outdated_log, parse_transaction_name
 from onceward.core.sink import Guarantee
 from onceward.core.transaction import Progress
@@ -71,6 +71,7 @@ class RedisSink(WriteAheadLogSink):
         ConfigurationError: A setting is wrong.
     """
 
+    default_name = "redis"
     remembers = True
 
     def __init__(
@@ -109,15 +110,6 @@ class RedisSink(WriteAheadLogSink):
         self.maxlen = maxlen
         self.durable = durable
         self.replicas = replicas
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, str]) -> Self:
-        """From Spark's options: the arguments above by name, in any case.
-
-        Raises:
-            ConfigurationError: An option is unknown, missing or not readable.
-        """
-        return cls(**arguments(cls, {"name": "redis", **options}))
 
     def __repr__(self) -> str:
         what = f"url={self.settings.shown!r}, key={self.key.text!r}, form={self.form!r}"

@@ -42,16 +42,8 @@ _registered: dict[str, ResettableSource] = {}
 Offsets = dict[str, Any]
 
 
-class TaskInput(InputPartition):
-    """What one Spark task reads: ranges of units of the source, one after another."""
-
-    def __init__(self, splits: Sequence[Split]) -> None:
-        super().__init__(splits)
-        self.splits = splits
-
-
-def task_inputs(source: ResettableSource, start: Offsets, end: Offsets) -> list[TaskInput]:
-    """The ranges between two positions, dealt out to tasks in order."""
+def task_inputs(source: ResettableSource, start: Offsets, end: Offsets) -> list[InputPartition]:
+    """What each Spark task reads of the ranges between two positions: some of them, in order."""
     tasks: list[list[Split]] = []
     rows = source.rows_per_task
     for split in source.splits(start, end):
@@ -60,7 +52,7 @@ def task_inputs(source: ResettableSource, start: Offsets, end: Offsets) -> list[
             rows = 0
         tasks[-1].append(split)
         rows += split.end - split.start
-    return [TaskInput(splits) for splits in tasks]
+    return [InputPartition(splits) for splits in tasks]
 
 
 class SourceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -145,11 +137,10 @@ class SourceBatchReader(DataSourceReader):
 
 
 def batches_of(source: ResettableSource, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of one task."""
-    if isinstance(partition, TaskInput):
-        for split in partition.splits:
-            for piece in source.read(split):
-                yield piece.batch
+    """The rows of one task; Spark makes one without any ranges where there is nothing to read."""
+    for split in partition.value or ():
+        for piece in source.read(split):
+            yield piece.batch
 
 
 class AnySource(DataSource):

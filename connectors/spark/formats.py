@@ -11,12 +11,13 @@ from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import DataSource
 
 from onceward.core.errors import ConfigurationError
+from onceward.core.kit.options import plain
 
 from .any_source import SourceBatchReader
 from .cluster import warn_of_python
 from .options import COMMON, FormatOptions
 from .publication import is_ours, publisher_from_options
-from .query import ASYNC, refuse
+from .query import ASYNC, refused
 from .task import arrow_schema
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ class SinkFormat(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
         tracking = self.options.get("asyncProgressTrackingEnabled", "false")
-        refuse(ASYNC if tracking.lower() == "true" else None)
+        if tracking.lower() == "true":
+            raise refused(ASYNC)
         sink = self._sink(schema)
         if overwrite:  # output mode complete
             sink.validate_complete_mode()
@@ -91,7 +93,7 @@ class SinkFormat(DataSource):
 
     def _own_options(self) -> dict[str, str]:
         common = COMMON - self.own_too
-        return {key: value for key, value in self.options.items() if key.lower() not in common and not is_ours(key)}
+        return {key: value for key, value in self.options.items() if plain(key) not in common and not is_ours(key)}
 
     def _sink(self, schema: StructType) -> TwoPhaseCommitSink[Any]:
         sink = self.own_sink()
@@ -120,9 +122,12 @@ class KafkaFormat(SinkFormat):
     sink_class = "KafkaSink"
 
     def schema(self) -> StructType:
-        from .kafka_source import checked_source, spark_schema  # noqa: PLC0415 - an extra
+        from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - imports pyarrow
 
-        return spark_schema(include_headers=checked_source(self.options).include_headers)
+        from .kafka_source import checked_source  # noqa: PLC0415 - an extra
+
+        schema: StructType = from_arrow_schema(checked_source(self.options).schema)
+        return schema
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's name
         from .kafka_source import stream_reader  # noqa: PLC0415 - an extra

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
-
-from onceward.connectors.kafka.positions import AtTime, assignment_from_json, bound, milliseconds, times
+from onceward import KafkaSource
+from onceward.connectors.kafka.positions import AtTime, bound, milliseconds, times
 from onceward.connectors.kafka.settings import split_options
-from onceward.connectors.kafka.source import KafkaSource
 from onceward.core.errors import ConfigurationError
-from onceward.core.kit.options import arguments
+from onceward.core.kit.options import arguments, distinct
 
 from .any_source import LIMITS, BeforeLimits, SourceStreamReader
 
@@ -88,22 +76,6 @@ def checked_source(options: Mapping[str, str]) -> KafkaSource:
     return source
 
 
-def spark_schema(*, include_headers: bool) -> StructType:
-    """Columns of Spark's own Kafka source ("Structured Streaming + Kafka Integration Guide")."""
-    plain = {
-        "key": BinaryType(),
-        "value": BinaryType(),
-        "topic": StringType(),
-        "partition": IntegerType(),
-        "offset": LongType(),
-        "timestamp": TimestampType(),
-        "timestampType": IntegerType(),
-    }
-    header = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
-    columns = [StructField(name, kind) for name, kind in plain.items()]
-    return StructType([*columns, StructField("headers", ArrayType(header))] if include_headers else columns)
-
-
 def _source(
     options: Mapping[str, str],
     starting: str,
@@ -112,8 +84,8 @@ def _source(
     *,
     ending: str | None = None,
 ) -> KafkaSource:
-    low = {name.lower(): text for name, text in options.items()}
-    config, rest = split_options({name: text for name, text in low.items() if name not in TOLERATED})
+    config, others = split_options({name.lower(): text for name, text in options.items()})
+    rest = {name: others[option] for name, option in distinct(others).items() if name not in TOLERATED}
     if wrong := [name for name in refused if name.lower() in rest]:
         raise ConfigurationError(f"options {', '.join(wrong)} are not for {where} queries")
     special = {name: rest.pop(name.lower(), None) for name in (*SELECTIONS, *STARTS, *ONLY_BATCH, STRATEGY)}
@@ -123,30 +95,15 @@ def _source(
         plain["timeout"] /= 1000
     if ending is not None:
         plain["ending"] = _bound(given, ONLY_BATCH, ending)
-    return KafkaSource(**_selection(given), starting=_bound(given, STARTS, starting), config=config, **plain)
-
-
-def _selection(given: Mapping[str, str]) -> dict[str, Any]:
-    names = [name for name in SELECTIONS if name in given]
-    if len(names) != 1:
-        raise ConfigurationError(
-            f"give exactly one of subscribe, subscribePattern and assign; given: {names or 'none'}"
-        )
-    [name] = names
-    text = given[name]
-    if name == "subscribe":
-        topics = [topic.strip() for topic in text.split(",") if topic.strip()]
-        if not topics:
-            raise ConfigurationError("option subscribe names no topic")
-        return {"topics": topics}
-    if name == "assign":
-        partitions = assignment_from_json(text)
-        return {"assign": {topic: [p.number for p in partitions if p.topic == topic] for topic, _ in partitions}}
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ConfigurationError(f"option subscribePattern is no regular expression: {error}") from error
-    return {"pattern": text}
+    subscribe, assign = given.get("subscribe"), cast("Any", given.get("assign"))  # JSON, which is parsed there
+    return KafkaSource(
+        topics=None if subscribe is None else [name.strip() for name in subscribe.split(",") if name.strip()],
+        pattern=given.get("subscribePattern"),
+        assign=assign,
+        starting=_bound(given, STARTS, starting),
+        config=config,
+        **plain,
+    )
 
 
 def _bound(given: Mapping[str, str], names: tuple[str, ...], default: str) -> Bound:

@@ -21,7 +21,7 @@ import msgspec
 
 from onceward.core.checkpoint import CommitPolicy, OnLost
 from onceward.core.errors import ConfigurationError
-from onceward.core.kit.options import arguments, option_names
+from onceward.core.kit.options import arguments, option_names, plain
 from onceward.core.log import DirectoryStore, LogStore, open_store, read
 from onceward.core.names import PIPELINE_LENGTH, check_pipeline_name
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
@@ -67,7 +67,7 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ConfigurationError: A value is not usable.
         """
-        own = {name: text for name, text in options.items() if name.lower() in _OWN}
+        own = {name: text for name, text in options.items() if plain(name) in _OWN}
         given = arguments(cls, own, aliases=_ALIASES)
         if "pipeline" in given:
             check_pipeline_name(given["pipeline"])
@@ -111,9 +111,9 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
         return open_log(self.store, self.checkpoint_root() if self.store is None else "", pipeline)
 
 
-_OWN: Final = frozenset(option.lower() for option in option_names(FormatOptions, aliases=_ALIASES))
+_OWN: Final = frozenset(plain(option) for option in option_names(FormatOptions, aliases=_ALIASES))
 COMMON: Final = _OWN | {"queryname", "name", "path"}
-"""Options that every format has, in lower case; Spark adds a query's name to its options."""
+"""Options that every format has, in plain spelling; Spark adds a query's name to its options."""
 
 
 _DIGEST: Final = 16

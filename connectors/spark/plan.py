@@ -1,6 +1,6 @@
 """What a streaming query is, read from its analyzed plan and its writer before it is started.
 
-What is computed otherwise in another attempt of a micro-batch, as measured on pyspark 4.2 (docs/explain.md has the
+What may come out differently in another attempt of a micro-batch, as measured on pyspark 4.2 (docs/explain.md has the
 table, and integration/test_explain.py measures it):
 
 - Spark gives `rand`, `uuid` and their like a new seed whenever it plans a batch, even where the query names one.
@@ -169,7 +169,7 @@ _PYTHON: Final = ("PythonUDF", "PythonUDAF", "PythonUDTF")
 
 
 def unstable(df: DataFrame) -> list[Unstable]:
-    """What a streaming query computes otherwise when a batch is computed again."""
+    """What may come out differently when a streaming query computes a batch again."""
     found: list[Unstable] = []
     waiting = [(df._jdf.queryExecution().analyzed(), False)]  # noqa: SLF001
     while waiting:
@@ -183,7 +183,7 @@ def unstable(df: DataFrame) -> list[Unstable]:
 
 
 def unstable_for(df: DataFrame, sink: Sink) -> list[Unstable]:
-    """What `select` and `where` of a sink compute otherwise when a batch is computed again."""
+    """What may come out differently when `select` and `where` of a sink are computed again."""
     frames = [df.selectExpr(*sink.select)] if sink.select is not None else []
     frames += [df.where(sink.where)] if sink.where is not None else []
     nodes = [frame._jdf.queryExecution().analyzed() for frame in frames]  # noqa: SLF001

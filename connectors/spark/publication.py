@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from onceward.connectors.kafka.positions import Offsets, from_json, to_json
+from onceward.connectors.kafka.settings import PREFIX, KafkaSettings, split_options
 from onceward.core.errors import ConfigurationError, OncewardError
 
 from .plan import streaming_leaves
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from onceward.connectors.kafka.settings import KafkaSettings
     from onceward.core.log import EpochInput
 
     OnComplete = Callable[[int, EpochInput], None]
@@ -115,8 +115,6 @@ def publisher_from_options(options: Mapping[str, str]) -> Publisher | None:
     given = {name.lower()[len(OPTIONS) :]: value for name, value in options.items() if is_ours(name)}
     if not given:
         return None
-    from onceward.connectors.kafka.settings import PREFIX, KafkaSettings, split_options  # noqa: PLC0415 - an extra
-
     kafka, rest = split_options(given)
     group = kafka.get(GROUP.removeprefix(PREFIX))
     if rest or not group or "bootstrap.servers" not in kafka:
@@ -156,7 +154,5 @@ def _group_of(leaf: Any) -> Group | None:
     group = options.get(GROUP)
     if not group:
         return None
-    from onceward.connectors.kafka.settings import KafkaSettings, split_options  # noqa: PLC0415 - an extra
-
     settings, _ = split_options(options)
     return KafkaSettings(config=settings), group

@@ -61,23 +61,19 @@ def current_run(spark: SparkSession, last: QueryRun | None = None) -> QueryRun:
     stream: Any = spark.streams.get(query)
     running = stream._jsq.streamingQuery()  # noqa: SLF001 - no public way to ask
     for part in (running, running.trigger()):
-        refuse(_REFUSED.get(part.getClass().getSimpleName()))
+        if (mode := _REFUSED.get(part.getClass().getSimpleName())) is not None:
+            raise refused(mode)
     complete = running.outputMode().toString().lower() == "complete"
     return QueryRun(query, run, running.resolvedCheckpointRoot(), complete)
 
 
-def refuse(mode: str | None) -> None:
-    """Refuse a mode in which a batch may begin before Spark has logged the one before it.
-
-    Raises:
-        ConfigurationError: Always, unless the mode is None.
-    """
-    if mode is not None:
-        raise ConfigurationError(
-            f"{mode} cannot be exactly once with onceward: an epoch is a micro-batch that ends before the next one "
-            "begins, and whose offsets are logged before it runs. Nothing was written. Use "
-            "trigger(processingTime=…) or trigger(availableNow=True)"
-        )
+def refused(mode: str) -> ConfigurationError:
+    """The error for a mode in which a batch may begin before Spark has logged the one before it."""
+    return ConfigurationError(
+        f"{mode} cannot be exactly once with onceward: an epoch is a micro-batch that ends before the next one begins, "
+        "and whose offsets are logged before it runs. Nothing was written. Use trigger(processingTime=…) or "
+        "trigger(availableNow=True)"
+    )
 
 
 def any_stage_failed(spark: SparkSession, stages: Iterable[int]) -> bool:

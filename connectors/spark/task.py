@@ -27,7 +27,7 @@ ACK_SCHEMA = f"{ACK_COLUMN} string, {STAGE_COLUMN} int, {SIZE_COLUMN} double"
 
 
 class Place(NamedTuple):
-    """Of a running task.
+    """Where a task runs: partition, attempt, stage.
 
     The attempt counts within one attempt of its stage: a stage that is tried again, because an executor was lost with
     the shuffle files that the stage reads, begins at 0 again. Only the driver knows of it.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-import onceward
+from onceward.connectors.monitoring import start_if_asked
 from onceward.core.checkpoint import Admission, Coordinator
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, OncewardError, ProtocolError
 from onceward.core.events import EpochFailed, EpochReplayed, tell
@@ -74,8 +74,7 @@ class _Writer:
 
     def __init__(self, sink: TwoPhaseCommitSink[Any], options: FormatOptions) -> None:
         show_if_asked()  # Spark makes it in processes that no user's code runs in
-        onceward.metrics.start_if_asked()
-        onceward.lineage.start_if_asked()
+        start_if_asked()
         self.sink = sink
         self.options = options
         self.opened: Opened | None = None
@@ -125,8 +124,8 @@ class _Writer:
         check_store(opened.local_store, place().master)
         if epoch != opened.context.epoch:
             raise EpochConflictError(
-                f"Spark writes this epoch, but epoch {opened.context.epoch} was opened: is the checkpoint another "
-                "query's, too?",
+                f"Spark writes this epoch, but epoch {opened.context.epoch} was opened: is another query using this "
+                "checkpoint?",
                 pipeline=opened.context.pipeline,
                 epoch=epoch,
             )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Writers = int | Literal["auto"] | None
 
 ROWS_PER_TASK: Final = 1000
-"""Rows of the input for which another task pays, where a task does nothing but write them."""
+"""Input rows from which another task pays off, where a task does nothing but write them."""
 DRIVER_ROWS: Final = 10_000
 DRIVER_BYTES: Final = 8 * 2**20
 """What the driver writes itself, at most. Rows are known from the input, their size from the epoch before: the first

@@ -13,7 +13,7 @@ import msgspec
 from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 _ANNOTATIONS: Final = {"Collection": list, "Mapping": dict, "Path": str, "Sequence": list}
 """For names in signatures that their modules import for type checkers alone."""
@@ -27,6 +27,7 @@ def arguments(
     options: Mapping[str, str],
     *,
     aliases: Mapping[str, str] | None = None,
+    defaults: Mapping[str, Any] | None = None,
     omit: Collection[str] = (),
 ) -> dict[str, Any]:
     """Arguments out of options, by a signature: an option is called as its argument, in any case.
@@ -39,22 +40,46 @@ def arguments(
         make: The class or function that takes the arguments.
         options: As given.
         aliases: Options that are not called as their arguments: `{"dbtable": "table"}`.
+        defaults: Arguments where no option gives them.
         omit: Further arguments that no option gives.
 
     Raises:
-        ConfigurationError: An option is unknown, missing or not readable.
+        ConfigurationError: An option is unknown, missing, given in two spellings, or not readable.
     """
     known = option_names(make, aliases=aliases, omit=omit)
-    plain = {_plain(option): option for option in known}
-    unknown = sorted(name for name in options if _plain(name) not in plain)
+    documented = {plain(option): option for option in known}
+    unknown = sorted(name for name in options if plain(name) not in documented)
     if unknown:
         raise ConfigurationError(f"unknown options {unknown}: {make.__name__} takes {', '.join(known)}")
-    given = {plain[_plain(name)]: text for name, text in options.items()}
-    there = {known[option].name for option in given}
-    missing = {p.name: option for option, p in reversed(known.items()) if p.default is p.empty and p.name not in there}
+    given = distinct(options, lambda name: known[documented[plain(name)]].name)
+    needed = {p.name: option for option, p in reversed(known.items()) if p.default is p.empty}
+    missing = sorted(needed[argument] for argument in needed.keys() - given.keys() - (defaults or {}).keys())
     if missing:
-        raise ConfigurationError(f"{make.__name__} needs the options {sorted(missing.values())}")
-    return {known[option].name: as_value(option, known[option].annotation, text) for option, text in given.items()}
+        raise ConfigurationError(f"{make.__name__} needs the options {missing}")
+    found = dict(defaults or {})
+    for argument, name in given.items():
+        option = documented[plain(name)]
+        found[argument] = as_value(option, known[option].annotation, options[name])
+    return found
+
+
+def plain(option: str) -> str:
+    """What tells an option from others: its name in lower case, without underscores."""
+    return option.lower().replace("_", "")
+
+
+def distinct(options: Iterable[str], meaning: Callable[[str], str] = plain) -> dict[str, str]:
+    """Options by what they mean.
+
+    Raises:
+        ConfigurationError: Two of them mean the same.
+    """
+    found: dict[str, str] = {}
+    for option in options:
+        other = found.setdefault(meaning(option), option)
+        if other != option:
+            raise ConfigurationError(f"options {other} and {option} are two spellings of one: give it once")
+    return found
 
 
 def option_names(
@@ -151,7 +176,3 @@ def _described(kind: Any) -> str:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return f"one of {', '.join(choice.value for choice in kind)}"
     return _KINDS.get(kind, "readable")
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("_", "")

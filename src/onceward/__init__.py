@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from .cli.explain import Explanation, explain
-    from .connectors.database.postgres_sink import PostgresSink
-    from .connectors.database.sqlalchemy_sink import SqlAlchemySink
+    from .connectors.database.sinks import PostgresSink, SqlAlchemySink
     from .connectors.files.sink import FileSink
     from .connectors.files.source import FileSource
     from .connectors.http.sink import HttpSink
@@ -105,8 +104,7 @@ __all__ = [
 
 _MODULES: Final = {
     ".cli.explain": "Explanation explain",
-    ".connectors.database.postgres_sink": "PostgresSink",
-    ".connectors.database.sqlalchemy_sink": "SqlAlchemySink",
+    ".connectors.database.sinks": "PostgresSink SqlAlchemySink",
     ".connectors.files.sink": "FileSink",
     ".connectors.files.source": "FileSource",
     ".connectors.http.sink": "HttpSink",

@@ -20,7 +20,7 @@ import msgspec
 
 from onceward.connectors.kafka import commits, pool
 from onceward.connectors.kafka.sink import KafkaTransaction
-from onceward.connectors.kafka.transaction import Fate, Handle, Prepared, judge, listed_committable
+from onceward.connectors.kafka.transaction import Handle, Prepared, judge, listed_committable
 from onceward.connectors.spark import query
 from onceward.connectors.spark import writer as writer_module
 from onceward.connectors.spark.exactly_once import EpochHandler
@@ -37,6 +37,7 @@ from onceward.core.transaction import (
     CommitOutcome,
     CommitStatus,
     Committable,
+    Observation,
     Progress,
     WriteContext,
 )
@@ -463,7 +464,7 @@ def _serve_going_on(self: pool.ProducerPool, context: WriteContext) -> None:
 def _abort_believing(client: Any, transaction: Prepared) -> AbortOutcome:
     outcome = _REAL_ABORT(client, transaction)
     seen = judge(transaction.handle, client.describe([transaction.handle[0]])[transaction.handle[0]])
-    return AbortOutcome(AbortStatus.ABORTED) if seen in (Fate.ABORTED, Fate.OVERTHROWN) else outcome
+    return AbortOutcome(AbortStatus.ABORTED) if seen in (Observation.ABORTED, Observation.EXPIRED) else outcome
 
 
 _REAL_ABORT = commits.abort

@@ -149,7 +149,10 @@ def check_writable(connection: Session, target: Target, path: CommitPath) -> Tab
         missing = ", ".join(row[0] for row in refused)
         raise ConfigurationError(f"the role may not {missing} on table {target.table}: GRANT {missing} ON it")
     if target.key and read_unique_key(connection, target.table, target.key) is None:
-        why = f"{no_unique_key(target.key)}; a DEFERRABLE one is none, and spoils others"
+        why = (
+            f"{no_unique_key(target.key)}. A DEFERRABLE constraint does not count, and makes other unique indexes over "
+            "the same columns unusable for ON CONFLICT"
+        )
         raise SchemaError(f"table {target.table} cannot be upserted by {list(target.key)}: {why}")
     deferred = [row[0] for row in connection.execute(_DEFERRED, {"oid": table.oid}).fetchall()]
     if deferred and path is CommitPath.PREPARED:
@@ -198,8 +201,8 @@ ORDER BY bool_and(coalesce(l.collisdeterministic, true))
 def read_unique_key(connection: Session, table: TableName, key: Sequence[str]) -> tuple[str, ...] | None:
     """By which collations a unique index over exactly these columns compares them; None if there is no such index.
 
-    A DEFERRABLE constraint is none, and spoils others over the same columns: PostgreSQL would go by all of them, and
-    then cannot.
+    A DEFERRABLE constraint does not count, and makes others over the same columns unusable: PostgreSQL infers all of
+    them for ON CONFLICT, and then refuses.
 
     The collations may be others than the columns' own. Whoever picks one row for each key has to compare as the index
     does: with a nondeterministic collation equal texts may differ in their bytes.

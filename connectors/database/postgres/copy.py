@@ -1,27 +1,18 @@
-"""COPY … FROM STDIN in PostgreSQL's binary format, fed with Arrow batches, inside a transaction.
-
-And what a change column says: which rows of an upsert delete. Its values are those of the usual change feeds:
-Debezium's `op` (c, u, r, d), Delta Lake's `_change_type` (insert, update_preimage, update_postimage, delete) and
-Flink's RowKind (+I, -U, +U, -D). What was there before an update says nothing that the row after it does not say, so
-such rows are ignored.
-"""
+"""COPY … FROM STDIN in PostgreSQL's binary format, fed with Arrow batches, inside a transaction."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pgpq
 import psycopg
 import pyarrow as pa
-import pyarrow.compute as pc
 from sqlalchemy import exc
 
 from onceward.core.errors import SchemaError
 from onceward.core.row_hash import RowHash
 
-from ..conversions import is_text
 from ..dialect import RowWriter
 from ..plan import check_same, match
 from ..target import TableName, quoted
@@ -38,14 +29,10 @@ if TYPE_CHECKING:
 
 _ROWS_AT_ONCE: Final = 65_536
 """Bounds the memory of one encoded piece."""
-_UPSERTS: Final = ("insert", "update", "upsert", "update_postimage", "c", "u", "r", "+i", "+u")
-_DELETES: Final = ("delete", "d", "-d")
-_IGNORED: Final = ("update_preimage", "-u")
 _HASHED: Final = frozenset(
     {"bool", "int2", "int4", "int8", "float4", "float8", "numeric", "text", "varchar", "bytea", "date", "uuid"}
 )
 _TIMES: Final = frozenset({"timestamp", "timestamptz", "time"})
-_CHANGES: Final = (*_UPSERTS, *_DELETES, *_IGNORED)
 
 
 def is_hashed(kind: PgType) -> bool:
@@ -58,40 +45,9 @@ def is_hashed(kind: PgType) -> bool:
     return kind.enum or kind.name in _HASHED or (kind.name in _TIMES and kind.modifier < 0)
 
 
-@dataclass(frozen=True)
-class CopyPlan:
-    """For each column of the arriving schema, in its order, how it is sent."""
-
-    schema: pa.Schema
-    conversions: tuple[Conversion, ...]
-
-    def wire_schema(self) -> pa.Schema:
-        pairs = zip(self.schema.names, self.conversions, strict=True)
-        return pa.schema([pa.field(name, step.wire) for name, step in pairs])
-
-    def encoder(self) -> Any:
-        schema = self.wire_schema()
-        builders = {field.name: step.builder(field) for field, step in zip(schema, self.conversions, strict=True)}
-        return pgpq.ArrowToPostgresBinaryEncoder.new_with_encoders(schema, builders)
-
-    def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch as pgpq takes it.
-
-        Raises:
-            SchemaError: A value cannot be converted; the message names the column.
-        """
-        columns = []
-        for name, array, step in zip(self.schema.names, batch.columns, self.conversions, strict=True):
-            try:
-                columns.append(step.convert(array))
-            except (pa.ArrowInvalid, ValueError) as error:
-                raise SchemaError(f"column {name!r}: {error}; the epoch's rows are not written") from error
-        return pa.RecordBatch.from_arrays(columns, schema=self.wire_schema())
-
-
-def plan_copy(schema: pa.Schema, table: Table, key: Sequence[str] = ()) -> CopyPlan:
-    """Match every column of `schema` to one of `table`, see `match`."""
-    return CopyPlan(schema, match(schema, f"{table.schema}.{table.name}", table.columns, conversion, key))
+def conversions_for(schema: pa.Schema, table: Table, key: Sequence[str] = ()) -> tuple[Conversion, ...]:
+    """How each column of `schema` is sent into one of `table`, see `match`."""
+    return match(schema, f"{table.schema}.{table.name}", table.columns, conversion, key)
 
 
 class CopyWriter(RowWriter):
@@ -105,13 +61,17 @@ class CopyWriter(RowWriter):
     """
 
     def __init__(self, connection: sa.Connection, table: Table, schema: pa.Schema, hashed: Sequence[str] = ()) -> None:
-        self._plan = plan_copy(schema, table)
+        self._schema = schema
+        self._conversions = conversions_for(schema, table)
+        fields = [pa.field(name, step.wire) for name, step in zip(schema.names, self._conversions, strict=True)]
+        self._wire = pa.schema(fields)
         self._hashed = [column.name for column in table.columns if column.name in hashed and is_hashed(column.type)]
         self.hash = RowHash() if self._hashed else None
         columns = ", ".join(quoted(name) for name in schema.names)
         statement = f"COPY {TableName(table.schema, table.name).quoted} ({columns}) FROM STDIN (FORMAT BINARY)"
         self._connection = connection
-        self._encoder: Any = self._plan.encoder()
+        builders = {field.name: step.builder(field) for field, step in zip(fields, self._conversions, strict=True)}
+        self._encoder: Any = pgpq.ArrowToPostgresBinaryEncoder.new_with_encoders(self._wire, builders)
         with session(connection) as lent:
             self._manager: AbstractContextManager[psycopg.Copy] = lent.cursor().copy(statement.encode())
             self._copy = self._manager.__enter__()
@@ -119,10 +79,10 @@ class CopyWriter(RowWriter):
             self._copy.write(self._encoder.write_header())
 
     def write(self, batch: pa.RecordBatch) -> None:
-        check_same(batch.schema, self._plan.schema)
+        check_same(batch.schema, self._schema)
         with session(self._connection):
             for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-                piece = self._plan.convert(batch.slice(start, _ROWS_AT_ONCE))
+                piece = self._converted(batch.slice(start, _ROWS_AT_ONCE))
                 self._copy.write(self._encode(piece))
                 if self.hash is not None:
                     self.hash.add(piece.select(self._hashed))
@@ -141,42 +101,18 @@ class CopyWriter(RowWriter):
             with suppress(exc.SQLAlchemyError, OSError), session(self._connection):
                 self._manager.__exit__(type(why), why, None)
 
+    def _converted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = []
+        for name, array, step in zip(self._schema.names, batch.columns, self._conversions, strict=True):
+            try:
+                columns.append(step.convert(array))
+            except (pa.ArrowInvalid, ValueError) as error:
+                raise SchemaError(f"column {name!r}: {error}; the epoch's rows are not written") from error
+        return pa.RecordBatch.from_arrays(columns, schema=self._wire)
+
     def _encode(self, piece: pa.RecordBatch) -> bytes:
         try:
             encoded: bytes = self._encoder.write_batch(piece)
         except ValueError as error:
-            raise SchemaError(f"a value of columns {self._plan.schema.names} cannot be sent: {error}") from error
+            raise SchemaError(f"a value of columns {self._schema.names} cannot be sent: {error}") from error
         return encoded
-
-
-def without_change(schema: pa.Schema, change: str | None) -> pa.Schema:
-    """The schema of what is written into the table.
-
-    Raises:
-        SchemaError: The change column is not there, or holds no text.
-    """
-    if not change:
-        return schema
-    if schema.names.count(change) != 1:
-        raise SchemaError(f"change column {change!r} is not in the data, which has {schema.names}")
-    kind = schema.field(change).type
-    if not is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
-        raise SchemaError(f"change column {change!r} holds {kind}: it must be text, one of {', '.join(_CHANGES)}")
-    return schema.remove(schema.get_field_index(change))
-
-
-def split_changes(batch: pa.RecordBatch, change: str) -> tuple[pa.RecordBatch, pa.Array]:
-    """The rows to write, without the change column, and for each whether it deletes (bool).
-
-    Raises:
-        SchemaError: A value of the change column is none that is known.
-    """
-    values = pc.utf8_lower(batch.column(change).cast(pa.string()))
-    known = pc.is_in(values, value_set=pa.array(_CHANGES))
-    if not pc.all(known, min_count=0).as_py():
-        strange = values.filter(pc.invert(known))[0].as_py()
-        raise SchemaError(f"change column {change!r} holds {strange!r}: give one of {', '.join(_CHANGES)}")
-    rows = batch.remove_column(batch.schema.get_field_index(change))
-    kept = pc.invert(pc.is_in(values, value_set=pa.array(_IGNORED)))
-    deletes = pc.is_in(values, value_set=pa.array(_DELETES))
-    return rows.filter(kept), deletes.filter(kept)

@@ -15,21 +15,27 @@ from sqlalchemy import event, exc
 from onceward.core.errors import PostgresError
 from onceward.core.names import parse_transaction_name
 
-from ..dialect import HOW_TO_STAGE, Answer, ServerFacts, Trial, TwoPhase
+from ..changes import without_change
+from ..dialect import HOW_TO_STAGE, Answer, ChangedError, Dialect, ServerFacts, Trial, TwoPhase
 from ..failures import code, words
-from ..target import TableName, own_name
-from .session import DURABLE, compiled, guard, limited, session
-from .stage import LOCK_CREATION, Copying
+from ..target import CommitPath, TableName, own_name
+from .catalog import check_own_tables, check_writable, read_checks, read_table
+from .copy import CopyWriter, conversions_for
+from .session import DURABLE, Answering, compiled, limited, session
+from .stage import LOCK_CREATION, create_stages, merge_statements, rows_of, truncated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
+    import pyarrow as pa
     from sqlalchemy.sql.dml import Insert
 
     from onceward.core.names import Scope, TransactionName
 
-    from ..target import Access
+    from ..dialect import Movement, Part, RowWriter
+    from ..target import Access, Target
+    from .catalog import Table
 
 _NO_SUCH_TABLE: Final = ("42P01", "3F000")
 """Or no such schema."""
@@ -131,8 +137,8 @@ class GidTransactions:
         return list(connection.scalars(query.order_by(_PREPARED.c.prepared, gid)))
 
 
-class PostgreSql(Copying):
-    """PostgreSQL, through psycopg."""
+class PostgreSql(Dialect):
+    """PostgreSQL, through psycopg: rows go by COPY into their table, or into a staging table and from there by SQL."""
 
     title = "PostgreSQL"
     two_phase: TwoPhase | None = GidTransactions()
@@ -152,12 +158,11 @@ class PostgreSql(Copying):
             "client_encoding": "UTF8",
             "prepare_threshold": None,
         }
-        return {"isolation_level": "READ COMMITTED", "creator": partial(psycopg.connect, **settings)}
+        return {"isolation_level": "READ COMMITTED", "creator": partial(Answering.connect, **settings)}
 
     def prepare_engine(self, engine: sa.Engine, access: Access) -> None:  # noqa: ARG002 - signature
-        """Hands each connection to its time limit before the first question is asked on it."""
-        event.listen(engine, "connect", _guard_new, insert=True)
-        event.listen(engine, "checkout", _guard_lent)
+        event.listen(engine, "connect", _mark_new)
+        event.listen(engine, "checkout", _check_lent)
 
     def open_transaction(self, connection: sa.Connection, access: Access) -> None:
         """A lock timeout; and a commit that answers when it is safe, whatever the role's default says."""
@@ -168,11 +173,8 @@ class PostgreSql(Copying):
     def lock_creation(self, connection: sa.Connection) -> None:
         connection.exec_driver_sql(LOCK_CREATION)
 
-    def limited(self, seconds: float, connection: sa.Connection | None = None) -> AbstractContextManager[object]:
-        if connection is None:
-            return limited(seconds)
-        lent: Any = connection.connection.driver_connection
-        return limited(seconds, lent.fileno)
+    def limited(self, seconds: float) -> AbstractContextManager[object]:
+        return limited(seconds)
 
     def read_server(self, connection: sa.Connection) -> ServerFacts:
         standby, read_only, most, synced = connection.execute(_SERVER).one()
@@ -203,20 +205,84 @@ class PostgreSql(Copying):
             lent.execute(f"CREATE TEMPORARY TABLE {_TRIAL.table} {bare if changed else like}".encode())
         yield Trial(_TRIAL, has_keys=not changed)
 
+    def check_own_tables(self, connection: sa.Connection, schema: str, tables: Sequence[str]) -> None:
+        """See that the role may use onceward's own tables.
 
-def _guard_new(lent: Any, record: Any) -> None:
-    """Before SQLAlchemy asks for the version and settings of a server that it meets for the first time."""
-    guard(lent.fileno)
+        Raises:
+            ConfigurationError: It may not; the message names what is missing.
+        """
+        with session(connection) as lent:
+            check_own_tables(lent, schema, tables)
+
+    def check_table(
+        self, connection: sa.Connection, target: Target, sink: str, schema: pa.Schema, path: CommitPath
+    ) -> None:
+        """See that `schema` fits, that the role may write, that a key is unique; create staging tables if need be.
+
+        Raises:
+            SchemaError: Something of the table or its columns does not fit.
+            ConfigurationError: The table is of a kind that cannot be written, or privileges are missing.
+        """
+        with session(connection) as lent:
+            table = check_writable(lent, target, path)
+            conversions_for(without_change(schema, target.change), table, target.key)
+            checks = read_checks(lent, table)
+        if path is CommitPath.STAGING:
+            create_stages(connection, target, sink, table, checks)
+
+    def lock_and_read(self, connection: sa.Connection, name: TableName) -> Table:
+        """The table, which nobody alters until the transaction ends; an error of SQLAlchemy's if it is missing."""
+        # The lock is the one that inserting takes anyway, the only one that INSERT rights allow on every version.
+        with session(connection) as lent:
+            with lent.pipeline():
+                lent.execute(f"LOCK TABLE {name.quoted} IN ROW EXCLUSIVE MODE".encode())
+                table = read_table(lent, name)
+            if table is None:
+                raise psycopg.errors.UndefinedTable(f"table {name} does not exist")
+            return table
+
+    def writer(
+        self, connection: sa.Connection, table: Table, schema: pa.Schema, hashed: Sequence[str] = ()
+    ) -> RowWriter:
+        """Open the COPY of rows of this schema into a table that `lock_and_read` gave; some columns are hashed.
+
+        Raises:
+            SchemaError: The schema does not fit.
+        """
+        return CopyWriter(connection, table, schema, hashed)
+
+    def move(self, connection: sa.Connection, ledger_schema: str, movement: Movement, parts: Sequence[Part]) -> None:
+        """Copy staged rows into their table; `remove` comes when all of a staging table is moved."""
+        stage = TableName(ledger_schema, movement.stage).quoted
+        count = f"SELECT count(*) FROM {stage} WHERE {rows_of(part.id for part in parts)}"  # noqa: S608 - quoted names
+        expected = sum(part.rows for part in parts)
+        with session(connection) as lent:
+            (found,) = lent.execute(count.encode()).fetchone() or (0,)
+            if found != expected:
+                raise ChangedError(f"staging table {stage} holds {found} rows of {expected}: somebody changed it")
+            for statement in merge_statements(lent, movement, parts, stage):
+                lent.execute(statement.encode())
+
+    def remove(self, connection: sa.Connection, ledger_schema: str, stage: str, ids: Sequence[int]) -> None:
+        """Delete staged rows, whose rows in the ledger's `staged` are gone already."""
+        # The table has no index: with few dead rows in it, reading all of it is the quickest way, and writing is twice
+        # as fast.
+        delete = f"DELETE FROM {TableName(ledger_schema, stage).quoted} WHERE {rows_of(ids)}"  # noqa: S608 - as above
+        with session(connection) as lent:
+            if not truncated(lent, ledger_schema, stage):
+                lent.execute(delete.encode())
+
+
+def _mark_new(_: object, record: Any) -> None:
     record.info[_FRESH] = True
 
 
-def _guard_lent(lent: Any, record: Any, _: object) -> None:
+def _check_lent(lent: Any, record: Any, _: object) -> None:
     """See whether nothing came unasked: a server that shuts down says so, or closes the socket."""
     if record.info.pop(_FRESH, False):
         return
     if lent.closed or not _silent(lent.fileno()):
         raise exc.InvalidatePoolError  # SQLAlchemy makes a new one
-    guard(lent.fileno)
 
 
 def _silent(fileno: int) -> bool:

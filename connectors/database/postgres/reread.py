@@ -104,7 +104,7 @@ class _Ledger:
 
 def _read_ledger(lent: Session, target: Target, scope: Scope, into: _Ledger) -> None:
     schema = target.ledger_schema or ""
-    ledger, logs = (TableName(schema, name).quoted for name in ("ledger", "logs"))
+    ledger, logs = (TableName(schema, name).quoted_beside_parameters for name in ("ledger", "logs"))
     mine = "WHERE pipeline = %(pipeline)s AND sink = %(sink)s AND log = %(log)s"
     query = f"SELECT xmin::text, epoch, row_count, rewound FROM {ledger} {mine}"
     for xmin, epoch, rows, rewound in lent.execute(query.encode(), scope._asdict()):

@@ -1,32 +1,26 @@
 """psycopg's own connection under SQLAlchemy's, for what SQLAlchemy cannot say: COPY, several questions at once.
 
-And a time limit for its answers, because libpq waits for ever: a lost answer is an error then, and not a hang. A limit
-may begin before there is a connection: whoever makes or lends one to this thread hands its socket over with `guard`,
-before the first question is asked on it. So what SQLAlchemy asks by itself has its limit, too.
+And a time limit for its answers, also for those to SQLAlchemy's own questions: a lost one is an error, and not a hang.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import os
-import sched
-import socket
 import threading
 import time
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import psycopg
 from sqlalchemy import exc
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
-from onceward.core.kit.processwide import PerProcess
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     import sqlalchemy as sa
+    from psycopg.abc import PQGen
     from sqlalchemy.sql.dml import Insert
 
 DURABLE: Final = (
@@ -34,6 +28,7 @@ DURABLE: Final = (
 )
 """A commit answers when it is safe, whatever the role's default says."""
 _DIALECT: Final[Any] = PGDialect_psycopg()  # type: ignore[no-untyped-call]
+T = TypeVar("T")
 Session: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 
 
@@ -62,111 +57,43 @@ def compiled(statement: sa.Select[Any] | Insert, columns: tuple[str, ...] | None
     return str(statement.compile(dialect=_DIALECT, column_keys=columns)).encode()
 
 
-class Limit:
-    """Shuts a socket down when its time is over, which wakes whoever waits for an answer on it."""
+class _Limit(threading.local):
+    """Until when this thread waits for answers, in seconds on the monotonic clock."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._fileno: Callable[[], int] | None = None
-        self._lifted = False
-        self.passed = False
-
-    def guard(self, fileno: Callable[[], int]) -> None:
-        """From now on this socket, and no other one; at once if the time is over.
-
-        Args:
-            fileno: Gives the socket's file descriptor; raises if it is closed.
-        """
-        with self._lock:
-            self._fileno = fileno
-            if self.passed:
-                self._cut()
-
-    def end(self) -> None:
-        with self._lock:
-            if not self._lifted:
-                self.passed = True
-                self._cut()
-
-    def lift(self) -> None:
-        """All answers came: when this returns, nothing is cut any more."""
-        with self._lock:
-            self._lifted = True
-
-    def _cut(self) -> None:
-        # A closed connection raises the driver's own error here.
-        if self._fileno is not None:
-            with suppress(Exception), socket.socket(fileno=os.dup(self._fileno())) as link:
-                link.shutdown(socket.SHUT_RDWR)
+    until: float = math.inf
 
 
-class _Watchdog:
-    """One thread that ends limits when their time is over: a thread for each would cost more than a small epoch."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._limits = sched.scheduler(time.monotonic)
-        self._wakes_at = math.inf
-        threading.Thread(target=self._run, name="onceward-database-watchdog", daemon=True).start()
-
-    def watch(self, limit: Limit, seconds: float) -> sched.Event:
-        """End the limit after so long; the thread is woken only if it would sleep for longer."""
-        with self._changed:
-            event = self._limits.enter(seconds, 0, limit.end)
-            if event.time < self._wakes_at:
-                self._wakes_at = event.time
-                self._changed.notify()
-        return event
-
-    def forget(self, event: sched.Event) -> None:
-        with suppress(ValueError):  # it is over
-            self._limits.cancel(event)
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                left = self._limits.run(blocking=False)
-                self._wakes_at = math.inf if left is None else time.monotonic() + left
-                self._changed.wait(left)
-
-
-_watchdog: Final = PerProcess[None, _Watchdog](lambda _: _Watchdog())
-
-
-class _Limits(threading.local):
-    """The limits that this thread is in, the innermost one last."""
-
-    def __init__(self) -> None:
-        self.entered: list[Limit] = []
-
-
-_limits = _Limits()
+_limit = _Limit()
 
 
 @contextmanager
-def limited(seconds: float, fileno: Callable[[], int] | None = None) -> Iterator[Limit]:
-    """A block that has so many seconds for all its answers.
-
-    Args:
-        seconds: For the whole block.
-        fileno: Of the socket that answers, if it is known yet; see Limit.guard.
-    """
-    limit, watchdog = Limit(), _watchdog.get(None)
-    if fileno is not None:
-        limit.guard(fileno)
-    _limits.entered.append(limit)
-    event = watchdog.watch(limit, seconds)
+def limited(seconds: float) -> Iterator[None]:
+    """A block in which this thread waits for answers for so many seconds in all; of several the innermost counts."""
+    before, _limit.until = _limit.until, time.monotonic() + seconds
     try:
-        yield limit
+        yield
     finally:
-        _limits.entered.remove(limit)
-        limit.lift()
-        watchdog.forget(event)
+        _limit.until = before
 
 
-def guard(fileno: Callable[[], int]) -> Limit | None:
-    """Hand a connection's socket to the limit that this thread is in; None if it is in none."""
-    if not _limits.entered:
-        return None
-    _limits.entered[-1].guard(fileno)
-    return _limits.entered[-1]
+class Answering(psycopg.Connection[tuple[Any, ...]]):
+    """A connection that is closed when the time for its answers is over; libpq would wait for ever.
+
+    All that psycopg asks goes through `wait`, which wakes every tenth of a second, even if nothing came.
+    """
+
+    def wait(self, gen: PQGen[T], *more: Any, **options: Any) -> T:
+        return super().wait(self._in_time(gen), *more, **options)
+
+    def _in_time(self, gen: PQGen[T]) -> PQGen[T]:
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if time.monotonic() > _limit.until:
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError("the server did not answer in time; the connection is closed")
+                wanted = gen.send(ready)
+        except StopIteration as done:
+            answer: T = done.value
+            return answer

@@ -11,19 +11,16 @@ import psycopg
 
 from onceward.core.errors import ConfigurationError
 
-from ..dialect import BulkDialect, ChangedError, Movement, Part
-from ..target import CommitPath, TableName, quoted
-from .catalog import Table, check_own_tables, check_writable, read_checks, read_table, read_unique_key
-from .copy import CopyWriter, plan_copy, without_change
+from ..target import TableName, quoted
+from .catalog import Table, read_table, read_unique_key
 from .session import session
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    import pyarrow as pa
     import sqlalchemy as sa
 
-    from ..dialect import RowWriter
+    from ..dialect import Movement, Part
     from ..target import Target
     from .session import Session
 
@@ -42,67 +39,21 @@ Checks = tuple[tuple[str, str], ...]
 """Names and expressions of check constraints."""
 
 
-class Copying(BulkDialect):
-    """Rows go through COPY into their table, or into a staging table, and from there by one statement."""
-
-    def lock_and_read(self, connection: sa.Connection, name: TableName) -> Table:
-        # The lock is the one that inserting takes anyway, the only one that INSERT rights allow on every version.
-        with session(connection) as lent:
-            with lent.pipeline():
-                lent.execute(f"LOCK TABLE {name.quoted} IN ROW EXCLUSIVE MODE".encode())
-                table = read_table(lent, name)
-            if table is None:
-                raise psycopg.errors.UndefinedTable(f"table {name} does not exist")
-            return table
-
-    def writer(
-        self, connection: sa.Connection, table: Table, schema: pa.Schema, hashed: Sequence[str] = ()
-    ) -> RowWriter:
-        return CopyWriter(connection, table, schema, hashed)
-
-    def check_table(
-        self, connection: sa.Connection, target: Target, sink: str, schema: pa.Schema, path: CommitPath
-    ) -> None:
-        with session(connection) as lent:
-            table = check_writable(lent, target, path)
-            plan_copy(without_change(schema, target.change), table, target.key)
-            checks = read_checks(lent, table)
-        if path is CommitPath.STAGING:
-            for turn in range(_TURNS):
-                create_stage(connection, target, stage_name(target, sink, table, checks, turn), table, checks)
-
-    def check_own_tables(self, connection: sa.Connection, schema: str, tables: Sequence[str]) -> None:
-        with session(connection) as lent:
-            check_own_tables(lent, schema, tables)
-
-    def move(self, connection: sa.Connection, ledger_schema: str, movement: Movement, parts: Sequence[Part]) -> None:
-        stage = TableName(ledger_schema, movement.stage).quoted
-        count = f"SELECT count(*) FROM {stage} WHERE {ID} = ANY ({_array(part.id for part in parts)})"
-        expected = sum(part.rows for part in parts)
-        with session(connection) as lent:
-            (found,) = lent.execute(count.encode()).fetchone() or (0,)
-            if found != expected:
-                raise ChangedError(f"staging table {stage} holds {found} rows of {expected}: somebody changed it")
-            for statement in merge_statements(lent, movement, parts, stage):
-                lent.execute(statement.encode())
-
-    def remove(self, connection: sa.Connection, ledger_schema: str, stage: str, ids: Sequence[int]) -> None:
-        # The table has no index: with few dead rows in it, reading all of it is the quickest way, and writing is twice
-        # as fast.
-        table = TableName(ledger_schema, stage).quoted
-        with session(connection) as lent:
-            (size,) = lent.execute("SELECT pg_relation_size(%s::regclass)", [table]).fetchone() or (0,)
-            if size <= _WORTH_A_TRUNCATE or not _truncated(lent, ledger_schema, stage):
-                lent.execute(f"DELETE FROM {table} WHERE {ID} = ANY ({_array(ids)})".encode())
+def rows_of(ids: Iterable[int]) -> str:
+    """SQL condition for the rows of these attempts in a staging table."""
+    return f"{ID} = ANY ({_array(ids)})"
 
 
-def _truncated(lent: Session, ledger_schema: str, stage: str) -> bool:
-    """Empty the table if nobody writes to it and nobody's rows are left in it.
+def truncated(lent: Session, ledger_schema: str, stage: str) -> bool:
+    """Empty the table if that is worth it, nobody writes to it and nobody's rows are left in it.
 
     With the lock held nobody can be writing, and whoever wrote before has committed his row in `staged`. The
     caller's own rows there are gone already.
     """
-    table, staged = TableName(ledger_schema, stage).quoted, TableName(ledger_schema, "staged").quoted
+    table, staged = TableName(ledger_schema, stage).quoted, TableName(ledger_schema, "staged").quoted_beside_parameters
+    (size,) = lent.execute("SELECT pg_relation_size(%s::regclass)", [table]).fetchone() or (0,)
+    if size <= _WORTH_A_TRUNCATE:
+        return False
     try:
         with lent.transaction():
             lent.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE NOWAIT".encode())
@@ -171,6 +122,12 @@ def stage_name(target: Target, sink: str, table: Table, checks: Checks, epoch: i
     more = [*([checks] if checks else []), *([DELETE] if target.change else [])]
     text = json.dumps([sink, table.schema, table.name, layout, *more])
     return TableName(target.ledger_schema, f"stage_{hashlib.sha256(text.encode()).hexdigest()[:24]}_{epoch % _TURNS}")
+
+
+def create_stages(connection: sa.Connection, target: Target, sink: str, table: Table, checks: Checks) -> None:
+    """Create all staging tables of a target, see stage_name."""
+    for turn in range(_TURNS):
+        create_stage(connection, target, stage_name(target, sink, table, checks, turn), table, checks)
 
 
 def create_stage(connection: sa.Connection, target: Target, stage: TableName, table: Table, checks: Checks) -> None:

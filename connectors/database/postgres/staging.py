@@ -6,24 +6,25 @@ be emptied by a crash of the server after the subtask had acknowledged.
 
 from __future__ import annotations
 
-import array
 import json
 import secrets
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import pyarrow as pa
 import sqlalchemy as sa
 
 from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.transaction import Committable
 
+from ..changes import split_changes, without_change
 from ..dialect import Movement, Part
 from ..engines import reading
 from ..own_tables import identity_row, insert_into, staged_handle, tables_of
 from ..target import STAGED, TableName
 from ..writing import HeldWriting
 from .catalog import read_checks, read_table
-from .copy import CopyWriter, plan_copy, split_changes, without_change
+from .copy import CopyWriter, conversions_for
 from .dialect import PostgreSql
 from .session import DURABLE, compiled, session
 from .stage import DELETE, ID, ROW, create_stage, merge_statements, stage_name
@@ -47,7 +48,7 @@ class TableWriting(HeldWriting):
         """COPY into the staging table, with the attempt's id and each row's position beside the data."""
         self.table = self.lock_and_read(PostgreSql(), schema)
         schema = without_change(schema, self.target.change)
-        plan_copy(schema, self.table, self.target.key)
+        conversions_for(schema, self.table, self.target.key)
         self.id = secrets.randbits(62)
         self.columns = (*schema.names, *([DELETE] if self.target.change else []))
         hashed = schema.names if self.target.proof else ()
@@ -80,11 +81,10 @@ class TableWriting(HeldWriting):
         for column in self.target.key:
             if batch.column(column).null_count:
                 raise SchemaError(f"key column {column!r} has nulls: an upsert cannot match them")
-        positions = array.array("q", range(self.rows, self.rows + batch.num_rows))
         own = [
             *own,
             pa.repeat(pa.scalar(self.id, pa.int64()), batch.num_rows),
-            pa.Array.from_buffers(pa.int64(), batch.num_rows, [None, pa.py_buffer(positions)]),
+            pa.array(np.arange(self.rows, self.rows + batch.num_rows)),
         ]
         schema = pa.schema([*batch.schema, *self._own_fields()])
         return super().send(pa.RecordBatch.from_arrays([*batch.columns, *own], schema=schema))

@@ -1,11 +1,10 @@
-"""PostgresSink: exactly once into a PostgreSQL table."""
+"""PostgresSink and SqlAlchemySink: exactly once into a table of PostgreSQL, MariaDB or SQLite."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-import pgpq as _pgpq  # noqa: F401 - what PostgreSQL needs is missed here, and not when rows are written
-import psycopg as _psycopg  # noqa: F401
+from sqlalchemy import URL  # noqa: TC002 - options are read by the signature
 
 from onceward.core.errors import ConfigurationError
 
@@ -42,8 +41,6 @@ class PostgresSink(DatabaseSink):
         ledger_schema: Schema of onceward's own tables. It must not change between runs of a pipeline.
         ledger_epochs: Number of completed epochs whose ledger rows are kept. The newest rows are kept however old they
             are.
-        parallelism: Number of subtasks that write at the same time. If given, `validate` warns if the server allows too
-            few prepared transactions.
         proof: Hash the rows that are inserted, so that `onceward verify` can tell whether the table still holds them.
             Rows of an upsert are not hashed: the table keeps only the last of each key.
         select: SQL expressions that make this sink's columns out of the pipeline's. Default: all columns.
@@ -53,7 +50,7 @@ class PostgresSink(DatabaseSink):
         ConfigurationError: A setting is unknown or contradicts another.
     """
 
-    default_name: ClassVar[str] = "postgres"
+    default_name = "postgres"
 
     def __init__(
         self,
@@ -70,7 +67,6 @@ class PostgresSink(DatabaseSink):
         answer_within: float = 60.0,
         ledger_schema: str = LEDGER_SCHEMA,
         ledger_epochs: int = 1000,
-        parallelism: int | None = None,
         proof: bool = True,
         select: Sequence[str] | None = None,
         where: str | None = None,
@@ -97,7 +93,86 @@ class PostgresSink(DatabaseSink):
             mode=mode,
             commit=commit,
             ledger_epochs=ledger_epochs,
-            parallelism=parallelism,
+            select=select,
+            where=where,
+        )
+
+
+class SqlAlchemySink(DatabaseSink):
+    """Sink that writes rows into one table of an SQL database; each epoch becomes visible exactly once, at its commit.
+
+    Args:
+        name: Unique in its pipeline, up to 32 letters, digits, `.`, `_` and `-`. It is part of every transaction's
+            name, so it must not change between runs.
+        url: SQLAlchemy's URL of the database: `postgresql+psycopg://…`, `mariadb+pymysql://…` or
+            `sqlite:////path/to/file.db`. It may hold a password, but PGPASSWORD, ~/.pgpass or pymysql's
+            `?read_default_file=…` is better. A character such as `@` in a password must be percent-encoded (`%40`).
+        table: `table`, `schema.table`, or parts in double quotes. Case-sensitive. Columns are matched by name.
+        mode: What is written: "insert", or "upsert" by `key`. "auto": upsert if there is a key.
+        key: Columns of a primary key or unique index, for upserts. If an epoch has several rows with the same key, the
+            last one wins, in the order (subtask, position in the subtask); so rows with the same key should be in one
+            subtask. As an option, comma-separated.
+        create_table: Create the table from the data's schema if it is missing, with `key` as its primary key.
+        commit: How rows wait for the epoch's decision: in "prepared" transactions (rows go into the table at once,
+            invisible), or in "staging" tables (one transaction for each epoch merges them into the table). "auto":
+            staging for upserts, for SQLite and on servers without prepared transactions, prepared otherwise;
+            `sink.commit_path` says which.
+        lock_timeout: Seconds for which a statement may wait for another transaction's lock before the attempt fails.
+            MariaDB takes whole seconds.
+        answer_within: Seconds to wait for an answer before the connection is cut, connecting included.
+        ledger_schema: Schema (on MariaDB: database, which must exist) of onceward's own tables. It must not change
+            between runs of a pipeline. Default: `onceward` on PostgreSQL, as for PostgresSink; elsewhere the
+            connection's default one.
+        ledger_epochs: Number of completed epochs whose ledger rows are kept. The newest rows are kept however old they
+            are.
+        proof: Hash the rows that are inserted, so that `onceward verify` can tell whether the table still holds them.
+            Rows of an upsert are not hashed: the table keeps only the last one of each key.
+        select: SQL expressions that make this sink's columns out of the pipeline's. Default: all columns.
+        where: SQL condition; the sink takes only the rows for which it is true. Default: all rows.
+
+    Raises:
+        ConfigurationError: A setting is unknown or contradicts another.
+    """
+
+    default_name = "sql"
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        url: str | URL,
+        table: str,
+        mode: str = "auto",
+        key: Sequence[str] | str | None = None,
+        create_table: bool = False,
+        commit: str = "auto",
+        lock_timeout: float = 10.0,
+        answer_within: float = 60.0,
+        ledger_schema: str | None = None,
+        ledger_epochs: int = 1000,
+        proof: bool = True,
+        select: Sequence[str] | None = None,
+        where: str | None = None,
+    ) -> None:
+        address = Url.of(url)
+        is_postgres = address.backend == "postgresql"
+        keys = key_columns(key)
+        target = Target(
+            url=address,
+            table=TableName.parse(table),
+            key=keys,
+            create_table=create_table,
+            lock_timeout=lock_timeout,
+            answer_within=answer_within,
+            ledger_schema=LEDGER_SCHEMA if ledger_schema is None and is_postgres else ledger_schema,
+            proof=proof and not keys,
+        )
+        super().__init__(
+            name,
+            target,
+            mode=mode,
+            commit=commit,
+            ledger_epochs=ledger_epochs,
             select=select,
             where=where,
         )
