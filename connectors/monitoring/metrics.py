@@ -155,7 +155,7 @@ class _LagWatch:
         if due:
             threading.Thread(target=self._ask, args=(due,), name="onceward-lag", daemon=True).start()
 
-    def _ask(self, due: Mapping[tuple[str, ...], Named]) -> None:
+    def _ask(self, due: Mapping[tuple[str, ...], Sink]) -> None:
         for labels, sink in due.items():
             try:
                 lag = sink.last_stable_offset_lag()

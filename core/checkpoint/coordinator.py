@@ -211,12 +211,7 @@ class Coordinator:
         epochs = range(before + 1 if self.gaps else epoch, epoch + 1)
         committables = gather(self.writer.token, self.pipeline, self.sinks, epochs, acknowledgements)
         old = self.policy.monotonic() - self._began if age is None else age
-        try:
-            check_age(self.pipeline, self.sinks, epoch, committables, age=old)
-        except DataLossError as error:
-            if not self.writer.still_newest():  # a newer writer has swept them
-                raise FencedError("a newer writer of this pipeline has started", pipeline=self.pipeline) from error
-            raise
+        self._check_age(epoch, committables, old)
         acknowledged = self.policy.monotonic()
         crash_point(Step.ACKNOWLEDGED)
         permit = self.writer.decide(
@@ -266,6 +261,14 @@ class Coordinator:
         self.writer.bar()
         sweep(self.writer, self.sinks.values())
         tell(EpochAbandoned(self.pipeline))
+
+    def _check_age(self, epoch: int, committables: Sequence[Committable], age: float) -> None:
+        try:
+            check_age(self.pipeline, self.sinks, epoch, committables, age=age)
+        except DataLossError as error:
+            if not self.writer.still_newest():  # a newer writer has swept them
+                raise FencedError("a newer writer of this pipeline has started", pipeline=self.pipeline) from error
+            raise
 
     def _completed_at(self) -> float | None:
         """When the newest epoch was completed, by whichever run."""
