@@ -1,25 +1,28 @@
-"""A dead-letter topic: rows that cannot be read go to a topic of their own, in the same epoch as the good ones.
+"""Dead letters: orders that cannot be used go to a topic of their own, in the same epoch as the good ones.
 
-    python examples/dead_letter.py SERVERS DSN CHECKPOINT
+    python examples/dead_letter.py [SERVERS DSN CHECKPOINT]
 
-One pass over `orders` feeds both: the table `paid("user" text, cents bigint)` gets what is a number, the topic
-`rejected` gets the rest as it came, with a header that says why. Both are committed by one decision, so each order is
-in exactly one of them, once, whatever is killed. It ends when it has read all there is.
+The defaults are KAFKA_BOOTSTRAP_SERVERS, DATABASE_URL and checkpoints/paid-or-rejected. The topic `orders` must exist:
+make_orders.py fills it. One pass over it feeds two sinks. The table `accepted` gets each order of more than 0 cents. The
+topic `rejected` gets the others as they came, with a header that says why. Both are created if they do not exist, and
+both are committed by one decision, so each order is in exactly one of them, once, whatever is killed. The program ends
+when it has read all there is; the last line that it prints says how many rows went where.
 """
 
+import logging
 import os
 import sys
 
 from pyspark.sql import SparkSession
 
-from onceward import KafkaSink, PostgresSink
-from onceward.connectors.spark import exactly_once
+from onceward import KafkaSink, PostgresSink, exactly_once
 
-WHY = "array(struct('reason' AS key, cast('value is not a number' AS binary) AS value)) AS headers"
+WHY = "array(struct('reason' AS key, cast('not a positive number' AS binary) AS value)) AS headers"
 
 
-def main(servers: str, dsn: str, checkpoint: str) -> None:
+def main(servers: str = "", dsn: str = "", checkpoint: str = "checkpoints/paid-or-rejected") -> None:
     """Run the pipeline over everything that is in the topic now."""
+    servers, dsn = servers or os.environ["KAFKA_BOOTSTRAP_SERVERS"], dsn or os.environ["DATABASE_URL"]
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = SparkSession.builder.master("local[2]").appName("dead letters").getOrCreate()
     orders = (
@@ -34,17 +37,19 @@ def main(servers: str, dsn: str, checkpoint: str) -> None:
         exactly_once(
             orders,
             PostgresSink(
-                "paid",
+                "accepted",
                 dsn=dsn,
-                table="public.paid",
-                where="cents IS NOT NULL",
+                table="public.accepted",
+                create_table=True,
+                where="cents > 0",
                 select=["cast(key AS string) AS user", "cents"],
             ),
             KafkaSink(
                 "rejected",
                 bootstrap_servers=servers,
                 topic="rejected",
-                where="cents IS NULL",
+                create_topic=True,
+                where="NOT coalesce(cents > 0, false)",
                 select=["key", "value", WHY],
             ),
             checkpoint=checkpoint,
@@ -57,4 +62,6 @@ def main(servers: str, dsn: str, checkpoint: str) -> None:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("onceward").setLevel(logging.INFO)
     main(*sys.argv[1:4])

@@ -1,5 +1,6 @@
 """A running total per user in the embedded engine: Kafka to Kafka, without Spark and without Java."""
 
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,8 @@ from onceward import (
     open_store,
 )
 
+logging.basicConfig(format="%(message)s")
+logging.getLogger("onceward").setLevel(logging.INFO)  # a line for each start and each checkpoint
 servers = os.environ["KAFKA_BOOTSTRAP_SERVERS"]
 
 
@@ -42,5 +45,5 @@ pipeline = Pipeline(
 source = KafkaSource(bootstrap_servers=servers, topics=["orders"], ending="latest")  # without `ending` it never ends
 orders = pipeline.source(source, uid="orders").map(parse, uid="parse")
 totals = orders.key_by("user").process(RunningTotal(), uid="totals", parallelism=3)
-totals.sink(KafkaSink("out", bootstrap_servers=servers, topic="totals"))
+totals.sink(KafkaSink("out", bootstrap_servers=servers, topic="totals", create_topic=True))
 pipeline.run()

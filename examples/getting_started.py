@@ -17,20 +17,20 @@ servers, dsn = os.environ["KAFKA_BOOTSTRAP_SERVERS"], os.environ["DATABASE_URL"]
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # executors need the packages of this Python
 
 spark = SparkSession.builder.config("spark.ui.enabled", "false").getOrCreate()
-orders = (
+payments = (
     spark.readStream.format("onceward-kafka")
     .option("kafka.bootstrap.servers", servers)
-    .option("subscribe", "orders")
+    .option("subscribe", "payments")
     .option("startingOffsets", "earliest")
     .load()
-    .selectExpr("cast(key as string) AS user", "cast(cast(value as string) as bigint) AS cents")
+    .selectExpr("cast(key AS string) AS user", "cast(cast(value AS string) AS bigint) AS cents")
     .where("cents > 0")
 )
 message = ["user AS key", "to_json(struct(*)) AS value"]
-topic = KafkaSink("topic", bootstrap_servers=servers, topic="paid", select=message)
-table = PostgresSink("table", dsn=dsn, table="public.paid")
+topic = KafkaSink("topic", bootstrap_servers=servers, topic="receipts", select=message)
+table = PostgresSink("table", dsn=dsn, table="public.receipts")
 if "crash" in sys.argv:  # SIGKILL at the worst moment: the epoch is decided, and the table's rows are not committed
     table = FaultySink(table, Faults(die("commit_many")))
 
-query = exactly_once(orders, topic, table, checkpoint="checkpoints/paid", pipeline="paid")
+query = exactly_once(payments, topic, table, checkpoint="checkpoints/receipts", pipeline="receipts")
 query.trigger(processingTime="1 second").start().awaitTermination()

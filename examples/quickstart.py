@@ -1,5 +1,6 @@
 """Kafka → Spark → Kafka and PostgreSQL, one decision per micro-batch. Kill it at any moment, and start it again."""
 
+import logging
 import os
 import sys
 
@@ -7,8 +8,10 @@ from pyspark.sql import SparkSession
 
 from onceward import KafkaSink, PostgresSink, exactly_once
 
-servers, dsn = os.environ["KAFKA_BOOTSTRAP_SERVERS"], os.environ["DATABASE_URL"]
+logging.basicConfig(format="%(message)s")
+logging.getLogger("onceward").setLevel(logging.INFO)  # a line for each start and each epoch
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # executors need the packages of this Python
+servers, dsn = os.environ["KAFKA_BOOTSTRAP_SERVERS"], os.environ["DATABASE_URL"]
 
 spark = SparkSession.builder.getOrCreate()
 orders = (
@@ -17,7 +20,7 @@ orders = (
     .option("subscribe", "orders")
     .option("startingOffsets", "earliest")
     .load()
-    .selectExpr("cast(key as string) AS user", "cast(cast(value as string) as bigint) AS cents")
+    .selectExpr("cast(key AS string) AS user", "cast(cast(value AS string) AS bigint) AS cents")
     .where("cents > 0")
 )
 paid = exactly_once(

@@ -7,7 +7,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, LiteralString
 
 import confluent_kafka
 import psycopg
@@ -58,22 +58,22 @@ def orders(kafka: KafkaServer, dsn: str) -> Iterator[str]:
         future.result(30)
 
 
-def run(environment: dict[str, str], *arguments: object) -> None:
+def run(environment: dict[str, str], *arguments: object) -> str:
     done = subprocess.run(
         [sys.executable, *map(str, arguments)], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    return done.stderr
 
 
-def paid(dsn: str) -> list[int]:
+def cents(dsn: str, query: LiteralString) -> list[int]:
     with psycopg.connect(dsn) as connection:
-        return sorted(row[0] for row in connection.execute("SELECT cents FROM paid").fetchall())
+        return sorted(row[0] for row in connection.execute(query).fetchall())
 
 
 @pytest.mark.usefixtures("spark")
 def test_dead_letters(kafka: KafkaServer, orders: str, tmp_path: Path) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    admin.create_topics([NewTopic("rejected", 1, 1)])["rejected"].result(30)
     producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for bad in ("twelve", "", "3.x"):
         producer.produce("orders", key="u", value=bad)
@@ -84,16 +84,17 @@ def test_dead_letters(kafka: KafkaServer, orders: str, tmp_path: Path) -> None:
         rejected = read_all(kafka.bootstrap_servers, "rejected")
     finally:
         admin.delete_topics(["rejected"])["rejected"].result(30)
-    assert paid(orders) == list(range(100))
-    assert sorted(message.value() for message in rejected) == [b"", b"3.x", b"twelve"]
-    assert {str(message.headers()) for message in rejected} == {"[('reason', b'value is not a number')]"}
+    assert cents(orders, "SELECT cents FROM accepted") == list(range(1, 100))
+    assert sorted(message.value() for message in rejected) == [b"", b"0", b"3.x", b"twelve"]
+    assert {str(message.headers()) for message in rejected} == {"[('reason', b'not a positive number')]"}
 
 
 def test_jvm_source(kafka: KafkaServer, orders: str, tmp_path: Path, driver_environment: dict[str, str]) -> None:
     jars = ",".join(map(str, ensure_jars(PEER_JARS).glob("*.jar")))
     checkpoint = tmp_path / "checkpoint"
-    run(driver_environment, EXAMPLES / "jvm_source.py", kafka.bootstrap_servers, orders, checkpoint, jars)
-    assert paid(orders) == list(range(100))
+    told = run(driver_environment, EXAMPLES / "jvm_source.py", kafka.bootstrap_servers, orders, checkpoint, jars)
+    assert "epoch 0 of pipeline paid-jvm completed: table 100 rows in " in told
+    assert cents(orders, "SELECT cents FROM paid_jvm") == list(range(100))
 
 
 def test_a_custom_sink(tmp_path: Path, driver_environment: dict[str, str]) -> None:

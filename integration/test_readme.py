@@ -1,7 +1,7 @@
-"""README.md, docs/testing.md and docs/getting-started.md as a new user follows them.
+"""README.md, docs/engine.md, docs/testing.md and docs/getting-started.md as a new user follows them.
 
-README and the page on testing: the wheel in an empty environment, with what they install and nothing else. The
-getting-started page: the project's own environment, so its installation is left out.
+README, the engine's page and the page on testing: the wheel in an empty environment, with what they install and nothing
+else. The getting-started page: the project's own environment, so its installation is left out.
 
 Every `bash` block runs as it stands, in order, in one shell session; the `python` blocks are the files that it runs.
 Only two things are ours: versions are those of requirements.lock, and `.` is the wheel of this checkout. No `python3`
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 GETTING_STARTED = (ROOT / "docs" / "getting-started.md").read_text()
+ENGINE = (ROOT / "docs" / "engine.md").read_text()
 TESTING = (ROOT / "docs" / "testing.md").read_text()
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -141,10 +142,14 @@ def session(shell: Shell) -> Iterator[Shell]:
         shell.run("onceward dev down --delete")
 
 
-def programs() -> list[tuple[str, str]]:
-    """The python blocks, each with the file that is linked last before it."""
-    blocks = [block for block in BLOCK.finditer(README) if block[1] == "python"]
-    return [(re.findall(r"\]\((examples/\w+\.py)\)", README[: block.start()])[-1], block[2]) for block in blocks]
+def programs(page: str) -> dict[str, str]:
+    """The programs that a page runs: its python blocks, each with the file that is linked last before it, and files."""
+    linked = re.compile(r"\]\((?:\.\./)?(examples/\w+\.py)\)")
+    blocks = [block for block in BLOCK.finditer(page) if block[1] == "python"]
+    shown = {linked.findall(page[: block.start()])[-1]: block[2] for block in blocks}
+    run = {file for block in BLOCK.finditer(page) if block[1] == "bash" for file in re.findall(r"examples/\S+", block[2])}
+    assert run <= set(linked.findall(page))
+    return {**{file: (ROOT / file).read_text() for file in run}, **shown}
 
 
 def build_wheel(folder: Path) -> Path:
@@ -155,17 +160,20 @@ def build_wheel(folder: Path) -> Path:
 
 
 def test_a_new_user_follows_it_from_top_to_bottom(shell: Shell, environment: Installed) -> None:
-    for file, text in programs():
-        (shell.folder / file).parent.mkdir(exist_ok=True)
+    (shell.folder / "examples").mkdir()
+    for file, text in {**programs(README), **programs(ENGINE)}.items():
         (shell.folder / file).write_text(text)
     install = environment.output
-    services, quickstart, sink, engine = (shell.run(block) for block in bash(README, "'.[", environment.wheel)[1:])
+    services, quickstart, sink = (shell.run(block) for block in bash(README, "'.[", environment.wheel)[1:])
+    [engine] = (shell.run(block) for block in bash(ENGINE, "'.[", environment.wheel))
     assert "Successfully installed" in install
     assert "failed" not in install.partition("ok       java")[2]
     assert "bootstrap_servers" in services
+    assert "epoch 0 of pipeline paid completed: topic 999 rows, table 999 rows in 4 transactions" in quickstart
     assert quickstart.splitlines()[-1] == "(999, Decimal('499500'))"
     assert " passed" in sink
     assert "Traceback" not in engine
+    assert "completed" in engine
     assert "Requirement already satisfied" in shell.run("pip install --no-index 'onceward[kafka]'")
     shell.run("python examples/make_orders.py; python examples/quickstart.py")
     servers = shell.variable("KAFKA_BOOTSTRAP_SERVERS")
@@ -180,14 +188,14 @@ def test_a_new_user_follows_it_from_top_to_bottom(shell: Shell, environment: Ins
 def test_a_pipeline_survives_as_the_getting_started_page_says(installed: Shell) -> None:
     blocks = [block[2] for block in BLOCK.finditer(GETTING_STARTED) if block[1] == "bash"]
     install, services, crash, restart, kill, clean_up = blocks
-    assert install.startswith("pip install 'onceward[kafka,postgres,spark,dev-services]'")
-    assert "topic orders: created, partitions: 3\n" in installed.run(services)
+    assert install.startswith("pip install '.[kafka,postgres,spark,dev-services]'")
+    assert "topic payments: created, partitions: 3\n" in installed.run(services)
     crashed = installed.run(crash)
     assert "killed\n" in crashed
     assert "decided; prepared in PostgreSQL" in crashed
     restarted = installed.run(restart)
     assert "finishing epoch 0, decided by an earlier writer\n" in restarted
-    assert re.search(r"pipeline paid starts after epoch 0, .*: 4 decided transactions committed, 0 others", restarted)
+    assert re.search(r"pipeline receipts starts after epoch 0, .*: 4 decided transactions committed, 0 others", restarted)
     assert not re.search(r"^20.* WARNING ", restarted, re.MULTILINE)
     assert restarted.splitlines()[-1] == "(999, Decimal('499500'))"
     assert "topic, table" in installed.run(kill)

@@ -3,7 +3,7 @@
     python -m tests.settings_tables    # writes them into their pages
 
 A page has the table of a public NAME between `<!-- settings: NAME -->` and `<!-- end of settings -->`. The meaning of
-an argument is its entry under `Args:` (or `Attributes:`).
+an argument is its entry under `Args:` (or `Attributes:`). What all sinks take is in one table, of `EverySink`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import onceward
 from onceward.core.kit.options import spelled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Set
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -46,6 +46,9 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
 """For what Spark formats make: options that are not the argument in camel case; "" for an argument without option."""
 INTERNAL = {"world"}
 """Arguments for tests."""
+EVERY_SINK = "EverySink"
+SHARED = {"name", "select", "where"}
+"""Arguments of every sink."""
 
 _MARKED = re.compile(r"(<!-- settings: (\w+) -->\n).*?(<!-- end of settings -->)", re.DOTALL)
 _ENTRY = re.compile(r"^    (\w+): (.*(?:\n     .*)*)", re.MULTILINE)
@@ -60,9 +63,10 @@ def filled(text: str) -> str:
 
 def table(name: str) -> str:
     """The table of one class or function."""
-    head = ["argument", *(["option"] if name in OPTIONS else []), "type", "default", "meaning"]
-    rows = [head, ["---"] * len(head), *_rows(name)]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    if name == EVERY_SINK:
+        return _table("KafkaSink", SHARED)
+    shared = SHARED if name.endswith("Sink") else set[str]()
+    return _table(name, {parameter.name for parameter in _parameters(name)} - shared)
 
 
 def options(name: str) -> dict[str, str]:
@@ -71,9 +75,17 @@ def options(name: str) -> dict[str, str]:
     return {argument: option for argument, option in given.items() if option}
 
 
-def _rows(name: str) -> Iterator[list[str]]:
+def _table(name: str, arguments: Set[str]) -> str:
+    head = ["argument", *(["option"] if name in OPTIONS else []), "type", "default", "meaning"]
+    rows = [head, ["---"] * len(head), *_rows(name, arguments)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _rows(name: str, arguments: Set[str]) -> Iterator[list[str]]:
     meanings = _meanings(inspect.getdoc(getattr(onceward, name)) or "")
     for parameter in _parameters(name):
+        if parameter.name not in arguments:
+            continue
         stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else ""
         row = [
             f"`{stars}{parameter.name}`",

@@ -1,4 +1,4 @@
-"""README's programs are the files of examples/, and what the docs list is what there is; integration/ runs README."""
+"""The pages' programs are the files of examples/, and what the docs list is what there is; integration/ runs them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-GETTING_STARTED = (ROOT / "docs" / "getting-started.md").read_text()
+WITH_PROGRAMS = [ROOT / "README.md", ROOT / "docs" / "getting-started.md", ROOT / "docs" / "engine.md"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DOCS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -20,7 +20,9 @@ LINK = re.compile(r"\]\(([^)#]+)(?:#([\w-]+))?\)")
 
 
 @pytest.mark.parametrize(
-    "block", [*BLOCK.finditer(README), *BLOCK.finditer(GETTING_STARTED)], ids=lambda block: block[1].partition("\n")[0]
+    "block",
+    [block for page in WITH_PROGRAMS for block in BLOCK.finditer(page.read_text())],
+    ids=lambda block: block[1].partition("\n")[0],
 )
 def test_a_program_is_the_file_that_is_linked_before_it(block: re.Match[str]) -> None:
     file = re.findall(r"\]\((?:\.\./)?(examples/\w+\.py)\)", block.string[: block.start()])[-1]
@@ -57,8 +59,13 @@ def test_the_custom_sink_has_as_many_lines_as_is_said() -> None:
     assert re.findall(r"(\d+) lines", README) == [str(len(lines))] * 2
 
 
+def test_a_stranger_reads_the_readme_in_minutes() -> None:
+    assert len(README.splitlines()) < 350
+
+
 def test_every_extra_is_listed_and_no_other() -> None:
-    rows = re.search(r"\| extra \| for \|\n\|---\|---\|\n((?:\|.*\n)+)", README)
+    page = (ROOT / "docs" / "install.md").read_text()
+    rows = re.search(r"\| extra \| for \|\n\|---\|---\|\n((?:\|.*\n)+)", page)
     assert rows is not None
     named = [name for row in rows[1].splitlines() for name in re.findall(r"`([\w-]+)`", row.split("|")[1])]
     assert sorted(named) == sorted(PROJECT["optional-dependencies"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from onceward.connectors.spark.formats import FORMATS
 from onceward.connectors.spark.options import COMMON
 from onceward.core.errors import ConfigurationError
 
-from .settings_tables import OPTIONS, PAGES, filled, options
+from .settings_tables import EVERY_SINK, OPTIONS, PAGES, SHARED, filled, options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,8 +33,14 @@ def test_a_page_is_up_to_date(page: Path) -> None:
 
 def test_whatever_takes_settings_has_a_table() -> None:
     tables = {name for page in PAGES for name in re.findall(r"<!-- settings: (\w+) -->", page.read_text())}
-    assert tables >= {*OPTIONS, "CheckpointConfig", "FileSource", "Pipeline", "SequenceSource", "WriteAheadLogSink"}
+    others = {"CheckpointConfig", EVERY_SINK, "FileSource", "Pipeline", "SequenceSource", "WriteAheadLogSink"}
+    assert tables >= {*OPTIONS, *others}
     assert set(OPTIONS) == {*SINKS, "KafkaSource", "exactly_once"}
+
+
+@pytest.mark.parametrize("name", [*SINKS, "WriteAheadLogSink"])
+def test_every_sink_takes_what_all_sinks_take(name: str) -> None:
+    assert set(inspect.signature(getattr(onceward, name)).parameters) >= SHARED
 
 
 @pytest.mark.parametrize("name", SINKS)
