@@ -74,22 +74,24 @@ def exactly_once(
             with `select` and `where`. A sink with a weaker guarantee (an IdempotentSink, a DirectSink) keeps it, and a
             warning says so.
         checkpoint: Spark's checkpoint folder of this query. Default: `spark.sql.streaming.checkpointLocation`, which
-            the formats cannot see: they need the option.
+            the formats cannot see: they need the option. Without either, Spark would make a temporary folder, and a
+            restart would write everything again.
         pipeline: Name of the pipeline, up to 64 letters, digits, `.`, `_` and `-`. It is part of every transaction's
-            name, so it must not change between runs, and no two pipelines may share it. Default: the query's id.
+            name, so it must not change between runs, and no two pipelines may share it. Always give one: with the
+            default, the query's id, a deleted checkpoint is not noticed, because the new one has a new id.
         store: Where the decision log lives: a URL for `open_store`. Default: the folder `onceward` in the checkpoint.
         writers: The most tasks that write an epoch. "auto": as many as can run at the same time, and fewer if few rows
-            come in and the query's tasks do little but write them; very few rows (up to 10,000, about 8 MB) are
-            written by the driver itself. None: one for each partition. Each task is a transaction in each sink. It
-            also does the work of its stage before the sinks, back to the last shuffle.
+            come in and the query's tasks do little but write them; the driver itself writes very few rows (up to
+            10,000, about 8 MB). None: one for each partition. Each task is a transaction in each sink. It also does
+            the work of its stage before the sinks, back to the last shuffle.
         commit_timeout: Seconds for which a commit is tried again while a target does not answer. Then the query fails
             with CommitPendingError; the decision stands, and the query's next start commits it.
         commit_backoff: Longest pause between two attempts to commit, in seconds; the first pauses are shorter.
         on_lost: What to do when a decided transaction can no longer be committed: "fail", "replay" or "skip".
         adopt: Start with an empty decision log at whatever batch the query has reached, because it ran with another
             sink until now.
-        rewind: Why the pipeline goes back to an older state on purpose. It is recorded in the decision log and done
-            once: a query that is started again with the same reason continues.
+        rewind: Why the pipeline goes back to an older state on purpose. The decision log records the reason, and the
+            rewind is done once: a query that is started again with the same reason continues.
         on_complete: Function that is called on the driver after an epoch's COMPLETED entry is durable, with the epoch's
             number and its input. After a restart it is called again for the newest epoch.
 
