@@ -3,10 +3,10 @@
     python examples/dead_letter.py [SERVERS DSN CHECKPOINT]
 
 The defaults are KAFKA_BOOTSTRAP_SERVERS, DATABASE_URL and checkpoints/paid-or-rejected. The topic `orders` must exist:
-make_orders.py fills it. One pass over it feeds two sinks. The table `accepted` gets each order of more than 0 cents. The
-topic `rejected` gets the others as they came, with a header that says why. Both are created if they do not exist, and
-both are committed by one decision, so each order is in exactly one of them, once, whatever is killed. The program ends
-when it has read all there is; the last line that it prints says how many rows went where.
+make_orders.py fills it. One pass over it feeds two sinks. The table `accepted` gets each order of more than 0 cents.
+The topic `rejected` gets the others as they came, with a header that says why. Both are created if they do not exist,
+and both are committed by one decision, so each order is in exactly one of them, once, whatever is killed. The program
+ends when it has read all there is; the last line that it prints says how many rows went where.
 """
 
 import logging

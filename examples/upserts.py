@@ -2,9 +2,9 @@
 
     python examples/upserts.py [SERVERS DSN CHECKPOINT]
 
-The defaults are KAFKA_BOOTSTRAP_SERVERS, DATABASE_URL and checkpoints/balances. The topic `shop` must exist, with messages
-such as {"user": "ann", "cents": 250}. The table `balances` is created if it does not exist. The program ends when it has
-read all there is; the last line that it prints says how many rows it wrote.
+The defaults are KAFKA_BOOTSTRAP_SERVERS, DATABASE_URL and checkpoints/balances. The topic `shop` must exist, with
+messages such as {"user": "ann", "cents": 250}. The table `balances` is created if it does not exist. The program ends
+when it has read all there is; the last line that it prints says how many rows it wrote.
 """
 
 import logging

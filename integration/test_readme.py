@@ -147,7 +147,8 @@ def programs(page: str) -> dict[str, str]:
     linked = re.compile(r"\]\((?:\.\./)?(examples/\w+\.py)\)")
     blocks = [block for block in BLOCK.finditer(page) if block[1] == "python"]
     shown = {linked.findall(page[: block.start()])[-1]: block[2] for block in blocks}
-    run = {file for block in BLOCK.finditer(page) if block[1] == "bash" for file in re.findall(r"examples/\S+", block[2])}
+    commands = [block[2] for block in BLOCK.finditer(page) if block[1] == "bash"]
+    run = {file for command in commands for file in re.findall(r"examples/\S+", command)}
     assert run <= set(linked.findall(page))
     return {**{file: (ROOT / file).read_text() for file in run}, **shown}
 
@@ -195,7 +196,7 @@ def test_a_pipeline_survives_as_the_getting_started_page_says(installed: Shell) 
     assert "decided; prepared in PostgreSQL" in crashed
     restarted = installed.run(restart)
     assert "finishing epoch 0, decided by an earlier writer\n" in restarted
-    assert re.search(r"pipeline receipts starts after epoch 0, .*: 4 decided transactions committed, 0 others", restarted)
+    assert re.search(r"receipts starts after epoch 0, .*: 4 decided transactions committed, 0 others", restarted)
     assert not re.search(r"^20.* WARNING ", restarted, re.MULTILINE)
     assert restarted.splitlines()[-1] == "(999, Decimal('499500'))"
     assert "topic, table" in installed.run(kill)

@@ -18,7 +18,8 @@ import onceward
 from onceward.core.kit.options import spelled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Set
+    from collections.abc import Iterator, Mapping
+    from collections.abc import Set as AbstractSet
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -75,13 +76,13 @@ def options(name: str) -> dict[str, str]:
     return {argument: option for argument, option in given.items() if option}
 
 
-def _table(name: str, arguments: Set[str]) -> str:
+def _table(name: str, arguments: AbstractSet[str]) -> str:
     head = ["argument", *(["option"] if name in OPTIONS else []), "type", "default", "meaning"]
     rows = [head, ["---"] * len(head), *_rows(name, arguments)]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def _rows(name: str, arguments: Set[str]) -> Iterator[list[str]]:
+def _rows(name: str, arguments: AbstractSet[str]) -> Iterator[list[str]]:
     meanings = _meanings(inspect.getdoc(getattr(onceward, name)) or "")
     for parameter in _parameters(name):
         if parameter.name not in arguments:
