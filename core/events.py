@@ -142,7 +142,9 @@ class EpochFailed(NamedTuple):
 
     pipeline: str
     epoch: int | None
+    """None for an attempt of the embedded engine, and where it is not known."""
     error: str
+    """In one line."""
 
 
 class CheckpointEnded(NamedTuple):
@@ -230,7 +232,7 @@ def about(committable: Committable) -> dict[str, Any]:
 
 
 def log(event: Event) -> None:
-    """Log an event of a healthy run, if it has a line."""
+    """Log an event, if it has a line."""
     match event:
         case Started():
             _log_start(event)
@@ -249,6 +251,9 @@ def log(event: Event) -> None:
         case EpochReplayed(pipeline, epoch):
             fields = {"pipeline": pipeline, "epoch": epoch}
             _spark.info("epoch %s is completed already: Spark runs it again, nothing is written", epoch, extra=fields)
+        case EpochFailed(pipeline, int(epoch), error):  # the embedded engine says whether it starts again
+            fields = {"pipeline": pipeline, "epoch": epoch}
+            _spark.error("epoch %s of pipeline %s failed: %s", epoch, pipeline, error, extra=fields)
         case CheckpointEnded(pipeline, record, bad):
             milliseconds = round(record.duration * 1000)
             fields = {"pipeline": pipeline, "epoch": record.checkpoint, "milliseconds": milliseconds}

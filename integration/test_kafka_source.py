@@ -127,6 +127,20 @@ def test_68_a_topic_made_anew_is_noticed_while_a_source_watches_it_though_it_has
         source.latest(position)
 
 
+def test_what_the_options_no_longer_select_is_not_called_lost(
+    writer: Writer, topic: Callable[..., str], caplog: pytest.LogCaptureFixture
+):
+    old, new = topic(), topic()
+    writer.send(old, range(20))
+    writer.send(new, range(3))
+    position = {old: {"0": 5}}
+    with pytest.raises(ConfigurationError, match=rf"has read {old}-0, which its options no longer select"):
+        writer.source(new).latest(position)
+    lenient = writer.source(new, fail_on_data_loss=False)
+    assert lenient.latest(position) == {new: {"0": 3}}
+    assert "lost" not in caplog.text
+
+
 def test_68_a_deleted_topic_is_an_error_or_left_out(writer: Writer, topic: Callable[..., str]):
     kept, name = topic(prefix="del"), topic(prefix="del")
     writer.send(name, range(20))

@@ -72,6 +72,7 @@ def test_no_producer_lets_a_broker_create_topics():
         ({"topic": "t", "createtopic": "yes"}, "createTopic"),
         ({"topic": "t", "createtopic": "0"}, "number of partitions"),
         ({"createtopic": "true"}, "create_topic needs topic"),
+        ({"topic": " "}, "topic is empty"),
         ({"kafka.allow.auto.create.topics": "true"}, "createTopic"),
         ({"transactiontimeout": "0.5"}, "at least 1 s"),
         ({"name": "a:b"}, "a:b"),

@@ -32,3 +32,10 @@ def test_importing_onceward_loads_nothing_heavy():
     code = f"import sys, onceward; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ["exactly_once", "read_stream", "register", "ProgressListener"])
+def test_a_missing_pyspark_is_named_with_its_extra(name: str):
+    code = f"import sys; sys.modules['pyspark'] = None; from onceward import {name}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"{name} needs pyspark: pip install 'onceward[spark]'" in done.stderr

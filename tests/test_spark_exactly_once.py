@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from onceward.connectors.spark.cluster import check_log
 from onceward.connectors.spark.exactly_once import EpochHandler
-from onceward.connectors.spark.query import any_stage_failed, epoch_input, read_text
+from onceward.connectors.spark.query import any_stage_failed, epoch_input, read_text, reason
 from onceward.core.errors import ConfigurationError, EpochConflictError
-from onceward.core.log import DirectoryStore, MemoryStore, Rewind, read
+from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, Rewind, read
 
 from .core_fakes import policy
 from .engine_kit import TargetSink
@@ -251,3 +252,82 @@ def test_a_decision_log_on_the_drivers_disk_is_for_a_driver_that_stays_there(
         with pytest.raises(ConfigurationError, match="local disk"):
             query.run(0, handler=handler)
         assert query.target.written == 0
+
+
+def test_a_query_without_a_checkpoint_is_refused(tmp_path: Path):
+    """Spark makes a temporary one, with which the decision log would go."""
+    query = Query(tmp_path / "temporary-0b5f4c6e-7d0a-4f9e-8c3b-2a1d5e6f7a8b")
+    query.checkpoint.root = query.checkpoint.root.rename(tmp_path / "temporary-5c2f9a10-7d0a-4f9e-8c3b-2a1d5e6f7a8b")
+    with pytest.raises(ConfigurationError, match="the query has no checkpoint"):
+        query.run(0)
+    assert query.target.written == 0
+
+
+@pytest.mark.parametrize(
+    ("store", "pipeline", "told"),
+    [
+        ("hdfs://nn/x", "p", "hdfs:// cannot hold a decision log"),
+        (None, "other", "belongs to pipeline 'p'"),
+        (None, None, None),
+        (None, "p", None),
+    ],
+)
+def test_a_decision_log_is_looked_at_before_there_is_input(
+    tmp_path: Path, store: str | None, pipeline: str | None, told: str | None
+):
+    LogWriter(DirectoryStore(tmp_path / "checkpoint" / "onceward"), "p", policy()).start()
+    checkpoint = f"file:{tmp_path}/checkpoint"
+    if told is None:
+        check_log(store, checkpoint, pipeline, "local[2]")
+        return
+    with pytest.raises((ConfigurationError, EpochConflictError), match=told):
+        check_log(store, checkpoint, pipeline, "local[2]")
+
+
+def test_looking_at_a_decision_log_makes_none(tmp_path: Path):
+    check_log(None, f"file:{tmp_path}/checkpoint", "p", "local[2]")
+    with pytest.raises(ConfigurationError, match="hdfs://, which cannot hold"):
+        check_log(None, "hdfs://nn/checkpoint", "p", "yarn")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_log_that_has_moved_is_refused_before_there_is_input(tmp_path: Path):
+    writer = LogWriter(DirectoryStore(tmp_path), "p", policy())
+    writer.start()
+    writer.move("elsewhere")
+    with pytest.raises(EpochConflictError, match="moved the pipeline to elsewhere"):
+        check_log(str(tmp_path), "", "p", "local[2]")
+
+
+def test_an_epoch_that_fails_is_one_line_of_the_log(query: Query, caplog: pytest.LogCaptureFixture):
+    with pytest.raises(OSError, match="lost"):
+        query.run(0, fails=0)
+    [line] = [record for record in caplog.records if record.name == "onceward.spark"]
+    assert (line.levelname, line.getMessage()) == (
+        "ERROR",
+        "epoch 0 of pipeline p failed: OSError: the executor is lost",
+    )
+    assert (line.pipeline, line.epoch) == ("p", 0)  # type: ignore[attr-defined]
+
+
+_WORKER = """
+  An exception was thrown from the Python worker. Please see the stack trace below.
+Traceback (most recent call last):
+  File "sink.py", line 1, in write
+    raise KafkaError("no broker")
+onceward.core.errors.KafkaError: no broker
+
+JVM stacktrace:
+org.apache.spark.SparkException"""
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("one\ntwo"), "ValueError: one"),
+        (RuntimeError(_WORKER), "KafkaError: no broker"),
+        (KeyboardInterrupt(), "KeyboardInterrupt: "),
+    ],
+)
+def test_the_reason_of_a_failure_is_one_line(error: BaseException, told: str):
+    assert reason(error) == told

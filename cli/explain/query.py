@@ -214,7 +214,11 @@ def _complete(sink: Any) -> Finding:
 
 
 def _checkpoint(query: PlannedQuery, one: Described) -> list[Finding]:
+    name = [] if one.pipeline is not None or not one.sinks else [_nameless()]
     if query.checkpoint is None:
+        if one.sinks:
+            told = "none: Spark makes a temporary one, and onceward refuses the query's first epoch"
+            return [*name, failed("checkpoint", told, "give checkpoint=…")]
         told = "none: Spark makes a temporary one, so a restarted driver reads its input again"
         return [warning("checkpoint", told, "give checkpoint=…", guarantee=Guarantee.AT_LEAST_ONCE)]
     folder = local_folder(one.store) if one.store is not None else None
@@ -222,5 +226,10 @@ def _checkpoint(query: PlannedQuery, one: Described) -> list[Finding]:
         try:
             check_store(str(one.store), query.df.sparkSession.sparkContext.master)
         except ConfigurationError as error:
-            return [failed("decision log", error.message, "set store=…")]
-    return []
+            return [*name, failed("decision log", error.message, "set store=…")]
+    return name
+
+
+def _nameless() -> Finding:
+    told = "none: the query's id takes its place, so a deleted checkpoint is not noticed, and all is written again"
+    return warning("pipeline name", told, "give pipeline=…")

@@ -159,6 +159,14 @@ class Selection(msgspec.Struct, frozen=True):
             raise ConfigurationError(f"topics (subscribe) must be a list with at least one name, not {topics!r}")
         return cls(topics=tuple(sorted(set(topics))))
 
+    def takes(self, partition: Partition) -> bool:
+        """Whether the partition belongs to it."""
+        if self.assign is not None:
+            return partition in self.assign
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, partition.topic) is not None
+        return partition.topic in (self.topics or ())
+
 
 class Found(msgspec.Struct, frozen=True):
     """What there is of a selection.

@@ -106,6 +106,10 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             raise ConfigurationError(
                 f"transaction_timeout must be at least 1 s, not {transaction_timeout} s", sink=name
             )
+        if topic is not None and not topic.strip():
+            raise ConfigurationError(
+                "topic is empty: name one, or leave it out, so that each row names its topic", sink=name
+            )
         if create_topic and topic is None:
             raise ConfigurationError(
                 "create_topic needs topic: the topics that rows name are not known in advance", sink=name

@@ -151,7 +151,9 @@ class KafkaSource(ResettableSource):
         found = self._find()
         held = self._lookup().held([p for p in found.partitions if self._is_own(p)], before)
         anew = {topic for topic, id_ in found.ids.items() if self._ids.get(topic, id_) != id_}
-        self._report([str(loss) for loss in planning.losses(before, held, anew)])
+        self._report_unselected([p for p in before if not self.selection.takes(p)])
+        lost = planning.losses({p: at for p, at in before.items() if self.selection.takes(p)}, held, anew)
+        self._report([str(loss) for loss in lost])
         self._ids |= found.ids
         self.newest = to_json({partition: there.stable for partition, there in held.items()})
         end = planning.reach(before, held, limit=limit, until=None if until is None else from_json(until))
@@ -239,6 +241,18 @@ class KafkaSource(ResettableSource):
             raise SourceError(f"cannot read {partition} at offset {at}, though {here} is there: {why}")
         self._report([f"{loss}; wanted were offsets {at} to {end - 1}"])
         return min(here.earliest, end) if here is not None and at < here.earliest else end
+
+    def _report_unselected(self, partitions: list[Partition]) -> None:
+        if not partitions:
+            return
+        told = f"this query has read {', '.join(map(str, sorted(partitions)))}, which its options no longer select"
+        if self.fail_on_data_loss:
+            raise ConfigurationError(
+                f"{told}: records that it has not read yet would be left out. Nothing was skipped. Select them again "
+                "by subscribe, subscribePattern or assign; or, to leave them out on purpose, set failOnDataLoss=false "
+                "(fail_on_data_loss=False) until the first epoch is completed"
+            )
+        _log.warning("%s: they are left out, as failOnDataLoss=false allows", told)
 
     def _report(self, losses: list[str]) -> None:
         if losses and self.fail_on_data_loss:

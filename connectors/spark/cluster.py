@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from onceward.core.errors import ConfigurationError
-from onceward.core.log import LogStore, open_store
+from onceward.core.errors import ConfigurationError, NoDecisionLogError, StoreError
+from onceward.core.log import LogStore, open_store, read
 from onceward.core.log.objects import CONDITIONAL_PUT
 from onceward.core.log.store import IN_CHECKPOINT
+from onceward.core.log.writer import check_owner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,21 +61,58 @@ def warn_of_python(spark: SparkSession) -> None:
         _log.warning("executors run %s, but %s: %s", context.pythonExec, found, ADVICE)
 
 
-def open_log(store: str | LogStore | None, checkpoint: str, pipeline: str) -> LogStore:
+def open_log(store: str | LogStore | None, checkpoint: str, pipeline: str, *, existing: bool = False) -> LogStore:
     """The store of a pipeline's decision log: the one that is given, or named, or the one inside the checkpoint.
 
+    Args:
+        store: What the user gave.
+        checkpoint: Root of the checkpoint, as a URL.
+        pipeline: Whose log it is.
+        existing: Only look: nothing is made.
+
     Raises:
+        NoDecisionLogError: There is none, and `existing` is set.
         ConfigurationError: It cannot hold a decision log.
     """
     if store is not None:
-        return open_store(store, pipeline=pipeline) if isinstance(store, str) else store
+        return open_store(store, pipeline=pipeline, existing=existing) if isinstance(store, str) else store
     scheme, folder = urlsplit(checkpoint).scheme, local_path(checkpoint)
     if folder is None and scheme not in CONDITIONAL_PUT:
         raise ConfigurationError(
             f"the checkpoint is on {scheme}://, which cannot hold a decision log. Set store=, for "
             "example store='postgresql+psycopg://user@host/db'"
         )
-    return open_store(f"{checkpoint if folder is None else folder}/{IN_CHECKPOINT}", pipeline=pipeline)
+    place = f"{checkpoint if folder is None else folder}/{IN_CHECKPOINT}"
+    return open_store(place, pipeline=pipeline, existing=existing)
+
+
+def check_log(store: str | LogStore | None, checkpoint: str, pipeline: str | None, master: str | None) -> None:
+    """Refuse a decision log that the first epoch would be refused for; it may be long until new input comes.
+
+    Nothing is written. A store that does not answer now is asked again by the first epoch.
+
+    Args:
+        store: What the user gave.
+        checkpoint: Root of the checkpoint, as a URL.
+        pipeline: Its name; None if it is the query's id, which is not known yet.
+        master: Spark's, if known.
+
+    Raises:
+        ConfigurationError: It cannot hold a decision log, or is on a local disk.
+        EpochConflictError: The log is another pipeline's, or has moved.
+        StoreError: The store refuses this client, or the log is damaged.
+    """
+    try:
+        found = open_log(store, checkpoint, pipeline or "any", existing=True)
+        check_store(local_store(found), master)
+        view = read(found)
+    except NoDecisionLogError:
+        return
+    except StoreError as error:
+        if not error.retryable:
+            raise
+        return
+    check_owner(view, pipeline or view.pipeline, found)
 
 
 def local_path(url: str) -> str | None:

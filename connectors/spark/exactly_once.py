@@ -24,10 +24,10 @@ from onceward.core.sink import Guarantee
 from onceward.core.transaction import Acknowledgement
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
-from .cluster import check_store, local_store, open_log, warn_of_python
+from .cluster import check_log, check_store, local_store, open_log, warn_of_python
 from .plan import handlers
 from .publication import with_publication
-from .query import QueryRun, any_stage_failed, check_folder, checkpoint_reader, current_run, epoch_input
+from .query import QueryRun, any_stage_failed, checked_folder, checkpoint_reader, current_run, epoch_input, reason
 from .task import (
     ACK_COLUMN,
     ACK_SCHEMA,
@@ -101,8 +101,12 @@ def exactly_once(
     Raises:
         ConfigurationError: A setting is wrong, or a target is not set up for the guarantee.
         SchemaError: A column does not fit a sink; the message names it.
+        EpochConflictError: The decision log is another pipeline's, or a savepoint has moved it elsewhere.
     """
-    _check(df, sinks, pipeline, checkpoint)
+    _check(df, sinks, pipeline)
+    resolved = checked_folder(df.sparkSession, checkpoint) if checkpoint is not None else ""
+    if (resolved or store is not None) and not EXPLAINING.get():
+        check_log(store, resolved, pipeline, df.sparkSession.sparkContext.master)
     warn_of_python(df.sparkSession)
     driven = [DirectlyWritten(sink) if isinstance(sink, DirectSink) else sink for sink in sinks]
     for sink in driven:
@@ -128,7 +132,7 @@ def exactly_once(
     return writer.option("checkpointLocation", checkpoint) if checkpoint is not None else writer
 
 
-def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None, checkpoint: str | None) -> None:
+def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> None:
     if type(df).__module__.startswith("pyspark.sql.connect"):
         raise ConfigurationError(
             "exactly_once needs a classic Spark session, and this DataFrame is of a Spark Connect session: run the "
@@ -146,8 +150,6 @@ def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None, checkp
         raise ConfigurationError(f"each sink of a pipeline needs a name of its own; got {names}")
     if pipeline is not None:
         check_pipeline_name(pipeline)
-    if checkpoint is not None:
-        check_folder(df.sparkSession, checkpoint)
 
 
 @dataclass
@@ -180,7 +182,7 @@ class EpochHandler:
             self._epoch(frame, batch)
         except BaseException as error:
             name = self.pipeline or (self._run.query if self._run is not None else "")
-            tell(EpochFailed(name, batch, f"{type(error).__name__}: {error}"))
+            tell(EpochFailed(name, batch, reason(error)))
             raise
 
     def _epoch(self, frame: DataFrame, batch: int) -> None:

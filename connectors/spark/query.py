@@ -7,6 +7,7 @@ again when it replays the batch, so its digest recognises a replay.
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from onceward.core.engine.state.storage import CheckpointStorage
@@ -26,6 +27,7 @@ _REFUSED: Final = {
     "AsyncProgressTrackingMicroBatchExecution": ASYNC,
     "RealTimeTrigger": "real-time mode (trigger realTime)",
 }
+_TEMPORARY: Final = re.compile(r"/temporary-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/?")
 _QUERY, _RUN = "sql.streaming.queryId", "spark.jobGroup.id"
 
 
@@ -63,8 +65,14 @@ def current_run(spark: SparkSession, last: QueryRun | None = None) -> QueryRun:
     for part in (running, running.trigger()):
         if (mode := _REFUSED.get(part.getClass().getSimpleName())) is not None:
             raise refused(mode)
+    checkpoint = running.resolvedCheckpointRoot()
+    if _TEMPORARY.search(checkpoint) is not None:
+        raise ConfigurationError(
+            "the query has no checkpoint: Spark has made a temporary one, and a restart would write everything again. "
+            "Nothing was written. Give exactly_once(…, checkpoint=…), or set spark.sql.streaming.checkpointLocation"
+        )
     complete = running.outputMode().toString().lower() == "complete"
-    return QueryRun(query, run, running.resolvedCheckpointRoot(), complete)
+    return QueryRun(query, run, checkpoint, complete)
 
 
 def refused(mode: str) -> ConfigurationError:
@@ -74,6 +82,15 @@ def refused(mode: str) -> ConfigurationError:
         "and whose offsets are logged before it runs. Nothing was written. Use trigger(processingTime=…) or "
         "trigger(availableNow=True)"
     )
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong, in one line. What Spark tells of an error in a Python worker has the worker's traceback."""
+    text, mark = str(error), "Traceback (most recent call last):\n"
+    if mark not in text:
+        return f"{type(error).__name__}: {(text.strip().splitlines() or [''])[0]}"
+    lines = [line for line in text.rpartition(mark)[2].splitlines() if line and not line[0].isspace()]
+    return re.sub(r"^[\w.]+\.(?=\w+(:|$))", "", (lines or [type(error).__name__])[0])
 
 
 def any_stage_failed(spark: SparkSession, stages: Iterable[int]) -> bool:
@@ -148,8 +165,8 @@ def read_by_hadoop(spark: SparkSession, url: str) -> str | None:
         stream.close()
 
 
-def check_folder(spark: SparkSession, url: str) -> None:
-    """Refuse a checkpoint that can be no folder: Spark would answer with a hundred lines of Java.
+def checked_folder(spark: SparkSession, url: str) -> str:
+    """The checkpoint's URL as Spark resolves it. One that can be no folder is refused: Spark's answer is long.
 
     Raises:
         ConfigurationError: It is a file, or lies in one, or in a folder that cannot be written to.
@@ -161,6 +178,7 @@ def check_folder(spark: SparkSession, url: str) -> None:
     path = hadoop.Path(url)
     try:
         files = path.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001
+        resolved = str(files.makeQualified(path).toString())
         while path.getParent() is not None and not files.exists(path):
             path = path.getParent()
         if not files.getFileStatus(path).isDirectory():
@@ -169,6 +187,7 @@ def check_folder(spark: SparkSession, url: str) -> None:
     except Py4JJavaError as error:
         reason = error.java_exception.getMessage()
         raise ConfigurationError(f"checkpoint {url} cannot be written: {reason}; give another folder") from None
+    return resolved
 
 
 def read_text(url: str) -> str | None:

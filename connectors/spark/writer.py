@@ -27,7 +27,7 @@ from onceward.core.transaction import Acknowledgement, WriteContext
 
 from .cluster import check_store, local_store
 from .options import FormatOptions, batch_pipeline, batch_store, delete_temporary_log, temporary_log
-from .query import epoch_input, newest_batch, read_text
+from .query import epoch_input, newest_batch, read_text, reason
 from .task import place, write_partition
 
 if TYPE_CHECKING:
@@ -92,13 +92,16 @@ class _Writer:
             try:
                 self.opened = self._open()
             except Exception as error:
-                self._failed(f"{type(error).__name__}: {error}")
+                epoch = None
+                with contextlib.suppress(OncewardError):
+                    epoch = self._offered()[0]
+                self._failed(epoch, reason(error))
                 raise
         return dict(self.__dict__)
 
-    def _failed(self, why: str) -> None:
+    def _failed(self, epoch: int | None, why: str) -> None:
         with contextlib.suppress(OncewardError):  # its name may be what is missing
-            tell(EpochFailed(self._pipeline(), None, why))
+            tell(EpochFailed(self._pipeline(), epoch, why))
 
     def _pipeline(self) -> str:
         raise NotImplementedError
@@ -153,9 +156,9 @@ class _Writer:
         age = coordinator.policy.monotonic() - opened.since
         coordinator.commit(epoch, acks, about, sweep_after=True, age=age)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: ARG002, N803 - Spark's
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803 - Spark's
         """Abort what is not decided (driver). Called with decided messages too, when commit raised."""
-        self._failed("Spark aborted the batch: a task, or the commit, has failed")
+        self._failed(batchId, "Spark aborted the batch, because a task or the commit failed")
         written = [m for m in messages if isinstance(m, WrittenPartition) and m.acknowledgement is not None]
         if written:
             with contextlib.suppress(FencedError):  # decided, or a newer writer has started: both look after it

@@ -60,6 +60,26 @@ class WriterToken(msgspec.Struct, frozen=True):
     last: int
 
 
+def check_owner(view: LogView, pipeline: str, store: LogStore) -> None:
+    """Refuse the log of another pipeline, and one that goes on elsewhere.
+
+    Raises:
+        EpochConflictError: It is one.
+    """
+    if view.pipeline not in {"", pipeline}:
+        raise EpochConflictError(
+            f"the decision log in {store.describe()} belongs to pipeline {view.pipeline!r}: use that name, or a "
+            "checkpoint (or store) of its own for this pipeline",
+            pipeline=pipeline,
+        )
+    if view.moved:
+        raise EpochConflictError(
+            f"the decision log in {store.describe()} has ended here: a savepoint has moved the pipeline to "
+            f"{view.moved}. Start it there; if only a savepoint is there, restore that one first",
+            pipeline=pipeline,
+        )
+
+
 class LogWriter:
     """One writer of one pipeline's decision log, from its START until it is fenced."""
 
@@ -82,7 +102,7 @@ class LogWriter:
         """
         for attempt in count():
             self.view = read(self.store)
-            self._check_owner()
+            check_owner(self.view, self.pipeline, self.store)
             position = self.view.tail + 1
             log = self.view.log or self._policy.token()[:8]
             token = WriterToken(log, self.token.writer, position, position)
@@ -223,20 +243,6 @@ class LogWriter:
                 "goes on",
                 pipeline=self.pipeline,
             ) from error
-
-    def _check_owner(self) -> None:
-        if self.view.pipeline not in {"", self.pipeline}:
-            raise EpochConflictError(
-                f"the decision log in {self.store.describe()} belongs to pipeline {self.view.pipeline!r}: use that "
-                "name, or a checkpoint (or store) of its own for this pipeline",
-                pipeline=self.pipeline,
-            )
-        if self.view.moved:
-            raise EpochConflictError(
-                f"the decision log in {self.store.describe()} has ended here: a savepoint has moved the pipeline to "
-                f"{self.view.moved}. Start it there; if only a savepoint is there, restore that one first",
-                pipeline=self.pipeline,
-            )
 
     def _append(self, entry: Entry) -> None:
         position, data = entry.position, encode(entry)

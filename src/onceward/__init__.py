@@ -133,8 +133,12 @@ _EXTRAS: Final = {
     "KafkaSink": "kafka",
     "KafkaSource": "kafka",
     "PostgresSink": "postgres",
+    "ProgressListener": "spark",
     "RedisSink": "redis",
     "SqlAlchemySink": "sql",
+    "exactly_once": "spark",
+    "read_stream": "spark",
+    "register": "spark",
 }
 
 
@@ -144,11 +148,12 @@ def __getattr__(name: str) -> Any:
     try:
         value = getattr(import_module(_HOMES[name], __name__), name)
     except ModuleNotFoundError as error:
-        if name not in _EXTRAS or (error.name or "").startswith("onceward"):
+        missing = (error.name or "").partition(".")[0]
+        if name not in _EXTRAS or missing == "onceward":
             raise
         from .core.errors import ConfigurationError  # noqa: PLC0415 - `import onceward` loads nothing else
 
-        raise ConfigurationError(f"{name} needs {error.name}: pip install 'onceward[{_EXTRAS[name]}]'") from error
+        raise ConfigurationError(f"{name} needs {missing}: pip install 'onceward[{_EXTRAS[name]}]'") from error
     globals()[name] = value
     return value
 

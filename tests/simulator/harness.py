@@ -100,7 +100,7 @@ def _spark_in(world: World, parts: Parts) -> Iterator[None]:
 
 
 def _folders_store(world: World) -> Callable[..., Any]:
-    def open_store(url: str, *, pipeline: str) -> Any:
+    def open_store(url: str, *, pipeline: str, existing: bool) -> Any:  # noqa: ARG001 - it is always there
         assert pipeline == PIPELINE
         return world.folders[url.removesuffix("/onceward")].store
 
