@@ -52,3 +52,14 @@ def test_real_time_mode_is_refused(spark: SparkSession, tmp_path: Path, dsn: str
     finally:
         spark.conf.unset("spark.sql.streaming.realTimeMode.allowlistCheck")
     assert not ids_in_table(dsn)
+
+
+def test_without_a_checkpoint_a_query_is_refused(spark: SparkSession, tmp_path: Path, dsn: str) -> None:
+    """Spark makes a temporary one for foreachBatch, and the decision log would be deleted with it."""
+    make_table(dsn)
+    feed = Feed(tmp_path)
+    feed.add()
+    query = exactly_once(feed.stream(spark), PostgresSink("table", dsn=dsn, table="words")).trigger(availableNow=True)
+    with pytest.raises(StreamingQueryException, match="the query has no checkpoint"):
+        query.start().awaitTermination(60)
+    assert not ids_in_table(dsn)
