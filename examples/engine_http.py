@@ -1,4 +1,4 @@
-"""A thousand numbers to an HTTP server that honours idempotency keys, each once.
+"""A thousand numbers to an HTTP server that honors idempotency keys, each once.
 
     python examples/engine_http.py URL FOLDER
 
@@ -15,7 +15,7 @@ from onceward.sources import SequenceSource
 def main(url: str, folder: str) -> None:
     """Run it."""
     rows = [{"n": n, "text": f"row {n}"} for n in range(1000)]
-    sink = HttpSink("hook", f"{folder}/segments", url=url, rows_per_send=100, server_honours_keys=True)
+    sink = HttpSink("hook", f"{folder}/segments", url=url, rows_per_send=100, server_honors_keys=True)
     pipeline = Pipeline("numbers", store=open_store(f"{folder}/log"), backend=FileBackend(f"{folder}/state"))
     pipeline.source(SequenceSource(rows), uid="numbers").sink(sink)
     print(pipeline.guarantee())

@@ -82,7 +82,7 @@ def http(folder: Path) -> Iterator[Target]:
         def read() -> Counter[int]:
             return Counter(row["id"] for rows in box.taken.values() for row in rows)
 
-        options = {"url": url, "directory": str(folder / "wal"), "body": "json", "serverHonoursKeys": "true"}
+        options = {"url": url, "directory": str(folder / "wal"), "body": "json", "serverHonorsKeys": "true"}
         yield Target("onceward-http", options, read)
         server.shutdown()
 

@@ -57,8 +57,8 @@ DROP = Plan(take=False, status=None)
 class Inbox:
     """The server, whose memory outlives its restarts."""
 
-    def __init__(self, *, honours_keys: bool = True) -> None:
-        self.honours_keys = honours_keys
+    def __init__(self, *, honors_keys: bool = True) -> None:
+        self.honors_keys = honors_keys
         self.requests: list[Request] = []
         self.taken: list[Request] = []
         self.plans: list[Plan] = []
@@ -87,7 +87,7 @@ class Inbox:
             self.requests.append(request)
             if request.method != "POST":
                 return Plan(take=False, status=405)
-            known = self.honours_keys and request.key in {taken.key for taken in self.taken}
+            known = self.honors_keys and request.key in {taken.key for taken in self.taken}
             plan = self.plans.pop(0) if self.plans else TAKE
             if plan.take and not known:
                 self.taken.append(request)

@@ -50,7 +50,7 @@ def hook(tmp_path: Path, inbox: Inbox) -> HttpSink:
 
 
 def make(folder: Path, inbox: Inbox, **settings: Any) -> HttpSink:
-    given = {"rows_per_send": 2, "server_honours_keys": inbox.honours_keys, "url": inbox.url, **settings}
+    given = {"rows_per_send": 2, "server_honors_keys": inbox.honors_keys, "url": inbox.url, **settings}
     return HttpSink("hook", folder / "log", **given)
 
 
@@ -77,7 +77,7 @@ class TestConformanceWithoutKeys(SinkConformance):
 
     @pytest.fixture
     def sink_under_test(self, tmp_path: Path, inbox: Inbox) -> SinkUnderTest:
-        inbox.honours_keys = False
+        inbox.honors_keys = False
         return SinkUnderTest(make=lambda: make(tmp_path, inbox, rows_per_send=3), read=lambda: inbox.numbers)
 
 
@@ -280,9 +280,9 @@ def test_65_a_delivery_is_the_same_in_every_try_though_the_settings_were_changed
 # What the network and the server lose
 
 
-@pytest.mark.parametrize("honours", [True, False])
-def test_20_a_lost_answer_is_repeated_and_a_server_with_keys_takes_it_once(tmp_path: Path, honours: bool):
-    inbox = Inbox(honours_keys=honours)
+@pytest.mark.parametrize("honors", [True, False])
+def test_20_a_lost_answer_is_repeated_and_a_server_with_keys_takes_it_once(tmp_path: Path, honors: bool):
+    inbox = Inbox(honors_keys=honors)
     with inbox.up():
         sink = make(tmp_path, inbox)
         inbox.plans = [TAKE, LOSE_ANSWER]
@@ -291,10 +291,10 @@ def test_20_a_lost_answer_is_repeated_and_a_server_with_keys_takes_it_once(tmp_p
         assert outcome.status is CommitStatus.RETRY_LATER
         assert "no answer from http://127.0.0.1" in outcome.detail
         assert sink.commit(committable).status is CommitStatus.COMMITTED
-    assert inbox.numbers == ([0, 1, 2, 3, 4, 5] if honours else [0, 1, 2, 3, 2, 3, 4, 5])
+    assert inbox.numbers == ([0, 1, 2, 3, 4, 5] if honors else [0, 1, 2, 3, 2, 3, 4, 5])
     assert inbox.posts[1].key == inbox.posts[2].key
     assert inbox.posts[1].body == inbox.posts[2].body, "servers compare payloads"
-    assert sink.guarantee is (Guarantee.EXACTLY_ONCE if honours else Guarantee.AT_LEAST_ONCE)
+    assert sink.guarantee is (Guarantee.EXACTLY_ONCE if honors else Guarantee.AT_LEAST_ONCE)
 
 
 def test_by_default_it_is_at_least_once(tmp_path: Path):
@@ -342,9 +342,9 @@ def test_a_server_that_does_not_answer_in_time_is_asked_again(tmp_path: Path, in
 # Crashes of our own process
 
 
-@pytest.mark.parametrize("honours", [True, False])
-def test_62_and_65_a_process_killed_between_delivery_and_mark(tmp_path: Path, honours: bool):
-    inbox = Inbox(honours_keys=honours)
+@pytest.mark.parametrize("honors", [True, False])
+def test_62_and_65_a_process_killed_between_delivery_and_mark(tmp_path: Path, honors: bool):
+    inbox = Inbox(honors_keys=honors)
     with inbox.up():
         sink = make(tmp_path, inbox)
         committable = prepared(sink, range(6))
@@ -352,7 +352,7 @@ def test_62_and_65_a_process_killed_between_delivery_and_mark(tmp_path: Path, ho
         assert inbox.numbers == [0, 1, 2, 3]
         assert commit_in_child(sink, committable, f"{Step.SEND_AFTER}:1") == -signal.SIGKILL
         assert commit_in_child(sink, committable) == 0
-    assert inbox.numbers == ([0, 1, 2, 3, 4, 5] if honours else [0, 1, 2, 3, 2, 3, 2, 3, 4, 5])
+    assert inbox.numbers == ([0, 1, 2, 3, 4, 5] if honors else [0, 1, 2, 3, 2, 3, 2, 3, 4, 5])
     again = [request for request in inbox.posts if request.key == inbox.posts[1].key]
     assert len(again) == 3
     assert len({request.body for request in again}) == 1
@@ -491,7 +491,7 @@ def test_options_of_a_format_are_the_arguments(tmp_path: Path):
         "URL": "https://example.org/hook",
         "directory": str(tmp_path),
         "rowspersend": "7",
-        "serverHonoursKeys": "True",
+        "serverHonorsKeys": "True",
         "header.X-Team": "blue",
         "token": SECRET,
         "retrystatuses": "404, 423",
@@ -504,7 +504,7 @@ def test_options_of_a_format_are_the_arguments(tmp_path: Path):
     for wrong, says in (
         ({"ulr": "x"}, "unknown options .'ulr'."),
         ({"timeout": "soon"}, "option timeout is not a number"),
-        ({"serverHonoursKeys": "maybe"}, "not true or false"),
+        ({"serverHonorsKeys": "maybe"}, "not true or false"),
     ):
         with pytest.raises(ConfigurationError, match=says):
             HttpSink.from_options({**options, **wrong})

@@ -1,6 +1,6 @@
 """HttpSink: an epoch's rows to an HTTP server, in order, each delivery under an idempotency key.
 
-The key is the delivery's identity, the same in every try and every process; so is the body. A server that honours keys
+The key is the delivery's identity, the same in every try and every process; so is the body. A server that honors keys
 takes a delivery once, and answers a repeated one as it answered the first: then it is exactly once, else at least once.
 See "The Idempotency-Key HTTP Header Field" (draft-ietf-httpapi-idempotency-key-header-07).
 """
@@ -69,7 +69,7 @@ class HttpSink(WriteAheadLogSink):
         body: What a request holds: "json", an array of objects; "jsonl", one object per line.
         rows_per_send: Maximum number of rows in one request.
         proof: Record a hash of the rows of each epoch in the decision log.
-        server_honours_keys: Whether the server accepts each key once, however often it is sent, and remembers it for
+        server_honors_keys: Whether the server accepts each key once, however often it is sent, and remembers it for
             longer than any outage that must be survived. Only then is the sink exactly once.
         key_header: Name of the header that holds the key.
         key_format: "quoted", a quoted string, as in the draft (RFC 9651); "plain", without the quotes; "uuid", a UUID
@@ -104,7 +104,7 @@ class HttpSink(WriteAheadLogSink):
         body: str = "json",
         rows_per_send: int = ROWS_PER_SEND,
         proof: bool = True,
-        server_honours_keys: bool = False,
+        server_honors_keys: bool = False,
         key_header: str = KEY_HEADER,
         key_format: str = "quoted",
         headers: Mapping[str, str] | None = None,
@@ -132,7 +132,7 @@ class HttpSink(WriteAheadLogSink):
             client_cert,
             client_key,
         )
-        self.remembers = server_honours_keys
+        self.remembers = server_honors_keys
         self.body = check_choice("body", body, _BODIES)
         self.key_format = check_choice("key_format", key_format, _KEYS)
         self.key_header = key_header
