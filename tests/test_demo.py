@@ -9,9 +9,8 @@ import pytest
 
 from onceward.cli.demo.run import _said, judge
 from onceward.cli.demo.scenario import SAID, TARGETS, VICTIMS, expected, generate, plan
-from onceward.testing.pipeline.endpoints import Record
+from onceward.testing.judge import Kind, Record
 from onceward.testing.pipeline.faults import FAULTS
-from onceward.testing.pipeline.judge import Kind
 
 if TYPE_CHECKING:
     from pathlib import Path

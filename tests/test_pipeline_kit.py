@@ -13,10 +13,9 @@ import pytest
 
 from onceward.core.errors import ConfigurationError
 from onceward.core.steps import Step
+from onceward.testing.judge import Comparison, Kind, Record, Verdict, compare
 from onceward.testing.pipeline.driver import arguments_of
-from onceward.testing.pipeline.endpoints import Record
 from onceward.testing.pipeline.faults import FAULTS, planned_faults
-from onceward.testing.pipeline.judge import Comparison, Kind, Verdict, compare
 
 SOURCE = Path(__file__).parent.parent / "src"
 

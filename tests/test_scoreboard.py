@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from onceward.testing.pipeline.endpoints import Addresses, Record
-from onceward.testing.pipeline.judge import Verdict, compare
+from onceward.testing.judge import Record, Verdict, compare
+from onceward.testing.pipeline.endpoints import Addresses
 
 ROOT = Path(__file__).parent.parent
 

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from onceward.testing.judge import Kind
 from onceward.testing.machine import locked
 from onceward.testing.pipeline.case import Case
 from onceward.testing.pipeline.endpoints import UnreadableError
-from onceward.testing.pipeline.judge import Kind
 from onceward.testing.pipeline.servers import Servers
 
 from .contestants import CONTESTANTS, NOT_RUN, ROOT, Contestant
@@ -35,8 +35,8 @@ from .table import About, Output, Run, draw, page, read_runs, write_runs
 from .watch import Watch
 
 if TYPE_CHECKING:
+    from onceward.testing.judge import Verdict
     from onceward.testing.pipeline.faults import PlannedFault
-    from onceward.testing.pipeline.judge import Verdict
 
 
 RESULTS = Path(__file__).with_name("results.jsonl")

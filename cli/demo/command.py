@@ -15,8 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from onceward.testing.judge import Kind
 from onceward.testing.pipeline.endpoints import Addresses
-from onceward.testing.pipeline.judge import Kind
 from onceward.testing.services import dev_services
 from onceward.testing.services.jars import PEER_JARS, ensure_jars
 

@@ -23,17 +23,17 @@ import psycopg
 from psycopg import sql
 
 from onceward.core.errors import ExternalError
+from onceward.testing.judge import Comparison, compare
 from onceward.testing.pipeline.driver import Start, Supervisor
 from onceward.testing.pipeline.endpoints import KAFKA, POSTGRES, Addresses, KafkaTopic
 from onceward.testing.pipeline.faults import FAULTS, Scene
-from onceward.testing.pipeline.judge import Comparison, compare
 
 from .scenario import EXACTLY_ONCE, PARTITIONS, SAID, SOURCE_TOPIC, TARGETS, VICTIMS, checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from onceward.testing.pipeline.endpoints import Record
+    from onceward.testing.judge import Record
     from onceward.testing.services import DevServices
 
     from .scenario import Kill, Order, Total

@@ -10,6 +10,7 @@ import typer
 
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import pairs
+from onceward.testing.judge import Verdict as Compared
 
 from ..operate.logs import open_log
 from ..options import AsJson, BootstrapServers, Dsn, KafkaConfig, LedgerSchema, Pipeline  # noqa: TC001 - typer reads them
@@ -19,7 +20,7 @@ from .audit import Verdict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from onceward.testing.pipeline.judge import Comparison
+    from onceward.testing.judge import Comparison
 
     from .audit import Audit, Line
 
@@ -135,9 +136,7 @@ def _show_rows(found: Comparison, *, as_json: bool) -> None:
     if as_json:
         print_json(_rows(found))
         return
-    from onceward.testing.pipeline.judge import Verdict as Found  # noqa: PLC0415 - psutil
-
-    for line in Found((found,)).lines():
+    for line in Compared((found,)).lines():
         console().print(f"  {line}")
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from onceward.core.log import LogView
     from onceward.core.proof import ProvenEpoch, Reread
-    from onceward.testing.pipeline.judge import Comparison
+    from onceward.testing.judge import Comparison
 
 OLDER: Final = "older"
 FOREIGN: Final = "foreign"

@@ -12,14 +12,13 @@ import pyarrow as pa
 
 from onceward.core.errors import ConfigurationError
 from onceward.core.proof import JSON_LINE, NUMBER, PARTITION
-from onceward.testing.pipeline.endpoints import Record
-from onceward.testing.pipeline.judge import compare
+from onceward.testing.judge import Record, compare
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     from onceward.core.proof import Reread
-    from onceward.testing.pipeline.judge import Comparison
+    from onceward.testing.judge import Comparison
 
     from .places import Place, Rows
 

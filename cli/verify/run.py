@@ -10,7 +10,7 @@ from onceward.core.errors import ConfigurationError
 from onceward.core.names import Scope
 from onceward.core.proof import ALL_EPOCHS
 from onceward.core.row_hash import RowHash
-from onceward.testing.pipeline.judge import compare
+from onceward.testing.judge import compare
 
 from .audit import FOREIGN, Audit, Expected, Verdict, check_overlap, check_stopped, grouped, judge, tally, with_starts
 from .places import Access, Place

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 import msgspec
 import psutil
 
+from onceward.testing.judge import Comparison, compare
+from onceward.testing.judge import Kind as Fault
 from onceward.testing.machine import accepts_connections
 from onceward.testing.pipeline.endpoints import UnreadableError
-from onceward.testing.pipeline.judge import Comparison, compare
-from onceward.testing.pipeline.judge import Kind as Fault
 
 from ..redis_kit import running_valkey
 from .drivers import Job, Style, drive

@@ -18,7 +18,8 @@ Each fault is one case (faults.py); `pytest --faults smoke|full|hours` selects t
 
 from __future__ import annotations
 
-from .endpoints import Addresses, Custom, Endpoint, Folder, KafkaTopic, Record, Row, Table, UnreadableError
+from ..judge import Record, Row
+from .endpoints import Addresses, Custom, Endpoint, Folder, KafkaTopic, Table, UnreadableError
 from .faults import FAULTS, NothingToHitError, Scene
 from .suite import PipelineTest
 

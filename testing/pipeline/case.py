@@ -22,17 +22,18 @@ from urllib.parse import urlsplit
 
 from onceward.core.errors import ConfigurationError
 
+from ..judge import Verdict, compare
 from .driver import Start, Supervisor, arguments_of
 from .endpoints import KAFKA, POSTGRES, Addresses, UnreadableError
 from .faults import NothingToHitError, PlannedFault, Scene
-from .judge import BlockedReaders, Verdict, compare
+from .readers import BlockedReaders
 from .servers import empty_kafka, new_database
 from .spec import ReferenceRun, counted, from_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from .endpoints import Record, Row
+    from ..judge import Record, Row
     from .servers import Servers
     from .spec import PipelineSpec
 

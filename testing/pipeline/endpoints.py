@@ -13,9 +13,11 @@ from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from onceward.core.errors import ConfigurationError, ExternalError
+
+from ..judge import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
     import confluent_kafka
     import sqlalchemy as sa
 
-Row: TypeAlias = dict[str, Any]
+    from ..judge import Row
+
 KAFKA, POSTGRES = "kafka", "postgres"
 
 _SECONDS: Final = 20.0
@@ -38,13 +41,6 @@ _PREPARED: Final = {
 
 class UnreadableError(ExternalError):
     """An input or output does not answer now; it may later."""
-
-
-class Record(NamedTuple):
-    """A row, and where it is: `topic-partition@offset`, `table@row`, `file@line`."""
-
-    row: Row
-    position: str
 
 
 @dataclass(frozen=True)

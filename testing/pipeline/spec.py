@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias
 
 from onceward.core.errors import ConfigurationError
 
+from ..judge import text_of
 from .endpoints import Endpoint
 from .faults import FAULTS, Inject
-from .judge import text_of
 
 if TYPE_CHECKING:
+    from ..judge import Record, Row
     from .driver import Command
-    from .endpoints import Record, Row
 
 Expected: TypeAlias = "Sequence[Row] | Mapping[str, Sequence[Row]]"
 Expectation: TypeAlias = "Callable[[Sequence[Record], Sequence[Endpoint]], list[Sequence[Row]]]"

@@ -1,29 +1,26 @@
-"""The judge: what is in the outputs against what must be in them, as multisets of rows, with the evidence.
-
-BlockedReaders measures for how long a transaction that stays open at a topic's last stable offset, or stays prepared,
-keeps readers from what comes after it.
-"""
+"""The judge: what is in the outputs against what must be in them, as multisets of rows, with the evidence."""
 
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections import Counter, defaultdict
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
-
-from .endpoints import UnreadableError
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from .endpoints import Addresses, Endpoint, Record, Row
+Row: TypeAlias = dict[str, Any]
 
 _SHOWN: Final = 10
-_LOOK_SECONDS: Final = 0.1
+
+
+class Record(NamedTuple):
+    """A row, and where it is: `topic-partition@offset`, `table@row`, `file@line`."""
+
+    row: Row
+    position: str
 
 
 class Kind(StrEnum):
@@ -177,44 +174,3 @@ class Verdict:
         origin = f"; input {', '.join(sources)}" if sources else ""
         where = f", at {', '.join(finding.positions)}" if finding.positions else ""
         return f"  {finding.kind}: {text_of(finding.row)}{where}{origin}"
-
-
-class BlockedReaders:
-    """Watches the outputs while the block runs.
-
-    What blocks readers is told apart by its words, which name the transaction or the offset: as long as an output says
-    the same, it has not moved on.
-
-    Args:
-        outputs: What is read.
-        addresses: Of the case.
-
-    Attributes:
-        longest: Seconds for which readers were blocked at one place.
-        where: That place, in words.
-    """
-
-    def __init__(self, outputs: Sequence[Endpoint], addresses: Addresses) -> None:
-        self.longest, self.where = 0.0, ""
-        self._outputs, self._addresses = outputs, addresses
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="blocked readers", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        since: dict[str, float] = {}
-        while not self._stopped.wait(_LOOK_SECONDS):
-            with suppress(UnreadableError):
-                found = [what for output in self._outputs for what in output.left_open(self._addresses)]
-                now = time.monotonic()
-                since = {what: since.get(what, now) for what in found}
-                for what, began in since.items():
-                    if now - began > self.longest:
-                        self.longest, self.where = now - began, what

@@ -1,0 +1,65 @@
+"""Each command works where only its own extras are installed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
+NEEDS = {"doctor/kafka": "kafka", "doctor/postgres": "postgres", "explain/query": "spark", "ui/web": "ui"}
+"""Modules of the command line that need an extra."""
+MODULES = [str(path.relative_to(ROOT / "cli").with_suffix("")) for path in sorted((ROOT / "cli").rglob("*.py"))]
+
+IMPORT = """
+import importlib, sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BLOCKED:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+for module in MODULES:
+    importlib.import_module(module)
+"""
+
+
+def packages(requirements: list[str]) -> set[str]:
+    """Names of the packages that are asked for, by themselves or by extras."""
+    found: set[str] = set()
+    for requirement in requirements:
+        if extras := re.fullmatch(r"onceward\[(.*)\]", requirement):
+            found = found.union(*(packages(EXTRAS[extra]) for extra in extras[1].split(",")))
+        else:
+            found.add(re.split(r"[\[<>=]", requirement)[0])
+    return found
+
+
+def extra_of(module: str) -> str:
+    return "demo" if module.startswith("demo/") else NEEDS.get(module, "")
+
+
+@pytest.mark.parametrize("extra", sorted({*map(extra_of, MODULES)}))
+def test_every_module_of_the_command_line_imports_only_what_its_extra_installs(extra: str) -> None:
+    everything = packages([*chain(*EXTRAS.values()), *PROJECT["dependency-groups"]["dev"]])
+    others = everything - packages(EXTRAS.get(extra, []))
+    blocked = {name for name, owners in metadata.packages_distributions().items() if others & set(owners)}
+    assert "pytest" in blocked
+    modules = [f"onceward.cli.{m.replace('/', '.').removesuffix('.__init__')}" for m in MODULES if extra_of(m) == extra]
+    done = subprocess.run(
+        [sys.executable, "-c", f"BLOCKED, MODULES = {blocked!r}, {modules!r}\n{IMPORT}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    assert done.returncode == 0, done.stderr
