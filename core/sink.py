@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from .errors import ExternalError
-from .kit.options import arguments
+from .kit.options import OF_FORMATS, arguments
 from .names import check_sink_name
 from .transaction import Observation
 
@@ -76,7 +76,7 @@ class Sink(ABC):
             ConfigurationError: An option is unknown, missing, given in two spellings, or not readable.
         """
         name = {"name": cls.default_name} if cls.default_name else {}
-        return cls(**arguments(cls, options, aliases=cls.option_aliases, defaults=name))
+        return cls(**arguments(cls, options, aliases=cls.option_aliases, defaults=name, also=OF_FORMATS))
 
     @property
     @abstractmethod

@@ -274,7 +274,8 @@ def test_options_of_spark_make_the_same_sink_in_any_case(how: dict[str, Any]) ->
     ("options", "why"),
     [
         ({}, r"needs the options \['dbtable'\]"),
-        ({"dbtable": "t", "tabel": "x"}, r"unknown options \['tabel'\]"),
+        ({"dbtable": "t", "tabel": "x"}, r"unknown options \['tabel'\]: did you mean (table|dbtable)\?"),
+        ({"dbtable": "t", "pipline": "x"}, r"did you mean pipeline\?.* checkpointLocation"),
         ({"dbtable": "t", "createtable": "perhaps"}, "option createTable is not true or false"),
     ],
 )

@@ -502,7 +502,7 @@ def test_options_of_a_format_are_the_arguments(tmp_path: Path):
     assert sink.retry_statuses == {404, 423}
     assert dict(sink.settings.headers) == {"X-Team": "blue", "Authorization": f"Bearer {SECRET}"}
     for wrong, says in (
-        ({"ulr": "x"}, "unknown options .'ulr'."),
+        ({"ulr": "x"}, "unknown options .'ulr'.: did you mean url\\?.* header\\.\\*"),
         ({"timeout": "soon"}, "option timeout is not a number"),
         ({"serverHonorsKeys": "maybe"}, "not true or false"),
     ):

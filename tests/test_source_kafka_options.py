@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -54,6 +55,23 @@ def test_read_committed_is_the_default_and_kafka_isolation_level_overrides_it():
 def test_unknown_options_are_refused_by_name():
     with pytest.raises(ConfigurationError, match=r"unknown options .*maxoffsetpertrigger.*subscibe"):
         stream_source({**SERVERS, "subscibe": "orders", "maxOffsetPerTrigger": "1"})
+
+
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [
+        ("startingOffset", "startingOffsets"),
+        ("subscibe", "subscribe"),
+        ("bootstrap.servers", "kafka.bootstrap.servers"),
+        ("kafkaconsumer.polltimeout", "kafkaConsumer.pollTimeoutMs"),
+        ("endingTimestamps", "endingTimestamp"),
+    ],
+)
+def test_of_an_unknown_option_it_is_said_which_one_was_meant_and_which_there_are(option: str, meant: str):
+    with pytest.raises(ConfigurationError, match=rf"did you mean {re.escape(meant)}\?") as refused:
+        stream_source({**SERVERS, option: "1"})
+    listed = str(refused.value).partition(" takes ")[2].split(", ")
+    assert {"kafka.bootstrap.servers", "kafka.*", "subscribe", "startingOffsets", "minPartitions", meant} <= {*listed}
 
 
 def test_what_spark_adds_by_itself_is_tolerated():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 import msgspec
 
 from onceward.core.errors import ConfigurationError, LogDamagedError, RetryableSinkError
-from onceward.core.kit.options import arguments, check_choice
+from onceward.core.kit.options import OF_FORMATS, arguments, check_choice
 from onceward.core.kit.rows import check_columns, json_rows
 from onceward.sinks.write_ahead import ROWS_PER_SEND, WriteAheadLogSink
 
@@ -160,7 +160,7 @@ class HttpSink(WriteAheadLogSink):
         headers = {name: value for name, value in options.items() if name.lower().startswith(_HEADER)}
         rest = {name: value for name, value in options.items() if name not in headers}
         given = {name[len(_HEADER) :]: value for name, value in headers.items()}
-        return cls(headers=given, **arguments(cls, rest, defaults={"name": "http"}))
+        return cls(headers=given, **arguments(cls, rest, defaults={"name": "http"}, also=(f"{_HEADER}*", *OF_FORMATS)))
 
     def __repr__(self) -> str:
         names = [name for name, _ in self.settings.headers]

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PREFIX: Final = "kafka."
+CONNECTION_OPTIONS: Final = ("kafka.bootstrap.servers", "kafka.*")
+"""Options of a Spark format that `split_options` takes."""
 PROTOCOLS: Final = ("PLAINTEXT", "SASL_PLAINTEXT", "SASL_SSL", "SSL")
 MECHANISMS: Final = ("OAUTHBEARER", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 

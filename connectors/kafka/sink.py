@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from onceward.core.errors import ConfigurationError, KafkaError
-from onceward.core.kit.options import arguments
+from onceward.core.kit.options import OF_FORMATS, arguments
 from onceward.core.names import NOTHING
 from onceward.core.row_hash import RowHash
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, Observation
@@ -25,7 +25,7 @@ from .pool import PoolKey, pool_of
 from .positions import LATEST, Partition
 from .producer import check_settings
 from .rows import check_columns, hashed
-from .settings import KafkaSettings, split_options
+from .settings import CONNECTION_OPTIONS, KafkaSettings, split_options
 from .transaction import KIND, VERSION, Prepared, mark_of
 
 if TYPE_CHECKING:
@@ -132,7 +132,9 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             ConfigurationError: An option is unknown or refused.
         """
         config, rest = split_options(options)
-        return cls(config=config, **arguments(cls, rest, defaults={"name": "kafka"}, omit=("bootstrap_servers",)))
+        also = (*CONNECTION_OPTIONS, *OF_FORMATS)
+        given = arguments(cls, rest, defaults={"name": "kafka"}, omit=("bootstrap_servers",), also=also)
+        return cls(config=config, **given)
 
     def __repr__(self) -> str:
         return f"KafkaSink({self.name!r}, topic={self.topic!r}, {self.settings})"

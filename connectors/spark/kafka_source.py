@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from onceward import KafkaSource
 from onceward.connectors.kafka.positions import AtTime, bound, milliseconds, times
-from onceward.connectors.kafka.settings import split_options
+from onceward.connectors.kafka.settings import CONNECTION_OPTIONS, split_options
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import arguments, distinct
 
@@ -90,7 +90,8 @@ def _source(
         raise ConfigurationError(f"options {', '.join(wrong)} are not for {where} queries")
     special = {name: rest.pop(name.lower(), None) for name in (*SELECTIONS, *STARTS, *ONLY_BATCH, STRATEGY)}
     given = {name: text for name, text in special.items() if text is not None}
-    plain = arguments(KafkaSource, rest, aliases={TIMEOUT: "timeout"}, omit=ELSEWHERE)
+    also = (*CONNECTION_OPTIONS, *SELECTIONS, *STARTS, *ONLY_BATCH, STRATEGY)
+    plain = arguments(KafkaSource, rest, aliases={TIMEOUT: "timeout"}, omit=ELSEWHERE, also=also)
     if "timeout" in plain:
         plain["timeout"] /= 1000
     if ending is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from types import UnionType
@@ -19,6 +20,18 @@ _ANNOTATIONS: Final = {"Collection": list, "Mapping": dict, "Path": str, "Sequen
 """For names in signatures that their modules import for type checkers alone."""
 MOST_SECONDS: Final = 86400
 """Longest timeout: sockets refuse some larger values, but only when they are used."""
+OF_FORMATS: Final = (
+    "pipeline",
+    "store",
+    "checkpointLocation",
+    "runKey",
+    "onLost",
+    "commitTimeout",
+    "commitBackoff",
+    "adopt",
+    "rewind",
+)
+"""Options that each format for Spark has, beside those of its sink."""
 _KINDS: Final = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
@@ -29,6 +42,7 @@ def arguments(
     aliases: Mapping[str, str] | None = None,
     defaults: Mapping[str, Any] | None = None,
     omit: Collection[str] = (),
+    also: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Arguments out of options, by a signature: an option is called as its argument, in any case.
 
@@ -42,6 +56,7 @@ def arguments(
         aliases: Options that are not called as their arguments: `{"dbtable": "table"}`.
         defaults: Arguments where no option gives them.
         omit: Further arguments that no option gives.
+        also: Options that the caller reads itself, to be named where one is unknown.
 
     Raises:
         ConfigurationError: An option is unknown, missing, given in two spellings, or not readable.
@@ -50,7 +65,10 @@ def arguments(
     documented = {plain(option): option for option in known}
     unknown = sorted(name for name in options if plain(name) not in documented)
     if unknown:
-        raise ConfigurationError(f"unknown options {unknown}: {make.__name__} takes {', '.join(known)}")
+        every = dict.fromkeys([*known, *also])
+        raise ConfigurationError(
+            f"unknown options {unknown}: {_meant(unknown, every)}{make.__name__} takes {', '.join(every)}"
+        )
     given = distinct(options, lambda name: known[documented[plain(name)]].name)
     needed = {p.name: option for option, p in reversed(known.items()) if p.default is p.empty}
     missing = sorted(needed[argument] for argument in needed.keys() - given.keys() - (defaults or {}).keys())
@@ -61,6 +79,14 @@ def arguments(
         option = documented[plain(name)]
         found[argument] = as_value(option, known[option].annotation, options[name])
     return found
+
+
+def _meant(unknown: Iterable[str], known: Iterable[str]) -> str:
+    """A question after the known options that are spelled like unknown ones."""
+    spellings = {plain(option): option for option in known}
+    close = [get_close_matches(plain(option), spellings, n=1) for option in unknown]
+    meant = dict.fromkeys(spellings[name] for names in close for name in names)
+    return f"did you mean {', '.join(meant)}? " if meant else ""
 
 
 def plain(option: str) -> str:
