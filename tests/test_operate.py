@@ -201,6 +201,29 @@ def test_a_target_that_was_not_given_fences_nobody(case: Case) -> None:
     assert case.log.view.tail == tail
 
 
+@pytest.mark.parametrize("sinks", ["none:SINKS", "wrong:SINKS"])
+def test_without_yes_a_commit_is_refused_as_with_it(
+    case: Case, sinks: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case.finish_until(Step.COMMIT_BEFORE, 0, case.sink_case.prepare())
+    (case.folder / "none.py").write_text("SINKS = []")
+    elsewhere = case.folder / "elsewhere"
+    FileSink("files", elsewhere, format="jsonl").validate(pa.schema([("n", pa.int64())]))
+    (case.folder / "wrong.py").write_text(JOBS.format(target=str(elsewhere)))
+    told = []
+    for yes in ([], ["--yes"]):
+        sys.modules.pop(sinks.partition(":")[0], None)
+        arguments = ["txn", "commit", "--store", str(case.checkpoint), "--sinks", sinks, *yes]
+        monkeypatch.setattr(sys, "argv", ["onceward", *arguments])
+        with chdir(case.folder), pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        told.append((ended.value.code, [line for line in said.err.splitlines() if line.startswith("error:")], said.out))
+    assert told[0] == told[1]
+    assert told[0][0] == 2
+    assert told[0][1]
+
+
 def test_the_wrong_folder_is_told_before_anybody_is_fenced_and_gives_nothing_up(case: Case) -> None:
     """FileSink's paths are relative to where the operator happens to be. The folder here was used before."""
     case.sink_case.finish(0, case.sink_case.prepare())

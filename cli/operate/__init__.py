@@ -15,7 +15,7 @@ from onceward.core.kit.options import pairs
 from .. import show
 from ..options import AsJson, BootstrapServers, Dsn, KafkaConfig, LedgerSchema, Pipeline, Yes  # noqa: TC001 - typer reads them
 from .logs import Log, history, open_log
-from .resolve import abort_orphaned, abort_undecided, chosen, commit_decided
+from .resolve import abort_orphaned, abort_undecided, chosen, commit_decided, committing
 from .survey import Found, survey
 
 if TYPE_CHECKING:
@@ -145,6 +145,7 @@ def commit(
     found = search.found([log])
     show.age(log)
     if not yes:
+        committing(found)
         show.table([one for one in found if one.status is TransactionStatus.DECIDED])
         show.would(f"commit epoch {decision.epoch} of {log.pipeline}; {show.FENCES}")
         return

@@ -80,10 +80,7 @@ def commit_decided(
         DataLossError: A transaction can no longer be committed; the others are.
         FencedError: Another writer has started at the same time.
     """
-    _check_current(found)
-    decided = [one for one in found if one.status is TransactionStatus.DECIDED]
-    sinks = _sinks_of(decided)
-    _check_known(decided, sinks)
+    sinks = committing(found)
     _check_same(log, decision, log.view.undone)
     if log.view.undone is None:
         return None
@@ -100,6 +97,19 @@ def commit_decided(
     finish(permit, writer, sinks, policy)
     given_up = sum(c.transaction in writer.view.skipped for c in decision.committables)
     return Committed(decision.epoch, len(decision.committables) - given_up, given_up)
+
+
+def committing(found: Sequence[Found]) -> Mapping[str, TwoPhaseCommitSink[Any]]:
+    """The sinks by which what is decided is committed, by name.
+
+    Raises:
+        ConfigurationError: As of commit_decided.
+    """
+    _check_current(found)
+    decided = [one for one in found if one.status is TransactionStatus.DECIDED]
+    sinks = _sinks_of(decided)
+    _check_known(decided, sinks)
+    return sinks
 
 
 def _check_current(found: Sequence[Found]) -> None:
