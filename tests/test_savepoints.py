@@ -641,6 +641,7 @@ def test_the_commands_show_what_they_would_do_and_do_it_when_told(case: Case, mo
     assert f"would copy {old} with epoch 2 of orders to {case.place}" in cli("create", case.place, "--checkpoint", old)
     assert not Path(case.place).exists()
     assert "savepoint of epoch 2 of orders" in cli("create", case.place, "--checkpoint", old, "--yes")
+    (case.folder / ".DS_Store").touch()
     [one] = json.loads(cli("list", str(case.folder), "--json"))
     assert (one["place"], one["kind"], one["pipeline"], one["epoch"]) == (case.place, "spark", "orders", 2)
     said = cli("restore", case.place, "--checkpoint", new)
@@ -664,6 +665,9 @@ def test_the_commands_show_what_they_would_do_and_do_it_when_told(case: Case, mo
         (["create", "{save}", "--checkpoint", "{missing}"], "no such folder"),
         (["create", "{save}", "--store", "{old}", "--yes"], "is not one of the embedded engine"),
         (["list", "{missing}"], "there is no such folder"),
+        (["list", "{file}"], "is a file, not a folder"),
+        (["create", "{file}", "--checkpoint", "{old}"], "is a file, not a folder"),
+        (["restore", "{file}", "--checkpoint", "{new}"], "is not a savepoint"),
         (["restore", "{old}", "--checkpoint", "{new}"], "is not a savepoint"),
         (["restore", "{old}", "--checkpoint", "{new}", "--rewind", " "], "--rewind needs a reason"),
         (["delete", "{old}", "--yes"], "is not a savepoint"),
@@ -674,6 +678,8 @@ def test_wrong_arguments_are_refused_in_words(
 ) -> None:
     case.old.run(1)
     places = {"save": case.place, "old": case.old.folder, "new": case.new.folder, "missing": case.folder / "missing"}
+    places["file"] = case.folder / "notes.txt"
+    places["file"].write_text("a file")
     monkeypatch.setattr("sys.argv", ["onceward", "savepoint", *(one.format(**places) for one in arguments)])
     with pytest.raises(SystemExit) as ended:
         main()

@@ -127,7 +127,7 @@ class CheckpointStorage:
         try:
             with self._files.open(path) as file:
                 return b"".join(_chunks(file))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # below a file is nothing
             return b""
         except OSError as error:
             raise StateError(f"{self.at(path)} cannot be read: {error}") from error
@@ -239,6 +239,8 @@ class _LocalFiles:
             return [path.name for path in (self._root / folder).iterdir()]
         except FileNotFoundError:
             return []
+        except NotADirectoryError as error:
+            raise ConfigurationError(f"{error.filename} is a file, not a folder") from None
 
     def walk(self) -> dict[str, Any]:
         """All files by their paths, with what changes when one is written again."""
