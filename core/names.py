@@ -194,12 +194,13 @@ def other_log(scope: Scope, log: str, where: str) -> EpochConflictError:
     """The error for names that belong to another decision log.
 
     Args:
-        scope: The names, and this log.
+        scope: The names, and this log, or "" if there is none.
         log: The other log.
         where: Which target says so.
     """
+    this = f"this is decision log {scope.log}" if scope.log else "there is no decision log yet"
     return EpochConflictError(
-        f"{where} knows this pipeline and sink from decision log {log}, but this is decision log {scope.log}: either "
+        f"{where} knows this pipeline and sink from decision log {log}, but {this}: either "
         "the checkpoint folder was deleted or replaced, and going on would write its input a second time, or another "
         f"job runs under the same name. {_CHOICES}",
         pipeline=scope.pipeline,

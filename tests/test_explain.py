@@ -260,7 +260,20 @@ class TestTheLog:
         shutil.rmtree(tmp_path / "log")
         found = self.told(tmp_path)["ownership"]
         assert found.health is Health.FAILED
-        assert "knows this pipeline and sink from decision log" in found.found
+        assert re.search(
+            r"knows this pipeline and sink from decision log \w{8}, but there is no decision log", found.found
+        )
+        assert found.found.endswith(f"There is none in {tmp_path / 'log'}")
+
+    def test_a_log_that_is_looked_for_from_another_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.run(tmp_path)
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        target = sinks_target([FileSink("files", tmp_path / "out")], "files")
+        found = by_check(check_pipeline("log", "numbers", [target]))["ownership"]
+        assert found.found.endswith(f"{tmp_path / 'elsewhere' / 'log'} (log is relative to the current folder)")
 
     def test_a_log_from_a_backup(self, tmp_path: Path) -> None:
         self.run(tmp_path)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from onceward.core.checkpoint.recovery import Action, action
 from onceward.core.errors import EpochConflictError, NoDecisionLogError, OncewardError
 from onceward.core.log import Completed, Decide, Start
+from onceward.core.log.store import local_folder
 from onceward.core.names import NOTHING, Scope
 
 from ..operate.logs import history, open_log
@@ -82,13 +83,22 @@ def check_pipeline(url: str, pipeline: str | None, targets: Sequence[Target]) ->
     try:
         log = open_log(url, pipeline)
     except NoDecisionLogError:
-        return _owned_by(None, pipeline, targets) if pipeline is not None else []
+        return _owned_by(None, pipeline, targets, _searched(url)) if pipeline is not None else []
     except OncewardError:
         return []  # check_store tells
     return [check_starts(log), check_decided(log, targets), *_owned_by(log.view, log.pipeline, targets)]
 
 
-def _owned_by(view: LogView | None, pipeline: str, targets: Sequence[Target]) -> list[Finding]:
+def _searched(url: str) -> str:
+    """Where there is no decision log, as a sentence; a path may be meant from another folder."""
+    folder, _ = local_folder(url) or (None, False)
+    if folder is None:
+        return ""
+    relative = "" if folder.is_absolute() else f" ({folder} is relative to the current folder)"
+    return f". There is none in {folder.absolute()}{relative}"
+
+
+def _owned_by(view: LogView | None, pipeline: str, targets: Sequence[Target], searched: str = "") -> list[Finding]:
     found = []
     for target in targets:
         try:
@@ -97,7 +107,7 @@ def _owned_by(view: LogView | None, pipeline: str, targets: Sequence[Target]) ->
             found.append(skipped(OWNERSHIP, str(error), target.title))
             continue
         found += [
-            _owned(target.sink(name), Scope(pipeline, name, view.log if view is not None else ""), view)
+            _owned(target.sink(name), Scope(pipeline, name, view.log if view is not None else ""), view, searched)
             for name in names
         ]
         if not names:
@@ -105,7 +115,7 @@ def _owned_by(view: LogView | None, pipeline: str, targets: Sequence[Target]) ->
     return found
 
 
-def _owned(sink: TwoPhaseCommitSink[Any], scope: Scope, view: LogView | None) -> Finding:
+def _owned(sink: TwoPhaseCommitSink[Any], scope: Scope, view: LogView | None, searched: str) -> Finding:
     """Whether the target knows the name from another decision log, or from a newer state of this one.
 
     Without a log, the first start makes one, which nobody knows yet.
@@ -113,7 +123,9 @@ def _owned(sink: TwoPhaseCommitSink[Any], scope: Scope, view: LogView | None) ->
     try:
         sink.check_claim(scope, view.progress if view is not None else NOTHING)
     except EpochConflictError as error:
-        return failed(OWNERSHIP, error.message, "the pipeline's next start is refused: see the message", sink.name)
+        return failed(
+            OWNERSHIP, error.message + searched, "the pipeline's next start is refused: see the message", sink.name
+        )
     except OncewardError as error:
         return skipped(OWNERSHIP, str(error), sink.name)
     return ok(OWNERSHIP, "no other decision log has this name", sink.name)
