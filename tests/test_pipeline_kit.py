@@ -178,6 +178,14 @@ class TestBlocked(TestExact):
     faults = {"clean": FAULTS["clean"]}
     max_blocked_seconds = 0.5
 
+class TestSilent(TestExact):
+    command = ["sleep", "60"]
+    timeout = 1.0
+    faults = {"clean": FAULTS["clean"]}
+
+class TestSlow(TestSilent):
+    command = ["sh", "-c", "mkdir \\"$PIPELINE_FOLDER/begun\\" && exit 7; sleep 60"]
+
 class TestBroken(TestExact):
     command = ["python", "-c", "import sys; sys.exit('no such table')"]
     faults = {"clean": FAULTS["clean"]}
@@ -202,7 +210,9 @@ def test_cases_on_files_and_sqlite_say_what_is_wrong(tmp_path: Path) -> None:
         "table copies: 301 rows expected, 300 found: 1 missing, 0 duplicated, 0 wrong",
         "TestBroken does not work without faults: the driver ended",
         "no such table",
-        "3 failed, 1 passed, 2 skipped",
+        "nothing came out of TestSilent within 1 s, before any fault, and the driver runs",
+        "nothing came out of TestSlow within 1 s, and the driver ended with exit code 7",
+        "5 failed, 1 passed, 2 skipped",
     ):
         assert line in done, f"{line}\n{done}"
 

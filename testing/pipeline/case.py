@@ -218,8 +218,15 @@ class Case:
             if lives > _LIVES_BEFORE_OUTPUT and any(self._supervisor.exit_codes):
                 return f"{self._name} does not work without faults: the driver ended {lives} times before any output"
             if time.monotonic() > deadline:
-                return f"nothing came out of {self._name} within {self._spec.timeout:g} s, before any fault"
+                return f"nothing came out of {self._name} within {self._spec.timeout:g} s, {self._before_output()}"
             time.sleep(_POLL_SECONDS)
+
+    def _before_output(self) -> str:
+        """What happened until now; a fault at a step strikes the first life of the driver, as soon as it gets there."""
+        codes = self._supervisor.exit_codes
+        if not codes:
+            return "before any fault, and the driver runs"
+        return f"and the driver ended with exit code {', '.join(map(str, codes))}"
 
     def _settled(self, quiet: float, complete: Callable[[Verdict], bool]) -> bool:
         """Wait until the outputs are complete and have not changed for so many seconds; False if they never are."""
