@@ -10,6 +10,7 @@ import logging
 import re
 import sys
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -182,7 +183,7 @@ def write_skeleton(name: str, folder: Path) -> list[Path]:
     """Write NAME.py and test_NAME.py into the folder, with a class called after NAME, and return the two files.
 
     Raises:
-        ConfigurationError: The name is not a valid module name, or a file already exists.
+        ConfigurationError: The name is not a valid module name or is that of an installed module, or a file exists.
     """
     if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower() or not name[0].isalpha():
         raise ConfigurationError(f"{name!r} is not a valid module name. Use one such as billing_sink")
@@ -190,6 +191,9 @@ def write_skeleton(name: str, folder: Path) -> list[Path]:
     there = [str(path) for path in texts if path.exists()]
     if there:
         raise ConfigurationError(f"{', '.join(there)} already exists. Nothing was written")
+    taken = find_spec(name)
+    if name in sys.stdlib_module_names or (taken is not None and taken.origin is not None):
+        raise ConfigurationError(f"{name} is the name of an installed module, which it would hide. Use another one")
     folder.mkdir(parents=True, exist_ok=True)
     class_name = "".join(part.capitalize() for part in name.split("_"))
     for path, skeleton in texts.items():

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from onceward.core.checkpoint.recovery import TransactionStatus
 from onceward.core.transaction import ANY_EPOCH
@@ -77,18 +76,18 @@ def age(log: Log) -> None:
 
 
 def history(told: History, *, as_json: bool) -> None:
-    """Epochs, a row each; below, where the embedded engine's checkpoints are, and what was given up."""
+    """Epochs, two lines each (a table would cut the times); then the engine's checkpoints, and what was given up."""
     if as_json:
         print_json(told)
         return
     listed = told.epochs
-    rows = Table("epoch", "decided", "completed", "sinks", "transactions", "rows")
-    for one in listed:
-        waits = "waits for its commit"
-        numbers = str(one.transactions), str(one.rows)
-        rows.add_row(str(one.epoch), one.decided, one.completed or waits, ", ".join(one.sinks), *numbers)
     out = console()
-    out.print(rows if listed else "the log holds no decided epoch")
+    for one in listed:
+        completed = f"completed {one.completed}" if one.completed else "waits for its commit"
+        sinks = ", ".join(one.sinks)
+        out.print(f"epoch {one.epoch}: {one.rows} rows, transactions: {one.transactions}, sinks: {sinks}")
+        out.print(f"  decided {one.decided}, {completed}")
+    out.print("the log keeps the newest epochs only" if listed else "the log holds no decided epoch")
     for one in listed:
         for folder in [*one.retained, *([one.checkpoint] if one.checkpoint else [])]:
             out.print(f"checkpoint {folder}")

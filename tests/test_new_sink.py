@@ -74,6 +74,14 @@ def test_a_name_that_is_no_modules_is_refused(tmp_path: Path, name: str) -> None
         write_skeleton(name, tmp_path)
 
 
+@pytest.mark.parametrize("name", ["json", "pytest", "onceward"])
+def test_the_name_of_an_installed_module_is_refused(tmp_path: Path, name: str) -> None:
+    """Beside a test, `json.py` is imported wherever something imports `json`."""
+    with pytest.raises(ConfigurationError, match="installed module"):
+        write_skeleton(name, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     write_skeleton("mine", tmp_path)
     before = (tmp_path / "mine.py").read_text()

@@ -511,6 +511,10 @@ class TestCommands:
         assert "1 transactions are committed" in case.run("commit", *store, "--yes").stdout
         case.sink_case.assert_visible(case.sink_case.numbers())
         assert "nothing to commit" in case.run("commit", *store, "--yes").stdout
+        shown = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["checkpoints", *store]).stdout
+        time = r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00"
+        assert re.search(rf"epoch 0: 3 rows, .* files\n  decided {time}, completed {time}\n", shown), shown
+        assert "the newest epochs only" in shown
         rows = json.loads(CliRunner().invoke(app, ["checkpoints", *store, "--json"]).stdout)
         assert [(row["epoch"], row["rows"]) for row in rows["epochs"]] == [(0, 3)]
         assert rows["given_up"] == []
