@@ -12,9 +12,10 @@ import sys
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
+from typer.main import get_command
 
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.kit.options import pairs
@@ -22,7 +23,7 @@ from onceward.core.kit.options import pairs
 from .dev import app as dev_app
 from .operate import app as txn_app
 from .operate import checkpoints
-from .options import AsJson, BootstrapServers, Dsn, KafkaConfig  # noqa: TC001 - typer reads them
+from .options import AsJson, BootstrapServers, Dsn, KafkaConfig, LedgerSchema  # noqa: TC001 - typer reads them
 from .run import run
 from .savepoint import app as savepoint_app
 from .show import console, print_json
@@ -96,6 +97,7 @@ def doctor(
         str | None, typer.Option(help="Name of the pipeline whose transactional ids and decision log to check.")
     ] = None,
     dsn: Dsn = None,
+    ledger_schema: LedgerSchema = None,
     store: Annotated[
         str | None, typer.Option(help="URL of the decision log's store, or the checkpoint folder.")
     ] = None,
@@ -113,6 +115,8 @@ def doctor(
 
     if bootstrap_servers is None and (kafka or topic):
         raise ConfigurationError("--kafka and --topic need --bootstrap-servers")
+    if ledger_schema is not None and dsn is None:
+        raise ConfigurationError("--ledger-schema needs --dsn")
     if not all(topic or []):
         raise ConfigurationError("--topic needs a name")
     findings = run_checks(
@@ -121,6 +125,7 @@ def doctor(
         topics=topic or [],
         pipeline=pipeline,
         dsn=dsn,
+        ledger_schema=ledger_schema,
         store=store,
     )
     if query is None:
@@ -217,13 +222,25 @@ class RepeatsFiltered(logging.Filter):
         return new
 
 
+def command() -> Any:
+    """The whole command line. Its flags show no type: `--yes <bool>` reads as if they took a value."""
+    root = get_command(app)
+    commands = [root]
+    while commands:
+        one: Any = commands.pop()
+        commands += getattr(one, "commands", {}).values()
+        for flag in (option for option in one.get_params(typer.Context(one)) if getattr(option, "is_flag", False)):
+            flag.metavar = ""
+    return root
+
+
 def main() -> None:
     """Run the command line; an error ends it with one message, without a traceback."""
     warnings = logging.StreamHandler()
     warnings.addFilter(RepeatsFiltered())
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", handlers=[warnings])
     try:
-        app()
+        command()()
     except OncewardError as error:
         console(stderr=True).print(f"error: {error}", style="red")
         sys.exit(EXIT_MISUSED if isinstance(error, ConfigurationError) else EXIT_FAILED)

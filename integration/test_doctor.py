@@ -127,3 +127,5 @@ def test_a_database_is_looked_at_and_not_changed(dsn: str) -> None:
     with psycopg.connect(dsn) as connection:
         schemas = connection.execute("SELECT count(*) FROM pg_namespace WHERE nspname = 'onceward'").fetchone()
     assert schemas == (0,)
+    assert by_check(run_checks(dsn=dsn, ledger_schema="public"))["schema for the ledger"].found == "there"
+    assert "may create it" in by_check(run_checks(dsn=dsn, ledger_schema="Public"))["schema for the ledger"].found

@@ -171,7 +171,7 @@ def command(store: Path) -> Iterator[tuple[subprocess.Popen[str], Callable[[], d
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert line.startswith("1 pipelines. Open http://127.0.0.1:")
+        assert line.startswith("1 pipeline. Open http://127.0.0.1:")
         url, _, token = line.split()[-1].partition("#token=")
 
         def state() -> dict[str, Any]:

@@ -63,7 +63,9 @@ def test_what_is_no_topic_or_table_is_one_message_before_anything_starts(
 
 
 def test_completions_can_be_installed(tmp_path: Path) -> None:
-    assert "--install-completion" in onceward("--help", home=tmp_path).stdout
+    shown = onceward("--help", home=tmp_path).stdout
+    assert "--install-completion" in shown
+    assert "bool" not in shown + onceward("txn", "commit", "--help", home=tmp_path).stdout
 
 
 def test_the_address_of_nothing_is_one_message(tmp_path: Path) -> None:

@@ -55,6 +55,11 @@ def test_it_works_without_any_extra() -> None:
     assert "onceward[postgres]" in advice["postgres client"]
 
 
+def test_what_no_target_was_given_for_is_refused() -> None:
+    told = doctor("--ledger-schema", "books")
+    assert (told.returncode, told.stderr) == (2, "error: --ledger-schema needs --dsn\n")
+
+
 def test_an_extra_that_nobody_asked_about_may_be_missing() -> None:
     told = doctor("--json", without=("confluent_kafka", "psycopg"))
     findings = {finding["check"]: finding for finding in json.loads(told.stdout)}

@@ -216,7 +216,7 @@ class TestPrograms:
         ("reference", "answer"),
         [
             ("nowhere.py", "there is no 'nowhere.py'"),
-            ("program", "there is no 'program'"),
+            ("program", "there is no 'program': give a file, file.py:function or module:function"),
             ("program:broken", "ValueError: no such thing"),
             ("program:unknown", "AttributeError"),
             ("nowhere:build", "ModuleNotFoundError"),

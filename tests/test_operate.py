@@ -450,6 +450,10 @@ class TestLogs:
             open_log(f"sqlite:///{path}", "orders")
         assert not path.exists()
 
+    def test_a_store_that_can_hold_no_log_is_refused_before_a_name_is_asked_for(self) -> None:
+        with pytest.raises(ConfigurationError, match="redis:// cannot hold a decision log"):
+            open_log("redis://host/0")
+
     def test_no_table_is_made_where_there_is_no_log(self, tmp_path: Path) -> None:
         with closing(sqlite3.connect(tmp_path / "other.db")) as database:
             database.execute("CREATE TABLE other (n int)")

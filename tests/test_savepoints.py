@@ -638,7 +638,11 @@ def test_the_commands_show_what_they_would_do_and_do_it_when_told(case: Case, mo
     monkeypatch.setattr(copies, "QUIET_SECONDS", 0.0)
     case.old.run(3)
     old, new = str(case.old.folder), str(case.new.folder)
-    assert f"would copy {old} with epoch 2 of orders to {case.place}" in cli("create", case.place, "--checkpoint", old)
+    would = f"would copy {old} with epoch 2 of orders to {case.place}"
+    assert would in cli("create", case.place, "--checkpoint", old)
+    assert would in cli(
+        "create", f"{case.folder}/x/../{Path(case.place).name}", "--checkpoint", f"{old}/../{case.old.folder.name}"
+    )
     assert not Path(case.place).exists()
     assert "savepoint of epoch 2 of orders" in cli("create", case.place, "--checkpoint", old, "--yes")
     (case.folder / ".DS_Store").touch()

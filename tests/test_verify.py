@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 
 from onceward import FileSink, SqlAlchemySink
 from onceward.cli.main import app
-from onceward.cli.verify.rows import compared, records, shown
+from onceward.cli.verify.places import Access, Place
+from onceward.cli.verify.rows import compared, mapped, records, shown
 from onceward.core.checkpoint import Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import ConfigurationError, SchemaError, SqlError
@@ -247,6 +248,36 @@ def test_epochs_that_are_no_range_are_refused(tmp_path: Path, asked: str) -> Non
     done = CliRunner().invoke(app, ["verify", str(job.folder), "--target", f"files:{job.out}", "--epochs", asked])
     assert isinstance(done.exception, ConfigurationError)
     assert "the smaller one first" in str(done.exception)
+
+
+def test_an_epoch_that_waits_for_its_commit_is_named_and_not_judged(tmp_path: Path) -> None:
+    job = FileJob(tmp_path)
+    job.run(1)
+    assert job.told()["waiting"] is None
+    with hooked(die_in_commit), pytest.raises(Crash):
+        job.run(1)
+    told = job.told()
+    assert ([line["epoch"] for line in told["epochs"]], told["waiting"]) == ([0], 1)
+    shown = CliRunner().invoke(app, ["verify", str(job.folder), "--target", f"files:{job.out}"]).stdout
+    assert "not judged: epoch 1, which is decided and waits for its commit" in shown
+
+
+@pytest.mark.parametrize("value", [b"no json", b"[1]"])
+def test_a_message_that_is_no_json_object_is_told_with_one_hint(value: bytes) -> None:
+    batch = pa.record_batch({"value": [value]})
+    place = Place("postgres", "orders", Access(dsn="host=x"))
+    with pytest.raises(ConfigurationError, match="no JSON object") as refused:
+        list(mapped([batch], place, pa.schema([("id", pa.int64())]), None))
+    assert str(refused.value).count("--map") == 1
+
+
+def test_a_table_that_is_missing_is_not_to_be_created_by_whoever_verifies(tmp_path: Path) -> None:
+    job = FileJob(tmp_path)
+    job.run(1)
+    (tmp_path / "target.db").touch()
+    arguments = ["--target", "files=sql:nothing", "--url", f"sqlite:///{tmp_path}/target.db"]
+    done = CliRunner().invoke(app, ["verify", str(job.folder), *arguments])
+    assert str(done.exception) == "table nothing does not exist; is this its name, and its database?"
 
 
 def test_a_partitions_folder_that_is_called_like_a_file_is_none(tmp_path: Path) -> None:

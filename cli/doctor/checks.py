@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from onceward.core.log import LogView
 
+    from ..operate.targets import Target
+
 _OLDEST: Final = {"pyspark": (4, 0), "pandas": (2, 2)}
 """Spark asks for pandas wherever Arrow goes in or out of a Python function."""
 _LOG: Final = "decision log"
@@ -35,6 +37,7 @@ def run_checks(
     topics: Sequence[str] = (),
     pipeline: str | None = None,
     dsn: str | None = None,
+    ledger_schema: str | None = None,
     store: str | None = None,
 ) -> list[Finding]:
     """Check this machine, and the services that are named.
@@ -45,6 +48,7 @@ def run_checks(
         topics: Topics whose permissions are checked.
         pipeline: Pipeline whose transactional ids are checked, and whose log.
         dsn: PostgreSQL's connection string.
+        ledger_schema: Schema of onceward's own tables there; None: the default.
         store: URL of the decision log's store, or the checkpoint folder.
     """
 
@@ -64,8 +68,13 @@ def run_checks(
             return [skipped("postgresql", "give --dsn to check it")]
         from onceward.connectors.database.target import Url  # noqa: PLC0415
 
-        return check_postgres(target_of(Url.from_dsn(dsn)))
+        return check_postgres(target_of(Url.from_dsn(dsn), ledger_schema))
 
+    targets: list[Callable[[], Target]] = []
+    if bootstrap_servers is not None:
+        targets.append(lambda: kafka_target(bootstrap_servers, kafka_config or {}))
+    if dsn is not None:
+        targets.append(lambda: postgres_target(dsn, ledger_schema))
     return [
         check_java(),
         *[check_package(name, oldest) for name, oldest in _OLDEST.items()],
@@ -78,24 +87,18 @@ def run_checks(
         ),
         *findings_of("kafka", kafka, asked=bootstrap_servers is not None),
         *findings_of("postgres", postgres, asked=dsn is not None),
-        *_check_names(store, pipeline, bootstrap_servers, kafka_config or {}, dsn),
+        *_check_names(store, pipeline, targets),
     ]
 
 
-def _check_names(
-    store: str | None, pipeline: str | None, servers: str | None, config: Mapping[str, str], dsn: str | None
-) -> list[Finding]:
+def _check_names(store: str | None, pipeline: str | None, targets: Sequence[Callable[[], Target]]) -> list[Finding]:
     """What the log and the targets say of the pipeline's name, under whatever sinks' names it has written."""
-    asked = servers is not None or dsn is not None
-    if store is None or not asked:
+    if store is None or not targets:
         return [
             skipped(name, "give --store, and --bootstrap-servers or --dsn") for name in (STARTS, DECIDED, OWNERSHIP)
         ]
-    targets = []
     try:
-        targets += [kafka_target(servers, config)] if servers is not None else []
-        targets += [postgres_target(dsn, None)] if dsn is not None else []
-        return check_pipeline(store, pipeline, targets)
+        return check_pipeline(store, pipeline, [target() for target in targets])
     except ModuleNotFoundError:
         return []  # told already
     except OncewardError as error:

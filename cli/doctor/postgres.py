@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import psycopg as _psycopg  # noqa: F401 - a missing package is reported here, not at the first question
 
 from onceward.connectors.database.engines import dialect_for, reading
-from onceward.connectors.database.target import TableName, Target, Url
+from onceward.connectors.database.target import LEDGER_SCHEMA, TableName, Target, Url
 from onceward.core.errors import SinkError
 
 from . import Finding, failed, ok, warning
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _CREATE: Final = """
 SELECT has_database_privilege(current_database(), 'CREATE'), current_user::text, current_database()::text,
-       to_regnamespace('onceward') IS NOT NULL
+       to_regnamespace(quote_ident(%(schema)s)) IS NOT NULL
 """
 _PREPARED: Final = "SELECT count(*), coalesce(extract(epoch FROM max(now() - prepared)), 0) FROM pg_prepared_xacts"
 _STANDBYS: Final = """
@@ -37,9 +37,9 @@ _SHORT_SECONDS: Final = 900
 _FEW: Final = 16
 
 
-def target_of(url: Url) -> Target:
+def target_of(url: Url, ledger_schema: str | None = None) -> Target:
     """How doctor reaches a database: no table is looked at."""
-    return Target(url, TableName(None, "any"), answer_within=10)
+    return Target(url, TableName(None, "any"), answer_within=10, ledger_schema=ledger_schema or LEDGER_SCHEMA)
 
 
 def check_postgres(target: Target) -> list[Finding]:
@@ -52,7 +52,12 @@ def check_postgres(target: Target) -> list[Finding]:
             if facts.unusable:
                 found.append(failed("primary", facts.unusable, "connect to a writable primary"))
             found += [_durability(facts, connection), _timeouts(connection), _standbys(connection)]
-            return [*found, _prepared_slots(facts), _schema(connection), _old(connection)]
+            return [
+                *found,
+                _prepared_slots(facts),
+                _schema(connection, target.ledger_schema or LEDGER_SCHEMA),
+                _old(connection),
+            ]
     except SinkError as error:
         return [failed("postgresql server", str(error), "check address, role and password")]
 
@@ -113,12 +118,12 @@ def _prepared_slots(facts: ServerFacts) -> Finding:
     return ok(name, str(most))
 
 
-def _schema(connection: sa.Connection) -> Finding:
+def _schema(connection: sa.Connection, schema: str) -> Finding:
     name = "schema for the ledger"
-    may_create, user, database, there = connection.exec_driver_sql(_CREATE).one()
+    may_create, user, database, there = connection.exec_driver_sql(_CREATE, {"schema": schema}).one()
     if may_create or there:
         return ok(name, "there" if there else f"role {user} may create it")
-    advice = f'as an administrator: CREATE SCHEMA onceward AUTHORIZATION "{user}"'
+    advice = f'as an administrator: CREATE SCHEMA "{schema}" AUTHORIZATION "{user}"'
     return failed(name, f"role {user} may not create a schema in {database}", advice)
 
 

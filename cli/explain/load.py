@@ -52,9 +52,7 @@ def load(reference: str, arguments: Sequence[str] = ()) -> list[Any]:
     place, _, name = reference.partition(":")
     is_file = place.endswith(".py")
     if (is_file and not Path(place).is_file()) or (not is_file and not name.isidentifier()):
-        raise ConfigurationError(
-            f"explain takes a file, file.py:function or module:function; there is no {reference!r}"
-        )
+        raise ConfigurationError(f"there is no {reference!r}: give a file, file.py:function or module:function")
     found: list[Any] = []
     with explaining(), _intercepted(found), patch.object(sys, "argv", [place, *arguments]):
         sys.path.insert(0, str(Path(place).parent.absolute() if is_file else Path.cwd()))

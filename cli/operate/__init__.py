@@ -27,7 +27,9 @@ app = typer.Typer(no_args_is_help=True, help="List, inspect, commit and abort tr
 
 Store = Annotated[
     list[str] | None,
-    typer.Option(help="URL of a decision log's store, or the checkpoint folder; repeatable for `list` and `inspect`."),
+    typer.Option(
+        help="URL of a decision log's store, or the checkpoint folder. `txn list`, `txn inspect` and `ui` take several."
+    ),
 ]
 
 

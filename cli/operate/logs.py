@@ -11,7 +11,7 @@ import msgspec
 from onceward.core.errors import ConfigurationError, NoDecisionLogError
 from onceward.core.log import Resolved, Void, audit_records, open_store, read
 from onceward.core.log.objects import CONDITIONAL_PUT
-from onceward.core.log.store import IN_CHECKPOINT, local_folder
+from onceward.core.log.store import IN_CHECKPOINT, local_folder, scheme_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,11 +47,11 @@ def open_log(url: str, pipeline: str | None = None, *, writing: bool = False) ->
         LogDamagedError: An entry is damaged or missing.
     """
     try:
-        scheme = urlsplit(url).scheme
+        urlsplit(url)
     except ValueError:
         raise ConfigurationError("--store is not a valid URL: are its special characters percent-encoded?") from None
     if pipeline is None and local_folder(url) is None:
-        raise ConfigurationError(f"{scheme}:// holds the logs of several pipelines: name one with --pipeline")
+        raise ConfigurationError(f"{scheme_of(url)}:// holds the logs of several pipelines: name one with --pipeline")
     where = ""
     for location in _locations(url):
         store = open_store(location, pipeline=pipeline or "any", existing=True)

@@ -54,7 +54,9 @@ def ui(
     listening = _listen(host, port)
     names = {host.lower(), socket.gethostname().lower()} if not _is_loopback(host) else None
     shown = f"[{host}]" if ":" in host else host
-    typer.echo(f"{len(found)} pipelines. Open http://{shown}:{listening.getsockname()[1]}/#token={token}")
+    typer.echo(
+        f"{len(found)} pipeline{'s' * (len(found) != 1)}. Open http://{shown}:{listening.getsockname()[1]}/#token={token}"
+    )
     typer.echo("Whoever has this link can see the pipelines and end transactions. Ctrl-C stops the page")
     if names is not None:
         typer.echo(

@@ -18,7 +18,7 @@ from ..show import console, print_json
 from .audit import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from onceward.testing.judge import Comparison
 
@@ -123,12 +123,20 @@ def _show(found: Sequence[Audit], *, as_json: bool) -> None:
                 out.print(f"  {_words(line)}", style=_STYLE[Verdict.DIFFERS if line.source else line.verdict])
         if audit.foreign:
             out.print(f"  {audit.foreign} rows that no epoch wrote", style=_STYLE[Verdict.DIFFERS])
-        if not audit.lines and not audit.foreign:
-            out.print("  no epoch is completed, and there are no rows")
-        if audit.left_out:
-            out.print(f"  not compared: {', '.join(audit.left_out)}")
+        for note in _notes(audit):
+            out.print(f"  {note}")
         if audit.rows is not None:
             _show_rows(audit.rows, as_json=False)
+
+
+def _notes(audit: Audit) -> Iterator[str]:
+    """What was not judged or compared."""
+    if audit.waiting is not None:
+        yield f"not judged: epoch {audit.waiting}, which is decided and waits for its commit"
+    if not audit.lines and not audit.foreign:
+        yield "no epoch is completed, and there are no rows"
+    if audit.left_out:
+        yield f"not compared: {', '.join(audit.left_out)}"
 
 
 def _show_rows(found: Comparison, *, as_json: bool) -> None:
@@ -167,6 +175,7 @@ def _plain(audit: Audit) -> dict[str, Any]:
         "epochs": audit.lines,
         "foreign": audit.foreign,
         "left_out": audit.left_out,
+        "waiting": audit.waiting,
         "rows": _rows(audit.rows) if audit.rows is not None else None,
     }
 

@@ -244,6 +244,7 @@ class Audit:
         foreign: Rows in the target that no epoch wrote.
         left_out: Columns that are not compared.
         rows: The rows that are not as they must be, as far as they can be named.
+        waiting: The epoch that is decided and waits for its commit, and is therefore not judged; None if none does.
     """
 
     sink: str
@@ -252,6 +253,7 @@ class Audit:
     foreign: int
     left_out: Sequence[str]
     rows: Comparison | None
+    waiting: int | None = None
 
     @property
     def proven(self) -> bool:

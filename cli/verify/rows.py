@@ -103,9 +103,7 @@ def _from_json(batch: pa.RecordBatch) -> pa.RecordBatch:
     try:
         rows = [_OBJECT.decode(value or b"null") for value in batch.column(column).to_pylist()]
     except msgspec.MsgspecError as error:
-        raise ConfigurationError(
-            f"a message of the source is no JSON object ({error}): say with --map MODULE:FUNCTION what comes of it"
-        ) from error
+        raise ValueError(f"a message of the source is no JSON object: {error}") from error
     names = dict.fromkeys(name for row in rows for name in row)
     return pa.RecordBatch.from_pydict({name: _column([row.get(name) for row in rows]) for name in names})
 

@@ -102,7 +102,8 @@ def _audit(question: Question, sink: str, place: Place) -> Audit:
         told = {FOREIGN, *bad} if source.is_known else {FOREIGN}
         present = records(place.reread(scope, columns), {mark for mark, group in held.groups.items() if group in told})
         rows = compare(place.title, source.rows(bad), present, question.key)
-    return Audit(sink, place.title, lines, foreign, reread.left_out, rows)
+    waiting = before.undone.epoch if before.undone is not None else None
+    return Audit(sink, place.title, lines, foreign, reread.left_out, rows, waiting)
 
 
 class _Source:

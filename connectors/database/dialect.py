@@ -206,7 +206,7 @@ class ChangedError(SqlError):
 
 def no_such_table(table: TableName) -> SchemaError:
     """The error for a table that is missing."""
-    return SchemaError(f"table {table} does not exist; create it, or set create_table=True")
+    return SchemaError(f"table {table} does not exist; create it, or set create_table=True (option createTable)")
 
 
 def no_unique_key(key: Sequence[str]) -> str:

@@ -15,7 +15,6 @@ from onceward.core.errors import SchemaError, SqlError
 from onceward.core.proof import ALL_EPOCHS, NUMBER, Piece, Reread
 
 from .conversions import read_back
-from .dialect import no_such_table
 from .engines import autocommitting
 from .failures import translated
 from .tables import describe
@@ -47,7 +46,7 @@ def reread(target: Target, columns: Sequence[str] = ()) -> Reread:
         raise SqlError(f"there is no database {file}")  # SQLite would create it
     described = describe(target, target.table)
     if described is None:
-        raise no_such_table(target.table)
+        raise SchemaError(f"table {target.table} does not exist; is this its name, and its database?")
     kinds = {column.name: read_back(column.type, target.url.backend) for column in described.table.columns}
     missing = sorted(name for name in columns if kinds.get(name) is None)
     if missing:

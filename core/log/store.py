@@ -196,18 +196,27 @@ def open_store(url: str, *, pipeline: str = "default", existing: bool = False) -
         if existing and not path.is_dir():
             raise NoDecisionLogError(f"no such folder: {path}")
         return DirectoryStore(path, shared=shared)
-    scheme = urlsplit(url).scheme.split("+")[0]
-    if scheme in _SQL:
+    if scheme_of(url) in _SQL:
         from .sql import SqlStore  # noqa: PLC0415 - SQLAlchemy is an extra
 
         return SqlStore(url, pipeline=pipeline, existing=existing)
-    if scheme not in CONDITIONAL_PUT:
+    filesystem, prefix = open_objects(url)
+    return ObjectStore(filesystem, f"{prefix.rstrip('/')}/{pipeline}", probe=not existing)
+
+
+def scheme_of(url: str) -> str:
+    """The kind of a store that is no local folder, without its driver.
+
+    Raises:
+        ConfigurationError: It cannot hold a decision log.
+    """
+    scheme = urlsplit(url).scheme.split("+")[0]
+    if scheme not in _SQL and scheme not in CONDITIONAL_PUT:
         raise ConfigurationError(
             f"{scheme}:// cannot hold a decision log: give a directory, a SQLAlchemy URL, or one of "
             f"{sorted(CONDITIONAL_PUT)}"
         )
-    filesystem, prefix = open_objects(url)
-    return ObjectStore(filesystem, f"{prefix.rstrip('/')}/{pipeline}", probe=not existing)
+    return scheme
 
 
 def local_folder(url: str) -> tuple[Path, bool] | None:

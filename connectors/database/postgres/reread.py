@@ -17,7 +17,6 @@ import pyarrow as pa
 from onceward.core.errors import SchemaError
 from onceward.core.proof import NUMBER, Piece, Reread
 
-from ..dialect import no_such_table
 from ..engines import autocommitting
 from ..failures import translated
 from ..target import TableName, quoted
@@ -68,7 +67,7 @@ def reread(target: Target, scope: Scope | None, columns: Sequence[str] = ()) -> 
     with translated("cannot read", target), autocommitting(target) as connection, session(connection) as lent:
         table = read_table(lent, target.table)
         if table is None:
-            raise no_such_table(target.table)
+            raise SchemaError(f"table {target.table} does not exist; is this its name, and its database?")
         missing = sorted(set(columns) - {column.name for column in table.columns})
         if missing:
             raise SchemaError(f"table {target.table} has no columns {missing} any more, which were written")

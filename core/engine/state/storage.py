@@ -183,8 +183,13 @@ def locate(place: str | Path) -> str:
     """The location of a folder that a user names: a path, file:///…, or a URL such as s3://bucket/folder."""
     parts = urlsplit(str(place))
     if "://" not in str(place):
-        return str(Path(place).absolute())
-    return str(Path(unquote(parts.path)).absolute()) if parts.scheme == "file" else str(place).rstrip("/")
+        return str(_absolute(Path(place)))
+    return str(_absolute(Path(unquote(parts.path)))) if parts.scheme == "file" else str(place).rstrip("/")
+
+
+def _absolute(path: Path) -> Path:
+    """Without `..`, which would give one folder several locations."""
+    return path.resolve() if ".." in path.parts else path.absolute()
 
 
 def above(location: str) -> str:
