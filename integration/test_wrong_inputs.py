@@ -66,6 +66,8 @@ def test_a_wrong_target_is_told_in_one_line_before_anything_starts(
         (lambda job: job.write(pipeline="a:b"), "pipeline name 'a:b' is not usable: give 1 to 64 characters"),
         (lambda job: job.write(sinks=[]), "takes one or more sinks, .*; given: none"),
         (lambda job: job.write(sinks=["paid"]), "takes one or more sinks, .*; given: str"),
+        (lambda job: job.write(sinks=[PostgresSink]), r"given: the class PostgresSink \(give an instance\)"),
+        (lambda job: job.write(rows=[1, 2]), "takes a streaming DataFrame, and then the sinks; given first: list"),
         (lambda job: job.write(sinks=[job.sink(), job.sink()]), r"needs a name of its own; got \['table', 'table'\]"),
         (lambda job: job.write(rows=job.rows.sparkSession.range(3)), "needs a streaming DataFrame"),
         (

@@ -118,6 +118,19 @@ def test_what_cannot_be_read_or_told_from_a_password_is_refused_and_not_repeated
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
+@pytest.mark.parametrize(
+    ("dsn", "hint"),
+    [
+        ("jdbc:postgresql://h/shop?user=writer&password=geheim", "leave out 'jdbc:'"),
+        ("postgresql+psycopg://writer:geheim@h/shop", r"leave out the '\+' and the driver"),
+    ],
+)
+def test_of_another_librarys_url_it_is_said_what_to_leave_out(dsn: str, hint: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"not a PostgreSQL connection string: .*{hint}") as caught:
+        sink(dsn=dsn)
+    assert "geheim" not in str(caught.value)
+
+
 @pytest.mark.parametrize("password", ["ge/heim", "ge?heim", "ge:heim", "ge#heim"])
 def test_signs_that_a_password_may_hold_as_they_are_hide_with_it(password: str) -> None:
     url = Url.of(f"postgresql://writer:{password}@h/shop")

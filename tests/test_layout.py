@@ -58,6 +58,16 @@ def _linked(path: Path) -> bool:
     return any(parent.is_symlink() for parent in path.parents if parent.is_relative_to(ROOT / "src"))
 
 
+def test_no_message_names_a_page_of_the_documentation_which_a_wheel_does_not_contain() -> None:
+    found = []
+    for path in python_files(*FOLDERS):
+        tree = ast.parse(path.read_text())
+        about = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+        texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in about]
+        found += [f"{path}:{node.lineno}" for node in texts if "docs/" in str(node.value)]
+    assert not found
+
+
 def test_nothing_is_imported_under_a_name_that_is_not_installed() -> None:
     """`testing.faults` works in this folder and nowhere else."""
     found = [

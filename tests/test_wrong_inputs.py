@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import Producer
 
-from onceward import KafkaSink, KafkaSource
+from onceward import KafkaSink, KafkaSource, exactly_once
+from onceward.connectors.kafka.admin import made
 from onceward.connectors.spark.kafka_source import checked_source
 from onceward.core.errors import ConfigurationError, ExternalError, KafkaError
 
@@ -48,6 +52,32 @@ def test_a_broker_that_is_not_there_is_told_within_10_s_with_the_reason() -> Non
         assert f"{address}: " in message
         assert "no broker answers" in message
         assert "Connection refused" in message
+
+
+@pytest.mark.parametrize(
+    ("df", "sinks", "words"),
+    [
+        (SimpleNamespace(isStreaming=True), [KafkaSink], "given: the class KafkaSink (give an instance)"),
+        (SimpleNamespace(isStreaming=True), ["paid"], "given: str"),
+        (
+            [1, 2],
+            [KafkaSink("k", bootstrap_servers="b:1", topic="t")],
+            "a streaming DataFrame, and then the sinks; given first: list",
+        ),
+        (KafkaSink, [], "given first: the class KafkaSink (give an instance)"),
+    ],
+)
+def test_what_is_no_streaming_data_frame_or_no_sink_is_called_by_its_name(
+    df: Any, sinks: list[Any], words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(words)):
+        exactly_once(df, *sinks)
+
+
+def test_a_setting_that_librdkafka_does_not_know_is_told_with_whose_names_count() -> None:
+    with pytest.raises(ConfigurationError, match=r'"buffer.memory"\. They have librdkafka\'s names') as refused:
+        made(Producer, {"buffer.memory": "1"})
+    assert "docs/" not in str(refused.value)
 
 
 @pytest.mark.parametrize("make", [checked_source, format_sink, KafkaSource, KafkaSink], ids=lambda make: make.__name__)

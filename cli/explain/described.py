@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from onceward.core.log import LogStore
 
 _ADVICE: Final = {
-    Guarantee.AT_MOST_ONCE: "use a source that can be read again (docs/sources.md), or a target that keeps its rows",
+    Guarantee.AT_MOST_ONCE: "use a source that can be read again, such as KafkaSource, or a target that keeps its rows",
     Guarantee.AT_LEAST_ONCE: "use a sink with two-phase commit, and a source of committed records only",
     Guarantee.EFFECTIVELY_ONCE: "readers must bear older values for a while; or use a sink with two-phase commit",
 }

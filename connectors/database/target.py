@@ -25,6 +25,7 @@ LEDGER_SCHEMA: Final = "onceward"
 
 _PART: Final = r'(?:"(?:[^"\0]|"")+"|`(?:[^`\0]|``)+`|[^\W\d][\w$]*)'
 _NAME: Final = re.compile(rf"\s*(?:({_PART})\s*\.\s*)?({_PART})\s*")
+_OF_SQLALCHEMY: Final = re.compile(r"postgres(?:ql)?\+\w+:")
 _PLAIN: Final = re.compile(r"[^\W\d][\w$]*")
 _LONGEST: Final = 63
 
@@ -149,7 +150,7 @@ class Url:
             # libpq's message quotes pieces of the string, which may be pieces of a password
             raise ConfigurationError(
                 "dsn is not a PostgreSQL connection string: give 'host=… dbname=… user=…' or "
-                "'postgresql://user@host/db' (special characters in a URI's password percent-encoded)"
+                f"'postgresql://user@host/db' (special characters in a URI's password percent-encoded){_hint(text)}"
             ) from None
         names = ("username", "password", "host", "database")
         parts: dict[str, Any] = {name: given.pop(_LIBPQ.get(name, name), None) for name in names}
@@ -246,6 +247,13 @@ class Target:
     @property
     def access(self) -> Access:
         return Access(self.url, self.lock_timeout, self.answer_within)
+
+
+def _hint(text: str) -> str:
+    """What to leave out of another library's URL; nothing of it is repeated."""
+    if text.startswith("jdbc:"):
+        return ". This is a URL of JDBC: leave out 'jdbc:'"
+    return ". This is a URL of SQLAlchemy: leave out the '+' and the driver" if _OF_SQLALCHEMY.match(text) else ""
 
 
 def own_name(text: str, pipeline: str, sink: str) -> TransactionName | None:

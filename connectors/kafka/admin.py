@@ -60,7 +60,8 @@ def made(client: Callable[..., T], config: Mapping[str, Any], **more: Any) -> T:
         if error.args[0].name() == "_CRIT_SYS_RESOURCE":
             raise client_error("cannot make a Kafka client", error) from None
         raise ConfigurationError(
-            f"librdkafka refuses the Kafka settings: {error.args[0].str()}. docs/kafka-settings.md says which there are"
+            f"librdkafka refuses the Kafka settings: {error.args[0].str()}. They have librdkafka's names and values, "
+            "not those of Kafka's Java client"
         ) from None
 
 

@@ -286,8 +286,8 @@ def _check(name: str, value: Any) -> None:
     why = next((why for start, why in REFUSED.items() if name.startswith(start)), None)
     if why is None and name not in SECURITY and name.startswith(SECURITY_PREFIXES):
         why = (
-            "it is not known to reach both clients, and the commits would go over connections that do not obey it. See "
-            "docs/kafka-settings.md"
+            "it is not known to reach both clients, and the commits would go over connections that do not obey it. "
+            f"Known are {', '.join(sorted(SECURITY))}"
         )
     if why is not None:
         raise ConfigurationError(f"Kafka setting {name} is refused: {why}")

@@ -138,10 +138,14 @@ def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> Non
             "exactly_once needs a classic Spark session, and this DataFrame is of a Spark Connect session: run the "
             "query on the driver (SparkSession.builder.master(…), or spark-submit)"
         )
+    if not hasattr(df, "isStreaming"):
+        raise ConfigurationError(
+            f"exactly_once takes a streaming DataFrame, and then the sinks; given first: {_given(df)}"
+        )
     if not df.isStreaming:
         raise ConfigurationError("exactly_once needs a streaming DataFrame; use df.write.format(…) for a batch")
     if not sinks or not all(isinstance(sink, TwoPhaseCommitSink | DirectSink) for sink in sinks):
-        given = ", ".join(type(sink).__name__ for sink in sinks) or "none"
+        given = ", ".join(map(_given, sinks)) or "none"
         raise ConfigurationError(
             f"exactly_once takes one or more sinks, each a TwoPhaseCommitSink or a DirectSink; given: {given}"
         )
@@ -150,6 +154,11 @@ def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> Non
         raise ConfigurationError(f"each sink of a pipeline needs a name of its own; got {names}")
     if pipeline is not None:
         check_pipeline_name(pipeline)
+
+
+def _given(what: Any) -> str:
+    """An argument by its class, or as the class that it is."""
+    return f"the class {what.__name__} (give an instance)" if isinstance(what, type) else type(what).__name__
 
 
 @dataclass
