@@ -8,9 +8,9 @@ export PYTHON ?= python3
 export VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Processes of the integration tests; each has a broker, a database and a Spark session of its own. They wait for a
-# third of their time, so that there is one more than a small machine has cores; with a fourth one nothing is gained.
-WORKERS ?= 3
+# Processes of the long tests; each has a broker, a database and a Spark session of its own, about 3 GB. They wait for
+# half of their time, so there are twice as many as a small machine has cores.
+WORKERS ?= 4
 # What tests write lies in memory where there is room for it, since most of their time would be spent in fsync.
 # `make test-all` uses the disk, and runs what is marked "nightly", too.
 SCRATCH ?= $(shell scripts/scratch.sh)
