@@ -8,13 +8,14 @@ export PYTHON ?= python3
 export VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Processes of the integration tests; each has a broker, a database and a Spark session of its own. They wait for a
-# third of their time, so that there is one more than a small machine has cores; with a fourth one nothing is gained.
-WORKERS ?= 3
+# Processes of the long tests; each has a broker, a database and a Spark session of its own, about 3 GB. They wait for
+# half of their time, so there are twice as many as a small machine has cores.
+WORKERS ?= 4
 # What tests write lies in memory where there is room for it, since most of their time would be spent in fsync.
 # `make test-all` uses the disk, and runs what is marked "nightly", too.
 SCRATCH ?= $(shell scripts/scratch.sh)
 SELECT ?= and not nightly
+LONG ?= tests integration
 # A Python that was started for a test need not compile what another one has compiled.
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST = TMPDIR=$(SCRATCH) $(BIN)/python -m pytest -q
@@ -52,23 +53,23 @@ java:
 	@scripts/prerequisites.sh java
 
 .PHONY: test
-test: java check long integration ## All but nightly and container tests, on a real Kafka and PostgreSQL: half an hour on two cores
+test: java check long ## All but nightly and container tests, on a real Kafka and PostgreSQL: twelve minutes on two cores
 
 .PHONY: test-all
 test-all: ## For nights: `make test` on the disk, with long simulator runs, kill series, more variants; container tests
 	@$(MAKE) test SCRATCH=$${TMPDIR:-/tmp} SELECT=
 	@SELECT= scripts/with-docker.sh scripts/container-tests.sh
 
+# The slow unit tests need a processor and the others mostly wait, so they run side by side.
 .PHONY: long
-long: setup ## The unit tests that take long: two thousand runs of the simulator
-	@echo "== long unit tests"
-	@$(PYTEST) tests -m "slow $(SELECT)" --numprocesses $(WORKERS) $(ARGS)
+long: java setup ## The slow unit tests and the tests on real services; ARGS="-k word" selects
+	@echo "== long tests: $(LONG)"
+	@$(PYTEST) $(LONG) -m "(slow or integration) and not containers $(SELECT)" --numprocesses $(WORKERS) \
+	  --dist loadscope --no-loadscope-reorder --durations=40 $(ARGS)
 
 .PHONY: integration
-integration: java setup ## The tests on real services alone; ARGS="-k word" selects
-	@echo "== integration tests"
-	@$(PYTEST) integration -m "not containers $(SELECT)" --numprocesses $(WORKERS) --dist loadscope \
-	  --no-loadscope-reorder --durations=40 $(ARGS)
+integration: ## The tests on real services alone
+	@$(MAKE) long LONG=integration
 
 .PHONY: containers
 containers: java setup ## The tests that need a Docker engine

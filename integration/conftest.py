@@ -10,11 +10,12 @@ import sys
 import tomllib
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
+from xdist.scheduler import LoadScopeScheduling
 
 from onceward.testing.services import KafkaServer, PostgresServer
 
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
+    from xdist.remote import Producer
 
     from onceward.testing.services import Service
 
 STARTED: pytest.StashKey[list[Service]] = pytest.StashKey()
-SOURCE = Path(__file__).parent.parent / "src"
-DURATIONS = Path(__file__).with_name("durations.toml")
+HERE = Path(__file__).parent
+SOURCE = HERE.parent / "src"
+SECONDS: Final[dict[str, int]] = tomllib.loads((HERE / "durations.toml").read_text())
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,16 +41,33 @@ def pytest_configure(config: pytest.Config) -> None:
         use_class_archives(config.cache.mkdir("classes"))
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.path.is_relative_to(HERE):
+        item.add_marker("integration")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest scope first, so that no worker begins a long one when the others are done."""
-    seconds = tomllib.loads(DURATIONS.read_text())
-    items.sort(key=lambda item: -seconds.get(scope_of(item), 0))
+    items.sort(key=lambda item: -SECONDS.get(scope_of(item.nodeid), 0))
 
 
-def scope_of(item: pytest.Item) -> str:
-    """What `--dist loadscope` gives to one worker: a class, or the functions of a module."""
-    return item.nodeid.rpartition("::")[0]
+def scope_of(test: str) -> str:
+    """What one worker runs without a break: a class, or the functions of a module; or a test alone.
+
+    A test runs alone if `durations.toml` names it, and each unit test does: they share no services.
+    """
+    return test if test in SECONDS or test.startswith("tests/") else test.rpartition("::")[0]
+
+
+class ByScope(LoadScopeScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return scope_of(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByScope | None:
+    return ByScope(config, log) if config.option.dist == "loadscope" else None
 
 
 def _run(service: Service, config: pytest.Config) -> Iterator[Any]:

@@ -87,7 +87,7 @@ def test_ten_batches_of_two_partitions_leave_two_ids_for_each_worker(bench: Benc
 
 
 def test_workers_that_are_replaced_after_each_batch_make_one_id_for_each_partition_and_batch(bench: Bench) -> None:
-    batches = 5
+    batches = 3
     bench.feed.add()
     query = bench.by_format(processingTime="100 milliseconds")
     try:

@@ -44,6 +44,7 @@ class TestLoose(PipelineTest):
     services = "local"
     inputs = KafkaTopic("orders", partitions=2)
     outputs = [KafkaTopic("copies"), Table("copies", "id bigint")]
+    row_count, feed_seconds = 120, 1.0
 
     def row(self, number):
         return {{"id": number}}
@@ -54,7 +55,7 @@ def test_a_pipeline_that_is_at_least_once_is_found_guilty_with_the_rows_and_thei
     (tmp_path / "test_loose.py").write_text(LOOSE)
     done = run_pytest(tmp_path, "test_loose.py", "-k", "clean or kill-jvm or cut")
     assert "3 failed, 1 passed" in done, done
-    counts = r": 300 rows expected, \d+ found: 0 missing, [1-9]\d* duplicated, 0 wrong"
+    counts = r": 120 rows expected, \d+ found: 0 missing, [1-9]\d* duplicated, 0 wrong"
     source = "; input orders-[01]@\\d+"
     for evidence in (
         "TestLoose is not exactly once",

@@ -97,6 +97,7 @@ class Shell:
             "PATH": os.pathsep.join([str(self._bin), *rest]),
             "PIP_CONSTRAINT": str(constraints),
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            "PIP_NO_COMPILE": "1",  # most modules are never imported
             "SPARK_LOCAL_IP": "127.0.0.1",
             "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # a short run pays for no optimizing
         }
@@ -176,6 +177,7 @@ def test_a_new_user_follows_it_from_top_to_bottom(shell: Shell, environment: Ins
     assert "Traceback" not in engine
     assert "completed" in engine
     assert "Requirement already satisfied" in shell.run("pip install --no-index 'onceward[kafka]'")
+    shell.start_quickly()
     shell.run("python examples/make_orders.py; python examples/quickstart.py")
     servers = shell.variable("KAFKA_BOOTSTRAP_SERVERS")
     assert len(read_all(servers, "paid")) == 2 * 999

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -210,26 +211,28 @@ def test_a_server_that_falls_silent_is_an_error_after_a_while_and_never_a_hang(
     attempts = [sink.begin(context(2)) for _ in range(2)]
     sink.write(attempts[0], words(10))
     other = make_sink(database, how, **{**settings, "lock_timeout": 0.3})  # another engine, without a connection
-    slowest = 0.0
 
-    def refused(ask: Callable[[], Any]) -> None:
-        nonlocal slowest
+    def refused(ask: Callable[[], Any]) -> float:
         begun = time.monotonic()
         with pytest.raises(RetryableSinkError):
             ask()
-        slowest = max(slowest, time.monotonic() - begun)
+        return time.monotonic() - begun
 
+    asked: list[Callable[[], Any]] = [
+        lambda: sink.pre_commit(attempts[0]),
+        lambda: sink.begin(context(3)),
+        lambda: other.validate(SCHEMA),
+        lambda: other.begin(context(3)),
+        lambda: other.lingering(SCOPE),
+    ]
+    if how == "prepared":
+        asked.append(lambda: sink.write(attempts[1], words(20)))
     server.pause()
     try:
-        refused(lambda: sink.pre_commit(attempts[0]))
-        if how == "prepared":
-            refused(lambda: sink.write(attempts[1], words(20)))
-        refused(lambda: sink.begin(context(3)))
-        for fresh in (lambda: other.validate(SCHEMA), lambda: other.begin(context(3)), lambda: other.lingering(SCOPE)):
-            refused(fresh)
-        for one in (sink, other):
-            assert one.commit(waiting).status is CommitStatus.RETRY_LATER
-            assert one.abort(waiting).status is AbortStatus.RETRY_LATER
+        with ThreadPoolExecutor(len(asked)) as pool:
+            slowest = max(pool.map(refused, asked))
+            ends = [pool.submit(call, waiting) for one in (sink, other) for call in (one.commit, one.abort)]
+            assert {end.result().status for end in ends} == {CommitStatus.RETRY_LATER, AbortStatus.RETRY_LATER}
     finally:
         server.resume()
     assert slowest < 4  # answer_within, and twice two seconds for a connection

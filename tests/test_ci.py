@@ -1,10 +1,12 @@
-"""`.ci/run`, with a `make` that only writes down its targets."""
+"""`.ci/run`, with a `make` that only writes down its targets, and fails at one of them for so many times."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 from typing import TYPE_CHECKING
+
+import pytest
 
 from .scenarios import ROOT
 
@@ -13,19 +15,41 @@ if TYPE_CHECKING:
 
 MAKE = """#!/bin/sh
 echo "$*" >> made
-test "$*" != test || exit 1
+test "$1" != "$FAILING" || test "$(grep -c "^$1" made)" -gt "$TIMES"
 """
+OF_AN_EARLIER_RUN = '{"integration/test_ui.py::test_x": true}'
 
 
-def test_what_an_earlier_run_left_does_not_stand_for_what_failed_in_this_one(tmp_path: Path) -> None:
-    """Lint fails: everything is run again, and not only the integration test that failed some day."""
+def run(folder: Path, failing: str, times: int) -> tuple[int, list[str]]:
     programs = {".ci/run": (ROOT / ".ci" / "run").read_text(), "bin/make": MAKE, "scripts/with-docker.sh": "#!/bin/sh"}
     for name, text in programs.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o700)
-    (tmp_path / ".pytest_cache" / "v" / "cache").mkdir(parents=True)
-    (tmp_path / ".pytest_cache" / "v" / "cache" / "lastfailed").write_text('{"integration/test_ui.py::test_x": true}')
-    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    subprocess.run([tmp_path / ".ci" / "run"], env={**os.environ, "PATH": path}, check=True, timeout=60)
-    assert (tmp_path / "made").read_text().splitlines() == ["docs", "test", "check long", "integration"]
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o700)
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "FAILING": failing, "TIMES": str(times)}
+    done = subprocess.run([folder / ".ci" / "run"], env=environment, check=False, timeout=60)
+    return done.returncode, (folder / "made").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("failing", "made"),
+    [
+        ("check", ["docs", "check", "check", "long"]),
+        ("long", ["docs", "check", "long", "long ARGS=--last-failed"]),
+    ],
+)
+def test_what_fails_once_is_repeated_and_nothing_is_left_out(tmp_path: Path, failing: str, made: list[str]) -> None:
+    """Lint fails: everything is run again, and not only the integration test that failed some day."""
+    left = tmp_path / ".pytest_cache" / "v" / "cache" / "lastfailed"
+    left.parent.mkdir(parents=True)
+    left.write_text(OF_AN_EARLIER_RUN)
+    assert run(tmp_path, failing, 1) == (0, made)
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("failing", ["docs", "check", "long"])
+def test_what_fails_twice_has_failed(tmp_path: Path, failing: str) -> None:
+    status, made = run(tmp_path, failing, 2)
+    assert status != 0
+    assert made[-1].startswith(failing)
