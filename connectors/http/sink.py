@@ -80,7 +80,7 @@ class HttpSink(WriteAheadLogSink):
         token: Bearer token.
         timeout: Seconds to wait for each read of the response.
         connect_timeout: Seconds to wait for a connection.
-        longest_wait: Limit in seconds up to which a server's Retry-After is obeyed.
+        longest_wait: Upper limit, in seconds, for the pause that a server asks for with Retry-After.
         retry_statuses: Statuses from 300 to 499 that are temporary on this server, and so are retried, in addition to
             408, 409, 425 and 429. As an option, comma-separated.
         ca_file: PEM file of the authorities to trust, instead of the usual ones. Certificates are always verified.

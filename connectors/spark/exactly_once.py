@@ -81,11 +81,11 @@ def exactly_once(
             default, the query's id, a deleted checkpoint is not noticed, because the new one has a new id.
         store: Where the decision log lives: a URL for `open_store`. Default: the folder `onceward` in the checkpoint.
         writers: The most tasks that write an epoch. "auto": as many as can run at the same time, and fewer if few rows
-            come in and the query's tasks do little but write them; the driver itself writes very few rows (up to
-            10,000, about 8 MB). None: one for each partition. Each task is a transaction in each sink. It also does
-            the work of its stage before the sinks, back to the last shuffle.
-        commit_timeout: Seconds for which a commit is tried again while a target does not answer. Then the query fails
-            with CommitPendingError; the decision stands, and the query's next start commits it.
+            come in and the query's tasks do little but write them; very few rows (up to 10,000, about 8 MB) are
+            written by the driver itself. None: one for each partition. Each task writes one transaction in each sink,
+            and also does the work of its stage before the sinks, back to the last shuffle.
+        commit_timeout: Seconds for which a commit is retried while a target does not answer. Then the query fails with
+            CommitPendingError; the decision remains valid, and the query's next start commits it.
         commit_backoff: Longest pause between two attempts to commit, in seconds; the first pauses are shorter.
         on_lost: What to do when a decided transaction can no longer be committed: "fail", "replay" or "skip".
         adopt: Start with an empty decision log at whatever batch the query has reached, because it ran with another
