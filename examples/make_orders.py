@@ -30,4 +30,4 @@ producer = Producer({"bootstrap.servers": servers})
 for cents in range(1000):
     producer.produce(orders, key=f"user{cents % 7}", value=str(cents))
 producer.flush()
-print(f"1000 orders are in topic {orders}")
+print(f"1000 messages are in topic {orders}")
