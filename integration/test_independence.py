@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from onceward.testing.services import KafkaServer, PostgresServer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
-TIMEOUT = 10.0
+TIMEOUT = 14.0
 """Seconds after which Kafka ends the transactions here."""
 
 

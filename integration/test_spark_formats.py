@@ -85,7 +85,7 @@ def test_an_epoch_that_took_longer_than_the_transactions_live_is_not_decided(
         context = TaskContext.get()
         yield from batches
         if context is not None and context.partitionId() == 1 and slow.exists():
-            time.sleep(8)  # the broker looks every second for transactions that are older than 5 s
+            time.sleep(12)  # the broker looks every second for transactions that are older than 5 s
 
     rows = feed.stream(spark).mapInArrow(delayed, "id long, word string")
     rows = rows.selectExpr("cast(id as string) AS key", "to_json(struct(*)) AS value")
