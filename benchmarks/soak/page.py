@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 DOCS = Path(__file__).parents[2] / "docs"
 _HEAD = """# Soak
 
-A Spark driver (Kafka to PySpark to Kafka and PostgreSQL, an epoch a second) runs for hours while one fault after
-another strikes: the faults of [the pipeline kit](testing.md#a-pipeline-end-to-end), at random. Rows are fed at a steady
-rate. A `read_committed` consumer and SQL count every row. This page is written by the run itself:
+A Spark driver (Kafka to PySpark to Kafka and PostgreSQL, one epoch per second) runs for hours, with the faults of
+[`onceward.testing.pipeline`](testing.md#a-pipeline-end-to-end) at random times. Rows are fed at a steady rate. A
+`read_committed` consumer and SQL queries count every row. The run itself writes this page:
 
 ```bash
 make soak ARGS="--hours 8 --rate 200 --every 45 --seed 1"
@@ -34,8 +34,8 @@ make soak ARGS="--hours 8 --rate 200 --every 45 --seed 1"
 _PICTURE = """
 ![Over time: rows per second, latency, open transactions, sizes and memory](soak.png)
 
-*Each thin line is a fault. Latency is the time from the producer's call to the read_committed consumer; a driver that
-was killed needs some ten seconds until its Spark session has started, and rows that are fed meanwhile wait for it.*
+*Each thin line is a fault. Latency is the time from the producer's call to the read_committed consumer. After a kill,
+the new driver needs some ten seconds until its Spark session has started, and rows that are fed meanwhile wait for it.*
 """
 
 

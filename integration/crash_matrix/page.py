@@ -33,9 +33,9 @@ DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "crash-matrix.md"
 _HEAD: Final = """# Crash matrix
 
 Processes are killed at each durable step of the protocol (`core/steps.py`), for each kind of death, combination of
-sinks and driving style, on a real Kafka, PostgreSQL and Valkey. After each kill a new driver finishes. Then the
-strictest reader of each target must see each input row exactly once, and nothing may be left open, prepared, staged or
-pending. This page is written by the run itself.
+sinks and driving style (`exactly_once`, a format, the embedded engine), on real Kafka, PostgreSQL and Valkey servers.
+After each kill a new driver finishes the work. Then the strictest reader of each target must see each input row exactly
+once, and nothing may be left open, prepared, staged or pending. The run itself writes this page.
 
 ```bash
 make crash-matrix                                             # 2,000 kills; a run that was interrupted goes on
@@ -51,21 +51,21 @@ _HOW: Final = """
 |---|---|
 | SIGKILL | the process that passes the step is killed |
 | exit | it calls `os._exit`: nothing is flushed, closed or rolled back |
-| pause | SIGSTOP; another driver finishes, or is at work for three seconds after its START; then SIGCONT |
-| cut | its connections to all services are shut down; it goes on |
-| kafka | the broker is killed with SIGKILL; the process goes on, and the broker is started again |
+| pause | SIGSTOP; another driver finishes the work, or works for three seconds after its START; then SIGCONT |
+| cut | its connections to all services are closed, and it goes on |
+| kafka | the broker is killed with SIGKILL and started again, while the process goes on |
 | postgres | the same with the database server |
 
 In the engine, the process is the driver; with `exactly_once`, the Python driver or the Python worker of a task; with a
-format, the worker of a task or one of the Python processes in which Spark runs START and commit. A step is hit at its
-first or second pass. In one case of five, a process has been killed before, so that the step is often one of recovery.
-Before a step of an abort there always is such a kill, so that there is something to abort.
+format, the worker of a task or one of the Python processes in which Spark runs START and commit. The kill is at the
+first or second pass of a step. In one case of five, a process has been killed earlier in the case, so that the step is
+often one of recovery. For a step of an abort there is always such an earlier kill, so that there is something to abort.
 
-The services and Spark's JVMs run through the whole campaign; a driver is a fork of a process that has only imported its
-code, and attaches to a JVM. So a kill does not cost a start of Spark, and the deaths are harsher: tasks of a dead
-driver may live on beside the next one. The driver that takes over from a paused one uses another JVM. Twenty cases, one
-after another, share a pipeline, its checkpoint and its targets. The readers share no code with the sinks
-(`onceward.testing.pipeline`). The broker is killed in a quarter of its cells, because it takes seconds to return.
+The services and Spark's JVMs run through the whole campaign. A driver is a fork of a process that has only imported its
+code, and attaches to a JVM, so a kill does not cost a start of Spark. This also makes the deaths harsher: tasks of a
+dead driver may live on beside the next one. The driver that takes over from a paused one uses another JVM. Each series
+of twenty cases shares a pipeline, its checkpoint and its targets. The readers share no code with the sinks
+(`onceward.testing.pipeline`). The broker is killed in a quarter of its cells only, because it takes seconds to return.
 """
 
 
