@@ -27,7 +27,7 @@ A Spark driver (Kafka to PySpark to Kafka and PostgreSQL, one epoch per second) 
 `read_committed` consumer and SQL queries count every row. The run itself writes this page:
 
 ```bash
-make soak ARGS="--hours 8 --rate 200 --every 45 --seed 1"
+make soak ARGS="--hours 2 --rate 200 --every 45 --seed 2"
 ```
 
 """
