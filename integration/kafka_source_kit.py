@@ -32,7 +32,7 @@ class Writer:
     def send(self, topic: str, values: Iterable[Any], partition: int = 0, **more: Any) -> None:
         """Plain records, without a transaction."""
         # A new one knows new partitions.
-        producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 5})
+        producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 5, "log_level": 0})
         for value in values:
             producer.produce(topic, as_bytes(value), partition=partition, **more)
         assert producer.flush(30) == 0

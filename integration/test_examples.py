@@ -49,7 +49,7 @@ def orders(kafka: KafkaServer, dsn: str) -> Iterator[str]:
         assert future.result(30) is None, name
     with psycopg.connect(dsn) as connection:
         connection.execute('CREATE TABLE paid ("user" text, cents bigint)')
-    producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
     for number in range(100):
         producer.produce("orders", key=f"u{number % 5}", value=str(number))
     producer.flush()
@@ -74,7 +74,7 @@ def cents(dsn: str, query: LiteralString) -> list[int]:
 @pytest.mark.usefixtures("spark")
 def test_dead_letters(kafka: KafkaServer, orders: str, tmp_path: Path) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
     for bad in ("twelve", "", "3.x"):
         producer.produce("orders", key="u", value=bad)
     producer.flush()

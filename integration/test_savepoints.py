@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
-from pyspark.errors import StreamingQueryException
 from typer.testing import CliRunner
 
 from onceward import KafkaSink, PostgresSink
@@ -125,7 +124,7 @@ def test_the_recipes_of_the_page_are_exact(shop: Shop, monkeypatch: pytest.Monke
     shop.assert_table(80)
     assert shop.topic("paid-again") == between(40, 80)
     for old in ("checkpoints/orders", "checkpoints/orders-again"):
-        with pytest.raises(StreamingQueryException, match="has ended here: a savepoint has moved the pipeline"):
+        with pytest.raises(EpochConflictError, match="has ended here: a savepoint has moved the pipeline"):
             shop.orders(old, "paid-again")
 
     shop.feed.add()

@@ -205,7 +205,7 @@ def test_a_checkpoint_folder_of_another_pipeline_is_refused(job: Job) -> None:
     job.feed.add()
     job.run()
     job.feed.add()
-    with pytest.raises(StreamingQueryException, match="belongs to pipeline"):
+    with pytest.raises(EpochConflictError, match="belongs to pipeline"):
         job.run(pipeline="another")
 
 

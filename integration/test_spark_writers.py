@@ -41,7 +41,7 @@ def transactions(dsn: str) -> list[int]:
 
 
 def fill(kafka: KafkaServer, topic: str, partitions: int, numbers: range) -> None:
-    producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
     for number in numbers:
         for partition in range(partitions):
             producer.produce(topic, json.dumps({"id": number * partitions + partition}), partition=partition)
