@@ -53,7 +53,7 @@ java:
 	@scripts/prerequisites.sh java
 
 .PHONY: test
-test: java check long ## All but nightly and container tests, on a real Kafka and PostgreSQL: twelve minutes on two cores
+test: java check long ## All but nightly and container tests, on a real Kafka and PostgreSQL: a quarter of an hour on two cores
 
 .PHONY: test-all
 test-all: ## For nights: `make test` on the disk, with long simulator runs, kill series, more variants; container tests
