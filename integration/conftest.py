@@ -85,7 +85,8 @@ def _run(service: Service, config: pytest.Config) -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
     """A Kafka broker that serves clients at `kafka.bootstrap_servers`."""
-    yield from _run(KafkaServer(tmp_path_factory.mktemp("kafka")), pytestconfig)
+    quiet = {"metadata.max.idle.interval.ms": "0"}  # else an idle broker writes a record twice a second
+    yield from _run(KafkaServer(tmp_path_factory.mktemp("kafka"), config=quiet), pytestconfig)
 
 
 @pytest.fixture(scope="session")

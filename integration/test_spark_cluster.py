@@ -28,7 +28,7 @@ def start(master: str, folder: Path, dsn: str, fault: str, environment: dict[str
     [
         ("executor", "local-cluster[2,1,1024]"),
         ("task", "local[2,4]"),
-        ("none", "local[2]"),
+        pytest.param("none", "local[2]", marks=pytest.mark.nightly),  # workers are replaced in the other runs, too
         pytest.param("slow", "local-cluster[2,1,1024]", marks=pytest.mark.nightly),
         pytest.param("idle", "local[2]", marks=pytest.mark.nightly),
         pytest.param("decommission", "local-cluster[2,1,1024]", marks=pytest.mark.nightly),
