@@ -40,7 +40,9 @@ class Writer:
     @contextmanager
     def transaction(self, topic: str, values: Iterable[Any], partition: int = 0) -> Iterator[Producer]:
         """An open transaction that holds the values; aborted at the end unless it was ended."""
-        producer = Producer({"bootstrap.servers": self.servers, "transactional.id": f"w-{uuid.uuid4()}"})
+        producer = Producer(
+            {"bootstrap.servers": self.servers, "transactional.id": f"w-{uuid.uuid4()}", "log_level": 0}
+        )
         producer.init_transactions(30)
         producer.begin_transaction()
         for value in values:
