@@ -20,7 +20,7 @@ from onceward.core.errors import KafkaError
 from onceward.core.transaction import CommitStatus
 
 from .kafka_kit import Bench, numbered, rows
-from .kafka_source_kit import Writer
+from .kafka_source_kit import Writer, wait_until
 
 pytestmark = pytest.mark.kafka
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -182,6 +182,9 @@ def _fill(kafka, name, draw):
                 producer.produce(name, value, key, draw.randrange(PARTITIONS), timestamp=draw.randrange(1, 1 << 40))
             producer.flush()
             (producer.commit_transaction if commit else producer.abort_transaction)()
+    levels = ({"isolation.level": level} for level in ("read_committed", "read_uncommitted"))
+    visible, all_ = (KafkaSource(bootstrap_servers=kafka.bootstrap_servers, topics=[name], config=c) for c in levels)
+    wait_until(lambda: visible.end() == all_.end())  # brokers write a transaction's marker after they have answered
 
 
 def _read(kafka, name, way="arrays"):
