@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import time
+import uuid
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -393,6 +394,20 @@ def test_69_offsets_are_published_to_a_group_that_nobody_joins(writer: Writer, t
     source.publish({name: {"0": 3, "1": 4}})
     source.publish({name: {"0": 5, "1": 4}})
     assert [p.offset for p in consumer.committed(wanted, timeout=30)] == [5, 4]
+    consumer.close()
+
+
+def test_69_offsets_are_published_after_a_restart_of_the_broker_too(writer: Writer, kafka: KafkaServer, topic):
+    """By the client that published before: librdkafka's never again gets an answer of that group's coordinator."""
+    name, group = topic(), f"again-{uuid.uuid4().hex}"
+    source = writer.source(name, group=group)
+    source.publish({name: {"0": 3}})
+    kafka.kill()
+    kafka.start()
+    kafka.wait_ready()
+    source.publish({name: {"0": 5}})
+    consumer = Consumer({"bootstrap.servers": writer.servers, "group.id": group})
+    assert [at.offset for at in consumer.committed([TopicPartition(name, 0)], timeout=30)] == [5]
     consumer.close()
 
 

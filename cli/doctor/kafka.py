@@ -16,7 +16,7 @@ from confluent_kafka import (
 from confluent_kafka.admin._acl import AclOperation
 from confluent_kafka.admin._config import ConfigResource
 
-from onceward.connectors.kafka.admin import admin_of, check_reachable, cluster_of
+from onceward.connectors.kafka.admin import GROUP_SECONDS, admin_of, check_reachable, cluster_of
 from onceward.connectors.kafka.errors import Code, code_name
 from onceward.connectors.kafka.lookup import Lookup
 from onceward.connectors.kafka.positions import LATEST, Partition
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from confluent_kafka.admin import AdminClient
 
+    from onceward.connectors.kafka.admin import Admin
     from onceward.connectors.kafka.positions import Offsets
     from onceward.connectors.kafka.settings import KafkaSettings
 
@@ -198,9 +199,9 @@ def check_replication(admin: AdminClient, topic: str) -> list[Finding]:
 
 def _consumers(settings: KafkaSettings, topics: Sequence[str]) -> list[Finding]:
     """Which groups read a topic. One that is past the last stable offset reads what may still be aborted."""
-    check, admin = "consumers", admin_of(settings).client
+    check, admin = "consumers", admin_of(settings)
     try:
-        listed = admin.list_consumer_groups(request_timeout=_ANSWER_SECONDS).result()
+        listed = admin.client.list_consumer_groups(request_timeout=_ANSWER_SECONDS).result()
         groups = sorted(group.group_id for group in listed.valid)[:_MOST_GROUPS]
         read = {group: _positions(admin, group, set(topics)) for group in groups}
         partitions = {partition for offsets in read.values() for partition in offsets}
@@ -237,11 +238,14 @@ def _readers(check: str, topic: str, readers: Sequence[str], ahead: Sequence[str
     return ok(check, "no consumer group has stored offsets; each needs isolation.level=read_committed", topic)
 
 
-def _positions(admin: AdminClient, group: str, topics: set[str]) -> Offsets:
-    asked = admin.list_consumer_group_offsets(
-        [ConsumerGroupTopicPartitions(group)], request_timeout=_ANSWER_SECONDS, require_stable=False
-    )
-    stored = asked[group].result().topic_partitions
+def _positions(admin: Admin, group: str, topics: set[str]) -> Offsets:
+    asked = [ConsumerGroupTopicPartitions(group)]
+
+    def positions(client: AdminClient) -> Any:
+        answers = client.list_consumer_group_offsets(asked, request_timeout=GROUP_SECONDS, require_stable=False)
+        return answers[group].result()
+
+    stored = admin.ask_coordinator(positions).topic_partitions
     return {Partition(at.topic, at.partition): at.offset for at in stored if at.topic in topics and at.offset >= 0}
 
 

@@ -36,6 +36,8 @@ FIRST_SECONDS: Final = 2.5
 """Bound of the first request; it doubles. A broker that is dead may be waited for in vain: see _find_brokers."""
 PAUSE_SECONDS: Final = 0.2
 """Between two tries."""
+GROUP_SECONDS: Final = 5.0
+"""Bound of one request to a group's coordinator."""
 LEAST_SECONDS: Final = 0.5
 """Bound of one request when hardly any time is left."""
 REFUSALS: Final = {"_AUTHENTICATION": Code.SASL_AUTHENTICATION_FAILED, "_SSL": Code.TLS_FAILED}
@@ -93,8 +95,8 @@ class Admin:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self.complaints = Complaints()
-        config = {"log_level": 0, **settings.for_librdkafka(), "error_cb": self.complaints}
-        self.client: Any = made(AdminClient, config)
+        self._config = {"log_level": 0, **settings.for_librdkafka(), "error_cb": self.complaints}
+        self.client: Any = made(AdminClient, self._config)
         self.answered = False
         self._servers = settings["bootstrap.servers"]
 
@@ -137,6 +139,26 @@ class Admin:
                 return answer
             bound = min(ASK_SECONDS, 2 * bound)
             time.sleep(PAUSE_SECONDS)
+
+    def ask_coordinator(self, question: Callable[[Any], T]) -> T:
+        """Ask a consumer group's coordinator; once more, by a new client, if there is no answer in time.
+
+        A client that has asked it before its broker was restarted gets no answer any more, however often it asks, while
+        a new one does (measured, librdkafka 2.16).
+
+        Args:
+            question: Asks the client, and waits for GROUP_SECONDS at most.
+
+        Raises:
+            KafkaException: There is no answer, or a refusal.
+        """
+        try:
+            return question(self.client)
+        except KafkaException as fault:
+            if fault.args[0].name() != "_TIMED_OUT":
+                raise
+        self.client = made(AdminClient, self._config)
+        return question(self.client)
 
     def _why(self, fault: Any) -> tuple[str, bool]:
         """Why there is no answer, and whether asking again is in vain."""
@@ -331,11 +353,14 @@ def publish_offsets(settings: KafkaSettings, group: str, offsets: Mapping[str, M
         return
     what = f"cannot publish offsets to consumer group {group}"
     request = ConsumerGroupTopicPartitions(group, found)
+
+    def publish(client: Any) -> Any:
+        return client.alter_consumer_group_offsets([request], request_timeout=GROUP_SECONDS)[group].result()
+
     refusals: list[tuple[str, Any]] = []
     for _ in Retries(ASK_SECONDS):
         try:
-            admin = admin_of(settings).client
-            answer = admin.alter_consumer_group_offsets([request], request_timeout=ASK_SECONDS)[group].result()
+            answer = admin_of(settings).ask_coordinator(publish)
             refusals = [
                 (f"{what} for {p.topic}-{p.partition}", p.error) for p in answer.topic_partitions if p.error is not None
             ]
