@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import time
 import uuid
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,7 +16,7 @@ from onceward.core.names import Scope
 from onceward.core.transaction import Committable, WriteContext
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from onceward.connectors.kafka.coordinator import TransactionCoordinatorClient
     from onceward.connectors.kafka.transaction import Description
@@ -126,59 +121,6 @@ def prepared_of(committable: Committable) -> Prepared:
 
 def handle_of(committable: Committable) -> Handle:
     return prepared_of(committable).handle
-
-
-CHILD = """
-import json, sys
-import pyarrow as pa
-from onceward.connectors.kafka.sink import KafkaSink
-from onceward.core.transaction import WriteContext
-import msgspec
-given = json.loads(sys.argv[1])
-sink = KafkaSink("out", bootstrap_servers=given["servers"], topic=given["topic"], **given["settings"])
-context = msgspec.convert(given["context"], WriteContext)
-transaction = sink.begin(context)
-sink.write(transaction, pa.record_batch({"value": given["values"]}))
-if given["until"] == "pre_commit":
-    print(sink.pre_commit(transaction).to_json(), flush=True)
-else:
-    transaction.producer.flush(1e12)
-    print(transaction.producer.name, flush=True)
-sys.stdin.read()
-"""
-
-
-@contextmanager
-def writer_process(bench: Bench, values: list[str], context: WriteContext, until: str = "pre_commit") -> Iterator[Any]:
-    """A process that writes an epoch and waits; yields what it printed and a function that kills it with SIGKILL."""
-    import json
-
-    import msgspec
-
-    given = {
-        "servers": bench.servers,
-        "topic": bench.topic,
-        "settings": bench.settings,
-        "values": values,
-        "context": msgspec.to_builtins(context),
-        "until": until,
-    }
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", CHILD, json.dumps(given)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    ) as child:
-
-        def kill() -> None:
-            child.send_signal(signal.SIGKILL)
-            child.wait(timeout=10)
-
-        try:
-            line = child.stdout.readline().strip()
-            yield Committable.from_json(line) if until == "pre_commit" else line, kill
-        finally:
-            if child.poll() is None:
-                kill()
 
 
 def eventually(check: Callable[[], bool], what: str, seconds: float = READ_SECONDS) -> None:

@@ -58,6 +58,7 @@ class TestKafkaSink(SinkConformance):
     [
         ("PostgresSink", "prepared"),
         ("PostgresSink", "staging"),
+        pytest.param("PostgresSink", "upsert", marks=pytest.mark.nightly),  # staging again, merged by key
         pytest.param("SqlAlchemySink", "prepared", marks=pytest.mark.nightly),  # the same code by another door
         pytest.param("SqlAlchemySink", "staging", marks=pytest.mark.nightly),
     ],
@@ -66,7 +67,7 @@ class TestPostgresSink(SinkConformance):
     @pytest.fixture
     def sink_under_test(self, postgres: PostgresServer, dsn: str, sink: str, how: str) -> SinkUnderTest:
         with psycopg.connect(dsn) as connection:
-            connection.execute("CREATE TABLE conformance (n bigint, text text CHECK (text <> 'refused'))")
+            connection.execute("CREATE TABLE conformance (n bigint UNIQUE, text text CHECK (text <> 'refused'))")
 
         def read() -> list[int]:
             with psycopg.connect(dsn) as connection:
@@ -78,7 +79,8 @@ class TestPostgresSink(SinkConformance):
             postgres.wait_ready()
 
         def make() -> PostgresSink | SqlAlchemySink:
-            settings: dict[str, Any] = {"table": "conformance", "commit": how}
+            settings: dict[str, Any] = {"table": "conformance"}
+            settings |= {"key": ["n"]} if how == "upsert" else {"commit": how}
             if sink == "PostgresSink":
                 return PostgresSink("conformance", dsn=dsn, **settings)
             return SqlAlchemySink("conformance", url=dsn, **settings)

@@ -16,7 +16,7 @@ from onceward.core.errors import KafkaError
 from onceward.core.transaction import AbortStatus, CommitStatus, Observation
 
 from .kafka_cluster import KafkaCluster
-from .kafka_kit import Bench, eventually, handle_of, numbered, rows, writer_process
+from .kafka_kit import Bench, eventually, handle_of, numbered, rows
 
 pytestmark = pytest.mark.kafka
 
@@ -29,16 +29,6 @@ def bench(kafka, topic):
 def restarted(kafka):
     kafka.start()
     kafka.wait_ready()
-
-
-def test_12_13_77_a_killed_broker_keeps_what_was_pre_committed(bench, kafka):
-    with writer_process(bench, ["a", "b"], bench.context()) as (committable, kill):
-        kill()
-    kafka.kill()
-    restarted(kafka)
-    assert bench.sink.inspect_many([committable]) == [Observation.PREPARED]
-    assert bench.sink.commit(committable).status is CommitStatus.COMMITTED
-    assert bench.values() == [b"a", b"b"]
 
 
 @pytest.fixture

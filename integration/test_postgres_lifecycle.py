@@ -1,4 +1,4 @@
-"""Scenarios 1 to 6, 9 to 15, 17, 21, 22, 26, 29 to 31, 37 to 39: each for every way of waiting for the decision."""
+"""What the conformance suite does not ask of every sink, for each of PostgreSQL's ways to wait for the decision."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from .postgres_kit import (
     context,
     expected,
     fresh_database,
-    in_child,
     make_sink,
     running_server,
     words,
@@ -60,19 +59,6 @@ def statuses(sink: PostgresSink, *committables: Committable) -> list[CommitStatu
     return [outcome.status for outcome in sink.commit_many(committables)]
 
 
-def test_rows_written_without_a_checkpoint_are_invisible(sink: PostgresSink, database: Database) -> None:
-    transaction = sink.begin(context())
-    sink.write(transaction, words(1))
-    assert database.rows() == []
-    sink.discard(transaction)
-
-
-def test_rows_pre_committed_without_a_decision_are_invisible(sink: PostgresSink, database: Database) -> None:
-    committable = write(sink, context(), words(1))
-    assert database.rows() == []
-    assert list(sink.inspect_many([committable])) == [Observation.PREPARED]
-
-
 def test_rows_of_a_complete_epoch_are_visible_exactly_once(sink: PostgresSink, database: Database) -> None:
     committables = [write(sink, context(subtask=n), words(10 * n), words(10 * n + 3)) for n in range(3)]
     assert statuses(sink, *committables) == [CommitStatus.COMMITTED] * 3
@@ -87,101 +73,6 @@ def test_an_epoch_of_empty_batches_leaves_nothing_behind(sink: PostgresSink, dat
     assert committable.rows == 0
     assert statuses(sink, committable) == [CommitStatus.COMMITTED]
     assert (database.rows(), database.prepared(), database.staged()) == ([], [], 0)
-
-
-def test_a_writer_discarded_before_pre_commit_leaves_nothing(sink: PostgresSink, database: Database) -> None:
-    transaction = sink.begin(context())
-    sink.write(transaction, words(1))
-    sink.discard(transaction)
-    sink.discard(transaction)
-    assert list(sink.lingering(SCOPE)) == []
-    assert statuses(sink, write(sink, context(attempt=1), words(1))) == [CommitStatus.COMMITTED]
-    assert database.rows() == expected(1)
-
-
-_DIE_IN_WRITE = """
-sink, context, batch = arguments
-transaction = sink.begin(context)
-for _ in range(50):
-    sink.write(transaction, batch)
-die()
-"""
-
-
-def test_a_writer_killed_in_the_middle_of_write_leaves_nothing(sink: PostgresSink, database: Database) -> None:
-    in_child(_DIE_IN_WRITE, sink, context(), words(1, 500))
-    assert list(sink.lingering(SCOPE)) == []
-    retried = write(sink, context(attempt=1), words(1))
-    assert statuses(sink, retried) == [CommitStatus.COMMITTED]
-    assert database.rows() == expected(1)
-
-
-_DIE_AFTER_PRE_COMMIT = """
-sink, context, batch = arguments
-transaction = sink.begin(context)
-sink.write(transaction, batch)
-print(sink.pre_commit(transaction).to_json())
-die()
-"""
-
-
-def test_a_writer_killed_after_pre_commit_is_committed_by_another_process(
-    sink: PostgresSink, database: Database
-) -> None:
-    committable = Committable.from_json(in_child(_DIE_AFTER_PRE_COMMIT, sink, context(), words(1)))
-    assert statuses(sink, committable) == [CommitStatus.COMMITTED]
-    assert database.rows() == expected(1)
-
-
-def test_what_was_never_acknowledged_is_found_by_name_and_aborted(sink: PostgresSink, database: Database) -> None:
-    lost = Committable.from_json(in_child(_DIE_AFTER_PRE_COMMIT, sink, context(), words(1)))
-    found = list(sink.lingering(SCOPE))
-    assert [c.identity() for c in found] == [lost.identity()]
-    assert (found[0].writer, found[0].epoch, found[0].subtask) == (3, 1, 0)
-    assert sink.abort(found[0]).status is AbortStatus.ABORTED
-    assert list(sink.lingering(SCOPE)) == []
-    assert database.rows() == []
-
-
-_COMMIT = """
-from onceward.core.transaction import Committable
-sink, texts = arguments
-print([str(o.status) for o in sink.commit_many([Committable.from_json(t) for t in texts])])
-"""
-
-
-def test_a_decision_is_finished_by_a_process_that_never_saw_the_data(sink: PostgresSink, database: Database) -> None:
-    committables = [write(sink, context(subtask=n), words(10 * n)) for n in range(2)]
-    assert in_child(_COMMIT, sink, [c.to_json() for c in committables]) == "['committed', 'committed']\n"
-    assert statuses(sink, *committables) == [CommitStatus.ALREADY_COMMITTED] * 2
-    assert database.rows() == expected(0) + expected(10)
-
-
-def test_a_decision_half_committed_is_finished_once(sink: PostgresSink, database: Database) -> None:
-    committables = [write(sink, context(subtask=n), words(10 * n)) for n in range(3)]
-    assert statuses(sink, committables[1]) == [CommitStatus.COMMITTED]
-    done, already = CommitStatus.COMMITTED, CommitStatus.ALREADY_COMMITTED
-    assert statuses(sink, *committables) == [done, already, done]
-    assert database.rows() == expected(0) + expected(10) + expected(20)
-
-
-def test_committing_again_after_a_crash_before_it_was_recorded_changes_nothing(
-    sink: PostgresSink, database: Database
-) -> None:
-    committable = write(sink, context(), words(1))
-    assert statuses(sink, committable) == [CommitStatus.COMMITTED]
-    for _ in range(3):
-        assert statuses(sink, committable) == [CommitStatus.ALREADY_COMMITTED]
-    assert database.rows() == expected(1)
-
-
-def test_a_notice_of_an_older_epoch_after_a_newer_one_changes_nothing(sink: PostgresSink, database: Database) -> None:
-    older = write(sink, context(1), words(1, word="old"))
-    assert statuses(sink, older) == [CommitStatus.COMMITTED]
-    newer = write(sink, context(2), words(10, word="new"))
-    assert statuses(sink, newer) == [CommitStatus.COMMITTED]
-    assert statuses(sink, older) == [CommitStatus.ALREADY_COMMITTED]
-    assert database.rows() == expected(1, word="old") + expected(10, word="new")
 
 
 def test_a_decided_transaction_that_somebody_aborted_is_lost(sink: PostgresSink) -> None:
@@ -244,28 +135,11 @@ def test_aborting_twice_has_no_effect(sink: PostgresSink, database: Database) ->
     assert (database.prepared(), database.staged()) == ([], 0)
 
 
-def test_names_that_begin_alike_are_not_touched(sink: PostgresSink) -> None:
-    own = write(sink, context(), words(1))
-    write(sink, context(pipeline="orders-eu"), words(10))
-    write(sink, context(sink="words-2"), words(20))
-    assert [c.identity() for c in sink.lingering(SCOPE)] == [own.identity()]
-    assert list(sink.lingering(Scope("order", "words", SCOPE.log))) == []
-
-
 def test_leftovers_of_another_log_are_listed_with_their_log(sink: PostgresSink) -> None:
     own = write(sink, context(), words(1))
     scope = Scope("orders", "words", "ffff0000")
     sink.release(scope)
     assert [(c.log, c.transaction) for c in sink.lingering(scope)] == [(SCOPE.log, own.transaction)]
-
-
-def test_of_two_attempts_one_commits_and_the_other_is_aborted(sink: PostgresSink, database: Database) -> None:
-    first = write(sink, context(attempt=0), words(1))
-    second = write(sink, context(attempt=1), words(10))
-    assert first.transaction != second.transaction
-    assert statuses(sink, second) == [CommitStatus.COMMITTED]
-    assert [sink.abort(c).status for c in sink.lingering(SCOPE)] == [AbortStatus.ABORTED]
-    assert database.rows() == expected(10)
 
 
 def test_ledger_rows_of_another_log_are_a_conflict_even_without_its_claim(
