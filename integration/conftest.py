@@ -12,6 +12,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import psutil
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -29,14 +30,17 @@ if TYPE_CHECKING:
 
     from onceward.testing.services import Service
 
-STARTED: pytest.StashKey[list[Service]] = pytest.StashKey()
+STARTED: pytest.StashKey[dict[Service, int | None]] = pytest.StashKey()
+"""Services of the whole run, each with its process."""
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src"
-SECONDS: Final[dict[str, int]] = tomllib.loads((HERE / "durations.toml").read_text())
+DURATIONS: Final = tomllib.loads((HERE / "durations.toml").read_text())
+SECONDS: Final[dict[str, int]] = DURATIONS["seconds"]
+GROUPS: Final = {module: group for group, modules in DURATIONS["together"].items() for module in modules}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[STARTED] = []
+    config.stash[STARTED] = {}
     if not hasattr(config, "workerinput") and not config.option.collectonly:  # workers inherit the environment
         use_class_archives(config.cache.mkdir("classes"))
 
@@ -53,11 +57,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def scope_of(test: str) -> str:
-    """What one worker runs without a break: a class, or the functions of a module; or a test alone.
+    """What one worker runs without a break: a class, or the functions of a module, or of several; or a test alone.
 
     A test runs alone if `durations.toml` names it, and each unit test does: they share no services.
     """
-    return test if test in SECONDS or test.startswith("tests/") else test.rpartition("::")[0]
+    if test in SECONDS or test.startswith("tests/"):
+        return test
+    return GROUPS.get(test.partition("::")[0]) or test.rpartition("::")[0]
 
 
 class ByScope(LoadScopeScheduling):
@@ -74,11 +80,10 @@ def _run(service: Service, config: pytest.Config) -> Iterator[Any]:
     try:
         service.start()
         service.wait_ready()
-        config.stash[STARTED].append(service)
+        config.stash[STARTED][service] = service.pid
         yield service
     finally:
-        if service in config.stash[STARTED]:
-            config.stash[STARTED].remove(service)
+        config.stash[STARTED].pop(service, None)
         service.delete()
 
 
@@ -98,10 +103,13 @@ def postgres(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Conf
 @pytest.fixture(autouse=True)
 def _services_up_again(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
-    for service in request.config.stash[STARTED]:
-        service.resume()
-        service.start()
-        service.wait_ready()
+    started = request.config.stash[STARTED]
+    for service, before in started.items():
+        if service.pid != before or psutil.Process(before).status() == psutil.STATUS_STOPPED:
+            service.resume()
+            service.start()
+            service.wait_ready()
+            started[service] = service.pid
 
 
 @pytest.fixture

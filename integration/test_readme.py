@@ -205,7 +205,8 @@ def test_a_pipeline_survives_as_the_getting_started_page_says(installed: Shell) 
     assert "PostgreSQL stopped, deleted\n" in installed.run(clean_up)
 
 
-def test_a_pipeline_is_tested_as_the_page_on_testing_says(shell: Shell, environment: Installed) -> None:
+@pytest.mark.parametrize("case", ["clean", pytest.param("kill-jvm", marks=pytest.mark.nightly)])
+def test_a_pipeline_is_tested_as_the_page_on_testing_says(shell: Shell, environment: Installed, case: str) -> None:
     shell.start_quickly()
     driver, test = [block[2] for block in BLOCK.finditer(TESTING) if block[1] == "python"][:2]
     (shell.folder / "driver.py").write_text(driver)
@@ -213,5 +214,5 @@ def test_a_pipeline_is_tested_as_the_page_on_testing_says(shell: Shell, environm
     [with_docker, without_docker, run] = bash(TESTING, "'onceward[", environment.wheel)[0].splitlines()
     assert "# with Docker" in with_docker
     shell.run(without_docker)
-    shell.run("export DOCKER_HOST=unix:///nowhere PYTEST_ADDOPTS='-k kill-jvm'")  # containers: integration/containers
+    shell.run(f"export DOCKER_HOST=unix:///nowhere PYTEST_ADDOPTS='-k {case}'")  # containers: integration/containers
     assert "1 passed" in shell.run(run)
