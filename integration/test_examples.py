@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import subprocess
@@ -20,8 +21,6 @@ from onceward.testing.services.jars import PEER_JARS, ensure_jars
 from .kafka_kit import read_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from onceward.testing.services import KafkaServer
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -43,8 +42,11 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres, pytest
 
 
 @pytest.fixture
-def orders(kafka: KafkaServer, dsn: str) -> Iterator[str]:
+def orders(kafka: KafkaServer, dsn: str) -> str:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    for future in admin.delete_topics(["orders", "paid"]).values():  # of another test on this broker
+        with contextlib.suppress(confluent_kafka.KafkaException):
+            future.result(30)
     for name, future in admin.create_topics([NewTopic(name, 2, 1) for name in ("orders", "paid")]).items():
         assert future.result(30) is None, name
     with psycopg.connect(dsn) as connection:
@@ -53,9 +55,7 @@ def orders(kafka: KafkaServer, dsn: str) -> Iterator[str]:
     for number in range(100):
         producer.produce("orders", key=f"u{number % 5}", value=str(number))
     producer.flush()
-    yield dsn
-    for future in admin.delete_topics(["orders", "paid"]).values():
-        future.result(30)
+    return dsn
 
 
 def run(environment: dict[str, str], *arguments: object) -> str:
