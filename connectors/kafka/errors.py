@@ -105,7 +105,7 @@ def client_error(what: str, error: BaseException, **context: Any) -> KafkaError:
     return raised
 
 
-FIRST_PAUSE: Final = 0.004
+FIRST_PAUSE: Final = 0.002
 LONGEST_PAUSE: Final = 0.5
 GROWTH: Final = 1.6
 LEAST: Final = 0.05
