@@ -21,6 +21,8 @@ from onceward.testing.services.jars import PEER_JARS, ensure_jars
 from .kafka_kit import read_all
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from onceward.testing.services import KafkaServer
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -41,12 +43,17 @@ assert sorted(row.id for row in spark.read.json(f"{folder}/out").collect()) == l
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow]
 
 
-@pytest.fixture
-def orders(kafka: KafkaServer, dsn: str) -> str:
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    for future in admin.delete_topics(["orders", "paid"]).values():  # of another test on this broker
+def delete_topics(admin: AdminClient) -> None:
+    """The examples' topics, whoever has made them on this broker."""
+    for future in admin.delete_topics(["orders", "paid"]).values():
         with contextlib.suppress(confluent_kafka.KafkaException):
             future.result(30)
+
+
+@pytest.fixture
+def orders(kafka: KafkaServer, dsn: str) -> Iterator[str]:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    delete_topics(admin)
     for name, future in admin.create_topics([NewTopic(name, 2, 1) for name in ("orders", "paid")]).items():
         assert future.result(30) is None, name
     with psycopg.connect(dsn) as connection:
@@ -55,7 +62,8 @@ def orders(kafka: KafkaServer, dsn: str) -> str:
     for number in range(100):
         producer.produce("orders", key=f"u{number % 5}", value=str(number))
     producer.flush()
-    return dsn
+    yield dsn
+    delete_topics(admin)
 
 
 def run(environment: dict[str, str], *arguments: object) -> str:
