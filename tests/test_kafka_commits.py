@@ -37,7 +37,8 @@ class Client:
         self.tells_age = True
         self.sent: list[str] = []
 
-    def describe(self, names: Iterable[str]) -> dict[str, Description]:
+    def describe(self, names: Iterable[str], *, topics: Collection[str]) -> dict[str, Description]:
+        assert set(topics) == {"a", "b"}
         handle = MINE._replace(producer_epoch=self.epoch)
         return {name: Description(Code.NONE, self.state, handle, TIMEOUT) for name in names}
 

@@ -124,3 +124,66 @@ def test_the_calls_of_one_task_share_its_time(monkeypatch: pytest.MonkeyPatch):
     for _ in range(2):
         assert asked.end_many([Handle(NAME, 7, 3, 1000)], commit=True) == [BUSY]
     assert clock[0] - began == pytest.approx(10.0)
+
+
+class Leaders(Brokers):
+    """Brokers that lead a topic's only partition, one at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leader, self.lookups = 1, 0
+
+    def topics(self, names: Sequence[str], *, seconds: float) -> wire.Topics:  # noqa: ARG002
+        return self.topics_in()
+
+    def topics_in(self, _answer: Any = None) -> wire.Topics:
+        self.lookups += 1
+        return wire.Topics({PLACE: self.leader}, {"t": "an-id"})
+
+    def exchange(self, requests: Sequence[tuple[int | None, Any]], *, seconds: float) -> list[wire.Answer]:  # noqa: ARG002
+        return [wire.Answer(Code.NONE, self._answer(node)) for node, _ in requests]
+
+    def _answer(self, node: int | None) -> Any:
+        code = Code.NONE if node == self.leader else Code.NOT_LEADER_OR_FOLLOWER
+        partition = SimpleNamespace(partition_index=0, error_code=code, active_producers=[])
+        row = SimpleNamespace(
+            transactional_id=NAME,
+            producer_id=7,
+            producer_epoch=3,
+            transaction_start_time_ms=1000,
+            error_code=Code.NONE,
+            transaction_state="Ongoing",
+            transaction_timeout_ms=60_000,
+            topics=[],
+        )
+        return SimpleNamespace(topics=[SimpleNamespace(name="t", partitions=[partition])], transaction_states=[row])
+
+
+PLACE = ("t", 0)
+
+
+def test_a_task_looks_up_leaders_and_ids_once():
+    brokers = Leaders()
+    task = client(brokers).within(5.0)
+    for _ in range(2):
+        assert task.describe([NAME], topics=["t"])[NAME].state == "Ongoing"
+        assert task.describe_producers([PLACE]) == {PLACE: {}}
+        assert task.topic_ids(["t"]) == {"t": "an-id"}
+    assert brokers.lookups == 1
+
+
+def test_a_task_looks_again_for_a_leader_that_moved():
+    brokers = Leaders()
+    task = client(brokers).within(5.0)
+    assert task.describe_producers([PLACE]) == {PLACE: {}}
+    brokers.leader = 2
+    assert task.describe_producers([PLACE], retry_seconds=0) == {PLACE: None}
+    assert task.describe_producers([PLACE], retry_seconds=0) == {PLACE: {}}
+
+
+def test_no_task_believes_what_another_one_looked_up():
+    brokers = Leaders()
+    asked = client(brokers)
+    for each in (asked.within(5.0), asked.within(5.0), asked, asked):
+        assert each.describe_producers([PLACE]) == {PLACE: {}}
+    assert brokers.lookups == 4

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from onceward.connectors.kafka import sink as kafka
+from onceward.connectors.kafka.librdkafka import BatchProducer
 from onceward.connectors.kafka.producer import DeliveryFailures, TransactionalProducer
 from onceward.connectors.kafka.sink import KafkaSink, KafkaTransaction
 from onceward.connectors.kafka.transaction import Description, Handle
@@ -145,7 +146,11 @@ class Written:
         self.calls.append("flush")
         self.left = deadline - time.monotonic()
 
-    def describe(self, names):
+    def within(self, _seconds):
+        return self
+
+    def describe(self, names, *, topics):
+        assert topics == ["t"]
         self.calls.append("describe")
         handle = Handle(str(self.name), 7, 3, 1000)
         return {name: Description(0, self.state, handle, 60_000, frozenset({("t", 0)})) for name in names}
@@ -226,3 +231,34 @@ def test_a_flush_that_leaves_messages_out_fails(waiting, failing, why):
     producer = TransactionalProducer(PooledName(SCOPE, "0123abcd", 0), Library(waiting, failures, failing), failures)
     with pytest.raises(KafkaError, match=why):
         producer.flush(time.monotonic() - 1)
+
+
+class FlushedLibrary:
+    """librdkafka's functions for a producer whose messages are acknowledged after so many looks."""
+
+    def __init__(self, looks: int, clock: list[float]) -> None:
+        self.looks, self.clock, self.waits = looks, clock, []
+
+    def flush(self, _handle: int, milliseconds: int) -> None:
+        self.waits.append(milliseconds)
+        self.clock[0] += max(milliseconds, 0.4) / 1000
+        self.looks -= 1
+
+    def outq_len(self, _handle: int) -> int:
+        return 3 if self.looks > 0 else 0
+
+    def fatal_error(self, *_: object) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(("looks", "left"), [(1, 0), (6, 0), (10_000, 3)])
+def test_a_flush_looks_soon_and_ends_in_time(monkeypatch: pytest.MonkeyPatch, looks: int, left: int):
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    producer = object.__new__(BatchProducer)
+    producer._library, producer._handle = FlushedLibrary(looks, clock), 1
+    assert producer.flush(0.5) == left
+    waits = producer._library.waits
+    assert waits[0] == 1
+    assert all(0 <= wait <= 500 for wait in waits)
+    assert clock[0] <= 0.501

@@ -118,8 +118,9 @@ class Inspector:
 
     def inspect(self, transactions: Sequence[Prepared]) -> list[Inspection]:
         """What became of each transaction."""
-        described = self._client.describe(t.handle.transactional_id for t in transactions)
         asked = {partition for t in transactions for partition in t.partitions}
+        topics = {topic for topic, _ in asked}
+        described = self._client.describe((t.handle.transactional_id for t in transactions), topics=topics)
         self._producers = self._client.describe_producers(asked, retry_seconds=0) if asked else {}
         found = [(t, described[t.handle.transactional_id]) for t in transactions]
         self._find_deleted([(t, judge(t.handle, description)) for t, description in found])

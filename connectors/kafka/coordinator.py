@@ -61,11 +61,16 @@ class TransactionCoordinatorClient:
         self._nodes: dict[str, int] = {}
         self._lock = threading.Lock()
         self._by_pattern = True
+        self._topics: wire.Topics | None = None
 
     def within(self, seconds: float) -> TransactionCoordinatorClient:
-        """The same client for the calls of one task: together they take no longer than this."""
+        """The same client for the calls of one task: together they take no longer than this.
+
+        It remembers leaders and topic ids, for this task only. A leader that does not answer is looked up again.
+        """
         bounded = copy.copy(self)
         bounded._deadline = time.monotonic() + seconds  # noqa: SLF001 - of the same class
+        bounded._topics = wire.Topics({}, {})  # noqa: SLF001
         return bounded
 
     @property
@@ -108,9 +113,18 @@ class TransactionCoordinatorClient:
         """Make a transactional id known to its coordinator, as a producer's start does."""
         return self._init_producer_id(Handle(transactional_id, NOBODY, NOBODY, NOBODY), ASK_AGAIN)
 
-    def describe(self, ids: Iterable[str]) -> dict[str, Description]:
-        """State, handle, timeout and partitions of each transactional id."""
-        return self._repeat(ids, self._describe_once, lambda found: found.code, Description(Code.NO_ANSWER))
+    def describe(self, ids: Iterable[str], *, topics: Collection[str] = ()) -> dict[str, Description]:
+        """State, handle, timeout and partitions of each transactional id.
+
+        Args:
+            ids: Transactional ids.
+            topics: What a task's client will be asked about next: looked up in the same round trip.
+        """
+
+        def ask(names: Sequence[str], retries: Retries) -> dict[str, Description]:
+            return self._describe_once(names, topics, retries)
+
+        return self._repeat(ids, ask, lambda found: found.code, Description(Code.NO_ANSWER))
 
     def list_transactions(self, states: Collection[str] = (), *, prefix: str = "") -> list[str]:
         """All transactional ids that any broker knows, in these states (default: any).
@@ -147,8 +161,17 @@ class TransactionCoordinatorClient:
         return {row.transactional_id for row in told} & set(ids)
 
     def topic_ids(self, topics: Collection[str], *, everywhere: bool = False) -> dict[str, str | None]:
-        """Id of each topic, None for one that does not exist; what cannot be told is missing."""
-        return self._wire.topic_ids(sorted(topics), everywhere=everywhere, seconds=self._seconds) if topics else {}
+        """Id of each topic, None for one that does not exist; what cannot be told is missing.
+
+        A broker may not have heard of a change yet: `everywhere` believes only what all of them say alike.
+        """
+        if not topics:
+            return {}
+        if everywhere:
+            return self._wire.topic_ids_everywhere(sorted(topics), seconds=self._seconds)
+        known = self._topics.ids if self._topics is not None else {}
+        missing = set(topics) - known.keys()
+        return {**known, **(self._look_up(missing).ids if missing else {})}
 
     def describe_producers(
         self, partitions: Collection[Partition], *, retry_seconds: float | None = None
@@ -169,7 +192,7 @@ class TransactionCoordinatorClient:
 
     def may_look(self, topic: str) -> int:
         """The code with which a partition of the topic answers describe_producers; it needs Read on the topic."""
-        leaders = self._wire.leaders([topic], seconds=self._seconds)
+        leaders = self._wire.topics([topic], seconds=self._seconds).leaders
         partition = min(leaders, default=None)
         if partition is None:
             return Code.LEADER_NOT_AVAILABLE
@@ -179,7 +202,7 @@ class TransactionCoordinatorClient:
 
     def partitions_of(self, topics: Collection[str]) -> list[Partition]:
         """The partitions of these topics that have a leader now."""
-        return sorted(self._wire.leaders(sorted(topics), seconds=self._seconds)) if topics else []
+        return sorted(self._wire.topics(sorted(topics), seconds=self._seconds).leaders) if topics else []
 
     def write_marker(
         self, partition: Partition, producer: tuple[int, int], coordinator_epoch: int, *, commit: bool
@@ -193,7 +216,7 @@ class TransactionCoordinatorClient:
             commit: How the coordinator ended it: anything else would break the transaction apart.
         """
         topic, number = partition
-        leader = self._wire.leaders([topic], seconds=self._seconds).get(partition)
+        leader = self._wire.topics([topic], seconds=self._seconds).leaders.get(partition)
         if leader is None:
             return Code.LEADER_NOT_AVAILABLE
         marker = WriteTxnMarkersRequest.WritableTxnMarker(
@@ -278,12 +301,18 @@ class TransactionCoordinatorClient:
                 if code in PASSING:
                     self._nodes.pop(name, None)
 
-    def _describe_once(self, names: Sequence[str], retries: Retries) -> dict[str, Description]:
+    def _describe_once(self, names: Sequence[str], topics: Collection[str], retries: Retries) -> dict[str, Description]:
         nodes, failed = self._find(names, retries.left)
         found = {name: Description(code) for name, code in failed.items()}
         groups = _grouped(nodes)
+        sent: list[tuple[int | None, Any]]
         sent = [(node, DescribeTransactionsRequest(transactional_ids=group)) for node, group in groups.items()]
+        unknown = sorted(set(topics) - self._topics.ids.keys()) if self._topics is not None else []
+        if unknown:
+            sent.append((wire.ANY_NODE, wire.metadata_request(unknown)))
         answers = self._wire.exchange(sent, seconds=retries.left)
+        if unknown:
+            self._remember(self._wire.topics_in(answers.pop()))
         for group, answer in zip(groups.values(), answers, strict=True):
             if answer.code:
                 found |= {name: Description(answer.code) for name in group}
@@ -316,14 +345,32 @@ class TransactionCoordinatorClient:
     def _producers_once(
         self, partitions: Collection[Partition], _retries: Retries
     ) -> dict[Partition, OpenProducers | None]:
-        leaders = self._wire.leaders(sorted({topic for topic, _ in partitions}), seconds=self._seconds)
+        leaders = self._leaders_of(partitions)
         groups = _grouped({partition: leaders[partition] for partition in partitions if partition in leaders})
         sent = [(node, _describe_producers(group)) for node, group in groups.items()]
         found: dict[Partition, OpenProducers | None] = {}
         for answer in self._wire.exchange(sent, seconds=self._seconds):
             if answer.code == Code.NONE:
                 found |= open_producers(answer.response)
+        if self._topics is not None:
+            for partition in set(partitions) - found.keys():
+                self._topics.leaders.pop(partition, None)
         return found
+
+    def _leaders_of(self, partitions: Collection[Partition]) -> dict[Partition, int]:
+        known = self._topics.leaders if self._topics is not None else {}
+        missing = {topic for topic, number in partitions if (topic, number) not in known}
+        return {**known, **(self._look_up(missing).leaders if missing else {})}
+
+    def _look_up(self, topics: Collection[str]) -> wire.Topics:
+        found = self._wire.topics(sorted(topics), seconds=self._seconds)
+        self._remember(found)
+        return found
+
+    def _remember(self, found: wire.Topics) -> None:
+        if self._topics is not None:
+            self._topics.leaders.update(found.leaders)
+            self._topics.ids.update(found.ids)
 
 
 def _worst(answers: Sequence[wire.Answer]) -> wire.Answer:

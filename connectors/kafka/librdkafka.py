@@ -23,6 +23,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import time
 import weakref
 from collections import deque
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_size_t, c_ssize_t, c_void_p
@@ -45,6 +46,9 @@ COPY: Final = 2
 QUEUE_FULL: Final = -184
 _INVALID_ARGUMENT: Final = -186
 _TEXT_BYTES: Final = 512
+FIRST_LOOK: Final = 0.001
+LOOKS_GROW: Final = 1.25
+"""How soon `flush` looks whether all is acknowledged, in seconds, and how the time to the next look grows."""
 _LEVELS: Final = (50, 50, 50, 40, 30, 20, 20, 10)
 """Levels of `logging` for those of syslog."""
 
@@ -217,11 +221,19 @@ class BatchProducer:
         return events
 
     def flush(self, seconds: float) -> int:
-        """Wait for acknowledgements; how many messages still wait for one."""
-        self._library.flush(self._handle, _milliseconds(seconds))
-        self._raise_if_fatal()
-        left: int = self._library.outq_len(self._handle)
-        return left
+        """Wait for acknowledgements; how many messages still wait for one.
+
+        While only failures are reported, nothing wakes librdkafka's flush: it looks every 10 ms whether messages are
+        left. So it is asked to wait for less in the beginning.
+        """
+        end, step = time.monotonic() + seconds, FIRST_LOOK
+        while True:
+            self._library.flush(self._handle, _milliseconds(max(0.0, min(step, end - time.monotonic()))))
+            self._raise_if_fatal()
+            left: int = self._library.outq_len(self._handle)
+            if not left or time.monotonic() >= end:
+                return left
+            step = min(seconds, step * LOOKS_GROW)
 
     def produce_batch(self, topic: str, partition: int, messages: npt.NDArray[np.void]) -> int:
         """Hand over messages for one topic, in order; how many were taken before the queue was full.

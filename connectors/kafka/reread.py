@@ -109,7 +109,7 @@ def _spans(cluster: Cluster, partition: Partition, start: int, end: int) -> tupl
 def _fetched(cluster: Cluster, partition: Partition, at: int) -> bytes:
     from kafka.protocol.consumer import FetchRequest  # noqa: PLC0415 - after wire.py, which silences its warnings
 
-    leaders = cluster.wire.leaders([partition.topic], seconds=_SECONDS)
+    leaders = cluster.wire.topics([partition.topic], seconds=_SECONDS).leaders
     fetch = FetchRequest.FetchTopic
     place = fetch.FetchPartition(partition=partition.number, fetch_offset=at, partition_max_bytes=_FETCH_BYTES)
     request = FetchRequest(

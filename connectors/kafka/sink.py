@@ -298,7 +298,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         self._pool(context.scope).warm_up(context)
 
     def _prepared(self, name: str) -> Prepared:
-        description = self._client.describe([name])[name]
+        client = self._bounded
+        description = client.describe([name], topics=[self.topic] if self.topic is not None else [])[name]
         if description.handle is None:
             raise kafka_error("the transaction's producer epoch cannot be read", description.code, transaction=name)
         if description.open is None:
@@ -307,7 +308,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 f"writing took longer than its timeout ({self.transaction_timeout:g} s), make epochs shorter",
                 transaction=name,
             )
-        return description.open.with_ids(self._client.topic_ids(description.open.topics))
+        return description.open.with_ids(client.topic_ids(description.open.topics))
 
     def _pool(self, scope: Scope) -> ProducerPool:
         return pool_of(PoolKey(self.settings, scope, self._timeout_ms))

@@ -77,6 +77,15 @@ class Answer(NamedTuple):
         return self.code or int(getattr(self.response, "error_code", Code.NONE))
 
 
+class Topics(NamedTuple):
+    """What a broker says of topics."""
+
+    leaders: dict[tuple[str, int], int]
+    """Node of each partition's leader; partitions without one are missing."""
+    ids: dict[str, str | None]
+    """Id of each topic, None for one that does not exist; what cannot be told is missing."""
+
+
 class Wire:
     """Connections to the brokers of one cluster. Thread-safe; belongs to the process that made it."""
 
@@ -135,34 +144,37 @@ class Wire:
 
     def nodes(self, *, seconds: float) -> list[int]:
         """Ids of the cluster's brokers, freshly asked for; empty if no broker answers."""
-        answer = self._metadata([], seconds)
+        [answer] = self.exchange([(ANY_NODE, metadata_request([]))], seconds=seconds)
+        self._meet_brokers(answer)
         return [] if answer.code else [broker.node_id for broker in answer.response.brokers]
 
-    def leaders(self, topics: Sequence[str], *, seconds: float) -> dict[tuple[str, int], int]:
-        """Leader of each partition of these topics; partitions without one are missing."""
-        answer = self._metadata(topics, seconds)
-        if answer.code:
-            return {}
-        return {
+    def topics(self, names: Sequence[str], *, seconds: float) -> Topics:
+        """What one broker says of these topics."""
+        [answer] = self.exchange([(ANY_NODE, metadata_request(names))], seconds=seconds)
+        return self.topics_in(answer)
+
+    def topics_in(self, answer: Answer) -> Topics:
+        """Out of the answer to a `metadata_request`; nothing if there is none."""
+        self._meet_brokers(answer)
+        leaders = {
             (topic.name, partition.partition_index): partition.leader_id
-            for topic in answer.response.topics
+            for topic in (answer.response.topics if answer.code == Code.NONE else ())
             for partition in topic.partitions
             if partition.error_code == Code.NONE and partition.leader_id >= 0
         }
+        return Topics(leaders, _ids_in(answer))
 
-    def topic_ids(self, topics: Sequence[str], *, everywhere: bool, seconds: float) -> dict[str, str | None]:
-        """Id of each topic, None for one that does not exist; what cannot be told is missing.
-
-        A broker may not have heard of a change yet: `everywhere` believes only what all brokers say alike.
-        """
-        nodes = self.nodes(seconds=seconds) if everywhere else [ANY_NODE]
-        answers = self.exchange([(node, _metadata_request(topics)) for node in nodes], seconds=seconds)
+    def topic_ids_everywhere(self, topics: Sequence[str], *, seconds: float) -> dict[str, str | None]:
+        """Ids of topics as in Topics, as far as all brokers say alike: one may not have heard of a change yet."""
+        nodes = self.nodes(seconds=seconds)
+        answers = self.exchange([(node, metadata_request(topics)) for node in nodes], seconds=seconds)
         first, *others = [_ids_in(answer) for answer in answers] or [{}]
         return {topic: found for topic, found in first.items() if all(ids.get(topic, "") == found for ids in others)}
 
     def topic(self, name: str, *, seconds: float) -> Answer:
         """Look a topic up; the response is its number of partitions."""
-        answer = self._metadata([name], seconds)
+        [answer] = self.exchange([(ANY_NODE, metadata_request([name]))], seconds=seconds)
+        self._meet_brokers(answer)
         if answer.code:
             return answer
         [topic] = answer.response.topics
@@ -186,12 +198,10 @@ class Wire:
         if manager is not None:
             _close(manager)
 
-    def _metadata(self, topics: Sequence[str], seconds: float) -> Answer:
-        """Ask any broker, and make the brokers it names known: kafka-python looks for them every five minutes only."""
-        [answer] = self.exchange([(ANY_NODE, _metadata_request(topics))], seconds=seconds)
+    def _meet_brokers(self, answer: Answer) -> None:
+        """Make the brokers that an answer names known: kafka-python looks for them every five minutes only."""
         if answer.code == Code.NONE:
             self._learn(lambda cluster: cluster.update_metadata(answer.response))
-        return answer
 
     def _learn(self, what: Callable[[Any], object]) -> None:
         """Change what the connections know of the cluster."""
@@ -207,7 +217,8 @@ class Wire:
             return self._manager
 
 
-def _metadata_request(topics: Sequence[str]) -> Any:
+def metadata_request(topics: Sequence[str]) -> Any:
+    """The request for what any broker knows of topics; it creates none."""
     wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
     return MetadataRequest(topics=wanted, allow_auto_topic_creation=False, max_version=12)
 

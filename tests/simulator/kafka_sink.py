@@ -72,7 +72,7 @@ class SimulatedClient:
         """InitProducerId of a name that only serves as a note."""
         return self._once(f"register {transactional_id[-6:]}", lambda: self._broker.init(transactional_id) and NONE)
 
-    def describe(self, ids: Iterable[str]) -> dict[str, Description]:
+    def describe(self, ids: Iterable[str], *, topics: Collection[str] = ()) -> dict[str, Description]:
         """State and handle of each."""
         return {name: self._describe(name) for name in list(ids)}
 
