@@ -256,9 +256,9 @@ def test_a_flush_looks_soon_and_ends_in_time(monkeypatch: pytest.MonkeyPatch, lo
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     producer = object.__new__(BatchProducer)
-    producer._library, producer._handle = FlushedLibrary(looks, clock), 1
+    library = FlushedLibrary(looks, clock)
+    producer.__dict__.update(_library=library, _handle=1)
     assert producer.flush(0.5) == left
-    waits = producer._library.waits
-    assert waits[0] == 1
-    assert all(0 <= wait <= 500 for wait in waits)
+    assert library.waits[0] == 1
+    assert all(0 <= wait <= 500 for wait in library.waits)
     assert clock[0] <= 0.501
