@@ -53,23 +53,28 @@ java:
 	@scripts/prerequisites.sh java
 
 .PHONY: test
-test: java check long ## All but nightly and container tests, on a real Kafka and PostgreSQL: a quarter of an hour on two cores
+test: java check long ## All but nightly tests, container tests and `make pages`: twelve minutes on two cores
 
 .PHONY: test-all
-test-all: ## For nights: `make test` on the disk, with long simulator runs, kill series, more variants; container tests
-	@$(MAKE) test SCRATCH=$${TMPDIR:-/tmp} SELECT=
+test-all: ## For nights: `make test` and `make pages` on the disk, with long simulator runs, kill series, more variants; container tests
+	@$(MAKE) test pages SCRATCH=$${TMPDIR:-/tmp} SELECT=
 	@SELECT= scripts/with-docker.sh scripts/container-tests.sh
 
 # The slow unit tests need a processor and the others mostly wait, so they run side by side.
 .PHONY: long
 long: java setup ## The slow unit tests and the tests on real services; ARGS="-k word" selects
 	@echo "== long tests: $(LONG)"
-	@$(PYTEST) $(LONG) -m "(slow or integration) and not containers $(SELECT)" --numprocesses $(WORKERS) \
+	@$(PYTEST) $(LONG) -m "(slow or integration) and not containers and not pages $(SELECT)" --numprocesses $(WORKERS) \
 	  --dist loadscope --no-loadscope-reorder --durations=40 $(ARGS)
 
 .PHONY: integration
 integration: ## The tests on real services alone
 	@$(MAKE) long LONG=integration
+
+.PHONY: pages
+pages: java setup ## Follow README and other pages as a new user would, with the wheel: about four minutes
+	@echo "== pages"
+	@$(PYTEST) integration -m "pages $(SELECT)" --numprocesses 2 --dist loadscope --durations=5 $(ARGS)
 
 .PHONY: containers
 containers: java setup ## The tests that need a Docker engine

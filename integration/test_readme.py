@@ -32,7 +32,7 @@ GETTING_STARTED = (ROOT / "docs" / "getting-started.md").read_text()
 ENGINE = (ROOT / "docs" / "engine.md").read_text()
 TESTING = (ROOT / "docs" / "testing.md").read_text()
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.pages, pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres, pytest.mark.timeout(1500)]
 
 
 class Shell:
