@@ -40,7 +40,7 @@ query = exactly_once(numbers, JsonLinesSink("lines", f"{folder}/out"), checkpoin
 query.trigger(availableNow=True).start().awaitTermination()
 assert sorted(row.id for row in spark.read.json(f"{folder}/out").collect()) == list(range(1000))
 """
-pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow]
+pytestmark = [pytest.mark.pages, pytest.mark.spark, pytest.mark.kafka, pytest.mark.postgres]
 
 
 def delete_topics(admin: AdminClient) -> None:

@@ -201,6 +201,7 @@ def test_nothing_is_made(spark: SparkSession, tmp_path: Path, dsn: str) -> None:
     make_table(dsn, "made")  # or it is there
 
 
+@pytest.mark.pages
 @pytest.mark.kafka
 @pytest.mark.postgres
 def test_the_pages_example_says_what_the_page_shows(

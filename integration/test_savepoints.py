@@ -95,6 +95,7 @@ def shop(tmp_path: Path, spark: SparkSession, kafka: KafkaServer, topic: Callabl
     return Shop(tmp_path, spark, kafka, topic, dsn)
 
 
+@pytest.mark.pages
 def test_the_recipes_of_the_page_are_exact(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies, "QUIET_SECONDS", 0.1)
     shop.feed.add()
