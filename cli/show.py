@@ -53,7 +53,7 @@ def table(found: Sequence[Found], *, as_json: bool = False) -> None:
         out.print(f"  {one.status}", style=_STYLE[one.status], end="")
         out.print(f"; {where}; {', '.join(known)}")
         out.print(f"  → {one.next}")
-    out.print(f"{len(found)} transactions" if found else "no open, prepared or waiting transactions")
+    out.print(f"transactions: {len(found)}" if found else "no open, prepared or waiting transactions")
 
 
 def details(found: Sequence[Found], *, as_json: bool) -> None:

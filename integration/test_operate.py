@@ -130,7 +130,7 @@ def test_what_was_decided_is_committed_from_a_shell_once(job: Job, step: Step) -
     assert listed["messages"]["state"] in states.get(step, {"prepared", "committed"})  # targets commit side by side
     assert "would commit epoch 0" in job.txn("commit", *job.known)
     assert job.shown() == before
-    assert "3 transactions are committed" in job.txn("commit", "--yes", *job.known)
+    assert "committed transactions: 3" in job.txn("commit", "--yes", *job.known)
     assert job.shown() == ALL
     assert "nothing to commit" in job.txn("commit", "--yes", *job.known)
     assert job.listed(*job.known) == {}

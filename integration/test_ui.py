@@ -113,7 +113,7 @@ def test_an_operator_commits_by_keyboard_and_hostile_names_stay_text(folder: Fol
         assert confirm.is_disabled()
         page.keyboard.type("orders")  # the focus is in the field
         page.keyboard.press("Enter")
-        page.get_by_text("Epoch 3 is completed: 1 transactions are committed").wait_for()
+        page.get_by_text("Epoch 3 is completed; committed transactions: 1").wait_for()
         assert read(store).completed == 3
 
         page.get_by_role("button", name="Abort 1").press("Enter")

@@ -512,7 +512,7 @@ class TestCommands:
         store = ("--store", str(case.checkpoint))
         assert "would commit epoch 0 of orders" in case.run("commit", *store).stdout
         case.sink_case.assert_visible([])
-        assert "1 transactions are committed" in case.run("commit", *store, "--yes").stdout
+        assert "committed transactions: 1" in case.run("commit", *store, "--yes").stdout
         case.sink_case.assert_visible(case.sink_case.numbers())
         assert "nothing to commit" in case.run("commit", *store, "--yes").stdout
         shown = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["checkpoints", *store]).stdout

@@ -315,7 +315,7 @@ class TestActions:
         [found] = asked.post("/api/look").json()["done"]
         assert (found["transaction"], found["status"], found["held"]) == (committable.transaction, "decided", True)
         answer = self.commit(asked, shown(asked))
-        assert answer.json() == {"done": "Epoch 1 is completed: 1 transactions are committed"}
+        assert answer.json() == {"done": "Epoch 1 is completed; committed transactions: 1"}
         told = shown(asked)
         assert (told["waiting"], told["epochs"][0]["status"]) == (None, "completed")
         assert asked.post("/api/look").json() == {"done": []}

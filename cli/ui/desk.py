@@ -128,7 +128,7 @@ class Desk:
             done = commit_decided(log, decision, self._search_of(watched).found([log]))
         if done is None:
             return f"Nothing to commit: another process has finished epoch {decision.epoch}"
-        return f"Epoch {done.epoch} is completed: {done.committed} transactions are committed"
+        return f"Epoch {done.epoch} is completed; committed transactions: {done.committed}"
 
     def abort(self, order: Abort) -> str:
         """Abort transactions, as `txn abort NAME … --yes`; what was done, in words.

@@ -105,7 +105,7 @@ def sweep(
     crash_point(Step.SWEEP_AFTER)
     for committable in reported:
         _log.warning(
-            "left alone: %s is open and not this log's or this writer's",
+            "left alone: another decision log or writer has %s open",
             committable.transaction,
             extra=about(committable),
         )
