@@ -8,8 +8,8 @@ export PYTHON ?= python3
 export VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Processes of the long tests; each has a broker, a database and a Spark session of its own, about 3 GB. They wait for
-# half of their time, so there are twice as many as a small machine has cores.
+# Processes of the tests. In the long ones, each has a broker, a database and a Spark session of its own, about 3 GB. Many
+# tests wait, so there are twice as many processes as a small machine has cores.
 WORKERS ?= 4
 # What tests write lies in memory where there is room for it, since most of their time would be spent in fsync.
 # `make test-all` uses the disk, and runs what is marked "nightly", too.
@@ -46,7 +46,7 @@ types: setup
 .PHONY: unit
 unit: setup
 	@echo "== unit tests"
-	@$(PYTEST) tests -m "not slow $(SELECT)" --numprocesses auto $(ARGS)
+	@$(PYTEST) tests -m "not slow $(SELECT)" --numprocesses $(WORKERS) $(ARGS)
 
 .PHONY: java
 java:
