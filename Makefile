@@ -72,7 +72,7 @@ integration: ## The tests on real services alone
 	@$(MAKE) long LONG=integration
 
 .PHONY: pages
-pages: java setup ## Follow README and other pages as a new user would, with the wheel: about four minutes
+pages: java setup ## Follow README and other pages as a new user would, with the wheel: about three minutes
 	@echo "== pages"
 	@$(PYTEST) integration -m "pages $(SELECT)" --numprocesses 2 --dist loadscope --durations=5 $(ARGS)
 

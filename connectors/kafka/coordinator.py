@@ -118,7 +118,8 @@ class TransactionCoordinatorClient:
 
         Args:
             ids: Transactional ids.
-            topics: What a task's client will be asked about next: looked up in the same round trip.
+            topics: Topics whose leaders and ids the next calls of this task need. They are asked for in the same round
+                trip. A client that was not made by `within` ignores them.
         """
 
         def ask(names: Sequence[str], retries: Retries) -> dict[str, Description]:

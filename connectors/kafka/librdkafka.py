@@ -223,8 +223,8 @@ class BatchProducer:
     def flush(self, seconds: float) -> int:
         """Wait for acknowledgements; how many messages still wait for one.
 
-        While only failures are reported, nothing wakes librdkafka's flush: it looks every 10 ms whether messages are
-        left. So it is asked to wait for less in the beginning.
+        Nothing wakes librdkafka's flush if only failures are reported: it looks every 10 ms whether messages are left.
+        So it is called again and again, at first with a shorter time.
         """
         end, step = time.monotonic() + seconds, FIRST_LOOK
         while True:
