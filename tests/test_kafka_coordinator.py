@@ -132,6 +132,7 @@ class Leaders(Brokers):
     def __init__(self) -> None:
         super().__init__()
         self.leader, self.lookups = 1, 0
+        self.stale: Any = None
 
     def topics(self, names: Sequence[str], *, seconds: float) -> wire.Topics:  # noqa: ARG002
         return self.topics_in()
@@ -144,8 +145,8 @@ class Leaders(Brokers):
         return [wire.Answer(Code.NONE, self._answer(node)) for node, _ in requests]
 
     def _answer(self, node: int | None) -> Any:
-        code = Code.NONE if node == self.leader else Code.NOT_LEADER_OR_FOLLOWER
-        partition = SimpleNamespace(partition_index=0, error_code=code, active_producers=[])
+        open_ = [self.stale] if node != self.leader and self.stale is not None else []
+        partition = SimpleNamespace(partition_index=0, error_code=Code.NONE, active_producers=open_)
         row = SimpleNamespace(
             transactional_id=NAME,
             producer_id=7,
@@ -162,28 +163,31 @@ class Leaders(Brokers):
 PLACE = ("t", 0)
 
 
-def test_a_task_looks_up_leaders_and_ids_once():
+def test_a_task_looks_up_leaders_and_ids_with_each_description_and_not_again():
     brokers = Leaders()
     task = client(brokers).within(5.0)
-    for _ in range(2):
+    for number in (1, 2):
         assert task.describe([NAME], topics=["t"])[NAME].state == "Ongoing"
         assert task.describe_producers([PLACE]) == {PLACE: {}}
         assert task.topic_ids(["t"]) == {"t": "an-id"}
-    assert brokers.lookups == 1
+        assert brokers.lookups == number
 
 
-def test_a_task_looks_again_for_a_leader_that_moved():
+def test_a_leader_that_is_a_follower_now_is_not_believed_in_the_next_round():
+    """Brokers answer DescribeProducers for any replica that they hold."""
     brokers = Leaders()
+    brokers.stale = SimpleNamespace(producer_id=7, producer_epoch=3, current_txn_start_offset=0, coordinator_epoch=5)
     task = client(brokers).within(5.0)
-    assert task.describe_producers([PLACE]) == {PLACE: {}}
-    brokers.leader = 2
-    assert task.describe_producers([PLACE], retry_seconds=0) == {PLACE: None}
-    assert task.describe_producers([PLACE], retry_seconds=0) == {PLACE: {}}
+    for brokers.leader in (1, 2):
+        task.describe([NAME], topics=["t"])
+        assert task.describe_producers([PLACE]) == {PLACE: {}}
 
 
 def test_no_task_believes_what_another_one_looked_up():
     brokers = Leaders()
     asked = client(brokers)
-    for each in (asked.within(5.0), asked.within(5.0), asked, asked):
+    asked.within(5.0).describe([NAME], topics=["t"])
+    asked.describe([NAME], topics=["t"])
+    for each in (asked.within(5.0), asked, asked):
         assert each.describe_producers([PLACE]) == {PLACE: {}}
     assert brokers.lookups == 4

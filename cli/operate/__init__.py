@@ -156,7 +156,7 @@ def commit(
     if done is None:
         typer.echo(f"nothing to commit: another process has finished epoch {decision.epoch} (see `checkpoints`)")
         return
-    given_up = f", {done.given_up} skipped and recorded" if done.given_up else ""
+    given_up = f"; skipped and recorded: {done.given_up}" if done.given_up else ""
     typer.echo(f"epoch {done.epoch} of {log.pipeline} is completed; committed transactions: {done.committed}{given_up}")
 
 

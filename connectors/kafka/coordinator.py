@@ -66,7 +66,7 @@ class TransactionCoordinatorClient:
     def within(self, seconds: float) -> TransactionCoordinatorClient:
         """The same client for the calls of one task: together they take no longer than this.
 
-        It remembers leaders and topic ids, for this task only. A leader that does not answer is looked up again.
+        It remembers the leaders and topic ids that its last `describe` has looked up.
         """
         bounded = copy.copy(self)
         bounded._deadline = time.monotonic() + seconds  # noqa: SLF001 - of the same class
@@ -171,8 +171,8 @@ class TransactionCoordinatorClient:
         if everywhere:
             return self._wire.topic_ids_everywhere(sorted(topics), seconds=self._seconds)
         known = self._topics.ids if self._topics is not None else {}
-        missing = set(topics) - known.keys()
-        return {**known, **(self._look_up(missing).ids if missing else {})}
+        missing = {topic for topic in topics if known.get(topic) is None}
+        return {**known, **(self._wire.topics(sorted(missing), seconds=self._seconds).ids if missing else {})}
 
     def describe_producers(
         self, partitions: Collection[Partition], *, retry_seconds: float | None = None
@@ -308,12 +308,13 @@ class TransactionCoordinatorClient:
         groups = _grouped(nodes)
         sent: list[tuple[int | None, Any]]
         sent = [(node, DescribeTransactionsRequest(transactional_ids=group)) for node, group in groups.items()]
-        unknown = sorted(set(topics) - self._topics.ids.keys()) if self._topics is not None else []
-        if unknown:
-            sent.append((wire.ANY_NODE, wire.metadata_request(unknown)))
+        asked = sorted(topics) if self._topics is not None else []
+        if asked:
+            sent.append((wire.ANY_NODE, wire.metadata_request(asked)))
         answers = self._wire.exchange(sent, seconds=retries.left)
-        if unknown:
-            self._remember(self._wire.topics_in(answers.pop()))
+        if asked:
+            # Nothing of before: a leader that is a follower now still answers, with what it has copied so far.
+            self._topics = self._wire.topics_in(answers.pop())
         for group, answer in zip(groups.values(), answers, strict=True):
             if answer.code:
                 found |= {name: Description(answer.code) for name in group}
@@ -353,25 +354,12 @@ class TransactionCoordinatorClient:
         for answer in self._wire.exchange(sent, seconds=self._seconds):
             if answer.code == Code.NONE:
                 found |= open_producers(answer.response)
-        if self._topics is not None:
-            for partition in set(partitions) - found.keys():
-                self._topics.leaders.pop(partition, None)
         return found
 
     def _leaders_of(self, partitions: Collection[Partition]) -> dict[Partition, int]:
         known = self._topics.leaders if self._topics is not None else {}
         missing = {topic for topic, number in partitions if (topic, number) not in known}
-        return {**known, **(self._look_up(missing).leaders if missing else {})}
-
-    def _look_up(self, topics: Collection[str]) -> wire.Topics:
-        found = self._wire.topics(sorted(topics), seconds=self._seconds)
-        self._remember(found)
-        return found
-
-    def _remember(self, found: wire.Topics) -> None:
-        if self._topics is not None:
-            self._topics.leaders.update(found.leaders)
-            self._topics.ids.update(found.ids)
+        return {**known, **(self._wire.topics(sorted(missing), seconds=self._seconds).leaders if missing else {})}
 
 
 def _worst(answers: Sequence[wire.Answer]) -> wire.Answer:

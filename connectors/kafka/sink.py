@@ -298,7 +298,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         self._pool(context.scope).warm_up(context)
 
     def _prepared(self, name: str) -> Prepared:
-        client = self._bounded
+        client = self._client.within(2 * commits.CALL_SECONDS)
         description = client.describe([name], topics=[self.topic] if self.topic is not None else [])[name]
         if description.handle is None:
             raise kafka_error("the transaction's producer epoch cannot be read", description.code, transaction=name)
