@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import sqlite3
 import subprocess
 import sys
@@ -303,7 +304,7 @@ def test_rows_that_the_table_refuses_stop_the_pipeline_and_stay_safe(database: D
     committable = write(sink, context(), words(1))
     with pytest.raises(SqlError, match=r"UNIQUE constraint.*They are safe in the staging table") as caught:
         sink.commit(committable)
-    assert "w2" not in str(caught.value)
+    assert re.search(r"\bw2\b", str(caught.value)) is None  # the row; the path may be that of worker gw2
     assert database.rows() == [(2, "in the way")]
     database.run("DELETE FROM words")
     assert sink.commit(committable).status is CommitStatus.COMMITTED
