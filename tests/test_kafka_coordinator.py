@@ -183,6 +183,24 @@ def test_a_leader_that_is_a_follower_now_is_not_believed_in_the_next_round():
         assert task.describe_producers([PLACE]) == {PLACE: {}}
 
 
+def test_leaders_that_waited_for_a_slow_coordinator_are_looked_up_again(monkeypatch: pytest.MonkeyPatch):
+    brokers, clock = Leaders(), [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    task = client(brokers).within(5.0)
+    exchange = brokers.exchange
+
+    def slow(requests: Sequence[tuple[int | None, Any]], *, seconds: float) -> list[wire.Answer]:
+        clock[0] += 1.0
+        return exchange(requests, seconds=seconds)
+
+    monkeypatch.setattr(brokers, "exchange", slow)
+    task.describe([NAME], topics=["t"])
+    monkeypatch.setattr(brokers, "exchange", exchange)
+    brokers.leader = 2
+    brokers.stale = SimpleNamespace(producer_id=7, producer_epoch=3, current_txn_start_offset=0, coordinator_epoch=5)
+    assert task.describe_producers([PLACE]) == {PLACE: {}}
+
+
 def test_no_task_believes_what_another_one_looked_up():
     brokers = Leaders()
     asked = client(brokers)

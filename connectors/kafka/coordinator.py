@@ -47,6 +47,8 @@ TRIES_BEFORE_BOOTSTRAP: Final = 4
 ASK_AGAIN: Final = PASSING | {Code.CONCURRENT_TRANSACTIONS}
 NOBODY: Final = -1
 """The producer id and epoch of a client that has none yet."""
+FRESH_SECONDS: Final = 0.1
+"""Leaders that were looked up together with a description are asked for again if its answer took longer."""
 FENCED_TIMEOUT_MS: Final = 60_000
 """Of transactions under an id that is initialised here; nobody opens one."""
 
@@ -311,10 +313,12 @@ class TransactionCoordinatorClient:
         asked = sorted(topics) if self._topics is not None else []
         if asked:
             sent.append((wire.ANY_NODE, wire.metadata_request(asked)))
+        began = time.monotonic()
         answers = self._wire.exchange(sent, seconds=retries.left)
         if asked:
-            # Nothing of before: a leader that is a follower now still answers, with what it has copied so far.
-            self._topics = self._wire.topics_in(answers.pop())
+            # Only what is fresh: a leader that is a follower now still answers, with what it has copied so far.
+            told = self._wire.topics_in(answers.pop())
+            self._topics = told if time.monotonic() - began < FRESH_SECONDS else wire.Topics({}, {})
         for group, answer in zip(groups.values(), answers, strict=True):
             if answer.code:
                 found |= {name: Description(answer.code) for name in group}
