@@ -244,5 +244,8 @@ def main() -> None:
     except OncewardError as error:
         console(stderr=True).print(f"error: {error}", style="red")
         sys.exit(EXIT_MISUSED if isinstance(error, ConfigurationError) else EXIT_FAILED)
+    except OSError as error:  # a folder that is a file, a full disk, an object store that does not answer
+        console(stderr=True).print(f"error: {error}", style="red")
+        sys.exit(EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from .errors import ExternalError
-from .kit.options import OF_FORMATS, arguments
+from .kit.options import OF_FORMATS, arguments, check_types
 from .names import check_sink_name
 from .transaction import Observation
 
@@ -64,6 +64,7 @@ class Sink(ABC):
     """Options that are not called as their arguments: `{"path": "directory"}`."""
 
     def __init__(self, name: str, *, select: Sequence[str] | None = None, where: str | None = None) -> None:
+        check_types(Sink, locals())
         self.name = check_sink_name(name)
         self.select = list(select) if select is not None else None
         self.where = where

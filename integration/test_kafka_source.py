@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 import time
@@ -126,6 +127,24 @@ def test_68_a_topic_made_anew_is_noticed_while_a_source_watches_it_though_it_has
     writer.send(name, range(40))
     with pytest.raises(SourceError, match=rf"{name}-0 was deleted and made anew after offset 20"):
         source.latest(position)
+
+
+def test_68_the_engine_notices_a_topic_made_anew_in_a_later_attempt_too(writer: Writer, topic: Callable[..., str]):
+    """Each attempt begins with a share that has seen nothing: the ids are in the position."""
+    name = topic()
+    writer.send(name, range(20))
+    share = writer.source(name).share(0, 1)
+    position = share.merge([json.loads(json.dumps(share.latest(share.start())))])
+    writer.delete_topic(name)
+    wait_until(lambda: not share._find().partitions)
+    writer.create_topic(name)
+    writer.send(name, range(40))
+    for _ in range(2):
+        with pytest.raises(SourceError, match=rf"{name}-0 was deleted and made anew after offset 20"):
+            writer.source(name).share(0, 1).latest(position)
+    lenient = writer.source(name, fail_on_data_loss=False).share(0, 1)
+    end = lenient.latest(position)
+    assert writer.source(name).share(0, 1).latest(end) == end
 
 
 def test_what_the_options_no_longer_select_is_not_called_lost(

@@ -69,9 +69,9 @@ def _elsewhere(spark: SparkSession) -> Iterator[None]:
     spark.conf.set("spark.sql.session.timeZone", before)
 
 
-@pytest.fixture(params=[False, True], ids=["tasks", "driver"])
+@pytest.fixture(params=[None, 2**20], ids=["tasks", "driver"])
 def _by_both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[EpochHandler.__module__], "fits_driver", lambda *_, **__: request.param)
+    monkeypatch.setattr(sys.modules[EpochHandler.__module__], "driver_limit", lambda *_, **__: request.param)
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def test_the_driver_writes_what_tasks_would(
         PostgresSink("table", dsn=dsn, table="words", where="id % 2 = 0"),
         KafkaSink("topic", bootstrap_servers=kafka.bootstrap_servers, topic=target, select=["word AS value"]),
     ]
-    with patch.object(EpochHandler, "_write_here", autospec=True, side_effect=EpochHandler._write_here) as here:
+    with patch.object(EpochHandler, "_gathered", autospec=True, side_effect=EpochHandler._gathered) as here:
         run(words, *sinks, checkpoint=str(tmp_path / "checkpoint"))
     assert here.call_count == 2
     assert ids_in_table(dsn) == dict.fromkeys(range(0, 120, 2), 1)
@@ -108,6 +108,28 @@ def test_the_driver_writes_what_tasks_would(
     for partition in range(partitions):
         mine = [number for number in found if number % partitions == partition]
         assert mine == sorted(mine)
+
+
+def test_a_row_that_is_too_large_for_the_driver_is_written_by_tasks(
+    spark: SparkSession, tmp_path: Path, kafka: KafkaServer, topic: Callable[..., str], dsn: str
+) -> None:
+    """Rows were small until now, so it would take what comes: 2,000 rows of up to 1 MB."""
+    register(spark)
+    make_table(dsn)
+    source = topic(4)
+    stream = spark.readStream.format("onceward-kafka").option("kafka.bootstrap.servers", kafka.bootstrap_servers)
+    stream = stream.option("subscribe", source).option("startingOffsets", "earliest")
+    stream = stream.option("maxOffsetsPerTrigger", 2000).load()
+    words = stream.selectExpr("get_json_object(string(value), '$.id')::bigint AS id", "string(value) AS word")
+    fill(kafka, source, 4, range(1000))
+    producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+    producer.produce(source, json.dumps({"id": 4000, "x": "x" * 500_000}), partition=0)
+    producer.flush()
+    fill(kafka, source, 4, range(1001, 1501))
+    with patch.object(EpochHandler, "_gathered", autospec=True, side_effect=EpochHandler._gathered) as here:
+        run(words, PostgresSink("table", dsn=dsn, table="words"), checkpoint=str(tmp_path / "checkpoint"))
+    assert here.call_count == 2  # the second epoch's, and the third's in vain; not the fourth's
+    assert ids_in_table(dsn) == dict.fromkeys([*range(4001), *range(4004, 6004)], 1)
 
 
 def in_order(kafka: KafkaServer, topic: str) -> list[int]:

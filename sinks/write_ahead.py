@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from onceward.core.errors import ConfigurationError, DataLossError
 from onceward.core.folders import sync_folder
+from onceward.core.kit.options import check_types
 from onceward.core.names import file_name
 from onceward.core.row_hash import RowHash, covers, proof_of
 from onceward.core.sink import Guarantee
@@ -111,6 +112,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
         select: Sequence[str] | None = None,
         where: str | None = None,
     ) -> None:
+        check_types(WriteAheadLogSink, locals())
         super().__init__(name, directory, select=select, where=where)
         if rows_per_send < 1:
             raise ConfigurationError(f"sink {name}: rows_per_send must be 1 or more, not {rows_per_send}")

@@ -89,6 +89,9 @@ class Frame:
         assert len(self.partitions) <= tasks
         return self
 
+    def where(self, _condition: str) -> Frame:
+        return self
+
     def mapInArrow(self, task: Any, _schema: str) -> Frame:
         self.task = task
         return self

@@ -149,6 +149,14 @@ class TestAdmission:
         assert [e for e in read(bench.store).entries if isinstance(e, Rewind)] == []
         assert bench.sink.calls.count("release") == 1
 
+    @pytest.mark.parametrize("why", [True, 5, "", "  "])
+    def test_a_rewind_without_a_reason_is_refused_before_anything_is_written(self, why: Any):
+        """An entry that holds something else than text could never be read again, nor the log behind it."""
+        bench = Bench()
+        with pytest.raises(ConfigurationError, match="rewind"):
+            bench.coordinator().open(rewind=why, first_epoch=0, query="q")
+        assert list(bench.store.list_keys()) == []
+
     def test_a_log_that_lost_the_race_for_its_names_can_be_rewound(self):
         """Two fresh logs decide under one name at the same time: the target takes one, the other is told."""
         bench = Bench()

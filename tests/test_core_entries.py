@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import msgspec
 import pytest
@@ -64,6 +65,12 @@ def test_every_truncation_is_detected():
     for length in range(len(data)):
         with pytest.raises(LogDamagedError, match="entry 7"):
             decode(data[:length], 7)
+
+
+def test_an_entry_that_could_not_be_read_back_is_not_written():
+    wrong: Any = True
+    with pytest.raises(LogDamagedError, match="Expected `str`, got `bool`"):
+        encode(Rewind(**BASE, rewind=Rewound(query="q", epoch=2, why=wrong)))
 
 
 def test_an_entry_at_another_position_is_refused():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from onceward.core import CheckpointConfig, FileBackend, JobState, RestartStrategy, RocksDBBackend
+from onceward.core import CheckpointConfig, FileBackend, JobState, ListState, RestartStrategy, RocksDBBackend
 from onceward.core.checkpoint import Backoff, CommitPolicy
 from onceward.core.engine.reference import load
 from onceward.core.engine.state import storage
@@ -537,3 +537,27 @@ def test_while_it_is_tried_again_other_calls_name_the_cause_in_time(rig: Rig):
     with pytest.raises(CheckpointFailedError, match=r"pipeline is restarting .*the store is away"):
         p.savepoint(rig.save, timeout=0.05)
     p.stop()
+
+
+@pytest.mark.parametrize("why", ["", "  "])
+def test_a_way_back_without_a_reason_is_refused(rig: Rig, why: str):
+    """`why=os.environ.get("WHY", "")` must not write everything again."""
+    rig.goes_on(0)
+    with pytest.raises(ConfigurationError, match="why is empty"):
+        rig.pipeline().start(why=why)
+    rig.goes_on(100)
+
+
+class Renewed(RunningSum):
+    """The same name of a state, of another kind."""
+
+    total: Any = ListState()
+
+
+def test_a_state_that_became_another_kind_is_not_taken_for_empty(rig: Rig):
+    rig.goes_on(0)
+    p = pipeline(backend=FileBackend(rig.folder / "state"), store=rig.store, restart=RestartStrategy.none())
+    source = p.source(SequenceSource(ROWS, batch_rows=100), uid="numbers").key_by("k")
+    source.process(Renewed(), uid="sum", parallelism=2).sink(TargetSink(rig.target))
+    with pytest.raises(ConfigurationError, match=r"sum has in .* of another kind .*: total \(a ValueState\)"):
+        p.start()

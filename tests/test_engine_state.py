@@ -35,6 +35,7 @@ from onceward.core.engine.state.handles import (
     decode_metadata,
     encode_metadata,
 )
+from onceward.core.engine.state.keyed import KeyScope
 from onceward.core.engine.state.memory import cells_of
 from onceward.core.engine.state.storage import CheckpointStorage, folder_of
 from onceward.core.errors import ConfigurationError, OncewardError, StateDamagedError, StateError
@@ -630,3 +631,13 @@ def test_a_batch_is_split_by_its_keys_groups_and_keeps_its_order():
         for key in part.column("k").to_pylist():
             assert keys.subtask_of(keys.group_of(keys.encode_key(key), 128), 3, 128) == owner
     assert sorted(n for _, part in parts for n in part.column("n").to_pylist()) == list(range(500))
+
+
+@pytest.mark.parametrize("at", [float("nan"), "soon", None])
+def test_a_timer_needs_a_time(at: Any):
+    """Nothing is earlier or later than NaN: it would keep all timers behind it from firing."""
+    scope = KeyScope(MemoryBackend().open(TASK, ALL, [], None), ALL, 128)
+    scope.enter("k", keys.encode_key("k"))
+    with pytest.raises(ConfigurationError, match="a timer's time must be a number, not"):
+        scope.set_timer(at)
+    assert scope.next_timer() is None

@@ -22,7 +22,7 @@ from onceward import FileSink
 from onceward.connectors.files import formats
 from onceward.core import CheckpointConfig, RestartStrategy
 from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost
-from onceward.core.errors import ConfigurationError, SchemaError, SinkError
+from onceward.core.errors import ConfigurationError, DataLossError, SchemaError, SinkError
 from onceward.core.log import EpochInput, MemoryStore
 from onceward.core.names import Scope, file_name
 from onceward.core.steps import Step, hooked
@@ -391,3 +391,30 @@ def test_in_a_pipeline_that_fails_at_each_step_each_row_takes_effect_once(tmp_pa
         assert p.wait(60)
     assert job.restarts > 5
     assert Counter(row["n"] for row in shown(tmp_path, format_)) == Counter(range(300))
+
+
+def test_a_folder_that_went_back_to_an_older_copy_is_noticed_at_the_start(tmp_path: Path):
+    """Without anything that waits: the newest completed epoch has left its proof, and the copy has none."""
+    folder, copy, store = tmp_path / "out", tmp_path / "copy", MemoryStore()
+    for epoch in range(3):
+        coordinator = Coordinator("p", store, [FileSink("files", folder)])
+        coordinator.open()
+        if epoch == 2:
+            shutil.copytree(folder, copy)
+        transaction = coordinator.sinks["files"].begin(coordinator.context("files", epoch, subtask=0))
+        coordinator.sinks["files"].write(transaction, pa.RecordBatch.from_pylist(numbers(3)))
+        committables = (coordinator.sinks["files"].pre_commit(transaction),)
+        ack = Acknowledgement(epoch=epoch, subtask=0, attempt=0, sinks=("files",), committables=committables)
+        about = EpochInput(query="q", digest=str(epoch))
+        coordinator.admit(epoch, about)
+        coordinator.commit(epoch, [ack], about)
+    shutil.rmtree(folder)
+    shutil.copytree(copy, folder)
+    with pytest.raises(DataLossError, match="was a standby promoted that lagged, or a backup restored"):
+        Coordinator("p", store, [FileSink("files", folder)]).open()
+
+
+def test_a_folder_that_is_a_file_is_told_before_anything_is_written(tmp_path: Path):
+    (tmp_path / "out").touch()
+    with pytest.raises(ConfigurationError, match="out is no folder"):
+        FileSink("files", tmp_path / "out").validate(pa.schema([("n", pa.int64())]))

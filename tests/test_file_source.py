@@ -200,3 +200,24 @@ def test_what_a_file_sink_writes_a_file_source_reads_across_restarts(tmp_path: P
     )
     second.run()
     assert target.counts("n") == Counter(range(500))
+
+
+@pytest.mark.parametrize("format_", ["csv", "jsonl"])
+def test_an_empty_file_has_no_rows_and_keeps_nothing_behind_it_from_being_read(tmp_path: Path, format_: str):
+    (tmp_path / f"a.{format_}").touch()
+    with pytest.raises(ConfigurationError, match="no file yet, or empty ones only"):
+        FileSource(tmp_path, format=format_).validate()
+    time.sleep(0.01)
+    put(tmp_path, "b", range(3), format_)
+    source = FileSource(tmp_path, format=format_)
+    assert rows(source, {}, source.latest({})) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("format_", "text"), [("parquet", ""), ("jsonl", '{"n": 1')])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, format_: str, text: str):
+    put(tmp_path, "a", range(3), format_)
+    source = FileSource(tmp_path, format=format_)
+    source.validate()
+    (tmp_path / f"b.{format_}").write_text(text)
+    with pytest.raises(SourceError, match=rf"b\.{format_}"):
+        rows(source, {}, source.latest({}))

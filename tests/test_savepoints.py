@@ -70,6 +70,7 @@ class Query:
             policy=policy(),
             writers="auto",
             cheap=False,
+            row_size=None,
             **settings,
         )
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import SparkRuntimeException
 
 from onceward.connectors.spark.cluster import check_log
 from onceward.connectors.spark.exactly_once import EpochHandler
 from onceward.connectors.spark.query import any_stage_failed, epoch_input, read_text, reason
+from onceward.connectors.spark.writers import TOO_LARGE
 from onceward.core.errors import ConfigurationError, EpochConflictError
 from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, Rewind, read
 
@@ -42,6 +44,7 @@ class Query:
             "rewind": None,
             "writers": "auto",
             "cheap": False,
+            "row_size": "0",
             **changes,
         }
         sinks = values.pop("sinks", None) or [SparkSink(self.key)]
@@ -94,6 +97,19 @@ def test_few_rows_are_written_by_the_driver_from_the_second_batch_of_a_run_on(qu
     assert [query.run(batch, [2 * batch, 2 * batch + 1], handler=other).gathered for batch in (3, 4)] == [0, 1]
     assert query.shown() == list(range(10))
     assert query.told == [(batch, batch) for batch in range(5)]
+
+
+def test_rows_that_are_too_large_for_the_driver_are_written_by_tasks_until_the_run_ends(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+):
+    handler = query.driver(cheap=True)
+    query.run(0, handler=handler)
+    with monkeypatch.context() as patched:
+        patched.setattr(Frame, "toArrow", lambda _: fail(SparkRuntimeException(f"[USER_RAISED_EXCEPTION] {TOO_LARGE}")))
+        query.run(1, handler=handler)
+    assert query.run(2, handler=handler).gathered == 0
+    assert query.shown() == [0, 1, 2]
+    assert read(query.store).completed == 2
 
 
 def test_when_the_driver_cannot_write_it_gives_up_the_epoch(query: Query, monkeypatch: pytest.MonkeyPatch):

@@ -5,8 +5,18 @@ from __future__ import annotations
 import json
 
 import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DayTimeIntervalType,
+    IntegerType,
+    StringType,
+    StructField,
+    StructType,
+    VariantType,
+)
 
-from onceward.connectors.spark.writers import checked_writers, fits_driver, rows_of, writers_of
+from onceward.connectors.spark.writers import checked_writers, driver_limit, row_size, rows_of, writers_of
 from onceward.core.errors import ConfigurationError
 from onceward.core.log import EpochInput
 
@@ -38,19 +48,39 @@ def test_what_the_user_says_counts(writers):
 
 
 @pytest.mark.parametrize(
-    ("rows", "row_bytes", "writers", "cheap", "fits"),
+    ("rows", "row_bytes", "writers", "cheap", "limit"),
     [
-        pytest.param(400, 100.0, "auto", True, True, id="few"),
-        pytest.param(400, None, "auto", True, False, id="of-a-size-that-nobody-knows"),
-        pytest.param(400, 100_000.0, "auto", True, False, id="large-ones"),
-        pytest.param(12_000, 100.0, "auto", True, False, id="many"),
-        pytest.param(400, 100.0, "auto", False, False, id="more-may-come-out-than-go-in"),
-        pytest.param(400, 100.0, 1, True, False, id="tasks-are-asked-for"),
-        pytest.param(400, 100.0, None, True, False, id="all-partitions-are-asked-for"),
+        pytest.param(400, 100.0, "auto", True, 2**17, id="few"),
+        pytest.param(400, None, "auto", True, None, id="of-a-size-that-nobody-knows"),
+        pytest.param(400, 100_000.0, "auto", True, None, id="large-ones"),
+        pytest.param(12_000, 100.0, "auto", True, None, id="many"),
+        pytest.param(400, 100.0, "auto", False, None, id="more-may-come-out-than-go-in"),
+        pytest.param(400, 100.0, 1, True, None, id="tasks-are-asked-for"),
+        pytest.param(400, 100.0, None, True, None, id="all-partitions-are-asked-for"),
     ],
 )
-def test_few_small_rows_are_for_the_driver(rows, row_bytes, writers, cheap, fits):
-    assert fits_driver(writers, kafka(rows), row_bytes, cheap=cheap) is fits
+def test_few_small_rows_are_for_the_driver(rows, row_bytes, writers, cheap, limit):
+    assert driver_limit(writers, kafka(rows), row_bytes, cheap=cheap) == limit
+
+
+@pytest.mark.parametrize("rows", [0, 4, 400, 2_000, 10_000])
+def test_rows_that_have_become_larger_are_no_burden_to_the_driver(rows):
+    limit = driver_limit("auto", kafka(rows), 1.0, cheap=True)
+    assert limit is not None
+    assert 2**25 <= max(rows, 1) * limit <= 2**27
+
+
+def test_the_size_of_a_row_is_that_of_its_values_of_varying_size():
+    schema = StructType().add("n", IntegerType()).add("a`b", BinaryType()).add("v", ArrayType(StringType()))
+    expected = "0 + coalesce(octet_length(`a``b`), 0) + coalesce(octet_length(cast(`v` AS string)), 0)"
+    assert row_size(schema) == expected
+
+
+@pytest.mark.parametrize(
+    "kinds", [{"n": StringType(), "N": StringType()}, {"v": VariantType()}, {"i": DayTimeIntervalType()}]
+)
+def test_where_spark_cannot_say_how_large_a_row_is_tasks_write(kinds):
+    assert row_size(StructType([StructField(name, kind) for name, kind in kinds.items()])) is None
 
 
 @pytest.mark.parametrize("wrong", [0, -1, True, "many", 1.5])

@@ -10,17 +10,32 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
-from onceward import KafkaSink, KafkaSource, exactly_once
+from onceward import (
+    FileSink,
+    HttpSink,
+    KafkaSink,
+    KafkaSource,
+    PostgresSink,
+    RedisSink,
+    SqlAlchemySink,
+    exactly_once,
+)
 from onceward.connectors.kafka.admin import made
+from onceward.connectors.kafka.positions import AtTime, Partition, bound
+from onceward.connectors.spark.cluster import open_log
 from onceward.connectors.spark.kafka_source import checked_source
+from onceward.connectors.spark.query import checked_folder
 from onceward.core.errors import ConfigurationError, ExternalError, KafkaError
+from onceward.core.log import DirectoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 MESSAGES = pa.schema([("value", pa.string())])
 
@@ -72,6 +87,67 @@ def test_what_is_no_streaming_data_frame_or_no_sink_is_called_by_its_name(
 ) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(words)):
         exactly_once(df, *sinks)
+
+
+STREAM: Any = SimpleNamespace(isStreaming=True)
+SINK = KafkaSink("k", bootstrap_servers="b:1", topic="t")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: KafkaSink("k", bootstrap_servers="b:1", topic=["paid"]), "topic must be text, not list"),
+        (lambda: KafkaSink("k", bootstrap_servers="b:1", select="user AS key"), "select must be a list, not str"),
+        (lambda: KafkaSink("k", bootstrap_servers="b:1", where=5), "where must be text, not int"),
+        (lambda: KafkaSource(bootstrap_servers="b:1", topics="orders"), "topics must be a list, not str"),
+        (lambda: KafkaSource(bootstrap_servers="b:1", topics=["t"], timeout="3"), "timeout must be a number, not str"),
+        (lambda: FileSink("f", "x", roll_bytes="5"), "roll_bytes must be a whole number, not str"),
+        (lambda: HttpSink("h", "x", url="http://x", timeout="3"), "timeout must be a number, not str"),
+        (lambda: RedisSink("r", "x", url="redis://x", key="k", durable="no"), "durable must be true or false, not str"),
+        (lambda: PostgresSink("p", dsn="", table="t", key=5), "key must be a list or text, not int"),
+        (lambda: SqlAlchemySink("p", url="sqlite://", table="t", proof="no"), "proof must be true or false, not str"),
+        (lambda: exactly_once(STREAM, SINK, commit_timeout="5m"), "commit_timeout must be a number, not str"),
+        (lambda: exactly_once(STREAM, SINK, adopt="false"), "adopt must be true or false, not str"),
+        (lambda: exactly_once(STREAM, SINK, rewind=True), "rewind must be text, not bool"),
+        (lambda: exactly_once(STREAM, SINK, on_complete=5), "on_complete must be a function, not int"),
+        (lambda: checked_folder(STREAM, 5), "checkpoint must be text, not int"),
+        (lambda: checked_folder(STREAM, " "), "checkpoint is empty"),
+        (lambda: open_log(5, "/x", "p"), "store must be a folder, a URL or a LogStore, not int"),
+        (lambda: open_log("", "/x", "p"), "store is empty"),
+    ],
+)
+def test_an_argument_of_another_type_is_called_by_its_name(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(words)):
+        make()
+
+
+def test_numbers_of_numpy_and_paths_are_numbers_and_text(tmp_path: Path) -> None:
+    assert FileSink("f", tmp_path, roll_bytes=np.int64(5), proof=np.bool_(False)).roll_bytes == 5
+    assert isinstance(open_log(tmp_path / "log", "", "p"), DirectoryStore)
+    source = KafkaSource(
+        bootstrap_servers="b:1", topics=("t",), timeout=np.float32(3), max_offsets_per_trigger=np.int8(9)
+    )
+    assert source.max_offsets_per_trigger == 9
+
+
+@pytest.mark.parametrize("time", [-1, -2, -(2**70), 2**63])
+def test_a_time_that_kafka_takes_for_something_else_is_refused(time: int) -> None:
+    """-1 would be the end, and everything before it would be left out in silence."""
+    makes: list[Callable[[], object]] = [
+        lambda: AtTime(time),
+        lambda: AtTime(of=((Partition("t", 0), time),)),
+        lambda: checked_source(
+            {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "startingTimestamp": str(time)},
+        ),
+    ]
+    for make in makes:
+        with pytest.raises(ConfigurationError, match="ms since 1970"):
+            make()
+
+
+def test_an_offset_that_no_partition_can_have_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="offsets are 0 to"):
+        bound({"t": {"0": 2**63}}, "startingOffsets")
 
 
 def test_a_setting_that_librdkafka_does_not_know_is_told_with_whose_names_count() -> None:

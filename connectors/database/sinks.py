@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import URL  # noqa: TC002 - options are read by the signature
 
 from onceward.core.errors import ConfigurationError
+from onceward.core.kit.options import check_types
 
 from .sink import DatabaseSink, key_columns
 from .target import LEDGER_SCHEMA, CommitPath, TableName, Target, Url
@@ -71,6 +72,7 @@ class PostgresSink(DatabaseSink):
         select: Sequence[str] | None = None,
         where: str | None = None,
     ) -> None:
+        check_types(PostgresSink, locals())
         if mode in (CommitPath.PREPARED, CommitPath.STAGING):
             if commit not in (CommitPath.AUTO, mode):
                 raise ConfigurationError(f"mode {mode!r} contradicts commit {commit!r}")
@@ -154,6 +156,7 @@ class SqlAlchemySink(DatabaseSink):
         select: Sequence[str] | None = None,
         where: str | None = None,
     ) -> None:
+        check_types(SqlAlchemySink, locals())
         address = Url.of(url)
         is_postgres = address.backend == "postgresql"
         keys = key_columns(key)

@@ -36,7 +36,7 @@ import pyarrow as pa
 
 from onceward.core.errors import ConfigurationError, SinkError
 from onceward.core.folders import make_folder, sync_folder
-from onceward.core.kit.options import check_choice
+from onceward.core.kit.options import check_choice, check_types
 from onceward.core.names import file_name
 from onceward.core.row_hash import RowHash, proof_of
 from onceward.core.transaction import (
@@ -100,6 +100,7 @@ class FileSink(FolderSink[Files]):
         ConfigurationError: A setting is wrong.
     """
 
+    keeps_ledger = True
     default_name = "files"
     option_aliases: ClassVar[Mapping[str, str]] = {"path": "directory", "fileFormat": "format"}
     kind = "files"
@@ -117,6 +118,7 @@ class FileSink(FolderSink[Files]):
         select: Sequence[str] | None = None,
         where: str | None = None,
     ) -> None:
+        check_types(FileSink, locals())
         super().__init__(name, directory, select=select, where=where)
         if roll_bytes < 1:
             raise ConfigurationError(f"sink {name}: roll_bytes must be 1 or more, not {roll_bytes}")
@@ -129,6 +131,8 @@ class FileSink(FolderSink[Files]):
         return "file", str(self.directory)
 
     def validate(self, schema: pa.Schema) -> None:
+        if Path(self.directory).exists() and not Path(self.directory).is_dir():
+            raise ConfigurationError(f"{self.directory} is no folder: give another one", sink=self.name)
         check_partitions(self.name, self.partition_by, schema)
         left = pa.schema([field for field in schema if field.name not in self.partition_by])
         check_format(self.name, self.format, left)

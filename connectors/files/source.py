@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 _BATCH_ROWS: Final = 10_000
+_TEXTS: Final = ("csv", "jsonl")
 
 
 class FileSource(ResettableSource):
@@ -59,9 +60,9 @@ class FileSource(ResettableSource):
     @property
     def schema(self) -> pa.Schema:
         if self._schema is None:
-            files = self._files()
+            files = {name: stat for name, stat in self._files().items() if stat.st_size}
             if not files:
-                raise ConfigurationError(f"{self.directory} holds no file yet: give schema=…")
+                raise ConfigurationError(f"{self.directory} holds no file yet, or empty ones only: give schema=…")
             self._schema = self._dataset(min(files, key=lambda name: (files[name].st_mtime_ns, name))).schema
         return self._schema
 
@@ -91,7 +92,7 @@ class FileSource(ResettableSource):
                 continue
             if left is not None and left <= 0:
                 break
-            rows = rows if rows >= 0 else self._dataset(name).count_rows()
+            rows = rows if rows >= 0 else self._count(name, files[name].st_size)
             end[name] = [rows, rows, files[name].st_size, files[name].st_mtime_ns]
             left = left - (rows - read) if left is not None else None
         return end
@@ -161,6 +162,15 @@ class FileSource(ResettableSource):
     def _is_own(self, name: str) -> bool:
         subtask, parallelism = self._share
         return zlib.crc32(name.encode()) % parallelism == subtask
+
+    def _count(self, name: str, size: int) -> int:
+        """Rows of a file. Arrow refuses text without any byte."""
+        if not size and self.format in _TEXTS:
+            return 0
+        try:
+            return int(self._dataset(name).count_rows())
+        except (OSError, pa.ArrowException) as error:
+            raise SourceError(f"cannot read {self.directory / name}: {error}") from error
 
     def _dataset(self, name: str) -> Any:
         path = self.directory / name

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 import msgspec
 
 from onceward.core.errors import ConfigurationError, LogDamagedError, RetryableSinkError
-from onceward.core.kit.options import OF_FORMATS, arguments, check_choice
+from onceward.core.kit.options import OF_FORMATS, arguments, check_choice, check_types
 from onceward.core.kit.rows import check_columns, json_rows
 from onceward.sinks.write_ahead import ROWS_PER_SEND, WriteAheadLogSink
 
@@ -122,6 +122,7 @@ class HttpSink(WriteAheadLogSink):
         select: Sequence[str] | None = None,
         where: str | None = None,
     ) -> None:
+        check_types(HttpSink, locals())
         super().__init__(name, directory, rows_per_send=rows_per_send, proof=proof, select=select, where=where)
         self.settings = HttpSettings(
             url,

@@ -7,7 +7,8 @@ for any number of partitions in one call, and it stands still at the first open 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, TypeVar
+import time
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from .settings import KafkaSettings
 
 T = TypeVar("T")
+HEARD_SECONDS: Final = 5.0
+"""How long after a partition was made each broker has heard of it: until then one may say that it does not exist."""
 
 
 class Lookup:
@@ -90,14 +93,22 @@ class Lookup:
             found: Mapping[Any, Any] = admin.list_offsets(specs, isolation_level=level, request_timeout=seconds)
             return found
 
+        heard = time.monotonic() + HEARD_SECONDS
+
         def ask(admin: Any, seconds: float) -> list[Offsets]:
             all_sent = [sent(admin, question, seconds) if question else {} for question in questions]
-            return [
-                {Partition(at.topic, at.partition): int(future.result().offset) for at, future in futures.items()}
-                for futures in all_sent
-            ]
+            try:
+                return [
+                    {Partition(at.topic, at.partition): int(future.result().offset) for at, future in futures.items()}
+                    for futures in all_sent
+                ]
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() > heard:
+                    raise
+                raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE)) from error  # which may pass
 
-        return self._ask("ask for offsets", ask)
+        topics = ", ".join(sorted({partition.topic for question in questions for partition in question}))
+        return self._ask(f"ask for offsets of {topics}", ask)
 
     def _ask(self, what: str, question: Callable[[Any, float], T]) -> T:
         return admin_of(self._settings).ask(what, question, self._retry_seconds, SourceError)

@@ -18,6 +18,7 @@ EARLIEST: Final = -2
 """As an offset: the first one there is (Kafka's own number)."""
 LATEST: Final = -1
 """As an offset: behind the last one that can be read (Kafka's own number)."""
+_MOST: Final = 2**63 - 1
 _Topic = Annotated[str, msgspec.Meta(min_length=1)]
 _Number = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -109,6 +110,16 @@ class AtTime(msgspec.Struct, frozen=True):
     of: tuple[tuple[Partition, int], ...] = ()
     or_latest: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuse times that Kafka would take for something else: -1 and -2 are its numbers for both ends.
+
+        Raises:
+            ConfigurationError: There is one.
+        """
+        for time in (0 if self.milliseconds is None else self.milliseconds, *(time for _, time in self.of)):
+            if not 0 <= time <= _MOST:
+                raise ConfigurationError(f"a starting or ending time must be 0 to {_MOST} ms since 1970, not {time}")
+
 
 Bound = AtOffsets | AtTime
 
@@ -135,8 +146,8 @@ def bound(value: Any, what: str) -> Bound:
     found = from_json(value, what)
     if not found:
         raise ConfigurationError(f"{what} names no partition")
-    if any(offset < EARLIEST for offset in found.values()):
-        raise ConfigurationError(f"{what}: offsets are 0 or more, -1 (latest) or -2 (earliest)")
+    if not all(EARLIEST <= offset <= _MOST for offset in found.values()):
+        raise ConfigurationError(f"{what}: offsets are 0 to {_MOST}, -1 (latest) or -2 (earliest)")
     return AtOffsets(offsets=tuple(sorted(found.items())))
 
 

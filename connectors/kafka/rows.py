@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onceward.core.errors import KafkaError, SchemaError
+from onceward.core.errors import KafkaError, SchemaError, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -231,14 +231,25 @@ def columns_batch(
         offsets: int64.
         times: int64, milliseconds since 1970.
         kinds: int32, what a time means, as librdkafka counts.
+
+    Raises:
+        SourceError: A time is later or earlier than Arrow's microseconds reach (292,000 years from 1970).
     """
+    try:
+        stamps = times.cast(pa.timestamp("ms", tz="UTC")).cast(PLAIN.field("timestamp").type)
+    except pa.ArrowInvalid:
+        far = pc.index(pc.greater(pc.abs(times), 2**63 // 1000), value=True).as_py()
+        raise SourceError(
+            f"the record at offset {offsets[far]} of {partition} has a timestamp that no column can hold: {times[far]} "
+            "ms since 1970. Start behind it: at the next offset"
+        ) from None
     columns = [
         keys,
         values,
         pa.repeat(pa.scalar(partition.topic, pa.string()), len(keys)),
         pa.repeat(pa.scalar(partition.number, pa.int32()), len(keys)),
         offsets,
-        times.cast(pa.timestamp("ms", tz="UTC")).cast(PLAIN.field("timestamp").type),
+        stamps,
         # Java counts none, create, append from -1; librdkafka from 0.
         pc.subtract(kinds, pa.scalar(1, pa.int32())),
     ]

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from onceward.core.errors import ConfigurationError, KafkaError
-from onceward.core.kit.options import OF_FORMATS, arguments
+from onceward.core.kit.options import OF_FORMATS, arguments, check_types
 from onceward.core.names import NOTHING
 from onceward.core.row_hash import RowHash
 from onceward.core.transaction import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Committable, Observation
@@ -98,6 +98,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         select: Sequence[str] | None = None,
         where: str | None = None,
     ) -> None:
+        check_types(KafkaSink, locals())
         super().__init__(name, select=select, where=where)
         settings = KafkaSettings(bootstrap_servers, config)
         if transaction_timeout is None and (given := settings.get("transaction.timeout.ms")) is not None:

@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from onceward.core.errors import ConfigurationError, SourceError
-from onceward.core.kit.options import spelled
+from onceward.core.kit.options import check_types, spelled
 from onceward.core.source import Piece, Position, ResettableSource, Split
 
 from . import planning
@@ -31,6 +31,8 @@ _log = logging.getLogger("onceward.sources")
 COMMITTED: Final = "read_committed"
 ISOLATION: Final = "isolation.level"
 RETRY_SECONDS: Final = 120.0
+_IDS: Final = ""
+"""Where a position has ids of topics: no topic has this name."""
 
 
 class KafkaSource(ResettableSource):
@@ -94,6 +96,7 @@ class KafkaSource(ResettableSource):
         group: str | None = None,
         timeout: float = RETRY_SECONDS,
     ) -> None:
+        check_types(KafkaSource, locals())
         self.selection = Selection.of(topics, pattern, assign)
         self.starting: Bound = bound(starting, "starting")
         self.ending: Bound | None = check_end(bound(ending, "ending")) if ending is not None else None
@@ -140,24 +143,24 @@ class KafkaSource(ResettableSource):
     def start(self) -> Position:
         found = self._find().complete(self.servers)
         self._ids |= found.ids
-        return self._own(resolve(self.starting, found.partitions, self._lookup(), start=True))
+        return self._own(resolve(self.starting, found.partitions, self._lookup(), start=True), found.ids)
 
     def end(self) -> Position:
         ending = self.ending or FROM_LATEST
         return self._own(resolve(ending, self._find().partitions, self._lookup(), start=False))
 
     def latest(self, position: Position, limit: int | None = None, until: Position | None = None) -> Position:
-        before = from_json(position)
+        before, known = _offsets(position), {**position.get(_IDS, {}), **self._ids}
         found = self._find()
         held = self._lookup().held([p for p in found.partitions if self._is_own(p)], before)
-        anew = {topic for topic, id_ in found.ids.items() if self._ids.get(topic, id_) != id_}
+        anew = {topic for topic, id_ in found.ids.items() if known.get(topic, id_) != id_}
         self._report_unselected([p for p in before if not self.selection.takes(p)])
         lost = planning.losses({p: at for p, at in before.items() if self.selection.takes(p)}, held, anew)
         self._report([str(loss) for loss in lost])
         self._ids |= found.ids
         self.newest = to_json({partition: there.stable for partition, there in held.items()})
-        end = planning.reach(before, held, limit=limit, until=None if until is None else from_json(until))
-        return to_json(end)
+        end = planning.reach(before, held, limit=limit, until=None if until is None else _offsets(until))
+        return self._position(end, found.ids)
 
     def range(self) -> tuple[Position, Position]:
         """Start and end of a bounded read, both resolved now.
@@ -166,14 +169,14 @@ class KafkaSource(ResettableSource):
             ConfigurationError: It ends before it starts.
         """
         start, end = self.start(), self.end()
-        ends = from_json(end)
-        wrong = [f"{p}: {o} to {ends[p]}" for p, o in from_json(start).items() if p in ends and o > ends[p]]
+        ends = _offsets(end)
+        wrong = [f"{p}: {o} to {ends[p]}" for p, o in _offsets(start).items() if p in ends and o > ends[p]]
         if wrong:
             raise ConfigurationError(f"reading would end before it starts: {', '.join(wrong)}")
         return start, end
 
     def splits(self, start: Position, end: Position, parallelism: int = 1) -> Sequence[Split]:
-        whole = [Split(str(p), a, b) for p, a, b in planning.ranges(from_json(start), from_json(end))]
+        whole = [Split(str(p), a, b) for p, a, b in planning.ranges(_offsets(start), _offsets(end))]
         parts = max(parallelism, self.min_partitions or 1)
         return planning.cut(whole, parts, self.max_records_per_partition)
 
@@ -193,7 +196,7 @@ class KafkaSource(ResettableSource):
             at = split.end if why is None else self._past_loss(partition, at, split.end, why)
 
     def advance(self, position: Position, split: Split, to: int) -> Position:
-        return to_json({**from_json(position), Partition.named(split.unit): to})
+        return self._position({**_offsets(position), Partition.named(split.unit): to}, position.get(_IDS, {}))
 
     def share(self, subtask: int, parallelism: int) -> Self:
         part = copy.copy(self)
@@ -201,12 +204,13 @@ class KafkaSource(ResettableSource):
         return part
 
     def merge(self, positions: Sequence[Position]) -> Position:
-        merged = {partition: offset for position in positions for partition, offset in from_json(position).items()}
-        return self._own(merged)
+        merged = {partition: offset for position in positions for partition, offset in _offsets(position).items()}
+        ids = {topic: id_ for position in positions for topic, id_ in position.get(_IDS, {}).items()}
+        return self._own(merged, ids)
 
     def publish(self, position: Position) -> None:
         if self.group is not None:
-            publish_offsets(self.settings, self.group, position)
+            publish_offsets(self.settings, self.group, to_json(_offsets(position)))
 
     @property
     def servers(self) -> str:
@@ -216,8 +220,16 @@ class KafkaSource(ResettableSource):
     def _is_own(self, partition: Partition) -> bool:
         return self._share is None or in_share(partition, *self._share)
 
-    def _own(self, offsets: Offsets) -> Position:
-        return to_json({partition: offset for partition, offset in offsets.items() if self._is_own(partition)})
+    def _own(self, offsets: Offsets, ids: Mapping[str, str] | None = None) -> Position:
+        mine = {partition: offset for partition, offset in offsets.items() if self._is_own(partition)}
+        return self._position(mine, ids or {})
+
+    def _position(self, offsets: Offsets, ids: Mapping[str, str]) -> Position:
+        """A position. The engine's has the topics' ids, for Spark's offsets have no place for them."""
+        position: Position = to_json(offsets)
+        if self._share is not None:
+            position[_IDS] = {topic: ids[topic] for topic in position if topic in ids}
+        return position
 
     def _find(self) -> Found:
         return find(self.selection, self._lookup())
@@ -263,6 +275,10 @@ class KafkaSource(ResettableSource):
             )
         for loss in losses:
             _log.warning("records are lost and left out, as failOnDataLoss=false allows: %s", loss)
+
+
+def _offsets(position: Position) -> Offsets:
+    return from_json({topic: numbers for topic, numbers in position.items() if topic != _IDS})
 
 
 def _check_numbers(source: KafkaSource) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from onceward.core.errors import ConfigurationError, DataLossError, SinkError
-from onceward.core.kit.options import check_choice
+from onceward.core.kit.options import check_choice, check_types
 from onceward.core.names import other_log, outdated_log, parse_transaction_name
 from onceward.core.sink import Guarantee
 from onceward.core.transaction import Progress
@@ -94,6 +94,7 @@ class RedisSink(WriteAheadLogSink):
         select: Sequence[str] | None = None,
         where: str | None = None,
     ) -> None:
+        check_types(RedisSink, locals())
         kept = form != "hash" and maxlen is None
         super().__init__(name, directory, rows_per_send=rows_per_send, proof=proof and kept, select=select, where=where)
         self.settings = RedisSettings(url, username, password, timeout, connect_timeout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -61,7 +62,9 @@ def warn_of_python(spark: SparkSession) -> None:
         _log.warning("executors run %s, but %s: %s", context.pythonExec, found, ADVICE)
 
 
-def open_log(store: str | LogStore | None, checkpoint: str, pipeline: str, *, existing: bool = False) -> LogStore:
+def open_log(
+    store: str | Path | LogStore | None, checkpoint: str, pipeline: str, *, existing: bool = False
+) -> LogStore:
     """The store of a pipeline's decision log: the one that is given, or named, or the one inside the checkpoint.
 
     Args:
@@ -74,8 +77,12 @@ def open_log(store: str | LogStore | None, checkpoint: str, pipeline: str, *, ex
         NoDecisionLogError: There is none, and `existing` is set.
         ConfigurationError: It cannot hold a decision log.
     """
+    if isinstance(store, str | os.PathLike):
+        return open_store(os.fspath(store), pipeline=pipeline, existing=existing)
     if store is not None:
-        return open_store(store, pipeline=pipeline, existing=existing) if isinstance(store, str) else store
+        if not hasattr(store, "put_if_absent"):
+            raise ConfigurationError(f"store must be a folder, a URL or a LogStore, not {type(store).__name__}")
+        return store
     scheme, folder = urlsplit(checkpoint).scheme, local_path(checkpoint)
     if folder is None and scheme not in CONDITIONAL_PUT:
         raise ConfigurationError(
@@ -86,7 +93,7 @@ def open_log(store: str | LogStore | None, checkpoint: str, pipeline: str, *, ex
     return open_store(place, pipeline=pipeline, existing=existing)
 
 
-def check_log(store: str | LogStore | None, checkpoint: str, pipeline: str | None, master: str | None) -> None:
+def check_log(store: str | Path | LogStore | None, checkpoint: str, pipeline: str | None, master: str | None) -> None:
     """Refuse a decision log that the first epoch would be refused for; it may be long until new input comes.
 
     Nothing is written. A store that does not answer now is asked again by the first epoch.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from onceward.core.checkpoint import Admission, CommitPolicy, Coordinator, OnLos
 from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.events import EpochFailed, EpochReplayed, tell
+from onceward.core.kit.options import check_type
 from onceward.core.log.store import EXPLAINING
 from onceward.core.names import check_pipeline_name
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
@@ -38,11 +40,13 @@ from .task import (
     schema_for,
     write_partition,
 )
-from .writers import Writers, checked_writers, fits_driver, only_writes, writers_of
+from .writers import TOO_LARGE, Writers, checked_writers, driver_limit, no_row_above, only_writes, row_size, writers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -55,9 +59,9 @@ AnySink = TwoPhaseCommitSink[Any] | DirectSink[Any]
 def exactly_once(
     df: DataFrame,
     *sinks: AnySink,
-    checkpoint: str | None = None,
+    checkpoint: str | Path | None = None,
     pipeline: str | None = None,
-    store: str | LogStore | None = None,
+    store: str | Path | LogStore | None = None,
     writers: Writers = "auto",
     commit_timeout: float = COMMIT_TIMEOUT,
     commit_backoff: float = COMMIT_BACKOFF,
@@ -104,6 +108,7 @@ def exactly_once(
         EpochConflictError: The decision log is another pipeline's, or a savepoint has moved it elsewhere.
     """
     _check(df, sinks, pipeline)
+    _check_types(on_complete, adopt=adopt, rewind=rewind, commit_timeout=commit_timeout, commit_backoff=commit_backoff)
     resolved = checked_folder(df.sparkSession, checkpoint) if checkpoint is not None else ""
     if (resolved or store is not None) and not EXPLAINING.get():
         check_log(store, resolved, pipeline, df.sparkSession.sparkContext.master)
@@ -125,11 +130,12 @@ def exactly_once(
         rewind=rewind,
         writers=checked_writers(writers),
         cheap=only_writes(df),
+        row_size=row_size(df.schema),
         on_complete=with_publication(df, on_complete),
     )
     writer = df.writeStream.foreachBatch(handler)
     handlers[writer] = handler
-    return writer.option("checkpointLocation", checkpoint) if checkpoint is not None else writer
+    return writer.option("checkpointLocation", str(checkpoint)) if checkpoint is not None else writer
 
 
 def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> None:
@@ -156,6 +162,14 @@ def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> Non
         check_pipeline_name(pipeline)
 
 
+def _check_types(on_complete: Any, **given: Any) -> None:
+    kinds = {"adopt": bool, "rewind": str | None, "commit_timeout": float, "commit_backoff": float}
+    for name, value in given.items():
+        check_type(name, value, kinds[name])
+    if on_complete is not None and not callable(on_complete):
+        raise ConfigurationError(f"on_complete must be a function, not {_given(on_complete)}")
+
+
 def _given(what: Any) -> str:
     """An argument by its class, or as the class that it is."""
     return f"the class {what.__name__} (give an instance)" if isinstance(what, type) else type(what).__name__
@@ -168,12 +182,13 @@ class EpochHandler:
     spark: SparkSession
     sinks: Sequence[TwoPhaseCommitSink[Any]]
     pipeline: str | None
-    store: str | LogStore | None
+    store: str | Path | LogStore | None
     policy: CommitPolicy
     adopt: bool
     rewind: str | None
     writers: Writers
     cheap: bool
+    row_size: str | None
     on_complete: Callable[[int, EpochInput], None] | None
 
     def __post_init__(self) -> None:
@@ -207,9 +222,9 @@ class EpochHandler:
         else:
             slots = None if self._elastic else self.spark.sparkContext.defaultParallelism
             tasks = writers_of(self.writers, slots, about, cheap=self.cheap)
-            few = fits_driver(self.writers, about, self._row_bytes, cheap=self.cheap)
-            write = self._write_here if few else self._write
-            acks, lost = write(frame if tasks is None else frame.coalesce(tasks), coordinator, batch)
+            cheap = self.cheap and self.row_size is not None
+            limit = driver_limit(self.writers, about, self._row_bytes, cheap=cheap)
+            acks, lost = self._write(frame if tasks is None else frame.coalesce(tasks), coordinator, batch, limit)
             coordinator.commit(batch, acks, about, sweep_after=lost)
         if self.on_complete is not None:
             self.on_complete(batch, about)
@@ -226,23 +241,53 @@ class EpochHandler:
         self._run, self._coordinator = run, coordinator
         return coordinator
 
-    def _write(self, frame: DataFrame, coordinator: Coordinator, batch: int) -> tuple[list[Acknowledgement], bool]:
-        """Let tasks write; what they acknowledge, and whether an attempt may have left something behind."""
+    def _write(
+        self, frame: DataFrame, coordinator: Coordinator, batch: int, limit: int | None
+    ) -> tuple[list[Acknowledgement], bool]:
+        """Write the epoch; what is acknowledged, and whether an attempt may have left something behind.
+
+        Args:
+            frame: The micro-batch.
+            coordinator: The run's.
+            batch: Its number.
+            limit: Bytes of the largest row that this process may get; None: tasks write.
+        """
+        if limit is not None:
+            with self._giving_up(coordinator):
+                rows = self._gathered(frame, limit)
+                if rows is not None:
+                    self._note_size(rows.nbytes / rows.num_rows if rows.num_rows else None)
+                    contexts = [coordinator.context(sink.name, batch, subtask=0) for sink in self.sinks]
+                    return [write_partition(self.sinks, contexts, rows.to_batches())], False
+        return self._write_by_tasks(frame, coordinator, batch)
+
+    def _gathered(self, frame: DataFrame, limit: int) -> pa.Table | None:
+        """All rows in this process; None if one of them is larger than `limit` bytes."""
+        from pyspark.errors import PySparkException  # noqa: PLC0415 - needs a Spark installation
+
+        try:
+            return projected(frame.where(no_row_above(limit, self.row_size)), self.sinks).toArrow()
+        except PySparkException as error:
+            if TOO_LARGE not in str(error):
+                raise
+        self._note_size(math.inf)  # until the run ends
+        return None
+
+    def _note_size(self, row_bytes: float | None) -> None:
+        """Keep the largest average size of a row of the run's epochs: sizes that came once may come again."""
+        if row_bytes is not None:
+            self._row_bytes = max(self._row_bytes or 0.0, row_bytes)
+
+    def _write_by_tasks(
+        self, frame: DataFrame, coordinator: Coordinator, batch: int
+    ) -> tuple[list[Acknowledgement], bool]:
         contexts = [coordinator.context(sink.name, batch, subtask=-1) for sink in self.sinks]
         task = EpochTask(self.sinks, contexts)
         with self._giving_up(coordinator):
             rows = projected(frame, self.sinks).mapInArrow(task, ACK_SCHEMA).collect()
-        self._row_bytes = max((row[SIZE_COLUMN] for row in rows if row[SIZE_COLUMN] is not None), default=None)
+        self._note_size(max((row[SIZE_COLUMN] for row in rows if row[SIZE_COLUMN] is not None), default=None))
         lost = self._speculates or any_stage_failed(self.spark, {row[STAGE_COLUMN] for row in rows})
         return [Acknowledgement.from_json(row[ACK_COLUMN]) for row in rows], lost
-
-    def _write_here(self, frame: DataFrame, coordinator: Coordinator, batch: int) -> tuple[list[Acknowledgement], bool]:
-        """Write as one task would, in this process."""
-        contexts = [coordinator.context(sink.name, batch, subtask=0) for sink in self.sinks]
-        with self._giving_up(coordinator):
-            rows = projected(frame, self.sinks).toArrow()
-            self._row_bytes = rows.nbytes / rows.num_rows if rows.num_rows else self._row_bytes
-            return [write_partition(self.sinks, contexts, rows.to_batches())], False
 
     @contextlib.contextmanager
     def _giving_up(self, coordinator: Coordinator) -> Iterator[None]:

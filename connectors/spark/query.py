@@ -7,17 +7,20 @@ again when it replays the batch, so its digest recognises a replay.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import ConfigurationError, StateError
+from onceward.core.kit.options import check_type
 from onceward.core.log import EpochInput
 
 from .cluster import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -165,7 +168,7 @@ def read_by_hadoop(spark: SparkSession, url: str) -> str | None:
         stream.close()
 
 
-def checked_folder(spark: SparkSession, url: str) -> str:
+def checked_folder(spark: SparkSession, url: str | Path) -> str:
     """The checkpoint's URL as Spark resolves it. One that can be no folder is refused: Spark's answer is long.
 
     Raises:
@@ -173,6 +176,10 @@ def checked_folder(spark: SparkSession, url: str) -> str:
     """
     from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - comes with pyspark
 
+    check_type("checkpoint", url, str)
+    url = os.fspath(url)
+    if not url.strip():
+        raise ConfigurationError("checkpoint is empty: give a folder")
     jvm: Any = spark._jvm  # noqa: SLF001 - the only way to Spark's file systems
     hadoop = jvm.org.apache.hadoop.fs
     path = hadoop.Path(url)

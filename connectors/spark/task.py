@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.transaction import Acknowledgement, WriteContext
 
 if TYPE_CHECKING:
@@ -144,8 +145,31 @@ def _part(column: Any) -> pa.RecordBatch:
 
 
 def schema_for(frame: DataFrame, sink: Sink) -> pa.Schema:
-    """Arrow schema of what a sink gets."""
-    return arrow_schema((frame.selectExpr(*sink.select) if sink.select is not None else frame).schema)
+    """Arrow schema of what a sink gets.
+
+    Raises:
+        SchemaError: Spark cannot compute `select` or `where`.
+        ConfigurationError: They are not computed row by row.
+    """
+    from pyspark.errors import AnalysisException  # noqa: PLC0415 - needs a Spark installation
+
+    if _share_batches([sink]):
+        return arrow_schema(frame.schema)
+    try:
+        chosen = projected(frame, [sink])
+    except AnalysisException as error:
+        why = str(error).strip().splitlines()[0].partition(" SQLSTATE")[0]
+        raise SchemaError(f"Spark cannot compute its select or where: {why}", sink=sink.name) from None
+    # An aggregate, a window or a generator would be computed for each micro-batch by itself.
+    plan, given = (each._jdf.queryExecution().analyzed() for each in (chosen, frame))  # noqa: SLF001 - no public way
+    if plan.nodeName() != "Project" or plan.child().nodeName() != given.nodeName():
+        raise ConfigurationError(
+            "select and where are computed for each row by itself: aggregates, window functions and functions such as "
+            "explode belong into the query",
+            sink=sink.name,
+        )
+    kind: Any = chosen.schema[0].dataType
+    return arrow_schema(kind)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

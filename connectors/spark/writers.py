@@ -17,6 +17,7 @@ from onceward.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructField, StructType
 
     from onceward.core.log import EpochInput
 
@@ -26,8 +27,15 @@ ROWS_PER_TASK: Final = 1000
 """Input rows from which another task pays off, where a task does nothing but write them."""
 DRIVER_ROWS: Final = 10_000
 DRIVER_BYTES: Final = 8 * 2**20
-"""What the driver writes itself, at most. Rows are known from the input, their size from the epoch before: the first
-epoch of a run is never the driver's, so that a query whose driver ran out of memory goes on after a restart."""
+"""What the driver writes itself, at most. Rows are known from the input, their size from earlier epochs of the run: the
+first one is never the driver's, so that a query whose driver ran out of memory goes on after a restart."""
+DRIVER_MOST: Final = 128 * 2**20
+"""Bytes that the driver may get where rows have become larger than before; Spark's default heap has 1 GB."""
+TOO_LARGE: Final = "onceward: a row is too large for the driver, so tasks write this epoch"
+_FIXED: Final = frozenset(
+    {"boolean", "byte", "short", "integer", "long", "float", "double", "decimal", "date", "timestamp", "timestamp_ntz"}
+)
+"""Types whose values have about the same size, as pyspark calls them."""
 _CHEAP: Final = frozenset(
     {
         "Project",
@@ -72,17 +80,45 @@ def writers_of(writers: Writers, slots: int | None, about: EpochInput, *, cheap:
     return min(needed, slots) if needed and slots else needed or slots
 
 
-def fits_driver(writers: Writers, about: EpochInput, row_bytes: float | None, *, cheap: bool) -> bool:
-    """Whether the driver itself may write an epoch.
+def driver_limit(writers: Writers, about: EpochInput, row_bytes: float | None, *, cheap: bool) -> int | None:
+    """Bytes of the largest row that the driver may get, if it may write an epoch itself; None: tasks write it.
 
     Args:
         writers: What the user asked for.
         about: The epoch's input.
-        row_bytes: Size of a row of the epoch before, in bytes; None if there was none.
+        row_bytes: Size of a row of the epochs before, in bytes; None if there was none.
         cheap: Whether no more rows come out of the query than go in, see `only_writes`.
     """
     rows = rows_of(about) if writers == "auto" and cheap and row_bytes is not None else None
-    return rows is not None and rows <= DRIVER_ROWS and rows * (row_bytes or 0) <= DRIVER_BYTES
+    if rows is None or rows > DRIVER_ROWS or rows * (row_bytes or 0) > DRIVER_BYTES:
+        return None
+    few: int = 4 ** (((rows - 1).bit_length() + 1) // 2)  # different ones, that is: Spark compiles each anew
+    return DRIVER_MOST // few
+
+
+def row_size(schema: StructType) -> str | None:
+    """SQL expression: how many bytes the values of a row have whose size varies; None if Spark cannot say."""
+    names = [field.name.lower() for field in schema]
+    sizes = [_value_size(field) for field in schema]
+    if len(set(names)) < len(names) or None in sizes:
+        return None
+    return " + ".join(["0", *filter(None, sizes)])
+
+
+def _value_size(field: StructField) -> str | None:
+    kind, column = field.dataType.typeName(), f"`{field.name.replace('`', '``')}`"
+    if kind in _FIXED:
+        return ""
+    if kind in {"array", "map", "struct"}:
+        column = f"cast({column} AS string)"
+    elif kind not in {"string", "binary", "varchar", "char"}:
+        return None
+    return f"coalesce(octet_length({column}), 0)"
+
+
+def no_row_above(limit: int, size: str | None) -> str:
+    """SQL condition that is true for each row, or fails with TOO_LARGE."""
+    return f"if({size} <= {limit}, true, raise_error('{TOO_LARGE}'))"
 
 
 def rows_of(about: EpochInput) -> int | None:

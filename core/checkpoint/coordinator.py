@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, DataLossError, EpochConflictError, ExternalError, FencedError, StoreError
 from ..events import EpochAbandoned, EpochBegan, EpochCompleted, Started, Took, moment, tell, wall_clock
+from ..kit.options import check_type
 from ..log import EpochInput, LogStore, LogView, LogWriter, Rewound, WriterToken
 from ..log.notes import note_epoch, note_start
 from ..log.view import NONE
@@ -97,6 +98,7 @@ class Coordinator:
             epoch_input: What the first epoch will be computed from, if that is known.
 
         Raises:
+            ConfigurationError: `rewind` is no text, or empty.
             FencedError: Another writer started at the same time.
             EpochConflictError: A target knows this pipeline's name from another decision log or from a newer state of
                 this one, or a rewind that was done already is asked for again.
@@ -107,6 +109,9 @@ class Coordinator:
         """
         wanted, began = None, self.policy.monotonic()
         if rewind is not None:
+            check_type("rewind", rewind, str)
+            if not rewind.strip():
+                raise ConfigurationError("rewind is empty: say why the pipeline goes back", pipeline=self.pipeline)
             wanted = Rewound(query=query or "", epoch=NONE if first_epoch is None else first_epoch, why=rewind)
         before = self.writer.look() if query is not None or wanted is not None else None
         if before is not None and not goes_back(before, self.pipeline, wanted, epoch_input):

@@ -17,7 +17,7 @@ from ..events import EpochBegan, tell, wall_clock
 from ..log import EpochInput
 from ..transaction import Acknowledgement
 from .events import Completed, NotCompleted
-from .functions import states_of
+from .functions import kinds_of
 from .reference import Decided, Reference, Restored, inline, prove, resolve
 from .state.handles import Metadata, OperatorRecord, SubtaskState
 from .state.storage import CheckpointStorage
@@ -110,7 +110,8 @@ class Completer:
                 operator.uid: OperatorRecord(
                     kind=operator.kind,
                     subtasks=[states[task] for task in operator.tasks()],
-                    states=sorted(states_of(operator.what)) if operator.kind == "process" else [],
+                    states=sorted(kinds_of(operator)),
+                    kinds=kinds_of(operator),
                 )
                 for operator in self._graph.operators
             },

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from .channels import Barrier
+    from .graph import Operator
     from .logic import Record
     from .state.keys import KeyEncoder
     from .state.storage import CheckpointStorage
@@ -108,6 +109,12 @@ def states_of(function: ProcessFunction) -> dict[str, KeyedState | OperatorState
     for kind in reversed(type(function).__mro__):
         found |= {name: value for name, value in vars(kind).items() if isinstance(value, KeyedState | OperatorState)}
     return found
+
+
+def kinds_of(operator: Operator) -> dict[str, str]:
+    """Classes of the states that an operator's function declares, by their names."""
+    declared = states_of(operator.what) if operator.kind == "process" else {}
+    return {name: type(state).__name__ for name, state in sorted(declared.items())}
 
 
 class ProcessLogic(Logic):

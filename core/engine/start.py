@@ -26,7 +26,7 @@ from ..source import ResettableSource
 from .channels import Barrier
 from .completion import Completer
 from .config import Mode
-from .functions import states_of
+from .functions import kinds_of
 from .origin import find_origin
 from .reference import Reference, inline, prove_newest
 from .retained import Retained
@@ -217,7 +217,14 @@ def _check_states(operator: Operator, record: OperatorRecord, where: str) -> Non
     if operator.kind != "process":
         return
     keyed = any(state.keyed is not None for state in record.subtasks)
-    gone = sorted(set(record.states) - set(states_of(operator.what)))
+    now = kinds_of(operator)
+    gone = sorted(set(record.states) - now.keys())
+    other = [f"{name} (a {kind})" for name, kind in record.kinds.items() if now.get(name, kind) != kind]
+    if other:
+        raise ConfigurationError(
+            f"operator {operator.uid} has in {where} states of another kind than it declares now: "
+            f"{', '.join(other)}. Give the new ones other names"
+        )
     if gone or (keyed and operator.keys is None):
         what = f"states {', '.join(gone)}" if gone else "keyed state, and its stream has no keys now"
         raise ConfigurationError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
@@ -32,7 +33,8 @@ OF_FORMATS: Final = (
     "rewind",
 )
 """Options that each format for Spark has, beside those of its sink."""
-_KINDS: Final = {int: "a whole number", float: "a number", bool: "true or false"}
+_KINDS: Final = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_PLAIN: Final = {*_KINDS, type(None)}
 
 
 def arguments(
@@ -140,6 +142,36 @@ def spelled(argument: str) -> str:
     return first + "".join(map(str.capitalize, others))
 
 
+def check_types(make: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Refuse arguments of other types than a signature says, as far as it says plain ones.
+
+    Args:
+        make: The class or function that takes the arguments.
+        given: Them by name, for example `locals()`.
+
+    Raises:
+        ConfigurationError: One has another type; the message names it, and does not repeat the value.
+    """
+    for name, parameter in inspect.signature(make, eval_str=True, locals=_ANNOTATIONS).parameters.items():
+        kinds = _choices(parameter.annotation)
+        if all(kind in _PLAIN or get_origin(kind) is list for kind in kinds):
+            check_type(name, given[name], parameter.annotation)
+
+
+def check_type(name: str, value: Any, annotation: Any) -> None:
+    """Refuse a value of another type.
+
+    Raises:
+        ConfigurationError: It has another type; the message does not repeat the value.
+    """
+    plain_value = os.fspath(value) if isinstance(value, os.PathLike) else getattr(value, "item", lambda: value)()
+    try:
+        msgspec.convert(plain_value, annotation)  # without `item`, numpy's numbers would be no numbers
+    except msgspec.ValidationError:
+        kinds = [_described(kind) for kind in _choices(annotation) if kind is not type(None)]
+        raise ConfigurationError(f"{name} must be {' or '.join(kinds)}, not {type(value).__name__}") from None
+
+
 def check_seconds(name: str, seconds: float) -> None:
     """Refuse a timeout that no socket takes.
 
@@ -201,4 +233,6 @@ def _is_mapping(annotation: Any) -> bool:
 def _described(kind: Any) -> str:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return f"one of {', '.join(choice.value for choice in kind)}"
+    if get_origin(kind) is list:
+        return "a list"
     return _KINDS.get(kind, "readable")

@@ -133,8 +133,14 @@ def _json(value: Any) -> bytes:
 
 
 def encode(entry: Entry) -> bytes:
-    """Write an entry down; equal entries give equal bytes."""
-    return seal(_FORMAT, _json(entry))
+    """Write an entry down; equal entries give equal bytes.
+
+    Raises:
+        LogDamagedError: It could not be read back.
+    """
+    data = seal(_FORMAT, _json(entry))
+    decode(data, entry.position)
+    return data
 
 
 def decode(data: bytes, position: int) -> Entry:

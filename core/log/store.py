@@ -188,6 +188,8 @@ def open_store(url: str, *, pipeline: str = "default", existing: bool = False) -
         ConfigurationError: The URL names nothing that can hold a decision log.
         StoreError: The store did not answer.
     """
+    if not url.strip():
+        raise ConfigurationError("store is empty: give a folder, a database's URL or an object store's")
     if EXPLAINING.get() and not existing:
         return UnopenedStore(url)
     local = local_folder(url)

@@ -153,7 +153,7 @@ def __getattr__(name: str) -> Any:
             raise
         from .core.errors import ConfigurationError  # noqa: PLC0415 - `import onceward` loads nothing else
 
-        raise ConfigurationError(f"{name} needs {missing}: pip install 'onceward[{_EXTRAS[name]}]'") from error
+        raise ConfigurationError(f"{name} needs {missing}: pip install 'onceward[{_EXTRAS[name]}]'") from None
     globals()[name] = value
     return value
 

@@ -81,15 +81,15 @@ def _spark_in(world: World, parts: Parts) -> Iterator[None]:
     def read_text(url: str) -> str | None:
         return read_file(world, url)
 
-    def every_third(_writers: object, about: EpochInput, *_: object, **__: object) -> bool:
+    def every_third(_writers: object, about: EpochInput, *_: object, **__: object) -> int | None:
         assert world.current is not None
-        return (int(about.digest, 16) + world.current.process.driver.number) % 3 == 0
+        return 1 if (int(about.digest, 16) + world.current.process.driver.number) % 3 == 0 else None
 
     batches = sys.modules[EpochHandler.__module__]  # the package has a function of its name
     with ExitStack() as stack:
         for module in (batches, writer):
             stack.enter_context(patch.object(module, "Coordinator", made))
-        stack.enter_context(patch.object(batches, "fits_driver", every_third))
+        stack.enter_context(patch.object(batches, "driver_limit", every_third))
         for module in (options, query, writer):
             stack.enter_context(patch.object(module, "read_text", read_text))
         stack.enter_context(patch.object(options, "CommitPolicy", SimpleNamespace(of=policy_of_user)))

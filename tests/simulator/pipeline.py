@@ -169,6 +169,7 @@ class Driver:
                 rewind=self.rewind,
                 writers="auto",
                 cheap=False,
+                row_size=None,
                 on_complete=self._on_complete,
             )
         frame: Any = Frame(self, batch)

@@ -381,6 +381,9 @@ class Frame:
         self._tasks = min(tasks, self._tasks)
         return self
 
+    def where(self, _condition: str) -> Frame:
+        return self
+
     def mapInArrow(self, task: Any, _schema: str) -> Frame:  # noqa: N802 - Spark's name
         """See pyspark."""
         world, pickled = self._driver.world, dumps(task)

@@ -78,6 +78,8 @@ class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     subtasks: list[SubtaskState]
     states: list[str] = []
+    kinds: dict[str, str] = {}
+    """Classes of the states, by their names; older checkpoints have none."""
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True):

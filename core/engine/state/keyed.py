@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import heapq
+import math
 import struct
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -66,7 +67,13 @@ class KeyScope:
         return keys.row(keys.group_of(key, self._max), state, key)
 
     def set_timer(self, at: float) -> None:
-        """Set a timer of the current key; setting it again changes nothing."""
+        """Set a timer of the current key; setting it again changes nothing.
+
+        Raises:
+            ConfigurationError: `at` is no number.
+        """
+        if not isinstance(at, int | float) or math.isnan(at):
+            raise ConfigurationError(f"a timer's time must be a number, not {at!r}")
         row, column = self.row(_TIMERS), _TIME.pack(at)
         if self.table.get(row, column) is None:
             self.table.put(row, b"", column)
