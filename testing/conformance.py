@@ -208,6 +208,9 @@ class SinkConformance:
 
     def test_37_38_and_72_what_carries_another_name_is_not_touched(self, case: SinkCase) -> None:
         committable = case.prepare()
+        longer = case.prepare(1, name=f"{case.sink.name}-eu")
+        assert [c.transaction for c in case.lingering()] == [committable.transaction]
+        assert longer.transaction != committable.transaction
         neighbour = SinkCase(case.sink_under_test, f"{case.pipeline}-eu")
         theirs = neighbour.prepare()
         case.start()
@@ -250,6 +253,11 @@ class SinkConformance:
         with pytest.raises(EpochConflictError):
             case.start()
         case.assert_visible(case.numbers())
+        case.coordinator = Coordinator(case.pipeline, case.store, [case.sink])
+        case.coordinator.open(rewind="the log is lost", first_epoch=0)
+        case.finish(0, case.prepare(0, case.numbers(1)))
+        case.start()
+        case.assert_visible(case.numbers(0, 1))
 
     def test_91_a_log_that_never_decided_anything_can_be_replaced(self, case: SinkCase) -> None:
         case.prepare()

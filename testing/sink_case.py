@@ -156,8 +156,10 @@ class SinkCase:
         self, epoch: int = 0, numbers: list[int] | None = None, *, subtask: int = 0, name: str | None = None
     ) -> Committable:
         """Write and pre-commit."""
-        committable = self.write(epoch, numbers, subtask=subtask, name=name).pre_commit()
+        writing = self.write(epoch, numbers, subtask=subtask, name=name)
+        committable = writing.pre_commit()
         assert committable is not None, "pre_commit of a transaction with rows gave no committable"
+        assert committable.rows == writing.written.rows, "a committable says how many rows were written"
         return committable
 
     def finish(self, epoch: int, *committables: Committable) -> None:
