@@ -75,7 +75,7 @@ def _postgres_words(error: Any) -> str:
     diagnostic = error.diag
     more = {"detail": diagnostic.message_detail, "hint": diagnostic.message_hint, "context": diagnostic.context}
     parts = [diagnostic.message_primary or str(error), *(f"{label}: {text}" for label, text in more.items() if text)]
-    return ". ".join(parts)
+    return ". ".join(part.rstrip(".") for part in parts)
 
 
 def _cause(error: exc.SQLAlchemyError) -> BaseException:
