@@ -91,29 +91,44 @@ def test_what_is_no_streaming_data_frame_or_no_sink_is_called_by_its_name(
 
 STREAM: Any = SimpleNamespace(isStreaming=True)
 SINK = KafkaSink("k", bootstrap_servers="b:1", topic="t")
+_TAKE = (KafkaSink, KafkaSource, FileSink, HttpSink, RedisSink, PostgresSink, SqlAlchemySink, exactly_once)
+UNTYPED: Any = SimpleNamespace(**{each.__name__: each for each in (*_TAKE, checked_folder, open_log)})
+"""For arguments that a type checker would refuse."""
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: KafkaSink("k", bootstrap_servers="b:1", topic=["paid"]), "topic must be text, not list"),
-        (lambda: KafkaSink("k", bootstrap_servers="b:1", select="user AS key"), "select must be a list, not str"),
-        (lambda: KafkaSink("k", bootstrap_servers="b:1", where=5), "where must be text, not int"),
-        (lambda: KafkaSource(bootstrap_servers="b:1", topics="orders"), "topics must be a list, not str"),
-        (lambda: KafkaSource(bootstrap_servers="b:1", topics=["t"], timeout="3"), "timeout must be a number, not str"),
-        (lambda: FileSink("f", "x", roll_bytes="5"), "roll_bytes must be a whole number, not str"),
-        (lambda: HttpSink("h", "x", url="http://x", timeout="3"), "timeout must be a number, not str"),
-        (lambda: RedisSink("r", "x", url="redis://x", key="k", durable="no"), "durable must be true or false, not str"),
-        (lambda: PostgresSink("p", dsn="", table="t", key=5), "key must be a list or text, not int"),
-        (lambda: SqlAlchemySink("p", url="sqlite://", table="t", proof="no"), "proof must be true or false, not str"),
-        (lambda: exactly_once(STREAM, SINK, commit_timeout="5m"), "commit_timeout must be a number, not str"),
-        (lambda: exactly_once(STREAM, SINK, adopt="false"), "adopt must be true or false, not str"),
-        (lambda: exactly_once(STREAM, SINK, rewind=True), "rewind must be text, not bool"),
-        (lambda: exactly_once(STREAM, SINK, on_complete=5), "on_complete must be a function, not int"),
-        (lambda: checked_folder(STREAM, 5), "checkpoint must be text, not int"),
-        (lambda: checked_folder(STREAM, " "), "checkpoint is empty"),
-        (lambda: open_log(5, "/x", "p"), "store must be a folder, a URL or a LogStore, not int"),
-        (lambda: open_log("", "/x", "p"), "store is empty"),
+        (lambda: UNTYPED.KafkaSink("k", bootstrap_servers="b:1", topic=["paid"]), "topic must be text, not list"),
+        (
+            lambda: UNTYPED.KafkaSink("k", bootstrap_servers="b:1", select="user AS key"),
+            "select must be a list, not str",
+        ),
+        (lambda: UNTYPED.KafkaSink("k", bootstrap_servers="b:1", where=5), "where must be text, not int"),
+        (lambda: UNTYPED.KafkaSource(bootstrap_servers="b:1", topics="orders"), "topics must be a list, not str"),
+        (
+            lambda: UNTYPED.KafkaSource(bootstrap_servers="b:1", topics=["t"], timeout="3"),
+            "timeout must be a number, not str",
+        ),
+        (lambda: UNTYPED.FileSink("f", "x", roll_bytes="5"), "roll_bytes must be a whole number, not str"),
+        (lambda: UNTYPED.HttpSink("h", "x", url="http://x", timeout="3"), "timeout must be a number, not str"),
+        (
+            lambda: UNTYPED.RedisSink("r", "x", url="redis://x", key="k", durable="no"),
+            "durable must be true or false, not str",
+        ),
+        (lambda: UNTYPED.PostgresSink("p", dsn="", table="t", key=5), "key must be a list or text, not int"),
+        (
+            lambda: UNTYPED.SqlAlchemySink("p", url="sqlite://", table="t", proof="no"),
+            "proof must be true or false, not str",
+        ),
+        (lambda: UNTYPED.exactly_once(STREAM, SINK, commit_timeout="5m"), "commit_timeout must be a number, not str"),
+        (lambda: UNTYPED.exactly_once(STREAM, SINK, adopt="false"), "adopt must be true or false, not str"),
+        (lambda: UNTYPED.exactly_once(STREAM, SINK, rewind=True), "rewind must be text, not bool"),
+        (lambda: UNTYPED.exactly_once(STREAM, SINK, on_complete=5), "on_complete must be a function, not int"),
+        (lambda: UNTYPED.checked_folder(STREAM, 5), "checkpoint must be text, not int"),
+        (lambda: UNTYPED.checked_folder(STREAM, " "), "checkpoint is empty"),
+        (lambda: UNTYPED.open_log(5, "/x", "p"), "store must be a folder, a URL or a LogStore, not int"),
+        (lambda: UNTYPED.open_log("", "/x", "p"), "store is empty"),
     ],
 )
 def test_an_argument_of_another_type_is_called_by_its_name(make: Callable[[], object], words: str) -> None:
@@ -122,9 +137,9 @@ def test_an_argument_of_another_type_is_called_by_its_name(make: Callable[[], ob
 
 
 def test_numbers_of_numpy_and_paths_are_numbers_and_text(tmp_path: Path) -> None:
-    assert FileSink("f", tmp_path, roll_bytes=np.int64(5), proof=np.bool_(False)).roll_bytes == 5
-    assert isinstance(open_log(tmp_path / "log", "", "p"), DirectoryStore)
-    source = KafkaSource(
+    assert UNTYPED.FileSink("f", tmp_path, roll_bytes=np.int64(5), proof=np.bool_(False)).roll_bytes == 5
+    assert isinstance(UNTYPED.open_log(tmp_path / "log", "", "p"), DirectoryStore)
+    source = UNTYPED.KafkaSource(
         bootstrap_servers="b:1", topics=("t",), timeout=np.float32(3), max_offsets_per_trigger=np.int8(9)
     )
     assert source.max_offsets_per_trigger == 9
