@@ -242,7 +242,7 @@ class EpochHandler:
         return coordinator
 
     def _write(
-        self, frame: DataFrame, coordinator: Coordinator, batch: int, limit: int | None
+        self, frame: DataFrame, coordinator: Coordinator, batch: int, limit: float | None
     ) -> tuple[list[Acknowledgement], bool]:
         """Write the epoch; what is acknowledged, and whether an attempt may have left something behind.
 
@@ -261,12 +261,13 @@ class EpochHandler:
                     return [write_partition(self.sinks, contexts, rows.to_batches())], False
         return self._write_by_tasks(frame, coordinator, batch)
 
-    def _gathered(self, frame: DataFrame, limit: int) -> pa.Table | None:
+    def _gathered(self, frame: DataFrame, limit: float) -> pa.Table | None:
         """All rows in this process; None if one of them is larger than `limit` bytes."""
         from pyspark.errors import PySparkException  # noqa: PLC0415 - needs a Spark installation
 
         try:
-            return projected(frame.where(no_row_above(limit, self.row_size)), self.sinks).toArrow()
+            small = frame if limit == math.inf else frame.where(no_row_above(limit, self.row_size))
+            return projected(small, self.sinks).toArrow()
         except PySparkException as error:
             if TOO_LARGE not in str(error):
                 raise

