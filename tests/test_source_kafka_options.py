@@ -6,15 +6,23 @@ import pickle
 import re
 from datetime import UTC, datetime
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from onceward import KafkaSource
+from onceward.connectors.kafka import admin
+from onceward.connectors.kafka import lookup as lookups
+from onceward.connectors.kafka.lookup import Found, Lookup
+from onceward.connectors.kafka.planning import Held
 from onceward.connectors.kafka.positions import EARLIEST, LATEST, AtOffsets, AtTime, Partition, bound, spread
 from onceward.connectors.kafka.rows import to_batch
+from onceward.connectors.kafka.settings import KafkaSettings
 from onceward.connectors.spark.kafka_source import batch_source, stream_source
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, SourceError
+from onceward.core.source import Split
 
 SERVERS = {"kafka.bootstrap.servers": "broker:9092"}
 ORDERS = {**SERVERS, "subscribe": "orders"}
@@ -154,6 +162,63 @@ def test_a_share_merges_the_positions_of_other_shares_less_what_is_not_its_own()
     shares = [source.share(i, 3).merge(stored) for i in range(3)]
     assert source.merge(stored) == {"t": {"0": 1, "1": 2, "2": 3}}
     assert sorted((n, o) for share in shares for n, o in share.get("t", {}).items()) == [("0", 1), ("1", 2), ("2", 3)]
+
+
+def a_source(monkeypatch: pytest.MonkeyPatch, id_: str, **options: Any) -> KafkaSource:
+    """A source of one partition with 50 records, of a topic with this id."""
+    source = KafkaSource(bootstrap_servers="b:1", topics=["t"], **options)
+    found = Found((Partition("t", 0),), {"t": id_}, ())
+    monkeypatch.setattr(KafkaSource, "_find", lambda _: found)
+    lookup = SimpleNamespace(held=lambda *_: {Partition("t", 0): Held(0, 50, 50)})
+    monkeypatch.setattr(KafkaSource, "_lookup", lambda _: lookup)
+    return source
+
+
+def test_the_engines_position_says_which_topic_it_is_of(monkeypatch: pytest.MonkeyPatch):
+    """Each attempt has a new share, which has seen nothing: the second one must not read the new topic as the old."""
+    share = a_source(monkeypatch, "old").share(0, 1)
+    position = share.latest({"t": {"0": 20}})  # of an older version: without ids
+    assert position == {"t": {"0": 50}, "": {"t": "old"}}
+    assert share.advance(position, Split("t-0", 50, 60), 55) == {"t": {"0": 55}, "": {"t": "old"}}
+    stored = share.share(0, 1).merge([position])
+    for _ in range(2):
+        with pytest.raises(SourceError, match="t-0 was deleted and made anew after offset 50"):
+            a_source(monkeypatch, "new").share(0, 1).latest(stored)
+    lenient = a_source(monkeypatch, "new", fail_on_data_loss=False).share(0, 1).latest(stored)
+    assert lenient == {"t": {"0": 50}, "": {"t": "new"}}
+    assert a_source(monkeypatch, "new").latest({"t": {"0": 20}}) == {"t": {"0": 50}}  # Spark's
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_broker_may_not_have_heard_of_a_partition_yet(monkeypatch: pytest.MonkeyPatch, times: int):
+    unheard = KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+    answers = iter([unheard] * times + [SimpleNamespace(offset=7)])
+
+    def result() -> Any:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    class Client:
+        def list_offsets(self, specs: Any, **_: Any) -> Any:
+            return {at: SimpleNamespace(result=result) for at in specs}
+
+        def poll(self, _seconds: float) -> None:
+            """Nothing is told."""
+
+        def list_topics(self, **_: Any) -> None:
+            """Nothing is looked up."""
+
+    monkeypatch.setattr(admin, "made", lambda *_, **__: Client())
+    monkeypatch.setattr(admin, "PAUSE_SECONDS", 0)
+    lookup = Lookup(KafkaSettings(f"b:{times}"), committed=True, retry_seconds=5)
+    if times == 1:
+        assert lookup.offsets({Partition("t", 0): LATEST}) == [{Partition("t", 0): 7}]
+    else:  # it has had the time to hear of it
+        monkeypatch.setattr(lookups, "HEARD_SECONDS", -1)
+        with pytest.raises(SourceError, match=r"cannot ask for offsets of t: .*Unknown topic or partition"):
+            lookup.offsets({Partition("t", 0): LATEST})
 
 
 def test_columns_are_those_that_spark_expects():
