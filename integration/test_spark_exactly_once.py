@@ -358,32 +358,34 @@ def test_where_and_select_feed_several_outputs_in_one_pass(job: Job) -> None:
     assert sorted(ids_in_table(job.dsn, "odd")) == list(range(1, 20, 2))
 
 
-@pytest.mark.parametrize(
-    ("given", "kind", "words"),
-    [
+def test_a_select_or_where_that_cannot_be_computed_is_told_at_once_with_its_sink(job: Job) -> None:
+    """A query without input would look healthy, and max(id) would be computed anew for each micro-batch."""
+    rowwise = "computed for each row by itself"
+    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"where": "cent > 3"}, SchemaError, "Spark cannot compute its select or where: [UNRESOLVED_COLUMN"),
         ({"where": "id >"}, SchemaError, "[PARSE_SYNTAX_ERROR]"),
         ({"where": "word"}, SchemaError, "[DATATYPE_MISMATCH"),
         ({"select": ["nosuch(id) AS id"]}, SchemaError, "[UNRESOLVED_ROUTINE]"),
         ({"select": ["id", "explode(array(1)) AS word"]}, SchemaError, "[UNSUPPORTED_GENERATOR"),
-        ({"select": ["max(id) AS id"]}, ConfigurationError, "computed for each row by itself"),
+        ({"select": ["max(id) AS id"]}, ConfigurationError, rowwise),
         ({"where": "count(*) > 1"}, SchemaError, "[MISSING_GROUP_BY]"),
-        ({"select": ["rank() OVER (ORDER BY id) AS id"]}, ConfigurationError, "computed for each row by itself"),
-    ],
-)
-@pytest.mark.parametrize("grouped", [False, True])
-def test_a_select_or_where_that_cannot_be_computed_is_told_at_once_with_its_sink(
-    job: Job, grouped: bool, given: dict[str, Any], kind: type[Exception], words: str
-) -> None:
-    """A query without input would look healthy, and max(id) would be computed anew for each micro-batch."""
-    frame = job.feed.stream(job.spark)
-    if grouped:
-        frame = frame.groupBy("id").agg(sf.max("word").alias("word"))
-    exactly_once(frame, FileSink("fine", job.folder / "out", where="id > 3", select=["id", "upper(word) AS word"]))
-    with pytest.raises(kind, match=re.escape(words)) as told:
-        exactly_once(frame, FileSink("wrong", job.folder / "out", **given))
-    assert "sink wrong" in str(told.value)
-    assert "\n" not in str(told.value)
+        ({"select": ["rank() OVER (ORDER BY id) AS id"]}, ConfigurationError, rowwise),
+    ]
+    plain = job.feed.stream(job.spark)
+    for frame in (
+        plain,
+        plain.groupBy("id").agg(sf.max("word").alias("word")),
+        plain.union(plain),
+        plain.where("id > 1"),
+    ):
+        exactly_once(
+            frame, FileSink("fine", job.folder / "out", where="id > 3", select=["1 AS one", "upper(word) AS w"])
+        )
+        for given, kind, words in wrong:
+            with pytest.raises(kind, match=re.escape(words)) as told:
+                exactly_once(frame, FileSink("wrong", job.folder / "out", **given))
+            assert "sink wrong" in str(told.value)
+            assert "\n" not in str(told.value)
 
 
 def test_conflicts_survive_the_way_through_spark(job: Job) -> None:
