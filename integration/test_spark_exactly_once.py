@@ -370,6 +370,8 @@ def test_a_select_or_where_that_cannot_be_computed_is_told_at_once_with_its_sink
         ({"select": ["max(id) AS id"]}, ConfigurationError, rowwise),
         ({"where": "count(*) > 1"}, SchemaError, "[MISSING_GROUP_BY]"),
         ({"select": ["rank() OVER (ORDER BY id) AS id"]}, ConfigurationError, rowwise),
+        ({"select": ["window(timestamp(word), '1 minute').start AS w"]}, ConfigurationError, rowwise),
+        ({"select": ["window(timestamp(word), '2 minutes', '1 minute').start AS w"]}, ConfigurationError, rowwise),
     ]
     plain = job.feed.stream(job.spark)
     for frame in (

@@ -559,5 +559,5 @@ def test_a_state_that_became_another_kind_is_not_taken_for_empty(rig: Rig):
     p = pipeline(backend=FileBackend(rig.folder / "state"), store=rig.store, restart=RestartStrategy.none())
     source = p.source(SequenceSource(ROWS, batch_rows=100), uid="numbers").key_by("k")
     source.process(Renewed(), uid="sum", parallelism=2).sink(TargetSink(rig.target))
-    with pytest.raises(ConfigurationError, match=r"sum has in .* of another kind .*: total \(a ValueState\)"):
+    with pytest.raises(ConfigurationError, match=r"sum has in .* of another kind .*: total \(a value\)"):
         p.start()

@@ -638,6 +638,6 @@ def test_a_timer_needs_a_time(at: Any):
     """Nothing is earlier or later than NaN: it would keep all timers behind it from firing."""
     scope = KeyScope(MemoryBackend().open(TASK, ALL, [], None), ALL, 128)
     scope.enter("k", keys.encode_key("k"))
-    with pytest.raises(ConfigurationError, match="a timer's time must be a number, not"):
+    with pytest.raises(ConfigurationError, match="a timer's time must be a number"):
         scope.set_timer(at)
     assert scope.next_timer() is None

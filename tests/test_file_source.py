@@ -210,7 +210,10 @@ def test_an_empty_file_has_no_rows_and_keeps_nothing_behind_it_from_being_read(t
     time.sleep(0.01)
     put(tmp_path, "b", range(3), format_)
     source = FileSource(tmp_path, format=format_)
-    assert rows(source, {}, source.latest({})) == [0, 1, 2]
+    position = source.latest({})
+    assert rows(source, {}, position) == [0, 1, 2]
+    put(tmp_path, "a", range(3, 5), format_)  # somebody opens first, and writes later
+    assert rows(source, position, source.latest(position)) == [3, 4]
 
 
 @pytest.mark.parametrize(("format_", "text"), [("parquet", ""), ("jsonl", '{"n": 1')])

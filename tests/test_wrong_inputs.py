@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -143,6 +144,10 @@ def test_numbers_of_numpy_and_paths_are_numbers_and_text(tmp_path: Path) -> None
         bootstrap_servers="b:1", topics=("t",), timeout=np.float32(3), max_offsets_per_trigger=np.int8(9)
     )
     assert source.max_offsets_per_trigger == 9
+    sink = UNTYPED.HttpSink("h", tmp_path, url="http://x", retry_statuses=range(420, 430))
+    assert 429 in sink.retry_statuses
+    for topics in (np.array(["a", "b"]), dict.fromkeys("ab").keys(), deque("ab")):
+        assert UNTYPED.KafkaSource(bootstrap_servers="b:1", topics=topics).selection.topics == ("a", "b")
 
 
 @pytest.mark.parametrize("time", [-1, -2, -(2**70), 2**63])

@@ -90,9 +90,11 @@ class FileSource(ResettableSource):
             read, rows = position[name][:2] if name in position else (0, -1)
             if (until is not None and name not in until) or read == rows:
                 continue
+            if not files[name].st_size and self.format in _TEXTS:
+                continue  # Arrow refuses text without any byte; it may still be written
             if left is not None and left <= 0:
                 break
-            rows = rows if rows >= 0 else self._count(name, files[name].st_size)
+            rows = rows if rows >= 0 else self._count(name)
             end[name] = [rows, rows, files[name].st_size, files[name].st_mtime_ns]
             left = left - (rows - read) if left is not None else None
         return end
@@ -163,10 +165,8 @@ class FileSource(ResettableSource):
         subtask, parallelism = self._share
         return zlib.crc32(name.encode()) % parallelism == subtask
 
-    def _count(self, name: str, size: int) -> int:
-        """Rows of a file. Arrow refuses text without any byte."""
-        if not size and self.format in _TEXTS:
-            return 0
+    def _count(self, name: str) -> int:
+        """Rows of a file."""
         try:
             return int(self._dataset(name).count_rows())
         except (OSError, pa.ArrowException) as error:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from .settings import KafkaSettings
 
 T = TypeVar("T")
+NO_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
+"""The zero UUID: what brokers say that give topics no ids."""
 HEARD_SECONDS: Final = 5.0
 """How long after a partition was made each broker has heard of it: until then one may say that it does not exist."""
 
@@ -93,7 +95,7 @@ class Lookup:
             found: Mapping[Any, Any] = admin.list_offsets(specs, isolation_level=level, request_timeout=seconds)
             return found
 
-        heard = time.monotonic() + HEARD_SECONDS
+        heard = time.monotonic() + min(HEARD_SECONDS, self._retry_seconds / 2)
 
         def ask(admin: Any, seconds: float) -> list[Offsets]:
             all_sent = [sent(admin, question, seconds) if question else {} for question in questions]
@@ -124,7 +126,8 @@ def _described(admin: Any, names: list[str], seconds: float) -> dict[str, tuple[
             if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
         else:
-            found[name] = (str(topic.topic_id), len(topic.partitions))
+            id_ = str(topic.topic_id)
+            found[name] = ("" if id_ == NO_ID else id_, len(topic.partitions))
     return found
 
 

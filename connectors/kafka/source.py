@@ -97,7 +97,7 @@ class KafkaSource(ResettableSource):
         timeout: float = RETRY_SECONDS,
     ) -> None:
         check_types(KafkaSource, locals())
-        self.selection = Selection.of(topics, pattern, assign)
+        self.selection = Selection.of(None if topics is None else list(topics), pattern, assign)
         self.starting: Bound = bound(starting, "starting")
         self.ending: Bound | None = check_end(bound(ending, "ending")) if ending is not None else None
         given = {name: value for name, value in (config or {}).items() if value is not None}
@@ -153,7 +153,7 @@ class KafkaSource(ResettableSource):
         before, known = _offsets(position), {**position.get(_IDS, {}), **self._ids}
         found = self._find()
         held = self._lookup().held([p for p in found.partitions if self._is_own(p)], before)
-        anew = {topic for topic, id_ in found.ids.items() if known.get(topic, id_) != id_}
+        anew = {topic for topic, id_ in found.ids.items() if id_ and (known.get(topic) or id_) != id_}
         self._report_unselected([p for p in before if not self.selection.takes(p)])
         lost = planning.losses({p: at for p, at in before.items() if self.selection.takes(p)}, held, anew)
         self._report([str(loss) for loss in lost])
@@ -196,7 +196,9 @@ class KafkaSource(ResettableSource):
             at = split.end if why is None else self._past_loss(partition, at, split.end, why)
 
     def advance(self, position: Position, split: Split, to: int) -> Position:
-        return self._position({**_offsets(position), Partition.named(split.unit): to}, position.get(_IDS, {}))
+        return self._position(
+            {**_offsets(position), Partition.named(split.unit): to}, {**position.get(_IDS, {}), **self._ids}
+        )
 
     def share(self, subtask: int, parallelism: int) -> Self:
         part = copy.copy(self)

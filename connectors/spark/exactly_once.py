@@ -38,6 +38,7 @@ from .task import (
     EpochTask,
     projected,
     schema_for,
+    share_batches,
     write_partition,
 )
 from .writers import TOO_LARGE, Writers, checked_writers, driver_limit, no_row_above, only_writes, row_size, writers_of
@@ -223,7 +224,8 @@ class EpochHandler:
             slots = None if self._elastic else self.spark.sparkContext.defaultParallelism
             tasks = writers_of(self.writers, slots, about, cheap=self.cheap)
             cheap = self.cheap and self.row_size is not None
-            limit = driver_limit(self.writers, about, self._row_bytes, cheap=cheap)
+            copies = 1 if share_batches(self.sinks) else len(self.sinks)
+            limit = driver_limit(self.writers, about, self._row_bytes, cheap=cheap, copies=copies)
             acks, lost = self._write(frame if tasks is None else frame.coalesce(tasks), coordinator, batch, limit)
             coordinator.commit(batch, acks, about, sweep_after=lost)
         if self.on_complete is not None:
@@ -275,9 +277,8 @@ class EpochHandler:
         return None
 
     def _note_size(self, row_bytes: float | None) -> None:
-        """Keep the largest average size of a row of the run's epochs: sizes that came once may come again."""
-        if row_bytes is not None:
-            self._row_bytes = max(self._row_bytes or 0.0, row_bytes)
+        if row_bytes is not None and self._row_bytes != math.inf:
+            self._row_bytes = row_bytes
 
     def _write_by_tasks(
         self, frame: DataFrame, coordinator: Coordinator, batch: int

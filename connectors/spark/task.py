@@ -64,7 +64,7 @@ def write_partition(
     here = place()
     mine = [msgspec.structs.replace(c, subtask=here.subtask, attempt=here.attempt) for c in contexts]
     epochs = [SubtaskEpoch(sink, context) for sink, context in zip(sinks, mine, strict=True)]
-    shared = _share_batches(sinks)
+    shared = share_batches(sinks)
     try:
         for batch in batches:
             for number, epoch in enumerate(epochs):
@@ -121,7 +121,7 @@ class EpochTask:
 
 def projected(frame: DataFrame, sinks: Sequence[Sink]) -> DataFrame:
     """The frame whose batches executors distribute to the sinks."""
-    if _share_batches(sinks):
+    if share_batches(sinks):
         return frame
     from pyspark.sql import functions as sf  # noqa: PLC0415 - needs a Spark installation
 
@@ -133,7 +133,8 @@ def projected(frame: DataFrame, sinks: Sequence[Sink]) -> DataFrame:
     return frame.select(*columns)
 
 
-def _share_batches(sinks: Sequence[Sink]) -> bool:
+def share_batches(sinks: Sequence[Sink]) -> bool:
+    """Whether all sinks get the query's rows as they are."""
     return all(sink.select is None and sink.where is None for sink in sinks)
 
 
@@ -153,23 +154,30 @@ def schema_for(frame: DataFrame, sink: Sink) -> pa.Schema:
     """
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - needs a Spark installation
 
-    if _share_batches([sink]):
+    if share_batches([sink]):
         return arrow_schema(frame.schema)
     try:
         chosen = projected(frame, [sink])
     except AnalysisException as error:
         why = str(error).strip().splitlines()[0].partition(" SQLSTATE")[0]
         raise SchemaError(f"Spark cannot compute its select or where: {why}", sink=sink.name) from None
-    # An aggregate, a window or a generator would be computed for each micro-batch by itself.
-    plan, given = (each._jdf.queryExecution().analyzed() for each in (chosen, frame))  # noqa: SLF001 - no public way
-    if plan.nodeName() != "Project" or plan.child().nodeName() != given.nodeName():
+    # An aggregate or a window would be computed for each micro-batch by itself, or drop and multiply other sinks' rows.
+    plan, given = (_nodes(each._jdf.queryExecution().analyzed()) for each in (chosen, frame))  # noqa: SLF001
+    if plan != ["Project", *given]:
         raise ConfigurationError(
-            "select and where are computed for each row by itself: aggregates, window functions and functions such as "
-            "explode belong into the query",
+            "select and where are computed for each row by itself: aggregates, window functions, time windows and "
+            "functions such as explode belong into the query",
             sink=sink.name,
         )
     kind: Any = chosen.schema[0].dataType
     return arrow_schema(kind)
+
+
+def _nodes(plan: Any) -> list[str]:
+    """Names of a logical plan's nodes, from the top."""
+    children = plan.children()
+    below = [name for number in range(children.size()) for name in _nodes(children.apply(number))]
+    return [plan.nodeName(), *below]
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

@@ -36,7 +36,20 @@ UNCHECKED_ROWS: Final = 500
 """Up to so many rows are not checked: brokers take messages of up to 1 MB by default."""
 TOO_LARGE: Final = "onceward: a row is too large for the driver, so tasks write this epoch"
 _FIXED: Final = frozenset(
-    {"boolean", "byte", "short", "integer", "long", "float", "double", "decimal", "date", "timestamp", "timestamp_ntz"}
+    {
+        "void",
+        "boolean",
+        "byte",
+        "short",
+        "integer",
+        "long",
+        "float",
+        "double",
+        "decimal",
+        "date",
+        "timestamp",
+        "timestamp_ntz",
+    }
 )
 """Types whose values have about the same size, as pyspark calls them."""
 _CHEAP: Final = frozenset(
@@ -83,7 +96,9 @@ def writers_of(writers: Writers, slots: int | None, about: EpochInput, *, cheap:
     return min(needed, slots) if needed and slots else needed or slots
 
 
-def driver_limit(writers: Writers, about: EpochInput, row_bytes: float | None, *, cheap: bool) -> float | None:
+def driver_limit(
+    writers: Writers, about: EpochInput, row_bytes: float | None, *, cheap: bool, copies: int = 1
+) -> float | None:
     """Bytes of the largest row that the driver may get, if it may write an epoch itself; None: tasks write it.
 
     Spark needs 8 ms to check rows (measured), so very few rows may be of any size: math.inf.
@@ -93,14 +108,15 @@ def driver_limit(writers: Writers, about: EpochInput, row_bytes: float | None, *
         about: The epoch's input.
         row_bytes: Size of a row of the epochs before, in bytes; None if there was none.
         cheap: Whether no more rows come out of the query than go in, see `only_writes`.
+        copies: How often each row may come: sinks with `select` or `where` get one each.
     """
     rows = rows_of(about) if writers == "auto" and cheap and row_bytes is not None else None
     if rows is None or rows > DRIVER_ROWS or rows * (row_bytes or 0) > DRIVER_BYTES:
         return None
-    if rows <= UNCHECKED_ROWS:
+    if rows * copies <= UNCHECKED_ROWS:
         return math.inf
     few: int = 4 ** (((rows - 1).bit_length() + 1) // 2)  # different ones, that is: Spark compiles each anew
-    return DRIVER_MOST // few
+    return DRIVER_MOST // few // copies
 
 
 def row_size(schema: StructType) -> str | None:

@@ -112,9 +112,9 @@ def states_of(function: ProcessFunction) -> dict[str, KeyedState | OperatorState
 
 
 def kinds_of(operator: Operator) -> dict[str, str]:
-    """Classes of the states that an operator's function declares, by their names."""
+    """How the states that an operator's function declares are laid out, by their names."""
     declared = states_of(operator.what) if operator.kind == "process" else {}
-    return {name: type(state).__name__ for name, state in sorted(declared.items())}
+    return {name: state.layout for name, state in sorted(declared.items())}
 
 
 class ProcessLogic(Logic):

@@ -223,7 +223,8 @@ def _check_states(operator: Operator, record: OperatorRecord, where: str) -> Non
     if other:
         raise ConfigurationError(
             f"operator {operator.uid} has in {where} states of another kind than it declares now: "
-            f"{', '.join(other)}. Give the new ones other names"
+            f"{', '.join(other)}. Declare the new ones under other names, and drop the old ones on purpose with "
+            "allow_non_restored_state=True"
         )
     if gone or (keyed and operator.keys is None):
         what = f"states {', '.join(gone)}" if gone else "keyed state, and its stream has no keys now"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
@@ -15,7 +16,7 @@ import msgspec
 from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
 _ANNOTATIONS: Final = {"Collection": list, "Mapping": dict, "Path": str, "Sequence": list}
 """For names in signatures that their modules import for type checkers alone."""
@@ -143,7 +144,7 @@ def spelled(argument: str) -> str:
 
 
 def check_types(make: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Refuse arguments of other types than a signature says, as far as it says plain ones.
+    """Refuse arguments whose types differ from the signature's; only text, numbers, booleans and lists are checked.
 
     Args:
         make: The class or function that takes the arguments.
@@ -164,9 +165,14 @@ def check_type(name: str, value: Any, annotation: Any) -> None:
     Raises:
         ConfigurationError: It has another type; the message does not repeat the value.
     """
-    plain_value = os.fspath(value) if isinstance(value, os.PathLike) else getattr(value, "item", lambda: value)()
+    if isinstance(value, os.PathLike):
+        plain_value: Any = os.fspath(value)
+    elif isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
+        plain_value = list(value) if isinstance(value, Collection) or hasattr(value, "__len__") else value
+    else:  # numpy's numbers are none for msgspec
+        plain_value = getattr(value, "item", lambda: value)()
     try:
-        msgspec.convert(plain_value, annotation)  # without `item`, numpy's numbers would be no numbers
+        msgspec.convert(plain_value, annotation)
     except msgspec.ValidationError:
         kinds = [_described(kind) for kind in _choices(annotation) if kind is not type(None)]
         raise ConfigurationError(f"{name} must be {' or '.join(kinds)}, not {type(value).__name__}") from None

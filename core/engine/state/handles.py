@@ -79,7 +79,7 @@ class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
     subtasks: list[SubtaskState]
     states: list[str] = []
     kinds: dict[str, str] = {}
-    """Classes of the states, by their names; older checkpoints have none."""
+    """Layouts of the states, by their names; older checkpoints have none."""
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ import heapq
 import math
 import struct
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import msgspec
 
@@ -72,8 +72,12 @@ class KeyScope:
         Raises:
             ConfigurationError: `at` is no number.
         """
-        if not isinstance(at, int | float) or math.isnan(at):
-            raise ConfigurationError(f"a timer's time must be a number, not {at!r}")
+        try:
+            at = math.nan if isinstance(at, str) else float(at)
+        except (TypeError, ValueError, OverflowError):
+            at = math.nan
+        if math.isnan(at):
+            raise ConfigurationError("a timer's time must be a number: seconds since 1970")
         row, column = self.row(_TIMERS), _TIME.pack(at)
         if self.table.get(row, column) is None:
             self.table.put(row, b"", column)
@@ -101,6 +105,9 @@ class KeyScope:
 
 class KeyedState:
     """Base of all keyed states. A class attribute of a ProcessFunction; its name is the attribute's."""
+
+    layout: ClassVar[str] = "value"
+    """How it lies in the table, for checkpoints: one of another layout cannot read it."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -160,6 +167,8 @@ class ValueState(KeyedState):
 class ListState(ValueState):
     """A list for each key."""
 
+    layout = "list"
+
     def __init__(self) -> None:
         super().__init__()
 
@@ -193,6 +202,8 @@ class ReducingState(ValueState):
 class MapState(KeyedState):
     """A map for each key, whose entries are read and written one by one."""
 
+    layout = "map"
+
     def get(self, key: Any, default: Any = None) -> Any:
         """An entry's value."""
         table, row = self._place()
@@ -222,6 +233,8 @@ class OperatorState:
     Args:
         redistribute: At a restore: "split" distributes the items of all subtasks, "union" gives all of them to each.
     """
+
+    layout: ClassVar[str] = "operator"
 
     def __init__(self, redistribute: str = "split") -> None:
         if redistribute not in {"split", "union"}:
