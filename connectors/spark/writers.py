@@ -28,7 +28,7 @@ ROWS_PER_TASK: Final = 1000
 """Input rows from which another task pays off, where a task does nothing but write them."""
 DRIVER_ROWS: Final = 10_000
 DRIVER_BYTES: Final = 8 * 2**20
-"""What the driver writes itself, at most. Rows are known from the input, their size from earlier epochs of the run: the
+"""What the driver writes itself, at most. Rows are known from the input, their size from the run's epoch before: the
 first one is never the driver's, so that a query whose driver ran out of memory goes on after a restart."""
 DRIVER_MOST: Final = 128 * 2**20
 """Bytes that the driver may get where rows have become larger than before; Spark's default heap has 1 GB."""
@@ -106,7 +106,7 @@ def driver_limit(
     Args:
         writers: What the user asked for.
         about: The epoch's input.
-        row_bytes: Size of a row of the epochs before, in bytes; None if there was none.
+        row_bytes: Size of a row of the epoch before, in bytes; None if there was none.
         cheap: Whether no more rows come out of the query than go in, see `only_writes`.
         copies: How often each row may come: sinks with `select` or `where` get one each.
     """
