@@ -121,7 +121,7 @@ def topic(kafka: KafkaServer) -> Callable[..., str]:
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
         settings = {key.replace("_", "."): value for key, value in config.items()}
         created = admin.create_topics([NewTopic(name, partitions, 1, config=settings)])
-        created[name].result(timeout=30)
+        created[name].result(timeout=90)
         return name
 
     return make

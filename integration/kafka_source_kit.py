@@ -76,21 +76,21 @@ class Writer:
     def end_of(self, topic: str, partition: int) -> int:
         """Where the next record goes."""
         asked = self.admin.list_offsets({TopicPartition(topic, partition): OffsetSpec.latest()})
-        return int(next(iter(asked.values())).result(30).offset)
+        return int(next(iter(asked.values())).result(90).offset)
 
     def delete_before(self, topic: str, partition: int, offset: int) -> None:
         """What retention does."""
         for future in self.admin.delete_records([TopicPartition(topic, partition, offset)]).values():
-            future.result(30)
+            future.result(90)
 
     def delete_topic(self, topic: str) -> None:
-        self.admin.delete_topics([topic])[topic].result(30)
+        self.admin.delete_topics([topic])[topic].result(90)
 
     def create_topic(self, topic: str, partitions: int = 1) -> None:
-        self.admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+        self.admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(90)
 
     def add_partitions(self, topic: str, total: int) -> None:
-        self.admin.create_partitions([NewPartitions(topic, total)])[topic].result(30)
+        self.admin.create_partitions([NewPartitions(topic, total)])[topic].result(90)
 
 
 class Ended:

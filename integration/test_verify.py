@@ -192,4 +192,5 @@ def test_epochs_without_a_proof_are_said_to_have_none(make_job: Callable[..., Jo
     found = job.audits(code=1)
     assert [audit["epochs"][0]["verdict"] for audit in found.values()] == ["unproven", "unproven"]
     told = job.verify(str(job.folder), "--target", f"topic=kafka:{job.copies}", code=1)
-    assert "no proof was recorded" in told
+    assert "no hash of its rows was recorded" in told
+    assert "compare the rows themselves, without a decision log" in told

@@ -544,7 +544,7 @@ class TestCommitting:
         bench = Bench(sink)
         coordinator = bench.opened()
         coordinator.admit(0, about(0))
-        committables = [bench.committable(coordinator, 0) for _ in range(10_000)]
+        committables = [bench.committable(coordinator, 0, subtask) for subtask in range(10_000)]
         began = time.process_time()
         with pytest.raises(CommitPendingError):
             coordinator.commit(0, [acknowledgement(*committables)], about(0))

@@ -137,6 +137,11 @@ def _notes(audit: Audit) -> Iterator[str]:
         yield "no epoch is completed, and there are no rows"
     if audit.left_out:
         yield f"not compared: {', '.join(audit.left_out)}"
+    if any(line.verdict is Verdict.UNPROVEN for line in audit.lines):
+        yield (
+            "no hash is recorded by upserts, with proof=False, and of rows without a column that is compared: compare "
+            "the rows themselves, without a decision log (--source, --target and --key)"
+        )
 
 
 def _show_rows(found: Comparison, *, as_json: bool) -> None:
@@ -161,7 +166,7 @@ def _words(line: Line) -> str:
     if line.verdict is Verdict.PROVEN:
         return f"{what}: the target has what was written, but the source's rows give something else"
     if line.verdict is Verdict.UNPROVEN:
-        return f"{what}: no proof was recorded; {line.found} rows are there"
+        return f"{what}: no hash of its rows was recorded; the target shows {line.found} rows of it"
     if line.written == line.found:
         return f"{what}: {line.found} rows, but not the same ones as were written"
     return f"{what}: {line.written} rows were written, {line.found} of them are there"
