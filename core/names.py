@@ -190,6 +190,15 @@ NOTHING: Final = Progress(-1, -1)
 """No decision, or no commit."""
 
 
+class Remembered(NamedTuple):
+    """What a target remembers of a decision log."""
+
+    owned: bool
+    """Whether it knows the log as the owner of the pipeline's and sink's names."""
+    progress: Progress
+    """Its newest commit of this log since a rewind; NOTHING if it has none."""
+
+
 def other_log(scope: Scope, log: str, where: str) -> EpochConflictError:
     """The error for names that belong to another decision log.
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from .names import Scope
+    from .names import Remembered, Scope
     from .transaction import AbortOutcome, CommitOutcome, Committable, Progress, WriteContext
 
 Txn = TypeVar("Txn")
@@ -193,12 +193,16 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
         """Ask the target about each one. Called before the decision if much of transaction_timeout has passed."""
         return [Observation.UNKNOWN for _ in committables]
 
-    def check_claim(self, scope: Scope, newest: Progress) -> None:
+    def check_claim(self, scope: Scope, newest: Progress) -> Remembered | None:
         """Refuse a decision log that would write again what the target holds; called at each start, writes nothing.
 
         Args:
             scope: The names, and the log.
             newest: Generation and epoch of the log's newest decision.
+
+        Returns:
+            What the target remembers of this log: if that is less than was committed, the target is another one, or an
+            older copy of itself. None if it remembers nothing.
 
         Raises:
             EpochConflictError: The target knows this pipeline and sink from another decision log, for example

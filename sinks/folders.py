@@ -26,6 +26,7 @@ from onceward.core.errors import ConfigurationError, LogDamagedError, RetryableS
 from onceward.core.folders import make_folder, put_once, sync_folder
 from onceward.core.names import (
     NOTHING,
+    Remembered,
     Scope,
     file_name,
     other_log,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 IDENTITY: Final = ".identity"
 RELEASED: Final = ".released"
+_NOT_CLAIMED: Final = "does not know this pipeline and sink: is it the folder that they claimed, and mounted?"
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -162,6 +164,22 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
         except RetryableSinkError as error:
             return CommitOutcome(CommitStatus.RETRY_LATER, str(error))
 
+    def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
+        """Commit in order: nothing after what has to wait.
+
+        All of it waits if the folder does not know of the claim, which comes before any commit: no disk is mounted.
+        """
+        claims, scopes = FolderClaims(self._place), {Scope(c.pipeline, c.sink, c.log) for c in committables}
+        with file_errors(self.name, self.directory):
+            claimed = all(claims.known(scope) == scope.log for scope in scopes)
+        waits = "" if claimed else f"{self._place} {_NOT_CLAIMED}"
+        outcomes: list[CommitOutcome] = []
+        for committable in committables:
+            outcomes.append(CommitOutcome(CommitStatus.RETRY_LATER, waits) if waits else self.commit(committable))
+            if outcomes[-1].status is CommitStatus.RETRY_LATER:
+                waits = waits or "waits for an earlier epoch, which could not be committed"
+        return outcomes
+
     def abort(self, committable: Committable) -> AbortOutcome:
         self._check(committable)
         try:
@@ -186,11 +204,15 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
         return [Committable.named(self.kind, name) for name in pending]
 
     @with_file_errors
-    def check_claim(self, scope: Scope, newest: Progress) -> None:
-        FolderClaims(self._place).check(scope)
+    def check_claim(self, scope: Scope, newest: Progress) -> Remembered | None:
+        claims = FolderClaims(self._place)
+        claims.check(scope)
         known = self._committed_up_to(scope)
         if known > newest:
             raise outdated_log(scope, known, newest, self.directory)
+        owned = claims.known(scope) == scope.log
+        # Some tools that copy folders leave out empty ones, which are a FileSink's proofs.
+        return None if owned and known == NOTHING else Remembered(owned, known)
 
     @with_file_errors
     def claim(self, scope: Scope) -> None:

@@ -191,18 +191,6 @@ class WriteAheadLogSink(FolderSink[Segment]):
             return commit_outcome(*self._lost(committable, str(error)))
         return commit_outcome(*self._look(committable))
 
-    def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
-        """Commit in order: nothing is sent after rows that cannot be sent now."""
-        outcomes: list[CommitOutcome] = []
-        for committable in committables:
-            if outcomes and outcomes[-1].status is CommitStatus.RETRY_LATER:
-                outcomes.append(
-                    CommitOutcome(CommitStatus.RETRY_LATER, "waits for an earlier epoch, which could not be sent")
-                )
-            else:
-                outcomes.append(self.commit(committable))
-        return outcomes
-
     @with_file_errors
     def _is_done(self, committable: Committable) -> bool:
         """Whether all of it is delivered; then its segment may be left from a crash."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from onceward.core.names import Scope
+    from onceward.core.names import Remembered, Scope
 
 
 class MemoryStore:
@@ -102,6 +102,7 @@ class FakeSink(TwoPhaseCommitSink[Any]):
         self.abort_status = AbortStatus.ABORTED
         self.keeps_open = False
         self.claim_error: Exception | None = None
+        self.remembered: Remembered | None = None
         self.completed_error: Exception | None = None
         self.when_listed: Callable[[], object] | None = None
 
@@ -146,10 +147,11 @@ class FakeSink(TwoPhaseCommitSink[Any]):
     def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:
         return [c for c in self.elsewhere if (c.pipeline, c.log) == (pipeline, log)]
 
-    def check_claim(self, scope: Scope, newest: Progress) -> None:
+    def check_claim(self, scope: Scope, newest: Progress) -> Remembered | None:
         self.calls.append(f"check {scope.log} {newest.generation} {newest.epoch}")
         if self.claim_error is not None:
             raise self.claim_error
+        return self.remembered
 
     def claim(self, scope: Scope) -> None:
         self.calls.append(f"claim {scope.log}")

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
+from typing import TYPE_CHECKING, Any
+
 import msgspec
+import pyarrow as pa
 import pytest
 
+from onceward import FileSink, SqlAlchemySink
+from onceward.connectors.database.engines import engine_of
 from onceward.core.checkpoint import Coordinator, OnLost
-from onceward.core.errors import DataLossError, RetryableSinkError
-from onceward.core.log import EpochInput
+from onceward.core.checkpoint.subtask import SubtaskEpoch
+from onceward.core.errors import CommitPendingError, DataLossError, RetryableSinkError
+from onceward.core.log import DirectoryStore, EpochInput, Resolved
+from onceward.core.names import NOTHING, Progress, Remembered, Scope
 from onceward.core.transaction import CommitStatus, Committable, Observation
 from onceward.testing.faults import Faults
 from onceward.testing.wrappers import FaultySink
 
 from .core_fakes import FakeSink, MemoryStore, acknowledgement, policy, prepared
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 COMMITTED, PREPARED, ABORTED = Observation.COMMITTED, Observation.PREPARED, Observation.ABORTED
 
@@ -100,3 +112,157 @@ def test_a_rewind_asks_for_nothing():
 
 def test_a_sink_without_a_ledger_is_not_asked():
     Bench(ABORTED, keeps_ledger=False).open()
+
+
+class Idle(Bench):
+    """A pipeline whose newest epoch brought the sink nothing: only the log's own memory tells what it must have."""
+
+    def __init__(self, remembered: Remembered | None) -> None:
+        super().__init__(COMMITTED)
+        coordinator = self.open()
+        for epoch in (1, 2):
+            about = EpochInput(query="q", start=epoch, end=epoch + 1)
+            coordinator.admit(epoch, about)
+            coordinator.commit(epoch, [acknowledgement(epoch=epoch)], about)
+        self.sink.remembered = remembered
+        self.sink.open = [msgspec.structs.replace(self.done, transaction=f"{self.done.transaction}x", subtask=1)]
+
+
+FORGOTTEN = [
+    pytest.param(Remembered(owned=True, progress=NOTHING), "is empty. Epoch 0 is missing", id="went back"),
+    pytest.param(Remembered(owned=False, progress=NOTHING), "does not know this pipeline and sink", id="another one"),
+]
+
+
+@pytest.mark.parametrize(("remembered", "words"), FORGOTTEN)
+def test_a_target_that_has_forgotten_is_told_at_each_start_and_not_swept(remembered: Remembered, words: str):
+    bench = Idle(remembered)
+    for _ in range(2):
+        with pytest.raises(DataLossError, match=rf"not as it was left: .*{words}.*rewind='why'.*on_lost='skip'"):
+            bench.open()
+    assert bench.sink.aborted == []
+
+
+@pytest.mark.parametrize(("remembered", "words"), FORGOTTEN)
+def test_a_target_that_has_forgotten_is_accepted_as_it_is_once(remembered: Remembered, words: str):
+    bench = Idle(remembered)
+    assert bench.open(on_lost=OnLost.SKIP).view.reached == {}
+    [record] = [entry for entry in bench.open().view.entries if isinstance(entry, Resolved)]
+    assert (record.sink, record.transaction) == ("a", "")
+    assert words in record.why
+
+
+def test_what_the_log_knows_of_a_sink_outlives_pruned_decisions():
+    bench = Idle(None)
+    assert bench.open().view.reached == {"a": Progress(bench.done.writer, 0)}
+
+
+def test_a_target_that_knows_all_or_remembers_nothing_is_taken_as_it_is():
+    bench = Idle(None)
+    bench.open()
+    bench.sink.remembered = Remembered(owned=True, progress=Progress(bench.done.writer, 0))
+    bench.open()
+    bench.open(on_lost=OnLost.SKIP)
+
+
+def test_a_rewind_begins_with_whatever_the_target_knows():
+    bench = Idle(Remembered(owned=False, progress=NOTHING))
+    Coordinator("p", bench.store, [bench.sink], policy()).open(rewind="another database")
+    bench.open()
+
+
+SCHEMA = pa.schema({"n": pa.int64()})
+
+
+class Disk:
+    """A pipeline with one sink whose target is on a disk that can be copied, brought back, or not be mounted."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder, self.kind, self.place = folder, kind, folder / "disk"
+        self.place.mkdir()
+        self.begin()
+
+    def begin(self, **changes: object) -> None:
+        if self.kind == "files":
+            self.sink: Any = FileSink("s", self.place)
+        else:
+            self.sink = SqlAlchemySink("s", url=f"sqlite:///{self.place}/t.db", table="t", create_table=True)
+            engine_of(self.sink.target).dispose()  # a process of its own
+        self.sink.validate(SCHEMA)
+        store = DirectoryStore(self.folder / "log")
+        self.coordinator = Coordinator("p", store, [self.sink], policy(**changes))
+        self.coordinator.open()
+
+    def run(self, epoch: int, *rows: int, prepared: Callable[[], object] = lambda: None) -> None:
+        about = EpochInput(query="q", start=epoch, end=epoch + 1)
+        self.coordinator.admit(epoch, about)
+        subtask = SubtaskEpoch(self.sink, self.coordinator.context("s", epoch, subtask=0))
+        if rows:
+            subtask.write(pa.record_batch({"n": rows}))
+        committable = subtask.pre_commit()
+        prepared()
+        done = [committable] if committable is not None else []
+        self.coordinator.commit(epoch, [acknowledgement(*done, sinks=("s",), epoch=epoch)], about)
+
+    def keep(self) -> None:
+        shutil.copytree(self.place, self.folder / "copy")
+
+    def bring_back(self) -> None:
+        shutil.rmtree(self.place)
+        shutil.copytree(self.folder / "copy", self.place)
+
+    def unmount(self) -> None:
+        self.place.rename(self.folder / "away")
+        self.place.mkdir()
+
+    def mount(self) -> None:
+        shutil.rmtree(self.place)
+        (self.folder / "away").rename(self.place)
+
+
+@pytest.fixture(params=["files", "sqlite"])
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
+    return Disk(tmp_path, request.param)
+
+
+@pytest.mark.parametrize("last", [(), (3,)], ids=["an epoch without rows", "an epoch with rows"])
+def test_an_older_copy_is_noticed_whatever_came_last(disk: Disk, last: tuple[int, ...]):
+    disk.run(0, 1)
+    disk.keep()
+    disk.run(1, 2)
+    disk.run(2, *last)
+    disk.bring_back()
+    with pytest.raises(DataLossError):
+        disk.begin()
+
+
+def test_what_an_older_copy_has_prepared_is_not_aborted(disk: Disk):
+    disk.run(0, 1)
+    disk.run(1, 2, prepared=disk.keep)
+    disk.run(2)
+    disk.bring_back()
+    with pytest.raises(DataLossError):
+        disk.begin()
+    assert [c.epoch for c in disk.sink.lingering(Scope("p", "s", disk.coordinator.view.log))] == [1]
+
+
+def test_a_disk_that_is_not_mounted_at_the_start_is_noticed(disk: Disk):
+    for epoch in range(2):
+        disk.run(epoch, epoch)
+    disk.unmount()
+    with pytest.raises(DataLossError, match="is a disk not mounted"):
+        disk.begin()
+    disk.mount()
+    disk.begin()
+    disk.run(2, 2)
+
+
+def test_a_folder_that_is_no_longer_mounted_while_the_pipeline_runs_is_noticed(tmp_path: Path):
+    disk = Disk(tmp_path, "files")
+    disk.run(0, 0)
+    disk.unmount()
+    with pytest.raises(CommitPendingError, match="is it the folder that they claimed, and mounted"):
+        disk.run(1, 1)
+    disk.mount()
+    with pytest.raises(CommitPendingError, match="is not the folder in which the transaction was prepared"):
+        disk.begin()

@@ -181,6 +181,7 @@ def test_a_column_that_json_cannot_hold_is_refused_by_name(hook: HttpSink, kind:
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504])
 def test_64_what_may_pass_is_tried_again_and_nothing_behind_is_sent_before(inbox: Inbox, hook: HttpSink, status: int):
     committables = [prepared(hook, range(4 * n, 4 * n + 4), epoch=n) for n in range(3)]
+    hook.claim(committables[0].read_name().scope)
     inbox.plans = [TAKE, TAKE, TAKE, refusal(status)]
     outcomes = hook.commit_many(committables)
     assert [o.status for o in outcomes] == [CommitStatus.COMMITTED] + [CommitStatus.RETRY_LATER] * 2
@@ -195,6 +196,7 @@ def test_64_what_may_pass_is_tried_again_and_nothing_behind_is_sent_before(inbox
 @pytest.mark.parametrize("status", [301, 307, 400, 401, 403, 404, 410, 413, 422])
 def test_64_what_will_not_pass_is_an_error_and_nothing_behind_is_sent(inbox: Inbox, hook: HttpSink, status: int):
     committables = [prepared(hook, range(4 * n, 4 * n + 4), epoch=n) for n in range(2)]
+    hook.claim(committables[0].read_name().scope)
     inbox.plans = [TAKE, refusal(status, Location="/elsewhere")]
     with pytest.raises(SinkError, match=rf"answers {status} .*Nothing behind it was sent") as caught:
         hook.commit_many(committables)

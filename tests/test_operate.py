@@ -31,6 +31,7 @@ from onceward.core.errors import CommitPendingError, ConfigurationError, DataLos
 from onceward.core.kit.options import pairs
 from onceward.core.log import Decide, DirectoryStore, LogView, LogWriter, Resolved, audit_records
 from onceward.core.log.view import NONE
+from onceward.core.names import Scope
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import ANY_EPOCH, Committable, Observation
 from onceward.sources import SequenceSource
@@ -230,6 +231,7 @@ def test_the_wrong_folder_is_told_before_anybody_is_fenced_and_gives_nothing_up(
     older = case.target
     case.target = case.folder / "moved"
     case.sink_case.sink = case.make()
+    case.sink_case.sink.claim(Scope("orders", "files", case.log.view.log))
     case.finish_until(Step.COMMIT_BEFORE, 1, case.sink_case.prepare(1))
     tail = case.log.view.tail
     wrong = sinks_target([FileSink("files", older, format="jsonl")], "wrong")

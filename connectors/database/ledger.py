@@ -23,7 +23,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from onceward.core.errors import SinkError
-from onceward.core.names import NOTHING, Progress, Scope, other_log, outdated_log
+from onceward.core.names import NOTHING, Progress, Remembered, Scope, other_log, outdated_log
 from onceward.core.transaction import Observation, abort_outcome, commit_outcome
 
 from .engines import dialect_for, reading, transaction
@@ -163,19 +163,24 @@ def sinks_of(target: Target, connection: sa.Connection, pipeline: str, log: str 
     return list(connection.scalars(query.order_by(logs.c.sink)))
 
 
-def check(target: Target, scope: Scope, newest: Progress) -> None:
+def check(target: Target, scope: Scope, newest: Progress) -> Remembered | None:
     """See that no other log owns the names, and that this one has come as far as the ledger.
+
+    Returns:
+        What the ledger knows of this log; None if this server may lag behind another one.
 
     Raises:
         EpochConflictError: Another one does, or this one is an outdated copy.
     """
     with reading(target, "cannot check who owns the names") as connection:
+        behind = dialect_for(target).behind(connection)
         if not exists(target, connection):
-            return
-        _owned(target, connection, scope)
+            return None if behind else Remembered(owned=False, progress=NOTHING)
+        owner = _owned(target, connection, scope).owner
         known = _progress(target, connection, scope)
     if known > newest:
         raise outdated_log(scope, known, newest, _PLACE)
+    return None if behind else Remembered(owner == scope.log, known)
 
 
 def claim(target: Target, scope: Scope) -> None:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import check_seconds
-from onceward.core.names import Scope
+from onceward.core.names import Remembered, Scope
 from onceward.core.transaction import Committable, Observation
 from onceward.sinks import TwoPhaseCommitSink
 
@@ -227,8 +227,8 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         with reading(self.target, "cannot list") as connection:
             return ledger.sinks_of(self.target, connection, pipeline)
 
-    def check_claim(self, scope: Scope, newest: Progress) -> None:
-        ledger.check(self.target, scope, newest)
+    def check_claim(self, scope: Scope, newest: Progress) -> Remembered | None:
+        return ledger.check(self.target, scope, newest)
 
     def claim(self, scope: Scope) -> None:
         ledger.claim(self.target, scope)

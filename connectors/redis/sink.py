@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from onceward.core.names import Scope, TransactionName
+    from onceward.core.names import Remembered, Scope, TransactionName
     from onceward.core.transaction import Committable
     from onceward.sinks.segments import Segment
     from onceward.sinks.write_ahead import Delivery
@@ -175,14 +175,15 @@ class RedisSink(WriteAheadLogSink):
             self._check_marker(scope, self._marker(scope).get("log"))
         return super().lingering(scope)
 
-    def check_claim(self, scope: Scope, newest: Progress) -> None:
+    def check_claim(self, scope: Scope, newest: Progress) -> Remembered | None:
         """Look whose the names are, and how far their log had come, in the folder and in the server."""
-        super().check_claim(scope, newest)
+        remembered = super().check_claim(scope, newest)
         marker = self._marker(scope)
         self._check_owner(scope, marker.get("log"))
         reached = self._reached(scope, marker)
         if reached > newest:
             raise outdated_log(scope, reached, newest, self.settings.shown)
+        return remembered
 
     def claim(self, scope: Scope) -> None:
         """Note the decision log that owns the names in the server, then in the folder.

@@ -21,7 +21,7 @@ from ..errors import (
     RetryableSinkError,
 )
 from ..events import Committed, CommitWaits, about, moment, tell, wall_clock
-from ..names import Scope
+from ..names import NOTHING, Scope
 from ..outcome import PROVEN_NOT_COMMITTED
 from ..policy import CommitPolicy, OnLost
 from ..sink import by_urgency
@@ -31,7 +31,8 @@ from ..transaction import CommitOutcome, CommitStatus, Observation
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ..log import CommitPermit, Decide, LogWriter
+    from ..log import CommitPermit, Decide, LogView, LogWriter
+    from ..names import Remembered
     from ..sink import TwoPhaseCommitSink
     from ..transaction import Committable
 
@@ -83,11 +84,20 @@ def finish(
     return stands
 
 
-def check_kept(writer: LogWriter, sink: TwoPhaseCommitSink[Any], policy: CommitPolicy) -> None:
-    """See that the target still has what the newest completed decision committed, if it keeps a ledger.
+def check_kept(
+    writer: LogWriter, sink: TwoPhaseCommitSink[Any], policy: CommitPolicy, remembered: Remembered | None
+) -> None:
+    """See that the target still has what was committed, as far as it can tell.
 
-    It has not if it was replaced by an older copy of itself: a standby that lagged was promoted, or a backup was
-    restored. What is prepared there again is committed again, as the decision says.
+    It has not if it is another target, or was replaced by an older copy of itself: a standby that lagged was promoted,
+    or a backup was restored. A ledger is asked for each transaction of the newest completed decision, and what is
+    prepared there again is committed again, as the decision says. Of earlier epochs the log knows the newest.
+
+    Args:
+        writer: The newest writer.
+        sink: Whose target.
+        policy: What to do if it has not.
+        remembered: What the target remembers of this log.
 
     Raises:
         DataLossError: Some of it is gone, and the policy does not say to skip it.
@@ -95,9 +105,13 @@ def check_kept(writer: LogWriter, sink: TwoPhaseCommitSink[Any], policy: CommitP
         SinkError: The target did not answer.
     """
     view = writer.view
-    if not sink.keeps_ledger or view.undone is not None or view.newest is None:
+    done = view.newest.committables if view.newest is not None and view.undone is None and sink.keeps_ledger else ()
+    mine = [c for c in done if c.sink == sink.name and c.transaction not in view.skipped]
+    if why := _forgotten(view, sink.name, remembered, told_apart=bool(mine)):
+        _go_on_without(writer, sink.name, why, policy)
         return
-    mine = [c for c in view.newest.committables if c.sink == sink.name and c.transaction not in view.skipped]
+    if view.newest is None or not mine:
+        return
     seen = list(zip(mine, sink.inspect_many(mine), strict=True))
     failures: Failures = [
         (c, CommitOutcome(CommitStatus.LOST, TAKEN_BACK)) for c, at in seen if at is Observation.ABORTED
@@ -116,6 +130,48 @@ def check_kept(writer: LogWriter, sink: TwoPhaseCommitSink[Any], policy: CommitP
         )
     if failures:
         _resolve(view.newest, failures, writer, policy)
+
+
+def _forgotten(view: LogView, sink: str, remembered: Remembered | None, *, told_apart: bool) -> str:
+    """What a target must have forgotten; empty if nothing says so.
+
+    Args:
+        view: What the log says.
+        sink: Its name.
+        remembered: What the target remembers of this log.
+        told_apart: The target is asked for each transaction of the sink's newest epoch.
+    """
+    if remembered is None:
+        return ""
+    if sink in view.claimed and not remembered.owned:
+        return (
+            "it has been written into, and does not know this pipeline and sink. Is it another target, or was it "
+            "emptied, or is a disk not mounted? Bring back the right one; a sink that is to begin a new target needs "
+            "another name"
+        )
+    reached = view.reached.get(sink, NOTHING)
+    if told_apart or remembered.progress >= reached:
+        return ""
+    known = f"ends at epoch {remembered.progress.epoch}" if remembered.progress != NOTHING else "is empty"
+    return f"what it knows of this pipeline and sink {known}. Epoch {reached.epoch} is missing: {TAKEN_BACK}"
+
+
+def _go_on_without(writer: LogWriter, sink: str, why: str, policy: CommitPolicy) -> None:
+    """Accept what a target has, if the policy says so; otherwise, and if another writer has started, raise."""
+    _check_newest(writer)
+    view = writer.view
+    if policy.on_lost is not OnLost.SKIP or CommitStatus.LOST not in policy.skips:
+        raise DataLossError(
+            f"the target is not as it was left: {why}. Choices: bring back what is missing; rewind='why', with an "
+            "older checkpoint, writes again what comes after it; on_lost='skip' goes on with the target as it is and "
+            "leaves an audit record",
+            pipeline=view.pipeline,
+            sink=sink,
+            epoch=view.completed,
+        )
+    why = f"{policy.skipped_why}; sink {sink}: {why}" if policy.skipped_why else f"sink {sink}: {why}"
+    _log.error("going on with a target as it is: %s", why, extra={"pipeline": view.pipeline, "sink": sink})
+    writer.resolve(view.completed, "", action="skip", who=policy.skipped_by, why=why, sink=sink)
 
 
 def _waits(permit: CommitPermit, shares: Sequence[_Share]) -> CommitWaits:
@@ -261,9 +317,7 @@ def _deadline(sink: TwoPhaseCommitSink[Any]) -> str:
 
 def _resolve(decision: Decide, failures: Failures, writer: LogWriter, policy: CommitPolicy) -> bool:
     """Settle what cannot be committed as the policy says; whether the decision still stands."""
-    if not writer.still_newest():
-        # A newer writer may have finished it and made the names ready again: then "unknown" means nothing here.
-        raise FencedError("a newer writer finishes this epoch", pipeline=decision.pipeline, epoch=decision.epoch)
+    _check_newest(writer)
     if policy.on_lost is OnLost.SKIP and all(outcome.status in policy.skips for _, outcome in failures):
         for committable, outcome in failures:
             seen = f"{outcome.status}: {outcome.detail}; {committable.rows} rows"
@@ -283,6 +337,12 @@ def _resolve(decision: Decide, failures: Failures, writer: LogWriter, policy: Co
         writer.void(decision.epoch, [f"{c.transaction}: {outcome.detail}" for c, outcome in failures])
         return False
     raise _data_loss(decision, failures, policy, waits=waits)
+
+
+def _check_newest(writer: LogWriter) -> None:
+    """A newer writer may have finished the epoch and made its names ready again: then "unknown" means nothing here."""
+    if not writer.still_newest():
+        raise FencedError("a newer writer has started", pipeline=writer.pipeline, epoch=writer.view.decided)
 
 
 def _data_loss(decision: Decide, failures: Failures, policy: CommitPolicy, *, waits: bool) -> DataLossError:

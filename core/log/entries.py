@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from ..errors import LogDamagedError
+from ..names import Progress
 from ..proof import Proofs
 from ..sealed import opened, seal
 from ..transaction import Committable
@@ -86,6 +87,8 @@ class Decide(_Entry, frozen=True, kw_only=True, tag="DECIDE"):
     """The newest rewind before this decision: its own entry is pruned."""
     proofs: Proofs | None = None
     """What the epochs before wrote: their own decisions are pruned. None if an older version wrote this."""
+    reached: dict[str, Progress] = {}
+    """The newest commit of each sink in the epochs before, since the newest rewind; not there for one that had none."""
 
 
 class Completed(_Entry, frozen=True, kw_only=True, tag="COMPLETED"):
@@ -116,6 +119,8 @@ class Resolved(_Entry, frozen=True, kw_only=True, tag="RESOLVED"):
     action: str
     who: str
     why: str
+    sink: str = ""
+    """Whose target has lost more than this log can name, and goes on with what it has; then `transaction` is empty."""
 
 
 class Moved(_Entry, frozen=True, kw_only=True, tag="MOVED"):

@@ -15,7 +15,7 @@ from ..proof import Proofs
 from .entries import Completed, Decide, Entry, EpochInput, Moved, Resolved, Rewind, Rewound, Start, Void
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from ..transaction import Committable
 
@@ -44,6 +44,7 @@ class LogView:
         before: What the next decision's input must go on from; None if that is not known.
         rewind: The newest rewind that was done, whether decisions have followed it or not.
         claimed: Sinks that have claimed their names for this log: each sink of a completed decision since the rewind.
+        reached: The newest commit of each sink since the rewind, as its target must know it.
         finished: How far the completed decisions have come.
         moved: Where the log goes on; empty if it does here.
         proofs: What the completed decisions wrote.
@@ -66,6 +67,7 @@ class LogView:
     before: EpochInput | None = None
     rewind: Rewound | None = None
     claimed: frozenset[str] = frozenset()
+    reached: Mapping[str, Progress] = field(default_factory=dict)
     finished: Progress = NOTHING
     moved: str = ""
     proofs: Proofs = field(default_factory=Proofs)
@@ -169,9 +171,13 @@ def _step(view: LogView, entry: Entry) -> LogView:  # noqa: PLR0911 - one for ea
                 before=None,
                 rewind=entry.rewind,
                 claimed=frozenset(),
+                reached={},
             )
         case Void():
             return _void(view, entry)
+        case Resolved() if entry.sink:
+            reached = {sink: at for sink, at in view.reached.items() if sink != entry.sink}
+            return replace(view, claimed=view.claimed - {entry.sink}, reached=reached)
         case Resolved():
             return replace(view, skipped=view.skipped | {entry.transaction})
         case Moved():
@@ -226,10 +232,20 @@ def _complete(view: LogView, entry: Completed) -> LogView:
         return replace(view, completed=entry.epoch, floor=floor)
     claimed = view.claimed | set(done.sinks)
     before = done.proofs if done.proofs is not None else Proofs(whole=False)
-    wrote = [(c.epoch, c.sink, c.wrote()) for c in done.committables if c.transaction not in view.skipped]
-    proofs = before.plus(wrote, done.input.start, done.input.end)
+    committed = [c for c in done.committables if c.transaction not in view.skipped]
+    proofs = before.plus([(c.epoch, c.sink, c.wrote()) for c in committed], done.input.start, done.input.end)
+    reached = dict(done.reached)
+    for c in committed:
+        reached[c.sink] = max(reached.get(c.sink, NOTHING), Progress(c.writer, c.epoch))
     return replace(
-        view, completed=entry.epoch, undone=None, floor=floor, claimed=claimed, finished=_progress(done), proofs=proofs
+        view,
+        completed=entry.epoch,
+        undone=None,
+        floor=floor,
+        claimed=claimed,
+        reached=reached,
+        finished=_progress(done),
+        proofs=proofs,
     )
 
 

@@ -159,6 +159,7 @@ class LogWriter:
             follows=follows,
             rewind=self.view.rewind,
             proofs=self.view.proofs,
+            reached=dict(self.view.reached),
         )
         self._append(decision)
         crash_point(Step.DECIDE_AFTER)
@@ -198,9 +199,10 @@ class LogWriter:
         """Void the epoch's decision, of which the target proved that nothing was committed."""
         self._append(Void(**self._fields(), epoch=epoch, proofs=tuple(proofs)))
 
-    def resolve(self, epoch: int, transaction: str, *, action: str, who: str, why: str) -> None:
-        """Write the audit record of a transaction that was settled otherwise."""
-        self._append(Resolved(**self._fields(), epoch=epoch, transaction=transaction, action=action, who=who, why=why))
+    def resolve(self, epoch: int, transaction: str, *, action: str, who: str, why: str, sink: str = "") -> None:
+        """Write the audit record of a transaction that was settled otherwise, or of a sink's target as a whole."""
+        fields = {**self._fields(), "epoch": epoch, "transaction": transaction, "sink": sink}
+        self._append(Resolved(**fields, action=action, who=who, why=why))
 
     def bar(self) -> None:
         """Put a START into the slot that this writer's next entry would take: no such entry can exist any more.
