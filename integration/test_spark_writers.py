@@ -10,7 +10,7 @@ import confluent_kafka
 import psycopg
 import pytest
 
-from onceward import KafkaSink, PostgresSink, exactly_once, register
+from onceward import FileSink, KafkaSink, PostgresSink, exactly_once, register
 from onceward.connectors.spark.exactly_once import EpochHandler
 
 from .spark_kit import Feed, ids_in_table, make_table, once
@@ -83,6 +83,9 @@ def test_few_rows_of_many_partitions_are_one_transaction_and_keep_their_order(
         assert mine == sorted(mine)
 
 
+AT = "timestamp '2025-10-25 12:00:00' + make_interval(0, 0, 0, int(id % 2)) AS at"
+
+
 def test_the_driver_writes_what_tasks_would(
     spark: SparkSession, tmp_path: Path, kafka: KafkaServer, topic: Callable[..., str], dsn: str
 ) -> None:
@@ -98,16 +101,33 @@ def test_the_driver_writes_what_tasks_would(
     sinks = [
         PostgresSink("table", dsn=dsn, table="words", where="id % 2 = 0"),
         KafkaSink("topic", bootstrap_servers=kafka.bootstrap_servers, topic=target, select=["word AS value"]),
+        FileSink("days", tmp_path / "days", format="csv", partition_by=["at"], select=[AT, "id"], where="id < 100"),
     ]
-    with patch.object(EpochHandler, "_gathered", autospec=True, side_effect=EpochHandler._gathered) as here:
-        run(words, *sinks, checkpoint=str(tmp_path / "checkpoint"))
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        with patch.object(EpochHandler, "_gathered", autospec=True, side_effect=EpochHandler._gathered) as here:
+            run(words, *sinks, checkpoint=str(tmp_path / "checkpoint"))
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
     assert here.call_count == 2
+    folders = [path.name for path in sorted((tmp_path / "days").glob("at=*"))]
+    assert folders == ["at=2025-10-25 16%3A00%3A00+00%3A00", "at=2025-10-26 16%3A00%3A00+00%3A00"]
     assert ids_in_table(dsn) == dict.fromkeys(range(0, 120, 2), 1)
     found = in_order(kafka, target)
     assert sorted(found) == list(range(120))
     for partition in range(partitions):
         mine = [number for number in found if number % partitions == partition]
         assert mine == sorted(mine)
+
+
+def test_column_names_may_hold_dots_and_backticks(spark: SparkSession, tmp_path: Path) -> None:
+    row = {"a.b": 1, "c`d": "x"}
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.json").write_text(json.dumps(row))
+    rows = spark.readStream.schema("`a.b` long, `c``d` string").json(str(tmp_path / "in"))
+    run(rows, FileSink("out", tmp_path / "out", format="jsonl"), checkpoint=str(tmp_path / "checkpoint"))
+    [file] = (tmp_path / "out").glob("*.jsonl")
+    assert json.loads(file.read_text()) == row
 
 
 def test_a_row_that_is_too_large_for_the_driver_is_written_by_tasks(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.spark.task import write_partition
+from onceward.connectors.spark.task import in_utc, write_partition
 from onceward.core.errors import SinkError
 from onceward.core.transaction import WriteContext
 
@@ -50,3 +51,19 @@ def test_a_sink_that_cannot_roll_back_keeps_no_other_from_it_and_hides_no_error(
         write_partition(given, contexts, batches)
     assert [sink.discarded for sink in sinks] == [1, 1]
     assert caught.value.__notes__ == ["besides, sink a did not roll back: a is away"]
+
+
+ZONED = pa.timestamp("us", "America/New_York")
+NESTED = pa.struct([("list", pa.list_(ZONED)), ("map", pa.map_(pa.string(), pa.struct([("at", ZONED)])))])
+
+
+def test_sinks_get_instants_in_utc_at_any_depth():
+    """Spark says the session's zone in tasks, and UTC in the driver: keys and folders would differ."""
+    now = datetime(2025, 10, 26, 0, 30, tzinfo=UTC)
+    rows = [{"at": now, "deep": {"list": [now, None], "map": [("k", {"at": now})]}}, {"at": None, "deep": None}]
+    batch = pa.RecordBatch.from_pylist(rows, pa.schema([("at", ZONED), ("deep", NESTED)]))
+    given = in_utc(batch)
+    assert "New_York" not in str(given.schema.types)
+    assert given.to_pylist() == batch.to_pylist() == rows
+    assert str(given["at"][0].as_py()) == "2025-10-26 00:30:00+00:00"
+    assert in_utc(given) is given

@@ -39,6 +39,7 @@ from .task import (
     projected,
     schema_for,
     share_batches,
+    with_plain_names,
     write_partition,
 )
 from .writers import TOO_LARGE, Writers, checked_writers, driver_limit, no_row_above, only_writes, row_size, writers_of
@@ -284,9 +285,9 @@ class EpochHandler:
         self, frame: DataFrame, coordinator: Coordinator, batch: int
     ) -> tuple[list[Acknowledgement], bool]:
         contexts = [coordinator.context(sink.name, batch, subtask=-1) for sink in self.sinks]
-        task = EpochTask(self.sinks, contexts)
+        given, names = with_plain_names(projected(frame, self.sinks))
         with self._giving_up(coordinator):
-            rows = projected(frame, self.sinks).mapInArrow(task, ACK_SCHEMA).collect()
+            rows = given.mapInArrow(EpochTask(self.sinks, contexts, names), ACK_SCHEMA).collect()
         self._note_size(max((row[SIZE_COLUMN] for row in rows if row[SIZE_COLUMN] is not None), default=None))
         lost = self._speculates or any_stage_failed(self.spark, {row[STAGE_COLUMN] for row in rows})
         return [Acknowledgement.from_json(row[ACK_COLUMN]) for row in rows], lost

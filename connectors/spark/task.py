@@ -6,6 +6,7 @@ either, Spark computes a struct column for each sink, null where the row is not 
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -66,7 +67,7 @@ def write_partition(
     epochs = [SubtaskEpoch(sink, context) for sink, context in zip(sinks, mine, strict=True)]
     shared = share_batches(sinks)
     try:
-        for batch in batches:
+        for batch in map(in_utc, batches):
             for number, epoch in enumerate(epochs):
                 epoch.write(batch if shared else _part(batch.column(number)))
         prepared = [epoch.pre_commit() for epoch in epochs]
@@ -94,11 +95,18 @@ class EpochTask:
     Args:
         sinks: The pipeline's sinks.
         contexts: One context per sink, with subtask and attempt still to be filled in.
+        names: The columns' names, if they come under others.
     """
 
-    def __init__(self, sinks: Sequence[TwoPhaseCommitSink[Any]], contexts: Sequence[WriteContext]) -> None:
+    def __init__(
+        self,
+        sinks: Sequence[TwoPhaseCommitSink[Any]],
+        contexts: Sequence[WriteContext],
+        names: Sequence[str] | None = None,
+    ) -> None:
         self.sinks = list(sinks)
         self.contexts = list(contexts)
+        self.names = names
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the partition."""
@@ -108,7 +116,7 @@ class EpochTask:
             nonlocal rows, size
             for batch in batches:
                 rows, size = rows + batch.num_rows, size + batch.nbytes
-                yield batch
+                yield batch if self.names is None else batch.rename_columns(self.names)
 
         ack = write_partition(self.sinks, self.contexts, counted())
         columns = {
@@ -131,6 +139,14 @@ def projected(frame: DataFrame, sinks: Sequence[Sink]) -> DataFrame:
         mine = sf.when(sf.expr(sink.where), row) if sink.where is not None else row
         columns.append(mine.alias(f"sink_{number}"))
     return frame.select(*columns)
+
+
+def with_plain_names(frame: DataFrame) -> tuple[DataFrame, Sequence[str] | None]:
+    """The frame for `mapInArrow`, which looks columns up by name, and the names if it has others now."""
+    names = frame.columns
+    if len({name.lower() for name in names}) == len(names) and not any(set(name) & {".", "`"} for name in names):
+        return frame, None
+    return frame.toDF(*(f"column_{number}" for number in range(len(names)))), names
 
 
 def share_batches(sinks: Sequence[Sink]) -> bool:
@@ -180,8 +196,37 @@ def _nodes(plan: Any) -> list[str]:
     return [plan.nodeName(), *below]
 
 
+def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same instants, all in UTC: Spark says the session's zone in a task, and UTC in the driver.
+
+    So keys, folders and texts that are made of an instant are the same whoever writes it, and in whatever session.
+    """
+    schema = _in_utc(batch.schema)
+    return batch if schema is None else batch.cast(schema)
+
+
+@functools.lru_cache(64)
+def _in_utc(schema: pa.Schema) -> pa.Schema | None:
+    """The schema in UTC; None if it is that already."""
+    made = pa.schema([field.with_type(_type_in_utc(field.type)) for field in schema], schema.metadata)
+    return None if made == schema else made
+
+
+def _type_in_utc(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp(kind.unit, "UTC") if kind.tz is not None else kind
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_type_in_utc(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        key, item = (field.with_type(_type_in_utc(field.type)) for field in (kind.key_field, kind.item_field))
+        return pa.map_(key, item, kind.keys_sorted)
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_type_in_utc(kind.value_type)))
+    return kind
+
+
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The schema that batches of a DataFrame have; a timestamp is in UTC here, in batches in the session's zone.
+    """The schema that batches of a DataFrame have, with timestamps in UTC.
 
     pyspark 4.2 wants the zone said, and fails an assertion without it; before, there was no such argument.
     """
