@@ -38,6 +38,7 @@ COMMIT_BACKOFF: Final = 2.0
 FIRST_PAUSE: Final = 0.02
 MOST_DOUBLINGS: Final = 50
 """Larger exponents would not change the pause, which is capped, and would overflow."""
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,11 @@ def side_by_side(calls: Sequence[Callable[[], None]]) -> None:
         future.result()
 
 
+def _since_boot() -> float:
+    """Also counts the time for which the machine was suspended: brokers' clocks went on, and so did transactions."""
+    return time.clock_gettime(_CLOCK)
+
+
 def _wall_clock() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
@@ -114,7 +120,7 @@ class CommitPolicy:
     puts: Backoff = field(default_factory=lambda: Backoff(attempts=12))
     make_all: Callable[[Sequence[Callable[[], None]]], None] = side_by_side
     sweep_every: float = 60.0
-    monotonic: Callable[[], float] = time.monotonic
+    monotonic: Callable[[], float] = _since_boot
     token: Callable[[], str] = lambda: secrets.token_hex(8)
     now: Callable[[], str] = _wall_clock
     skips: frozenset[CommitStatus] = frozenset({CommitStatus.LOST, CommitStatus.FENCED, CommitStatus.UNKNOWN})

@@ -114,6 +114,10 @@ REFUSED = {
     "the client finds it too large": ({"value": pa.array(["a", "x" * 60_000_000, "b"])}, "MSG_SIZE_TOO_LARGE"),
     "the broker finds it too large": ({"value": pa.array(["a", "x" * 20_000_000, "b"])}, "refused.*MSG_SIZE_TOO_LARGE"),
     "unknown partition": ({"value": ["a", "b"], "partition": pa.array([0, 7], pa.int32())}, "UNKNOWN_PARTITION"),
+    "a header's key has a NUL": (
+        {"value": ["a"], "headers": pa.array([[{"key": "z\0tail", "value": b"v"}]], HEADERS)},
+        "the key of a header has a NUL",
+    ),
     "unknown topic": ({"value": ["a", "b"], "topic": ["", "missing"]}, "UNKNOWN_TOPIC|UNKNOWN_PARTITION"),
 }
 
@@ -125,7 +129,7 @@ def test_a_message_that_is_refused_fails_the_transaction_before_its_decision(ben
     if "topic" in columns:
         bench.sink.topic = None
         columns = {**columns, "topic": [bench.topic, f"{bench.topic}-missing"]}
-    if headers:
+    if headers and "headers" not in columns:
         columns = {**columns, "headers": pa.array([[{"key": "h", "value": b"v"}]] * len(columns["value"]), HEADERS)}
     batch = pa.record_batch(columns)
     transaction = bench.sink.begin(bench.context())

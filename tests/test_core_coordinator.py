@@ -947,6 +947,12 @@ def test_pauses_grow_are_jittered_and_end():
     assert policy().token() != policy().token()
 
 
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="Linux")
+def test_ages_count_the_time_for_which_the_machine_was_suspended(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(time, "clock_gettime", {time.CLOCK_BOOTTIME: 7.0}.__getitem__)
+    assert CommitPolicy().monotonic() == 7.0
+
+
 class TestSinksAreIndependent:
     """Rule A: a sink that is away, refuses or has lost its data delays no other."""
 

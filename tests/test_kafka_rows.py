@@ -60,6 +60,14 @@ def test_a_header_without_key_is_refused():
         Rows(batch, "t")
 
 
+def test_a_nul_at_which_librdkafka_would_cut_is_refused():
+    batch = pa.record_batch({"value": ["a"], "headers": pa.array([[{"key": "z\0tail", "value": b"v"}]], HEADERS)})
+    with pytest.raises(KafkaError, match="the key of a header has a NUL"):
+        Rows(batch, "t")
+    with pytest.raises(KafkaError, match="topic has a NUL"):
+        Rows(pa.record_batch({"value": ["a"], "topic": ["t\0ail"]}), None)
+
+
 def test_the_option_overrides_the_topic_column_as_in_spark():
     batch = pa.record_batch({"value": ["a", "b"], "topic": ["one", "two"]})
     assert [topic for topic, *_ in messages(batch)] == ["t", "t"]

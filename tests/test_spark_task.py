@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import LongType, StructField, StructType, YearMonthIntervalType
 
-from onceward.connectors.spark.task import in_utc, write_partition
-from onceward.core.errors import SinkError
+from onceward.connectors.spark.task import arrow_schema, in_utc, write_partition
+from onceward.core.errors import SchemaError, SinkError
 from onceward.core.transaction import WriteContext
 
 if TYPE_CHECKING:
@@ -67,3 +68,10 @@ def test_sinks_get_instants_in_utc_at_any_depth():
     assert given.to_pylist() == batch.to_pylist() == rows
     assert str(given["at"][0].as_py()) == "2025-10-26 00:30:00+00:00"
     assert in_utc(given) is given
+
+
+def test_a_column_that_spark_cannot_hand_over_is_named():
+    schema = StructType([StructField("n", LongType()), StructField("span", YearMonthIntervalType())])
+    with pytest.raises(SchemaError, match=r"column span has type interval year to month, .*cast it"):
+        arrow_schema(schema)
+    assert arrow_schema(StructType(schema.fields[:1])) == pa.schema({"n": pa.int64()})

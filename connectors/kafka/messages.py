@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from onceward.core.errors import KafkaError
 
 from .librdkafka import COPY, Argument, Message
-from .rows import HEADER_IS_NULL, SLICE, TOPIC_IS_NULL, UNASSIGNED, QueueFull
+from .rows import HEADER_IS_NULL, SLICE, TOPIC_IS_NULL, UNASSIGNED, QueueFull, refuse_nul
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -119,7 +119,9 @@ class MessageArray:
         column = batch.column("topic")
         if column.null_count:
             raise KafkaError(TOPIC_IS_NULL)
-        return _distinct(column)
+        names, codes = _distinct(column)
+        refuse_nul("topic", names)
+        return names, codes
 
     def _sort(self) -> None:
         """Bring rows of a topic and partition together: only within a partition does their order mean anything.
@@ -143,6 +145,7 @@ class MessageArray:
         self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts + _OWN)])
         self._arguments = np.zeros(int(self._starts[-1]), _ARGUMENT)
         names, codes = _distinct(flat.field("key"))
+        refuse_nul("the key of a header", names)
         own = self._starts[:-1]
         self._put(own, Tag.TOPIC, self._texts(self._names)[self._codes])
         self._put(own + 1, Tag.FLAGS, COPY)

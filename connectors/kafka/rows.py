@@ -59,6 +59,7 @@ class Rows:
             if batch.column("topic").null_count:
                 raise KafkaError(TOPIC_IS_NULL)
             self._topics = batch.column("topic").to_pylist()
+            refuse_nul("topic", self._topics)
 
     def __len__(self) -> int:
         return self._length
@@ -149,12 +150,25 @@ def _cells(column: pa.Array) -> list[bytes | None]:
     return cells
 
 
+def refuse_nul(what: str, texts: Iterable[str]) -> None:
+    """Refuse what librdkafka, to which it is a C string, would cut.
+
+    Raises:
+        KafkaError: One of the texts has a NUL.
+    """
+    cut = next((text for text in texts if "\0" in text), None)
+    if cut is not None:
+        raise KafkaError(f"{what} has a NUL character, which librdkafka cannot send: {cut!r}")
+
+
 def _headers(column: pa.Array) -> Sequence[list[tuple[str, bytes | None]] | None]:
     """Each row's headers in order; names may repeat."""
     flat = column.flatten()
     if flat.null_count or flat.field("key").null_count:
         raise KafkaError(HEADER_IS_NULL)
-    pairs = list(zip(flat.field("key").to_pylist(), _cells(flat.field("value")), strict=True))
+    keys = flat.field("key").to_pylist()
+    refuse_nul("the key of a header", keys)
+    pairs = list(zip(keys, _cells(flat.field("value")), strict=True))
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_pylist()
     rows: list[list[tuple[str, bytes | None]] | None] = []
     at = 0

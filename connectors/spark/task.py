@@ -7,7 +7,8 @@ either, Spark computes a struct column for each sink, null where the row is not 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+import inspect
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 import pyarrow as pa
@@ -228,12 +229,27 @@ def _type_in_utc(kind: pa.DataType) -> pa.DataType:
 def arrow_schema(schema: StructType) -> pa.Schema:
     """The schema that batches of a DataFrame have, with timestamps in UTC.
 
-    pyspark 4.2 wants the zone said, and fails an assertion without it; before, there was no such argument.
+    Raises:
+        SchemaError: Spark cannot hand a column to Python.
     """
+    from pyspark.errors import PySparkTypeError  # noqa: PLC0415 - needs a Spark installation
+
+    fields = []
+    for field in schema:
+        try:
+            fields += _to_arrow(type(schema)([field]))
+        except PySparkTypeError:
+            raise SchemaError(
+                f"column {field.name} has type {field.dataType.simpleString()}, which Spark cannot hand to Python: "
+                "cast it, for example to a string"
+            ) from None
+    return pa.schema(fields)
+
+
+def _to_arrow(schema: StructType) -> pa.Schema:
+    """Pyspark 4.2 wants the zone said, and fails an assertion without it; before, there was no such argument."""
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - imports pyarrow
 
-    try:
-        found: pa.Schema = to_arrow_schema(schema, timezone="UTC")
-    except TypeError:
-        found = to_arrow_schema(schema)
-    return found
+    if "timezone" in inspect.signature(to_arrow_schema).parameters:
+        return cast("pa.Schema", to_arrow_schema(schema, timezone="UTC"))
+    return cast("pa.Schema", to_arrow_schema(schema))
