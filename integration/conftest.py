@@ -48,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     if item.path.is_relative_to(HERE):
         item.add_marker("integration")
+    if item.nodeid in DURATIONS["nightly"]:
+        item.add_marker("nightly")
 
 
 @pytest.hookimpl(trylast=True)
