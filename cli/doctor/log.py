@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from onceward.core.checkpoint.commit import forgotten
 from onceward.core.checkpoint.recovery import Action, action
 from onceward.core.errors import EpochConflictError, NoDecisionLogError, OncewardError
 from onceward.core.log import Completed, Decide, Start
@@ -116,16 +117,18 @@ def _owned_by(view: LogView | None, pipeline: str, targets: Sequence[Target], se
 
 
 def _owned(sink: TwoPhaseCommitSink[Any], scope: Scope, view: LogView | None, searched: str) -> Finding:
-    """Whether the target knows the name from another decision log, or from a newer state of this one.
+    """Whether the target knows the name from another decision log, from a newer state of this one, or no longer.
 
     Without a log, the first start makes one, which nobody knows yet.
     """
     try:
-        sink.check_claim(scope, view.progress if view is not None else NOTHING)
+        remembered = sink.check_claim(scope, view.progress if view is not None else NOTHING)
     except EpochConflictError as error:
         return failed(
             OWNERSHIP, error.message + searched, "the pipeline's next start is refused: see the message", sink.name
         )
     except OncewardError as error:
         return skipped(OWNERSHIP, str(error), sink.name)
+    if view is not None and (why := forgotten(view, sink.name, remembered)):
+        return failed(OWNERSHIP, why, "the pipeline's next start is refused: bring back what is missing", sink.name)
     return ok(OWNERSHIP, "no other decision log has this name", sink.name)

@@ -107,7 +107,7 @@ def check_kept(
     view = writer.view
     done = view.newest.committables if view.newest is not None and view.undone is None and sink.keeps_ledger else ()
     mine = [c for c in done if c.sink == sink.name and c.transaction not in view.skipped]
-    if why := _forgotten(view, sink.name, remembered, told_apart=bool(mine)):
+    if why := forgotten(view, sink.name, remembered, told_apart=bool(mine)):
         _go_on_without(writer, sink.name, why, policy)
         return
     if view.newest is None or not mine:
@@ -132,7 +132,7 @@ def check_kept(
         _resolve(view.newest, failures, writer, policy)
 
 
-def _forgotten(view: LogView, sink: str, remembered: Remembered | None, *, told_apart: bool) -> str:
+def forgotten(view: LogView, sink: str, remembered: Remembered | None, *, told_apart: bool = False) -> str:
     """What a target must have forgotten; empty if nothing says so.
 
     Args:
