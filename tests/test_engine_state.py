@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -38,6 +39,7 @@ from onceward.core.engine.state.handles import (
 from onceward.core.engine.state.keyed import KeyScope
 from onceward.core.engine.state.memory import cells_of
 from onceward.core.engine.state.storage import CheckpointStorage, folder_of
+from onceward.core.engine.state.store import decode_cells, encode_cells
 from onceward.core.errors import ConfigurationError, OncewardError, StateDamagedError, StateError
 
 if TYPE_CHECKING:
@@ -139,6 +141,17 @@ def test_what_is_changed_after_the_freeze_is_not_in_the_snapshot(tmp_path: Path,
     assert restored.get(row("b")) is None
     table.close()
     restored.close()
+
+
+def test_a_key_may_be_longer_than_65535_bytes():
+    cells = [(b"x" * 70_000, b"c" * 70_000, b"v" * 70_000), (b"y", b"", b"")]
+    assert list(decode_cells(b"".join(encode_cells(cells)), "here")) == cells
+
+
+def test_rows_of_the_first_format_are_read():
+    """Two bytes held the length of a row."""
+    written = b"onceward-rows/1\n" + struct.pack(">HIQ", 3, 2, 1) + b"rowcov" + struct.pack(">HIQ", 1, 0, 0) + b"y"
+    assert list(decode_cells(written, "here")) == [(b"row", b"co", b"v"), (b"y", b"", b"")]
 
 
 @pytest.mark.parametrize("kind", KINDS)
