@@ -66,15 +66,15 @@ def decoded(data: str | bytes, kind: type[T], error: type[OncewardError], what: 
         raise error(f"{what} cannot be read: {unreadable}") from unreadable
 
 
-def check_format(name: str, header: bytes, what: str) -> None:
-    """Refuse a newer format.
+def check_format(name: str, header: bytes, what: str, *, newest: int = 1) -> None:
+    """Refuse a format that is newer than the newest that is known.
 
     Raises:
         NewerFormatError: The header says so; `what` is the subject of the message.
     """
     found = _HEADER.fullmatch(header)
-    if found is not None and found[1].decode() == name and int(found[2]) > 1:
+    if found is not None and found[1].decode() == name and int(found[2]) > newest:
         raise NewerFormatError(
-            f"{what} has format {int(found[2])}, and this version of onceward reads format 1: upgrade onceward to at "
-            "least the version that wrote it"
+            f"{what} has format {int(found[2])}, and this version of onceward reads format {newest}: upgrade onceward "
+            "to at least the version that wrote it"
         )

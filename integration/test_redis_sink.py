@@ -646,6 +646,49 @@ def test_35_what_a_paused_process_sends_after_its_epoch_ended_is_refused(tmp_pat
     assert streamed(valkey) == [1, 2, 3]
 
 
+def test_35_what_a_paused_process_sends_after_a_rewind_is_refused_once_the_new_start_writes(
+    tmp_path: Path, valkey: Valkey
+):
+    sink = claimed(tmp_path, valkey)
+    old = prepared(sink, numbers(1), epoch=1)
+    paused = make(tmp_path / "paused", valkey)
+    shutil.copytree(sink.directory, paused.directory)
+    sink.commit(old)
+    for epoch in (2, 3):
+        sink.commit(prepared(sink, numbers(epoch), epoch=epoch))
+        sink.completed(SCOPE, epoch)
+    decided = prepared(sink, numbers(4), epoch=4)
+    for _ in range(2):  # a start that is interrupted releases again
+        sink.release(SCOPE)
+        sink.check_claim(SCOPE, NOTHING)
+    assert sink.commit(decided).status is CommitStatus.COMMITTED
+    assert sink.commit(prepared(sink, numbers(12), epoch=2, writer=7)).status is CommitStatus.COMMITTED
+    outcome = paused.commit(old)
+    assert not outcome.settled
+    assert "of an epoch that has ended" in outcome.detail
+    assert streamed(valkey) == [1, 2, 3, 4, 12]
+    new = make(tmp_path / "new", valkey)
+    new.check_claim(SCOPE, Progress(7, 2))
+    with pytest.raises(EpochConflictError, match=r"redis://.* holds epoch 2"):
+        new.check_claim(SCOPE, Progress(1, 9))
+
+
+def test_a_decided_transaction_that_is_finished_after_a_rewind_says_nothing_of_how_far_the_log_had_come(
+    tmp_path: Path, valkey: Valkey
+):
+    """Also if its START is above the floor: its rows are released, and so is all that it would show."""
+    sink = claimed(tmp_path, valkey)
+    for epoch in (1, 2):
+        sink.commit(prepared(sink, numbers(epoch), epoch=epoch))
+        sink.completed(SCOPE, epoch)
+    decided = prepared(sink, numbers(*range(3, 7)), epoch=3, writer=2)
+    assert commit_in_child(sink, decided, f"{Step.SEND_AFTER}:1") == -signal.SIGKILL
+    sink.release(SCOPE)
+    assert sink.commit(decided).status is CommitStatus.COMMITTED
+    assert streamed(valkey) == list(range(1, 7))
+    make(tmp_path / "new", valkey).check_claim(SCOPE, NOTHING)
+
+
 def test_a_rewound_pipelines_lower_epochs_are_written(tmp_path: Path, valkey: Valkey):
     sink = claimed(tmp_path, valkey)
     for epoch in (8, 9):

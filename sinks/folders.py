@@ -17,7 +17,7 @@ import fcntl
 import os
 import secrets
 from abc import abstractmethod
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar
@@ -312,9 +312,14 @@ def sole(path: Path) -> Iterator[bool]:
         raise RetryableSinkError(f"cannot open {path}: {error}") from error
     try:
         _lock(handle, path)
-        with file_errors(None, path):
-            there = path.exists()  # it may have been deleted before it was locked
-        yield there
+        try:
+            with file_errors(None, path):
+                there = path.exists()  # it may have been deleted before it was locked
+            yield there
+        finally:
+            # Not by closing it alone: a process that was forked meanwhile has a copy, and would keep the lock.
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_UN)
     finally:
         os.close(handle)
 

@@ -18,6 +18,7 @@ import hashlib
 import os
 import struct
 import zlib
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -75,7 +76,8 @@ class Segment:
         return self._digest.hexdigest()
 
     def discard(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # a full disk refuses again what is still in the buffer
+            self._file.close()
         self._path.unlink(missing_ok=True)
 
 
@@ -149,7 +151,9 @@ class Marks:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        self._file.close()
+        """Close the file. Only a mark whose `put` has raised is still in the buffer, and may be refused again."""
+        with suppress(OSError):
+            self._file.close()
 
 
 def _mark(line: bytes) -> int | None:

@@ -21,6 +21,7 @@ from onceward.core import (
     RocksDBBackend,
     ValueState,
 )
+from onceward.core.engine import threads
 from onceward.core.engine.channels import Barrier
 from onceward.core.engine.state.rocksdb import RocksTable
 from onceward.core.engine.state.storage import CheckpointStorage
@@ -35,7 +36,7 @@ from onceward.core.errors import (
     SourceError,
     StateError,
 )
-from onceward.core.log import MemoryStore, read
+from onceward.core.log import DirectoryStore, MemoryStore, read
 from onceward.sources import SequenceSource
 
 from .engine_kit import RunningSum, Slowly, Target, TargetSink, numbers, pipeline, reach, sums
@@ -416,6 +417,69 @@ def test_an_error_of_a_sink_that_is_not_ours_goes_to_the_restart_strategy():
     p.wait(20)
     assert job.restarts == 1
     exact(target)
+
+
+def test_an_upload_that_hangs_keeps_no_run_from_starting_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(threads, "JOIN_SECONDS", 0.2)
+    write, goes_on, hung = CheckpointStorage.write, threading.Event(), list[str]()
+
+    def hangs(storage: CheckpointStorage, path: str, *arguments: Any, **options: Any) -> Any:
+        if not hung and path.endswith(".rows"):
+            hung.append(path)
+            goes_on.wait()
+        return write(storage, path, *arguments, **options)
+
+    monkeypatch.setattr(CheckpointStorage, "write", hangs)
+    target = Target()
+    config = CheckpointConfig(interval=0.05, timeout=0.3)
+    p = totals(target, SequenceSource(ROWS), backend=FileBackend(tmp_path), checkpoint=config)
+    job = p.start()
+    try:
+        assert job.wait(20)
+        assert hung
+        assert job.restarts == 1
+        exact(target)
+    finally:
+        goes_on.set()
+
+
+@pytest.mark.parametrize("missing", ["onceward-snapshot_1", "onceward-sum[1]", "onceward-target[0]"])
+def test_a_thread_that_cannot_be_started_goes_to_the_restart_strategy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+):
+    start, refused = threading.Thread.start, list[str]()
+
+    def refuses(thread: threading.Thread) -> None:
+        if thread.name == missing and not refused:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuses)
+    target = Target()
+    p = totals(target, SequenceSource(ROWS), backend=RocksDBBackend(tmp_path))
+    job = p.start()
+    p.wait(20)
+    assert refused
+    assert job.restarts == 1
+    exact(target)
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("onceward-numbers")]
+
+
+def test_a_run_whose_thread_for_commands_cannot_be_started_fails_and_hangs_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    start = threading.Thread.start
+
+    def refuses(thread: threading.Thread) -> None:
+        if thread.name.endswith("-commands"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuses)
+    p = totals(Target(), SequenceSource(ROWS), store=DirectoryStore(tmp_path))
+    with pytest.raises(RuntimeError, match="can't start"):
+        p.start()
 
 
 class CannotBeCopied(RunningSum):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -22,7 +23,7 @@ from onceward.core.engine.channels import Barrier, TaskId, by_key
 from onceward.core.engine.completion import Completer
 from onceward.core.engine.events import Pending
 from onceward.core.engine.graph import Graph
-from onceward.core.engine.reference import Reference
+from onceward.core.engine.reference import Reference, load, prove
 from onceward.core.engine.retained import Retained, SharedFiles
 from onceward.core.engine.start import assign, check_fits
 from onceward.core.engine.state import keys, rocksdb
@@ -38,6 +39,7 @@ from onceward.core.engine.state.handles import (
 from onceward.core.engine.state.keyed import KeyScope
 from onceward.core.engine.state.memory import cells_of
 from onceward.core.engine.state.storage import CheckpointStorage, folder_of
+from onceward.core.engine.state.store import decode_cells, encode_cells
 from onceward.core.errors import ConfigurationError, OncewardError, StateDamagedError, StateError
 
 if TYPE_CHECKING:
@@ -139,6 +141,17 @@ def test_what_is_changed_after_the_freeze_is_not_in_the_snapshot(tmp_path: Path,
     assert restored.get(row("b")) is None
     table.close()
     restored.close()
+
+
+def test_a_key_may_be_longer_than_65535_bytes():
+    cells = [(b"x" * 70_000, b"c" * 70_000, b"v" * 70_000), (b"y", b"", b"")]
+    assert list(decode_cells(b"".join(encode_cells(cells)), "here")) == cells
+
+
+def test_rows_of_the_first_format_are_read():
+    """Two bytes held the length of a row."""
+    written = b"onceward-rows/1\n" + struct.pack(">HIQ", 3, 2, 1) + b"rowcov" + struct.pack(">HIQ", 1, 0, 0) + b"y"
+    assert list(decode_cells(written, "here")) == [(b"row", b"co", b"v"), (b"y", b"", b"")]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -540,6 +553,37 @@ def test_what_a_newer_run_has_written_is_not_cleaned_up(tmp_path: Path):
     Retained(storage, most=1, writer=5).restored(Reference(folder=None, sha256=""), up_to=1, clean=True)
     assert set(storage.shared_files()) == kept
     assert storage.checkpoints() == [folder_of(1, 5), folder_of(1, 9)]
+
+
+def test_a_checkpoint_that_was_left_by_going_back_keeps_its_files_as_long_as_its_folder(tmp_path: Path):
+    storage = CheckpointStorage(tmp_path)
+
+    def metadata(number: int, *files: Any) -> Metadata:
+        state = SubtaskState(keyed=KeyedHandle(first=0, end=128, form="rocksdb", files=files))
+        operators = {"sum": OperatorRecord(kind="process", subtasks=[state])}
+        return Metadata(pipeline="p", log="0a", checkpoint=number, max_parallelism=128, operators=operators)
+
+    def run(writer: int, numbers: range, *files: Any, restored: Reference | None = None, clean: bool = False) -> None:
+        retained = Retained(storage, most=2, writer=writer)
+        if restored is not None:
+            at = load(str(restored.folder)).metadata.checkpoint
+            retained.restored(restored, up_to=at, clean=clean)
+        for number in numbers:
+            references.append(retained.write(metadata(number, *files)))
+            prove(references[-1], "0a", number)
+            retained.keep(number)
+
+    references: list[Reference] = []
+    shared = storage.write("shared/0-file", [b"x"], shared=True)
+    run(0, range(1, 3), shared)
+    first, left = references
+    run(3, range(3, 8), restored=first)
+    assert storage.checkpoints() == [folder_of(2, 0), folder_of(6, 3), folder_of(7, 3)]
+    for ref in load(str(left.folder)).metadata.files:
+        assert storage.read(ref) == b"x"
+    run(9, range(8, 10), restored=references[-1], clean=True)
+    assert storage.checkpoints() == [folder_of(8, 9), folder_of(9, 9)]
+    assert storage.shared_files() == []
 
 
 def test_a_damaged_checkpoint_is_told_if_it_was_decided(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pytest
 
 from onceward.core.engine.channels import Barrier, Cancel, Channel, End, Gate, Kind, Output, TaskId, forward
 from onceward.core.engine.events import Acknowledged, Confirm, Declined, Event, Finished, GiveUp, Trigger
@@ -26,7 +27,7 @@ class Recording(Logic):
 
     def __init__(self, notes: list[str]) -> None:
         self.notes = notes
-        self.refuse = False
+        self.refuse: Exception | None = None
         self.on_freeze: Callable[[], None] = lambda: None
 
     def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
@@ -41,8 +42,8 @@ class Recording(Logic):
         self.on_freeze()
 
         def write(_storage: Any, _folder: str) -> tuple[SubtaskState, int]:
-            if self.refuse:
-                raise StateError("disk full")
+            if self.refuse is not None:
+                raise self.refuse
             self.notes.append(f"write {barrier.checkpoint}")
             return SubtaskState(position=1), 0
 
@@ -112,14 +113,22 @@ def test_instead_of_the_barrier_of_a_state_that_cannot_be_frozen_a_cancel_marker
     assert rig.notes == ["freeze 1", "declined 1: no", "row 2", "row 2"]
 
 
-def test_a_snapshot_that_cannot_be_written_is_declined_and_rows_go_on():
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (StateError("disk full"), "disk full"),
+        (OSError("disk full"), "disk full"),
+        (ValueError("too long"), "ValueError: too long"),
+    ],
+)
+def test_a_snapshot_that_cannot_be_written_is_declined_and_rows_go_on(error: Exception, reason: str):
     rig = Rig()
-    rig.logic.refuse = True
+    rig.logic.refuse = error
     for channel in rig.inputs:
         channel.offer(Barrier(1))
     rig.work()
     rig.later.pop()()
-    assert rig.notes == ["freeze 1", "declined 1: disk full", "discard 1"]
+    assert rig.notes == ["freeze 1", f"declined 1: {reason}", "discard 1"]
     rig.inputs[0].offer(batch(3))
     rig.work()
     assert rig.sent() == [Barrier(1), 3]

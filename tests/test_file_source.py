@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -224,3 +225,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, format_: str, text:
     (tmp_path / f"b.{format_}").write_text(text)
     with pytest.raises(SourceError, match=rf"b\.{format_}"):
         rows(source, {}, source.latest({}))
+
+
+def test_a_file_whose_name_is_not_utf8_is_refused_by_name(tmp_path: Path):
+    put(tmp_path, "a", range(3), "csv")
+    (tmp_path / os.fsdecode(b"\xff.csv")).write_text("n\n1\n")
+    with pytest.raises(SourceError, match=r"\\udcff\.csv' is not UTF-8: rename"):
+        FileSource(tmp_path, format="csv").validate()

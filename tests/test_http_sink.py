@@ -17,10 +17,11 @@ from email.utils import format_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.http.client import judge, seconds_to_wait
+from onceward.connectors.http.client import HttpClient, HttpSettings, judge, seconds_to_wait
 from onceward.connectors.http.sink import HttpSink
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SinkError
 from onceward.core.steps import Step
@@ -245,6 +246,24 @@ def test_retry_after_is_a_number_of_seconds_or_a_date():
     assert [seconds_to_wait(text) for text in (None, "", "soon", "-1")] == [None] * 4
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Mon, 01 Jan 2024 00:00:00 +99999999999999999",
+        "Mon, 01 Jan 2024 00:00:00 +999999999999",
+        "Thu, 01 Jan 0001 00:00:00 +2300",
+        "Fri, 31 Dec 9999 23:59:59 -0100",
+        "1" * 5000,
+    ],
+)
+def test_a_server_that_answers_later_with_an_impossible_time_is_asked_again(tmp_path: Path, inbox: Inbox, text: str):
+    sink = make(tmp_path, inbox, longest_wait=0.0)
+    committable = prepared(sink, range(2))
+    inbox.plans = [refusal(503, **{"Retry-After": text})]
+    assert sink.commit(committable).status is CommitStatus.RETRY_LATER
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+
+
 def test_each_status_has_one_verdict():
     verdicts = {status: judge(status) for status in range(100, 600)}
     assert {s for s, v in verdicts.items() if v is None} == set(range(200, 300))
@@ -339,6 +358,21 @@ def test_a_server_that_does_not_answer_in_time_is_asked_again(tmp_path: Path, in
     inbox.hang.set()
     assert sink.commit(committable).status is CommitStatus.COMMITTED
     assert inbox.numbers == [0, 1]
+
+
+def test_the_body_of_an_answer_is_not_waited_for_longer_than_the_timeout():
+    """An overloaded proxy may send a byte now and then, each in time."""
+
+    def drips() -> Iterator[bytes]:
+        for _ in range(500):
+            time.sleep(0.02)
+            yield b"x"
+
+    client = HttpClient(HttpSettings("http://localhost:1/", timeout=0.2))
+    began = time.monotonic()
+    answer = client._read(httpx.Response(503, content=drips()))
+    assert time.monotonic() - began < 5
+    assert (answer.status, set(answer.text)) == (503, {"x"})
 
 
 # Crashes of our own process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -201,7 +202,7 @@ def test_what_was_made_ready_for_a_start_is_not_handed_out_under_the_next():
     ids.take(context(2, 0, ""))
     late = SimpleNamespace(name=PooledName(SCOPE, before, 9, 1), begin=lambda: None)
     ids._open = lambda _: late  # type: ignore[method-assign]
-    ids._warm(None, before)
+    ids._warm(pool.Offer(iter(())), before)
     del ids._open
     assert ids.take(context(2, 1, "")) is not late
 
@@ -213,3 +214,62 @@ def test_an_id_that_comes_back_after_the_pool_started_over_is_not_used_again(clu
     ids.take(context(2, 0, ""))
     ids.keep(name, late, cluster.end(name, COMMITTED))
     assert str(name) not in [run(ids, cluster, context(2, epoch, "")) for epoch in range(1, 4)]
+
+
+def test_a_take_does_not_wait_for_a_thread_that_could_not_be_started(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    """Making a producer ready ahead of time is an optimization: where there is no thread, the next `take` makes one."""
+    ids = a_pool()
+    run(ids, cluster, context(1, 0))
+    last = context(1, 1)
+    ids.keep(ids.take(last).name, last, None)
+
+    def full(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", full)
+        ids.warm_up(last)
+    assert not ids._warming
+    assert ids.take(context(1, 2)) is not None
+
+
+def test_a_take_makes_its_own_producer_if_none_is_made_ready_in_time(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pool, "INIT_SECONDS", 0.01)
+    ids = a_pool()
+    ids.take(context(1, 0))
+    ids._warming = 1  # and its thread never ends
+    ids.take(context(1, 1))
+    assert len(cluster.states) == 2
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("newer", [{"writer": 7}, {"writer": 7, "session": "run"}])
+def test_an_attempt_whose_broker_answers_late_gets_a_name_of_its_own_start(newer: dict[str, Any]):
+    """A sweeper of the newer START that works while its subtasks do finds by the name what an older START made."""
+    ids = a_pool()
+    opened = ids._open
+
+    def late(*offer: Any) -> Any:
+        ids._open = opened  # type: ignore[method-assign]
+        ids.take(context(epoch=1, **{"session": "", **newer}))
+        return opened(*offer)
+
+    ids._open = late  # type: ignore[method-assign]
+    name = ids.take(context(3, 0, "")).name
+    assert name.start == 3
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_attempt_that_waited_while_a_newer_start_came_is_fenced(monkeypatch: pytest.MonkeyPatch):
+    """It must not get a producer that was made ready for the newer one."""
+    ids = a_pool()
+    newer = SimpleNamespace(name=None, begin=lambda: None)
+
+    def wait_for(*_: Any) -> None:
+        monkeypatch.undo()
+        ids.warm_up(context(7, 1, ""))
+        ids._ready.append(newer)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ids._changed, "wait_for", wait_for)
+    with pytest.raises(FencedError, match="START 7"):
+        ids.take(context(3, 0, ""))

@@ -285,6 +285,7 @@ class TestGarbage:
         ours(decode_metadata, seal("onceward-checkpoint", data), "here")
         ours(lambda: list(decode_cells(data, "here")))
         ours(lambda: list(decode_cells(b"onceward-rows/1\n" + data, "here")))
+        ours(lambda: list(decode_cells(b"onceward-rows/2\n" + data, "here")))
         assert unseal("onceward-log", data, "it") is None or data.startswith(b"onceward-log")
 
     @given(

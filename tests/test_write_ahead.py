@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
+import resource
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from onceward.core import CheckpointConfig, FileBackend
-from onceward.core.errors import SinkError
+from onceward.core.errors import RetryableSinkError, SinkError
 from onceward.core.log import MemoryStore
 from onceward.core.names import Scope, file_name, parse_file_name
 from onceward.core.steps import Step, hooked
@@ -26,6 +29,8 @@ from .engine_kit import RunningSum, numbers, pipeline
 from .sink_kit import LOG, Crash, Mailbox, crash_at, prepared
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from onceward.sinks.write_ahead import Delivery
 
 
@@ -161,6 +166,54 @@ def test_busy_is_never_taken_for_lost_or_gone(tmp_path: Path):
     assert sink.rows == []
     assert sink.commit(committable).status is CommitStatus.COMMITTED
     assert sink.rows == list(range(4))
+
+
+def test_a_process_that_was_forked_while_rows_were_sent_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A child's copy of the descriptor shares the lock, as a duplicate does (flock(2))."""
+    flock, copies = fcntl.flock, list[int]()
+
+    def forks(handle: int, operation: int) -> None:
+        flock(handle, operation)
+        if operation & fcntl.LOCK_EX:
+            copies.append(os.dup(handle))
+
+    monkeypatch.setattr(fcntl, "flock", forks)
+    sink = Mailbox(tmp_path)
+    committable = prepared(sink, range(4))
+    sink.refuse_after = 1
+    assert sink.commit(committable).status is CommitStatus.RETRY_LATER
+    sink.refuse_after = None
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    for copy in copies:
+        os.close(copy)
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """Files get no larger than so many bytes. Python ignores the signal that the system sends."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_is_full_while_a_mark_is_written_is_tried_again(tmp_path: Path):
+    sink = Mailbox(tmp_path, remembers=True)
+    committable = prepared(sink, range(20))
+    with full_disk(40):
+        assert sink.commit(committable).status is CommitStatus.RETRY_LATER
+    assert 0 < len(sink.rows) < 20
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert sink.rows == list(range(20))
+
+
+def test_what_a_full_disk_did_not_take_can_be_discarded(tmp_path: Path):
+    sink = Mailbox(tmp_path)
+    with full_disk(40), pytest.raises(RetryableSinkError, match=re.escape(str(tmp_path))):
+        prepared(sink, range(4), range(2000))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_is_locked_as_nfs_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -163,7 +163,11 @@ class FileSource(ResettableSource):
 
     def _is_own(self, name: str) -> bool:
         subtask, parallelism = self._share
-        return zlib.crc32(name.encode()) % parallelism == subtask
+        try:
+            return zlib.crc32(name.encode()) % parallelism == subtask
+        except UnicodeEncodeError:  # positions are JSON, which could not hold it
+            path = str(self.directory / name)
+            raise SourceError(f"the name of file {path!r} is not UTF-8: rename the file, or remove it") from None
 
     def _count(self, name: str) -> int:
         """Rows of a file."""

@@ -202,7 +202,7 @@ def seconds_to_wait(retry_after: str | None, now: datetime | None = None) -> flo
         return float(text)
     try:
         until = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):  # the latter of a zone that is years away
         return None
     until = until if until.tzinfo is not None else until.replace(tzinfo=UTC)
     return max(0.0, (until - (now or datetime.now(UTC))).total_seconds())
@@ -274,11 +274,11 @@ class HttpClient:
             response.close()
 
     def _read(self, response: httpx.Response) -> Answer:
-        body = b""
+        body, until = b"", time.monotonic() + self._settings.timeout
         with suppress(httpx.HTTPError):  # the status has been said
-            for piece in response.iter_raw(_READ):
+            for piece in response.iter_raw():  # as they come: a number of bytes would be waited for
                 body += piece
-                if len(body) >= _READ:
+                if len(body) >= _READ or time.monotonic() >= until:
                     break
         text = self._settings.redact(" ".join(body.decode(errors="replace").split()))[:_KEPT]
         seconds = None if response.is_success else seconds_to_wait(response.headers.get("Retry-After"))

@@ -78,7 +78,7 @@ class HttpSink(WriteAheadLogSink):
         username: User name for Basic authentication.
         password: Password for Basic authentication.
         token: Bearer token.
-        timeout: Seconds to wait for each read of the response.
+        timeout: Seconds to wait for each read of the response, and for its body.
         connect_timeout: Seconds to wait for a connection.
         longest_wait: Upper limit, in seconds, for the pause that a server asks for with Retry-After.
         retry_statuses: Statuses from 300 to 499 that are temporary on this server, and so are retried, in addition to

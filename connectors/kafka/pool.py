@@ -42,6 +42,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from onceward.core.errors import FencedError, OncewardError
@@ -51,10 +52,12 @@ from onceward.core.transaction import Observation
 
 from .admin import cluster_of
 from .errors import Code
-from .producer import TransactionalProducer
+from .producer import INIT_SECONDS, TransactionalProducer
 from .transaction import Prepared, judge
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from onceward.core.names import Scope
     from onceward.core.transaction import WriteContext
 
@@ -82,8 +85,16 @@ class Former(NamedTuple):
     """None if nothing was written."""
 
 
-Candidate = tuple[PooledName, Prepared | None]
-"""An id whose former transaction has ended, and that transaction."""
+class Offer(NamedTuple):
+    """Under which ids a producer may be opened; made for one START, and good whatever START is served later."""
+
+    names: Iterator[PooledName]
+    """New ones."""
+    name: PooledName | None = None
+    """One whose former transaction has ended."""
+    prepared: Prepared | None = None
+    """That transaction."""
+
 
 ENOUGH_EPOCHS: Final = 2
 """Epochs that a process must have served before it prepares producers in advance: a single one needs none."""
@@ -108,11 +119,11 @@ class ProducerPool:
         with self._changed:
             self._serve(context)
             self._count(context)
-            self._changed.wait_for(lambda: self._ready or not self._warming)
-            producer = self._ready.pop() if self._ready else None
-            candidate = None if producer is not None else self._candidate(context)
-        if producer is None:
-            producer = self._open(candidate)
+            # As long as making one ready may take; after that this call makes its own.
+            self._changed.wait_for(lambda: self._ready or not self._warming, INIT_SECONDS)
+            self._serve(context)  # a newer START may have come meanwhile
+            taken = self._ready.pop() if self._ready else self._offer(context)
+        producer = self._open(taken) if isinstance(taken, Offer) else taken
         producer.begin()
         return producer
 
@@ -129,37 +140,47 @@ class ProducerPool:
             if self._epochs < ENOUGH_EPOCHS or len(self._ready) + self._warming >= self._taken:
                 return
             self._warming += 1
-            candidate, unique = self._candidate(context), self._unique
-        threading.Thread(target=self._warm, args=(candidate, unique), name="onceward-warm-up", daemon=True).start()
+            offer, unique = self._offer(context), self._unique
+        thread = threading.Thread(target=self._warm, args=(offer, unique), name="onceward-warm-up", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system gives no more threads
+            _log.info("a producer could not be made ready ahead of time: %s", error)
+            self._warmed(unique, None)
 
-    def _warm(self, candidate: Candidate | None, unique: str) -> None:
+    def _warm(self, offer: Offer, unique: str) -> None:
         producer = None
         try:
-            producer = self._open(candidate)
+            producer = self._open(offer)
         except OncewardError as error:
             _log.info("a producer could not be made ready ahead of time: %s", error)
         finally:
-            with self._changed:
-                if unique == self._unique:
-                    self._warming -= 1
-                    self._ready += [producer] if producer is not None else []
-                self._changed.notify_all()
+            self._warmed(unique, producer)
 
-    def _open(self, candidate: Candidate | None) -> TransactionalProducer:
-        """A producer under the candidate's name if that is proven free, else under a new one."""
+    def _warmed(self, unique: str, producer: TransactionalProducer | None) -> None:
+        with self._changed:
+            if unique == self._unique:
+                self._warming -= 1
+                self._ready += [producer] if producer is not None else []
+            self._changed.notify_all()
+
+    def _open(self, offer: Offer) -> TransactionalProducer:
+        """A producer under the offered name if that is proven free, else under a new one."""
         settings, timeout_ms = self._key.settings, self._key.timeout_ms
-        free = candidate is not None and self._committed(*candidate) and self._raised(*candidate)
-        name = candidate[0] if candidate is not None and free else self._new_name()
+        name, prepared = offer.name, offer.prepared
+        if name is None or not (self._committed(name, prepared) and self._raised(name, prepared)):
+            with self._changed:
+                name = next(offer.names)
         brokers = cluster_of(settings).limits().brokers
         return TransactionalProducer.open(settings, name, timeout_ms=timeout_ms, brokers=brokers)
 
-    def _candidate(self, context: WriteContext) -> Candidate | None:
-        """Take an id whose former transaction has ended, if there is one, out of the waiting ones."""
+    def _offer(self, context: WriteContext) -> Offer:
+        """New ids, and one of the waiting ones whose former transaction has ended, if there is one; that is taken."""
         for name, former in self._former.items():
             if context.may_reuse(former.writer, former.epoch):
                 del self._former[name]
-                return name, former.prepared
-        return None
+                return Offer(self._names, name, former.prepared)
+        return Offer(self._names)
 
     def _committed(self, name: PooledName, prepared: Prepared | None) -> bool:
         if prepared is None:
@@ -172,12 +193,6 @@ class ProducerPool:
         if prepared is None or prepared.handle.producer_epoch > 0:
             return True
         return cluster_of(self._key.settings).transactions.register(str(name)) == Code.NONE
-
-    def _new_name(self) -> PooledName:
-        with self._changed:
-            self._slots += 1
-            start = None if self._session else self._writer
-            return PooledName(self._key.scope, self._unique, self._slots - 1, start)
 
     def _serve(self, context: WriteContext) -> None:
         if context.writer < self._writer:
@@ -195,11 +210,14 @@ class ProducerPool:
 
     def _start_over(self) -> None:
         self._unique = secrets.token_hex(UNIQUE_BYTES)
-        self._slots = 0
+        self._names = self._new_names(self._unique, None if self._session else self._writer)
         self._former: dict[PooledName, Former] = {}
         self._ready: list[TransactionalProducer] = []
         self._warming = 0
         self._epoch, self._epochs, self._taken = -1, 0, 0
+
+    def _new_names(self, unique: str, start: int | None) -> Iterator[PooledName]:
+        return (PooledName(self._key.scope, unique, slot, start) for slot in count())
 
     def _count(self, context: WriteContext) -> None:
         if context.epoch != self._epoch:

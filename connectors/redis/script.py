@@ -5,6 +5,7 @@
         <transaction>                  how many of its rows are here
         floor:start, floor:epoch       transactions up to this START and epoch have ended; their fields are deleted
         released                       transactions from before the newest rewind
+        former:start, former:epoch     the floor from before it
 
 1. A script is one step: nobody sees a part of it, and what it wrote reaches the append-only file and the replicas as
    one MULTI/EXEC, of which a file that was cut off holds all or nothing ("Redis persistence", "EVAL scripts
@@ -26,9 +27,12 @@
    ("again") is left out, since it may be here. The new marker's floor is the START of the transaction: while one
    START's are sent, those of older ones have ended, and what a paused process sends of them is refused as under 4.
 
-7. A pipeline that goes back on purpose says nothing any more of how far it had come ("released"), and forgets the
-   floor: in a copy of the log that is older than the marker the next STARTs are below it. Transactions are kept: one of
-   them may be decided, and is then finished.
+7. A pipeline that goes back on purpose says nothing any more of how far it had come ("released"), and lays the floor
+   aside ("former"): in a copy of the log that is older than the marker the next STARTs are below it. Transactions are
+   kept: one of them may be decided, and is then finished.
+8. The former floor holds again from the first rows on of a transaction whose START is above it, and of which nothing
+   was here: then positions go on above it, and all that is below has ended. What is sent between the rewind and those
+   rows by a process that was paused since before both is not refused: its START could be that of such a copy.
 
 All keys are on one server: a Redis Cluster could not do this for keys in several slots.
 """
@@ -79,7 +83,14 @@ end
 local floor_start = tonumber(redis.call('HGET', marker, 'floor:start') or '-1')
 local floor_epoch = tonumber(redis.call('HGET', marker, 'floor:epoch') or '-1')
 if start < floor_start or (start == floor_start and epoch <= floor_epoch) then return {'ended'} end
-local sent = tonumber(redis.call('HGET', marker, name) or '0')
+local here = redis.call('HGET', marker, name)
+local former_start = tonumber(redis.call('HGET', marker, 'former:start') or '-1')
+local former_epoch = tonumber(redis.call('HGET', marker, 'former:epoch') or '-1')
+local higher = former_start > floor_start or (former_start == floor_start and former_epoch > floor_epoch)
+if higher and start > former_start and not here then
+  made = {'floor:start', former_start, 'floor:epoch', former_epoch}
+end
+local sent = tonumber(here or '0')
 if sent >= first + rows then
   redis.call('HSET', marker, name, sent)
   return {'already'}
@@ -132,6 +143,11 @@ for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
   if field:sub(1, 9) == 'onceward:' then kept[#kept + 1] = field end
 end
 redis.call('HSET', KEYS[1], 'released', table.concat(kept, ' '))
+local function number(field) return tonumber(redis.call('HGET', KEYS[1], field) or '-1') or -1 end
+local start, epoch, former = number('floor:start'), number('floor:epoch'), number('former:start')
+if start > former or (start == former and epoch > number('former:epoch')) then
+  redis.call('HSET', KEYS[1], 'former:start', start, 'former:epoch', epoch)
+end
 redis.call('HDEL', KEYS[1], 'floor:start', 'floor:epoch')
 return #kept
 """

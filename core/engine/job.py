@@ -173,9 +173,9 @@ class Job:
 
     def _run(self) -> None:
         commands = threading.Thread(target=self._serve, name=f"onceward-{self._setup.pipeline}-commands", daemon=True)
-        if not isinstance(self._setup.store, MemoryStore):  # which no other process reaches
-            commands.start()
         try:
+            if not isinstance(self._setup.store, MemoryStore):  # which no other process reaches
+                commands.start()
             self._run_attempts()
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is kept for whoever waits
             _log.error("pipeline %s has failed: %s", self._setup.pipeline, error)

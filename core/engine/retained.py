@@ -108,7 +108,8 @@ class Retained:
 
         Args:
             reference: What the decision says of the restored checkpoint.
-            up_to: Its id: what is newer does not count.
+            up_to: Its id: what is newer was left by going back. It does not count among those that are kept; but as
+                long as its folder is there, it can be restored, so its files stay.
             clean: Delete what no checkpoint that counts refers to.
         """
         self._claimed = reference.folder if reference.claimed else None
@@ -122,9 +123,10 @@ class Retained:
                     _log.warning("checkpoint %s cannot be kept: %s", folder, error)
                 continue
             path = self._storage.at(folder)
-            if metadata.checkpoint <= up_to and (path == reference.folder or is_proven(path, metadata, sha256)):
+            if path == reference.folder or is_proven(path, metadata, sha256):
                 self.shared.register(folder, metadata.files)
-                self.folders.append(folder)
+                if metadata.checkpoint <= up_to:
+                    self.folders.append(folder)
         if clean:  # only what older runs left: another one may have started since
             older = [name for name in self._storage.checkpoints() if _writer_of_folder(name) < self._writer]
             self._drop([name for name in older if name not in self.folders])

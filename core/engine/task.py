@@ -8,6 +8,7 @@ the barrier and goes on; a sink that cannot prepare fails the run, for its rows 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
     from .channels import Channel, Output
     from .logic import Frozen, Logic
+    from .state.handles import SubtaskState
     from .state.storage import CheckpointStorage
+
+_log = logging.getLogger("onceward.engine")
 
 
 class TaskWorld(NamedTuple):
@@ -176,15 +180,11 @@ class Task:
     def _write_out(self, aligned: Aligned, frozen: Frozen, sync: float) -> None:
         barrier, began = aligned.barrier, self._world.monotonic()
         try:
-            storage, folder = self._world.storage(barrier)
-            state, written = frozen.write(storage, folder)
-            if storage is None and self._world.most is not None and state.size > self._world.most:
-                raise StateError(
-                    f"the state of {self.id} has {state.size} bytes, and the decision log keeps {self._world.most} at "
-                    "most: use FileBackend or RocksDBBackend, or MemoryBackend(most=…)"
-                )
-        except (OncewardError, OSError) as error:
-            self._world.tell(Declined(self.id, barrier.checkpoint, str(error)))
+            state, written = self._written(barrier, frozen)
+        except Exception as error:  # noqa: BLE001 - the state that runs is well, whatever cannot be written of it
+            reason = str(error) if isinstance(error, (OncewardError, OSError)) else f"{type(error).__name__}: {error}"
+            _log.info("the state of %s could not be written", self.id, exc_info=error)
+            self._world.tell(Declined(self.id, barrier.checkpoint, reason))
             return
         finally:
             frozen.discard()
@@ -200,6 +200,16 @@ class Task:
                 self.id, barrier.checkpoint, state, frozen.committables, measured, barrier.target, frozen.written
             )
         )
+
+    def _written(self, barrier: Barrier, frozen: Frozen) -> tuple[SubtaskState, int]:
+        storage, folder = self._world.storage(barrier)
+        state, written = frozen.write(storage, folder)
+        if storage is None and self._world.most is not None and state.size > self._world.most:
+            raise StateError(
+                f"the state of {self.id} has {state.size} bytes, and the decision log keeps {self._world.most} at "
+                "most: use FileBackend or RocksDBBackend, or MemoryBackend(most=…)"
+            )
+        return state, written
 
     def _drain(self) -> None:
         if not self._drained:

@@ -6,7 +6,7 @@ import logging
 import queue
 import threading
 import time
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -28,36 +28,54 @@ _log = logging.getLogger("onceward.engine")
 IDLE_SECONDS = 0.02
 """How often a source that has nothing is asked again."""
 JOIN_SECONDS = 30.0
+"""How long an attempt that ends waits for its tasks, and then for what they still write out."""
 _ASYNC_THREADS = 4
 
 
 class ThreadedAttempt(Attempt):
-    """An attempt in threads. Whatever goes wrong in one of them ends it, and the restart strategy decides."""
+    """An attempt in threads. Whatever goes wrong in one of them ends it, and the restart strategy decides.
+
+    All are daemon threads, those of the asynchronous parts too (a ThreadPoolExecutor has no such): one that hangs, in a
+    user's function or in an upload, keeps neither the next attempt nor the end of the process waiting.
+    """
 
     def __init__(self, started: Started) -> None:
         super().__init__(started)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._pool = ThreadPoolExecutor(_ASYNC_THREADS, thread_name_prefix="onceward-snapshot")
+        self._asynchronous: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._closed = threading.Event()
         self._ready = {task: threading.Event() for task in self.tasks}
 
     def run(self) -> OncewardError | None:
         """Run until all tasks have ended, one has failed, or somebody stops it; the failure."""
-        threads = [
-            threading.Thread(target=self._work, args=(task,), name=f"onceward-{task.id}", daemon=True)
-            for task in self.tasks.values()
+        writers = [
+            threading.Thread(target=self._write_out, name=f"onceward-snapshot_{number}", daemon=True)
+            for number in range(_ASYNC_THREADS)
         ]
-        for thread in threads:
-            thread.start()
+        workers = {
+            task.id: threading.Thread(target=self._work, args=(task,), name=f"onceward-{task.id}", daemon=True)
+            for task in self.tasks.values()
+        }
+        self._start_all(writers, workers)
         try:
             while not self.all_finished and self.failure is None and not self._stopping.is_set():
                 now = self.monotonic()
                 due = deadline(self.state, now)
                 self._hear(1.0 if due is None else min(1.0, max(0.0, due - now)))
         finally:
-            self._end(threads)
+            self._end(writers, list(workers.values()))
         return self.failure
+
+    def _start_all(self, writers: list[threading.Thread], workers: dict[TaskId, threading.Thread]) -> None:
+        try:
+            for thread in (*writers, *workers.values()):
+                thread.start()
+        except RuntimeError as error:  # the system gives no more threads
+            self._handle(Failed(unexpected("a thread could not be started", error)))
+            for task, thread in workers.items():
+                if thread.ident is None:
+                    self._close(self.tasks[task])
 
     def request(self, kind: Kind, target: str | None) -> Future[Any]:
         """Ask for a checkpoint or savepoint; from any thread."""
@@ -80,7 +98,7 @@ class ThreadedAttempt(Attempt):
         self._ready[task].set()
 
     def run_later(self, work: Callable[[], None]) -> None:
-        self._pool.submit(self._guarded, work)
+        self._asynchronous.put(work)
 
     def _hear(self, wait: float) -> None:
         """Handle an event, or let time pass."""
@@ -96,18 +114,17 @@ class ThreadedAttempt(Attempt):
         except Exception as error:  # noqa: BLE001 - see above
             self.handle(Failed(unexpected("the coordinator failed", error)))
 
-    def _end(self, threads: list[threading.Thread]) -> None:
+    def _end(self, writers: list[threading.Thread], workers: list[threading.Thread]) -> None:
         self._stopping.set()
         self._handle(Stopping("the pipeline is stopping"))
         for ready in self._ready.values():
             ready.set()
-        until = time.monotonic() + JOIN_SECONDS
-        for thread in threads:
-            thread.join(max(0.0, until - time.monotonic()))
-        late = [thread.name for thread in threads if thread.is_alive()]
+        late = _join(workers)
+        for _ in writers:
+            self._asynchronous.put(None)
+        late += _join(writers)
         if late:
             _log.warning("threads that did not end in %s s are left behind: %s", JOIN_SECONDS, ", ".join(late))
-        self._pool.shutdown(wait=True)
         self._handle_the_rest()
         self._closed.set()
         self._handle_the_rest()  # what came in between
@@ -149,8 +166,19 @@ class ThreadedAttempt(Attempt):
         longest = IDLE_SECONDS if task.gate is None else 1.0
         return longest if at is None else min(longest, max(0.0, at - self.world.now()))
 
-    def _guarded(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - see above
-            self._failed(TaskId("snapshot", 0), error)
+    def _write_out(self) -> None:
+        """Run the asynchronous parts, until there are no more; one that was left behind begins nothing new."""
+        while (work := self._asynchronous.get()) is not None and not self._closed.is_set():
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 - see above
+                self._failed(TaskId("snapshot", 0), error)
+
+
+def _join(threads: list[threading.Thread]) -> list[str]:
+    """Wait for those that were started; the names of those that do not end."""
+    started = [thread for thread in threads if thread.ident is not None]
+    until = time.monotonic() + JOIN_SECONDS
+    for thread in started:
+        thread.join(max(0.0, until - time.monotonic()))
+    return [thread.name for thread in started if thread.is_alive()]

@@ -329,8 +329,8 @@ class _Condition:
     def __exit__(self, *_: object) -> None:
         """See __enter__."""
 
-    def wait_for(self, until: Callable[[], object]) -> None:
-        """Let others go on."""
+    def wait_for(self, until: Callable[[], object], _timeout: float) -> None:
+        """Let others go on; every thread of the world ends before a timeout."""
         self._world.wait(lambda: bool(until()))
 
     def notify_all(self) -> None:

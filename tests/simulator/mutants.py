@@ -458,7 +458,10 @@ class BelievesFenced(KafkaLikeSink):
 
 
 def _serve_going_on(self: pool.ProducerPool, context: WriteContext) -> None:
+    is_first = self._writer < 0
     self._writer, self._session = context.writer, context.session
+    if is_first:
+        self._start_over()
 
 
 def _abort_believing(client: Any, transaction: Prepared) -> AbortOutcome:

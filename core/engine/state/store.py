@@ -112,34 +112,39 @@ class StateBackend(ABC):
         """
 
 
-_MAGIC: Final = b"onceward-rows/1\n"
-_LENGTHS: Final = struct.Struct(">HIQ")
+_FORMAT: Final = 2
+_MAGIC: Final = b"onceward-rows/2\n"
+_LENGTHS: Final = {b"onceward-rows/1\n": struct.Struct(">HIQ"), _MAGIC: struct.Struct(">IIQ")}
+"""Of a cell's parts, by the file's first bytes. In format 1 a row could not have more than 65,535 bytes."""
 _PER_CHUNK: Final = 10_000
 
 
 def encode_cells(cells: Iterable[Cell]) -> Iterator[bytes]:
     """Chunks of a file: for each cell its three lengths and its three parts."""
     yield _MAGIC
+    lengths = _LENGTHS[_MAGIC]
     cells = iter(cells)
     while chunk := list(islice(cells, _PER_CHUNK)):
         yield b"".join(
             part
             for row, column, value in chunk
-            for part in (_LENGTHS.pack(len(row), len(column), len(value)), row, column, value)
+            for part in (lengths.pack(len(row), len(column), len(value)), row, column, value)
         )
 
 
 def decode_cells(data: bytes, where: str) -> Iterator[Cell]:
     """Read them back; a StateDamagedError if the bytes do not hold what their lengths say."""
-    check_format("onceward-rows", data[: len(_MAGIC)].rstrip(), where)
-    if not data.startswith(_MAGIC):
+    magic = data[: len(_MAGIC)]
+    check_format("onceward-rows", magic.rstrip(), where, newest=_FORMAT)
+    lengths = _LENGTHS.get(magic)
+    if lengths is None:
         raise StateDamagedError(f"{where} does not hold rows of state")
     at = len(_MAGIC)
     while at < len(data):
-        if at + _LENGTHS.size > len(data):
+        if at + lengths.size > len(data):
             raise StateDamagedError(f"{where} is cut off")
-        row, column, value = _LENGTHS.unpack_from(data, at)
-        at += _LENGTHS.size
+        row, column, value = lengths.unpack_from(data, at)
+        at += lengths.size
         end = at + row + column + value
         if end > len(data):
             raise StateDamagedError(f"{where} is cut off")
