@@ -80,6 +80,8 @@ class Frame:
         fails: The partition that fails, after the ones before are through; None: none does.
     """
 
+    columns = ("n",)
+
     def __init__(self, *partitions: Sequence[int], stage: int = 1, fails: int | None = None) -> None:
         self.partitions, self.stage, self.fails = partitions, stage, fails
         self.drained = self.gathered = 0

@@ -368,6 +368,8 @@ class Session:
 class Frame:
     """A micro-batch's DataFrame."""
 
+    columns = ("n",)
+
     def __init__(self, driver: Driver, batch: int) -> None:
         self._driver = driver
         self._batch = batch
