@@ -302,6 +302,34 @@ def test_rows_that_a_format_cannot_hold_are_an_error_of_ours(tmp_path: Path):
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
+def test_columns_of_one_name_are_refused(tmp_path: Path):
+    for format_ in FORMATS:
+        with pytest.raises(SchemaError, match=r"sink files: columns \['a', 'a'\] have the same name"):
+            FileSink("files", tmp_path, format=format_).validate(pa.schema([("a", pa.int64()), ("a", pa.int64())]))
+
+
+@pytest.mark.parametrize("partition_by", [[], ["k"]])
+def test_a_null_alone_in_its_line_of_csv_is_refused(tmp_path: Path, partition_by: list[str]):
+    """It would be an empty line, which Spark and pyarrow skip."""
+    sink = FileSink("files", tmp_path, format="csv", partition_by=partition_by)
+    rows = [{"word": word, "k": 1} if partition_by else {"word": word} for word in ("x", "", None)]
+    sink.commit(prepared(sink, rows[:2]))
+    [file] = tmp_path.rglob("*.csv")
+    assert file.read_text() == '"word"\n"x"\n""\n'
+    coded = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["x", None]))
+    for batch in (pa.RecordBatch.from_pylist(rows), pa.record_batch({"word": coded, "k": [1, 1]}).select([*rows[0]])):
+        transaction = sink.begin(context("files", 2))
+        with pytest.raises(SchemaError, match=r"'word' is null.*another format.*a second column.*\[sink files\]"):
+            sink.write(transaction, batch)
+        sink.discard(transaction)
+
+
+def test_bytes_that_csv_cannot_hold_are_told_with_their_column(tmp_path: Path):
+    sink = FileSink("files", tmp_path, format="csv")
+    with pytest.raises(SinkError, match=r"column 'b' holds bytes that are not UTF-8.*base64"):
+        prepared(sink, pa.record_batch({"a": [b"x"], "b": [b"\xff"]}))
+
+
 def test_a_folders_name_that_is_too_long_ends_the_pipeline(tmp_path: Path):
     """A restart would meet the same row again."""
     job = pipeline("p")
@@ -355,6 +383,19 @@ def test_a_setting_without_sense_is_refused(tmp_path: Path, options: dict[str, A
         ({"format": "jsonl"}, {"a": pa.scalar(1, pa.timestamp("ns"))}, "column 'a' of type timestamp"),
         ({"partition_by": ["b"]}, {"a": 1, "b": b"x"}, "'b' is binary: cast it"),
         ({"partition_by": ["_b"]}, {"a": 1, "_b": 1}, "take folders that begin with"),
+        ({}, {"a": 1, "A": 2}, r"columns \['a', 'A'\] have the same name"),
+        (
+            {"format": "csv", "partition_by": ["a"]},
+            {"a": 1, "A": 2, "b": 3},
+            r"columns \['a', 'A'\] have the same name",
+        ),
+        ({}, {"d": pa.scalar(Decimal("1E+2"), pa.decimal128(5, -2))}, r"column 'd'.*negative scale.*cast it"),
+        (
+            {},
+            {"l": pa.scalar([Decimal("1E+2")], pa.list_(pa.decimal128(5, -2)))},
+            r"column 'l'.*negative scale.*cast it",
+        ),
+        ({"select": []}, {}, "there are no columns"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused_before_anything_is_written(
