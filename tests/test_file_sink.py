@@ -7,7 +7,7 @@ import resource
 import shutil
 import threading
 from collections import Counter
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -180,6 +180,57 @@ def test_json_lines_hold_dates_decimals_and_bytes_as_text(tmp_path: Path):
     at = datetime(2026, 11, 21, 12, tzinfo=UTC)
     sink.commit(prepared(sink, [{"at": at, "d": Decimal("1.50"), "b": b"\x00\xff", "l": [1, None]}]))
     assert shown(tmp_path, "jsonl") == [{"at": "2026-11-21T12:00:00+00:00", "d": "1.50", "b": "AP8=", "l": [1, None]}]
+
+
+def test_decimals_in_json_have_all_their_digits(tmp_path: Path):
+    sink = FileSink("files", tmp_path, format="jsonl")
+    small = pa.array([Decimal("1E-18"), Decimal("0E-18")], pa.decimal128(38, 18))
+    sink.commit(prepared(sink, pa.record_batch({"d": small})))
+    assert [row["d"] for row in shown(tmp_path, "jsonl")] == ["0.000000000000000001", "0.000000000000000000"]
+
+
+def in_nanoseconds(*values: int) -> pa.RecordBatch:
+    """Times of day, as Spark sends them, by themselves and inside of others."""
+    nested = pa.struct({"at": pa.time64("ns"), "all": pa.list_(pa.time64("ns"))})
+    numbers = pa.struct({"at": pa.int64(), "all": pa.list_(pa.int64())})
+    rows = pa.array([{"at": value, "all": [value]} for value in values], numbers)
+    return pa.record_batch({"at": pa.array(values, pa.time64("ns")), "in": rows.cast(nested)})
+
+
+@pytest.mark.parametrize("format_", ["parquet", "csv", "jsonl"])
+def test_times_of_day_in_nanoseconds_are_written_in_microseconds(tmp_path: Path, format_: str):
+    """Spark sends all of them so, and cannot read them so in Parquet."""
+    sink, second = FileSink("files", tmp_path, format=format_), 10**9
+    batch = in_nanoseconds(37_230 * second, second // 4)
+    if format_ == "csv":
+        batch = batch.select(["at"])
+    sink.validate(batch.schema)
+    sink.commit(prepared(sink, batch))
+    found, times = shown(tmp_path, format_), list[Any]([time(10, 20, 30), time(0, 0, 0, 250_000)])
+    if format_ != "parquet":
+        digits = "auto" if format_ == "jsonl" else "microseconds"
+        times = [value.isoformat(digits) for value in times]
+    assert [row["at"] for row in found] == times
+    if format_ == "parquet":
+        [file] = tmp_path.glob("*.parquet")
+        assert {str(kind) for kind in pyarrow.parquet.read_schema(file).types} == {
+            "time64[us]",
+            "struct<at: time64[us], all: list<element: time64[us]>>",
+        }
+    if format_ != "csv":
+        assert [row["in"] for row in found] == [{"at": value, "all": [value]} for value in times]
+    transaction = sink.begin(context("files", 2))
+    with pytest.raises(SchemaError, match=r"column 'at'.*fraction of a microsecond.*\[sink files\]"):
+        sink.write(transaction, in_nanoseconds(1).select(["at"]))
+    sink.discard(transaction)
+
+
+def test_json_holds_no_variant(tmp_path: Path):
+    """Its parts mean something to Spark alone."""
+    parts = [pa.field("value", pa.binary()), pa.field("metadata", pa.binary(), metadata={"variant": "true"})]
+    for kind in (pa.struct(parts), pa.list_(pa.struct(parts))):
+        with pytest.raises(SchemaError, match=r"column 'v' .*variant.*to_json"):
+            FileSink("files", tmp_path, format="jsonl").validate(pa.schema([("v", kind)]))
 
 
 def crash_at_rename(count: int, sink: FileSink, committable: Committable) -> None:

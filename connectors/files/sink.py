@@ -37,6 +37,7 @@ import pyarrow as pa
 from onceward.core.errors import ConfigurationError, SchemaError, SinkError
 from onceward.core.folders import make_folder, sync_folder
 from onceward.core.kit.options import check_choice, check_types
+from onceward.core.kit.rows import in_microseconds
 from onceward.core.names import file_name
 from onceward.core.row_hash import RowHash, proof_of
 from onceward.core.transaction import (
@@ -153,6 +154,8 @@ class FileSink(FolderSink[Files]):
     @with_file_errors
     def write(self, transaction: Files, batch: pa.RecordBatch) -> None:
         try:
+            if self.format != "arrow":
+                batch = in_microseconds(batch)
             if self.format == "jsonl":
                 batch = as_lines(batch, self.partition_by)
             for partition, rows in parts(batch, self.partition_by):
