@@ -1,13 +1,18 @@
-"""CSV with a header, as FileSink writes it: texts in quotes, a null without them."""
+"""CSV with a header, as FileSink writes it: texts are in quotes, and a null is an empty cell without them."""
 
 from __future__ import annotations
 
-from typing import BinaryIO
+import csv
+from typing import TYPE_CHECKING, BinaryIO
 
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.dataset
 
 from onceward.core.errors import SchemaError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class CsvWriter:
@@ -51,3 +56,23 @@ def _check_text(name: str, column: pa.Array) -> None:
             f"column {name!r} holds bytes that are not UTF-8, which CSV cannot hold: encode them as text, for example "
             "with base64"
         ) from None
+
+
+def csv_dataset(path: Path, block: int) -> pyarrow.dataset.CsvFileFormat:
+    """How pyarrow.dataset reads a file as FileSink wrote it.
+
+    An empty line is a null if there is one column, and else is no row.
+
+    Args:
+        path: The file.
+        block: How much is read at once, in bytes.
+    """
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        header = next(csv.reader(file), [])
+    return pyarrow.dataset.CsvFileFormat(
+        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=len(header) != 1),
+        convert_options=pyarrow.csv.ConvertOptions(
+            null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
+        ),
+        read_options=pyarrow.csv.ReadOptions(block_size=block),
+    )

@@ -13,7 +13,7 @@ import shutil
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -51,19 +51,13 @@ class _JsonLinesWriter:
         pass
 
 
-class Format(NamedTuple):
-    """A format of files: what pyarrow.dataset calls it, and what writes batches of one schema into an open file."""
-
-    dataset: str
-    writer: Callable[[BinaryIO, pa.Schema], Any]
-
-
-FORMATS: Final = {
-    "parquet": Format("parquet", pyarrow.parquet.ParquetWriter),
-    "csv": Format("csv", CsvWriter),
-    "jsonl": Format("json", _JsonLinesWriter),
-    "arrow": Format("ipc", pa.ipc.new_file),
+FORMATS: Final[dict[str, Callable[[BinaryIO, pa.Schema], Any]]] = {
+    "parquet": pyarrow.parquet.ParquetWriter,
+    "csv": CsvWriter,
+    "jsonl": _JsonLinesWriter,
+    "arrow": pa.ipc.new_file,
 }
+"""What writes batches of one schema into an open file, by format."""
 
 
 def as_lines(batch: pa.RecordBatch, partition_by: Sequence[str] = ()) -> pa.RecordBatch:
@@ -127,7 +121,7 @@ class _OpenFile:
         self.path = path
         self._schema = None if format_ == "jsonl" else schema
         self._file = path.open("xb")
-        self._writer = FORMATS[format_].writer(self._file, schema)
+        self._writer = FORMATS[format_](self._file, schema)
 
     def fits(self, schema: pa.Schema) -> bool:
         return self._schema is None or bool(self._schema.equals(schema))
