@@ -166,7 +166,7 @@ def test_a_value_that_json_cannot_hold_is_refused_before_the_decision(hook: Http
 
 
 @pytest.mark.parametrize(
-    "kind", [pa.timestamp("ns"), pa.list_(pa.timestamp("ns")), pa.float16(), pa.month_day_nano_interval()], ids=str
+    "kind", [pa.timestamp("ns"), pa.large_list(pa.time64("ns")), pa.float16(), pa.month_day_nano_interval()], ids=str
 )
 def test_a_column_that_json_cannot_hold_is_refused_by_name(hook: HttpSink, kind: pa.DataType):
     schema = pa.schema([("n", pa.int64()), ("odd_one", kind)])

@@ -35,7 +35,7 @@ _SIMPLE: Final[tuple[Callable[[pa.DataType], bool], ...]] = (
     pa.types.is_binary_view,
     pa.types.is_fixed_size_binary,
     pa.types.is_date,
-    pa.types.is_time,
+    pa.types.is_time32,
 )
 """Those that are written; not those that are refused, because Arrow adds types."""
 
@@ -54,7 +54,7 @@ def check_columns(sink: str, schema: pa.Schema) -> None:
     for field in schema:
         if _holds_variant(field.type):
             raise SchemaError(f"sink {sink}: column {field.name!r} is a variant: turn it into text with to_json")
-        if not _fits(field.type):
+        if not _fits(_microseconds(field.type)):
             fine = " (nanoseconds: cast it to microseconds)" if getattr(field.type, "unit", "") == "ns" else ""
             raise SchemaError(f"sink {sink}: column {field.name!r} of type {field.type} is not supported{fine}")
 
@@ -64,7 +64,7 @@ def _fits(kind: pa.DataType) -> bool:
         return _fits(kind.value_type)
     if pa.types.is_nested(kind):
         return not pa.types.is_union(kind) and all(_fits(kind.field(n).type) for n in range(kind.num_fields))
-    if pa.types.is_timestamp(kind):
+    if pa.types.is_timestamp(kind) or pa.types.is_time64(kind):
         return bool(kind.unit != "ns")
     return any(simple(kind) for simple in _SIMPLE)
 
