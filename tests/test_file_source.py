@@ -277,6 +277,17 @@ def test_an_empty_line_of_a_csv_file_with_one_column_is_a_null(tmp_path: Path):
     assert read_back(FileSource(tmp_path, format="csv")) == [{"word": "x", "n": 1}, {"word": "y", "n": 2}]
 
 
+def test_a_file_that_an_earlier_version_counted_otherwise_is_not_read_on(tmp_path: Path):
+    """Only in the middle of a file does it matter."""
+    (tmp_path / "a.csv").write_text("word\nx\n\ny\n")
+    source, about = FileSource(tmp_path, format="csv"), _stat(tmp_path / "a.csv")
+    with pytest.raises(SourceError, match=r"a\.csv has 3 rows, and 2 when its reading began"):
+        source.latest({"a.csv": [1, 2, *about]})
+    for position in ({"a.csv": [2, 2, *about]}, {"a.csv": [3, 3, *about]}):
+        assert source.latest(position) == position
+    assert source.latest({"a.csv": [1, 3, *about]}) == {"a.csv": [3, 3, *about]}
+
+
 @pytest.mark.parametrize("format_", FORMATS)
 def test_partitions_are_read_if_the_schema_names_them(tmp_path: Path, format_: str):
     batch = pa.record_batch({"k": ["u/v", None], "day": [date(2026, 1, 2)] * 2, "n": [1, 2]})

@@ -180,8 +180,9 @@ def test_times_of_day_and_decimals_are_text_with_all_their_digits():
     """Spark sends times of day in nanoseconds."""
     times = pa.array([37_230_250_000_000], pa.time64("ns"))
     decimals = pa.array([Decimal("1E-18")], pa.decimal128(38, 18))
-    assert json_rows("hook", pa.record_batch({"at": times, "d": decimals})) == [
-        '{"at":"10:20:30.250000","d":"0.000000000000000001"}'
+    by_name = pa.array([[("x", 10**9)]], pa.map_(pa.string(), pa.int64())).cast(pa.map_(pa.string(), times.type))
+    assert json_rows("hook", pa.record_batch({"at": times, "d": decimals, "m": by_name})) == [
+        '{"at":"10:20:30.250000","d":"0.000000000000000001","m":[["x","00:00:01"]]}'
     ]
     with pytest.raises(SinkError, match=r"column 'at' .*fraction of a microsecond"):
         json_rows("hook", pa.record_batch({"at": pa.array([1], pa.time64("ns"))}))

@@ -199,6 +199,22 @@ def test_texts_that_are_not_utf8_are_compared_and_named(tmp_path: Path) -> None:
         assert {one["row"]["word"] for one in told["rows"]["findings"]} == {repr(b"\xff\xfe")}
 
 
+@pytest.mark.parametrize("format_", ["csv", "parquet", "arrow"])
+def test_a_file_with_two_columns_of_one_name_is_listed(tmp_path: Path, format_: str) -> None:
+    job = FileJob(tmp_path, format=format_)
+    job.run(1, lambda *numbers: pa.RecordBatch.from_arrays([pa.array(numbers)] * 2, ["id", "number"]))
+    for path in job.out.glob(f"*.{format_}"):
+        table = pa.table([[1], [1]], names=["id", "id"])
+        if format_ == "csv":
+            pyarrow.csv.write_csv(table, path)
+        elif format_ == "parquet":
+            pyarrow.parquet.write_table(table, path)
+        else:
+            with pa.ipc.new_file(path, table.schema) as file:
+                file.write_table(table)
+    assert "which cannot be read" in job.told(code=1)["left_out"][0]
+
+
 def test_a_row_of_csv_may_be_longer_than_what_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "BLOCKS", (2**10, 2**14))
     job = FileJob(tmp_path, format="csv")

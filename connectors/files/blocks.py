@@ -1,4 +1,4 @@
-"""Text is read block by block, and no row may be longer than a block: so blocks grow if one is."""
+"""Files of text are read block by block. A row must fit into a block, so larger ones are tried if it does not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BLOCKS: Final = (2**20, 2**24, 2**28)
 
 
 def with_blocks(read: Callable[[int], _Result]) -> _Result:
-    """What is read with the first of BLOCKS that every row fits into.
+    """Read with the first of BLOCKS that every row fits into.
 
     Raises:
         pyarrow.ArrowInvalid: A row is longer than the last one, or is not what it must be.
@@ -30,7 +30,7 @@ def with_blocks(read: Callable[[int], _Result]) -> _Result:
 
 
 def batches_with_blocks(read: Callable[[int], Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-    """Batches of a file; if a row does not fit, the file is read again with larger blocks from there on.
+    """Read the batches of a file; if a row does not fit, go on from there with larger blocks.
 
     Raises:
         pyarrow.ArrowInvalid: As in with_blocks.

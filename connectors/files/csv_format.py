@@ -59,9 +59,9 @@ def _check_text(name: str, column: pa.Array) -> None:
 
 
 def csv_dataset(path: Path, block: int) -> pyarrow.dataset.CsvFileFormat:
-    """How pyarrow.dataset reads a file as FileSink wrote it.
+    """The format with which pyarrow.dataset reads a file as FileSink wrote it.
 
-    An empty line is a null if there is one column, and else is no row.
+    An empty line is a null if the file has one column, and otherwise no row.
 
     Args:
         path: The file.

@@ -120,7 +120,7 @@ def _noted(file: object, left_out: list[str]) -> Iterator[None]:
     """Note a file that cannot be read: its rows are missing."""
     try:
         yield
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, KeyError) as error:  # KeyError: two columns of one name
         left_out.append(f"{file}, which cannot be read ({error})")
 
 

@@ -5,7 +5,7 @@ and renamed, as FileSink does) and not change afterwards: its size and modificat
 a file that was replaced is an error. Names that begin with "_" or "." are ignored.
 
 A schema that was given says what is read: columns of the files, and of folders such as `country=de`. Without one, no
-column may be lost without a word: files with columns that the oldest one has not are an error, and so are such folders.
+column is left out silently: a file with columns that the oldest one does not have is an error, and so are such folders.
 """
 
 from __future__ import annotations
@@ -117,6 +117,8 @@ class FileSource(ResettableSource):
                 continue  # Arrow refuses text without any byte; it may still be written
             if left is not None and left <= 0:
                 break
+            if 0 < read < rows and self.format == "csv":
+                self._check_count(name, rows)
             rows = rows if rows >= 0 else self._count(name)
             end[name] = [rows, rows, files[name].st_size, files[name].st_mtime_ns]
             left = left - (rows - read) if left is not None else None
@@ -196,13 +198,21 @@ class FileSource(ResettableSource):
             found = [*self._own_schema(name).names, *_folder_columns(name)]
             if more := sorted(set(found) - set(self.schema.names)):
                 raise SourceError(
-                    f"{self.directory / name} has columns {more}, which the oldest file has not: give schema=… with "
-                    "the columns to read"
+                    f"{self.directory / name} has columns {more}, which the oldest file does not have: give schema=… "
+                    "with the columns to read"
                 )
         try:
             return int(with_blocks(lambda block: self._dataset(name, block, self._schema).count_rows()))
         except (OSError, pa.ArrowException) as error:
             raise SourceError(f"cannot read {self.directory / name}: {error}") from error
+
+    def _check_count(self, name: str, rows: int) -> None:
+        """A file that was read to a part must have as many rows as then, or they would be others from there on."""
+        if (now := self._count(name)) != rows:
+            raise SourceError(
+                f"{self.directory / name} has {now} rows, and {rows} when its reading began: earlier versions ignored empty "
+                "lines in CSV files with one column. Let the earlier version finish this file"
+            )
 
     def _own_schema(self, name: str) -> pa.Schema:
         """Of the rows of one file."""

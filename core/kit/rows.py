@@ -70,7 +70,7 @@ def _fits(kind: pa.DataType) -> bool:
 
 
 def _holds_variant(kind: pa.DataType) -> bool:
-    """Whether a column is one of Spark's variants, or has one inside; so pyspark marks them."""
+    """Whether a column is or contains a variant of Spark: a struct that pyspark marks with metadata."""
     if not pa.types.is_nested(kind):
         return False
     parts = [kind.field(number) for number in range(kind.num_fields)]
