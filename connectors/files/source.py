@@ -210,8 +210,8 @@ class FileSource(ResettableSource):
         """A file that was read to a part must have as many rows as then, or they would be others from there on."""
         if (now := self._count(name)) != rows:
             raise SourceError(
-                f"{self.directory / name} has {now} rows, and {rows} when its reading began: earlier versions ignored empty "
-                "lines in CSV files with one column. Let the earlier version finish this file"
+                f"{self.directory / name} has {now} rows, and {rows} when its reading began: earlier versions ignored "
+                "empty lines in CSV files with one column. Let the earlier version finish this file"
             )
 
     def _own_schema(self, name: str) -> pa.Schema:
