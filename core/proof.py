@@ -33,7 +33,8 @@ HISTORY_BYTES: Final = 16 * 2**10
 """How much of a decision may be the proofs of earlier epochs, in bytes of JSON: a hundred epochs, more or less."""
 NUMBER: Final = "onceward.number"
 """Metadata of a column whose texts are decimal numbers, as short as they can be: 1.5, and not 1.50."""
-
+UUID: Final = "onceward.uuid"
+"""Metadata of a column whose values are the 16 bytes of a UUID."""
 PARTITION: Final = "onceward.partition"
 """Metadata of a column whose texts are parts of the names of folders."""
 JSON_LINE: Final = "JSON line"

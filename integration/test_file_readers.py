@@ -5,6 +5,7 @@ Nothing that is pending shows to any of them: each folder holds a prepared trans
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
@@ -45,9 +46,19 @@ VALUES: Final = [
     "+ ~#",
 ]
 SCHEMA: Final = "id long, word string, k string"
-SPARK: Final = {
+SPARK: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "parquet": ("parquet", {}),
-    "csv": ("csv", {"header": "true", "multiLine": "true", "escape": '"'}),
+    "csv": (
+        "csv",
+        {
+            "header": "true",
+            "multiLine": "true",
+            "escape": '"',
+            "nanValue": "nan",
+            "positiveInf": "inf",
+            "negativeInf": "-inf",
+        },
+    ),
     "jsonl": ("json", {}),
 }
 DUCKDB: Final = {"parquet": "read_parquet", "csv": "read_csv", "jsonl": "read_json"}
@@ -157,6 +168,21 @@ def test_spark_finds_the_partitions_by_itself(spark: SparkSession, written: Writ
     assert sorted_rows([row.asDict() for row in frame.collect()]) == written.expected(blank_is_null=True)
     frame = reader.option("recursiveFileLookup", "true").load(str(written.folder(format_, partitioned=True)))
     assert sorted(row["id"] for row in frame.collect()) == list(range(written.rows))
+
+
+def test_spark_reads_all_floats_of_csv_and_an_empty_text_alone_in_its_line(spark: SparkSession, tmp_path: Path) -> None:
+    floats, texts = [math.nan, math.inf, -math.inf, 1e-300, None], ["x", "", "y"]
+    for name, columns in (("floats", {"real": floats, "id": range(5)}), ("texts", {"word": texts})):
+        sink = FileSink(name, tmp_path / name, format="csv")
+        transaction = sink.begin(WriteContext(pipeline="p", sink=name, log="0123abcd", writer=1, epoch=1, subtask=0))
+        sink.write(transaction, pa.record_batch(columns))
+        sink.commit(sink.pre_commit(transaction))
+    options = SPARK["csv"][1]
+    reader = spark.read.options(**options)
+    found = reader.schema("real double, id int").csv(str(tmp_path / "floats")).sort("id").collect()
+    assert repr([row["real"] for row in found]) == repr(floats)
+    found = spark.read.options(**options).schema("word string").csv(str(tmp_path / "texts")).collect()
+    assert [row["word"] for row in found] == ["x", None, "y"]
 
 
 @both

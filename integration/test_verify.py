@@ -194,3 +194,46 @@ def test_epochs_without_a_proof_are_said_to_have_none(make_job: Callable[..., Jo
     told = job.verify(str(job.folder), "--target", f"topic=kafka:{job.copies}", code=1)
     assert "no hash of its rows was recorded" in told
     assert "compare the rows themselves, without a decision log" in told
+
+
+def test_values_that_python_or_json_write_otherwise_are_proven(dsn: str, tmp_path: Path) -> None:
+    """Years before 1 and after 9999, UUIDs and bytes: with a decision log, and beside their JSON without one."""
+    uuids = ["12345678-1234-5678-1234-56781234567a", None]
+    far = pa.array([-62_135_596_800_000_001, 253_402_300_800_000_000], pa.int64())
+    batch = pa.record_batch(
+        {
+            "id": uuids,
+            "raw": [b"\0\xff", None],
+            "day": pa.array([-719_163, 2_932_897], pa.int32()).cast(pa.date32()),
+            "local": far.cast(pa.timestamp("us")),
+            "at": far.cast(pa.timestamp("us", "UTC")),
+        }
+    )
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE odd (id uuid, raw bytea, day date, local timestamp, at timestamptz)")
+        sink = PostgresSink("table", dsn=dsn, table="odd")
+        coordinator = Coordinator("odd", DirectoryStore(tmp_path / "log"), [sink])
+        coordinator.open()
+        about = EpochInput(query="q", end=["1"])
+        coordinator.admit(0, about)
+        attempt = SubtaskEpoch(sink, coordinator.context("table", 0, subtask=0))
+        attempt.write(batch)
+        committable = attempt.pre_commit()
+        assert committable is not None
+        ack = Acknowledgement(epoch=0, subtask=0, attempt=0, sinks=("table",), committables=(committable,))
+        coordinator.commit(0, [ack], about)
+        (tmp_path / "source").mkdir()
+        lines = [json.dumps({"id": uuids[0], "raw": "AP8="}), json.dumps({"id": None, "raw": None})]
+        (tmp_path / "source" / "a.jsonl").write_text("\n".join(lines) + "\n")
+
+        def verify(*arguments: str) -> str:
+            done = CliRunner().invoke(app, ["verify", *arguments, "--target", "postgres:odd", "--dsn", dsn])
+            assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+            return done.stdout
+
+        assert "proven: epoch 0, 2 rows" in verify(str(tmp_path / "log"))
+        without_a_log = ("--source", f"files:{tmp_path / 'source'}")
+        assert "0 missing, 0 duplicated, 0 wrong" in verify(*without_a_log)
+        connection.execute("UPDATE odd SET day = 'infinity', id = replace(id::text, 'a', 'b')::uuid")
+        assert "epoch 0: 2 rows were written, 0 of them are there" in verify(str(tmp_path / "log"))
+        assert uuids[0][:-1] + "b" in verify(*without_a_log)

@@ -7,7 +7,7 @@ import resource
 import shutil
 import threading
 from collections import Counter
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -182,6 +182,57 @@ def test_json_lines_hold_dates_decimals_and_bytes_as_text(tmp_path: Path):
     assert shown(tmp_path, "jsonl") == [{"at": "2026-11-21T12:00:00+00:00", "d": "1.50", "b": "AP8=", "l": [1, None]}]
 
 
+def test_decimals_in_json_have_all_their_digits(tmp_path: Path):
+    sink = FileSink("files", tmp_path, format="jsonl")
+    small = pa.array([Decimal("1E-18"), Decimal("0E-18")], pa.decimal128(38, 18))
+    sink.commit(prepared(sink, pa.record_batch({"d": small})))
+    assert [row["d"] for row in shown(tmp_path, "jsonl")] == ["0.000000000000000001", "0.000000000000000000"]
+
+
+def in_nanoseconds(*values: int) -> pa.RecordBatch:
+    """Times of day, as Spark sends them, by themselves and inside of others."""
+    nested = pa.struct({"at": pa.time64("ns"), "all": pa.list_(pa.time64("ns"))})
+    numbers = pa.struct({"at": pa.int64(), "all": pa.list_(pa.int64())})
+    rows = pa.array([{"at": value, "all": [value]} for value in values], numbers)
+    return pa.record_batch({"at": pa.array(values, pa.time64("ns")), "in": rows.cast(nested)})
+
+
+@pytest.mark.parametrize("format_", ["parquet", "csv", "jsonl"])
+def test_times_of_day_in_nanoseconds_are_written_in_microseconds(tmp_path: Path, format_: str):
+    """Spark sends all of them so, and cannot read them so in Parquet."""
+    sink, second = FileSink("files", tmp_path, format=format_), 10**9
+    batch = in_nanoseconds(37_230 * second, second // 4)
+    if format_ == "csv":
+        batch = batch.select(["at"])
+    sink.validate(batch.schema)
+    sink.commit(prepared(sink, batch))
+    found, times = shown(tmp_path, format_), list[Any]([time(10, 20, 30), time(0, 0, 0, 250_000)])
+    if format_ != "parquet":
+        digits = "auto" if format_ == "jsonl" else "microseconds"
+        times = [value.isoformat(digits) for value in times]
+    assert [row["at"] for row in found] == times
+    if format_ == "parquet":
+        [file] = tmp_path.glob("*.parquet")
+        assert {str(kind) for kind in pyarrow.parquet.read_schema(file).types} == {
+            "time64[us]",
+            "struct<at: time64[us], all: list<element: time64[us]>>",
+        }
+    if format_ != "csv":
+        assert [row["in"] for row in found] == [{"at": value, "all": [value]} for value in times]
+    transaction = sink.begin(context("files", 2))
+    with pytest.raises(SchemaError, match=r"column 'at'.*fraction of a microsecond.*\[sink files\]"):
+        sink.write(transaction, in_nanoseconds(1).select(["at"]))
+    sink.discard(transaction)
+
+
+def test_json_holds_no_variant(tmp_path: Path):
+    """Its parts mean something to Spark alone."""
+    parts = [pa.field("value", pa.binary()), pa.field("metadata", pa.binary(), metadata={"variant": "true"})]
+    for kind in (pa.struct(parts), pa.list_(pa.struct(parts))):
+        with pytest.raises(SchemaError, match=r"column 'v' .*variant.*to_json"):
+            FileSink("files", tmp_path, format="jsonl").validate(pa.schema([("v", kind)]))
+
+
 def crash_at_rename(count: int, sink: FileSink, committable: Committable) -> None:
     """Commit, and die before the n-th rename."""
     left, rename = [count], Path.rename
@@ -302,6 +353,34 @@ def test_rows_that_a_format_cannot_hold_are_an_error_of_ours(tmp_path: Path):
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
+def test_columns_of_one_name_are_refused(tmp_path: Path):
+    for format_ in FORMATS:
+        with pytest.raises(SchemaError, match=r"sink files: columns \['a', 'a'\] have the same name"):
+            FileSink("files", tmp_path, format=format_).validate(pa.schema([("a", pa.int64()), ("a", pa.int64())]))
+
+
+@pytest.mark.parametrize("partition_by", [[], ["k"]])
+def test_a_null_alone_in_its_line_of_csv_is_refused(tmp_path: Path, partition_by: list[str]):
+    """It would be an empty line, which Spark and pyarrow skip."""
+    sink = FileSink("files", tmp_path, format="csv", partition_by=partition_by)
+    rows = [{"word": word, "k": 1} if partition_by else {"word": word} for word in ("x", "", None)]
+    sink.commit(prepared(sink, rows[:2]))
+    [file] = tmp_path.rglob("*.csv")
+    assert file.read_text() == '"word"\n"x"\n""\n'
+    coded = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["x", None]))
+    for batch in (pa.RecordBatch.from_pylist(rows), pa.record_batch({"word": coded, "k": [1, 1]}).select([*rows[0]])):
+        transaction = sink.begin(context("files", 2))
+        with pytest.raises(SchemaError, match=r"'word' is null.*another format.*a second column.*\[sink files\]"):
+            sink.write(transaction, batch)
+        sink.discard(transaction)
+
+
+def test_bytes_that_csv_cannot_hold_are_told_with_their_column(tmp_path: Path):
+    sink = FileSink("files", tmp_path, format="csv")
+    with pytest.raises(SinkError, match=r"column 'b' holds bytes that are not UTF-8.*base64"):
+        prepared(sink, pa.record_batch({"a": [b"x"], "b": [b"\xff"]}))
+
+
 def test_a_folders_name_that_is_too_long_ends_the_pipeline(tmp_path: Path):
     """A restart would meet the same row again."""
     job = pipeline("p")
@@ -355,6 +434,19 @@ def test_a_setting_without_sense_is_refused(tmp_path: Path, options: dict[str, A
         ({"format": "jsonl"}, {"a": pa.scalar(1, pa.timestamp("ns"))}, "column 'a' of type timestamp"),
         ({"partition_by": ["b"]}, {"a": 1, "b": b"x"}, "'b' is binary: cast it"),
         ({"partition_by": ["_b"]}, {"a": 1, "_b": 1}, "take folders that begin with"),
+        ({}, {"a": 1, "A": 2}, r"columns \['a', 'A'\] have the same name"),
+        (
+            {"format": "csv", "partition_by": ["a"]},
+            {"a": 1, "A": 2, "b": 3},
+            r"columns \['a', 'A'\] have the same name",
+        ),
+        ({}, {"d": pa.scalar(Decimal("1E+2"), pa.decimal128(5, -2))}, r"column 'd'.*negative scale.*cast it"),
+        (
+            {},
+            {"l": pa.scalar([Decimal("1E+2")], pa.list_(pa.decimal128(5, -2)))},
+            r"column 'l'.*negative scale.*cast it",
+        ),
+        ({"select": []}, {}, "there are no columns"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused_before_anything_is_written(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections import Counter
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,6 +22,7 @@ from onceward.core.errors import ConfigurationError, SourceError
 from onceward.core.log import MemoryStore
 
 from .engine_kit import Target, TargetSink, pipeline
+from .sink_kit import prepared
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -232,3 +235,88 @@ def test_a_file_whose_name_is_not_utf8_is_refused_by_name(tmp_path: Path):
     (tmp_path / os.fsdecode(b"\xff.csv")).write_text("n\n1\n")
     with pytest.raises(SourceError, match=r"\\udcff\.csv' is not UTF-8: rename"):
         FileSource(tmp_path, format="csv").validate()
+
+
+def written(folder: Path, batch: pa.RecordBatch, epoch: int = 1, **options: Any) -> None:
+    sink = FileSink("files", folder, **options)
+    sink.validate(batch.schema)
+    sink.commit(prepared(sink, batch, epoch=epoch))
+
+
+def read_back(source: FileSource) -> list[dict[str, Any]]:
+    source.validate()
+    splits = source.splits({}, source.latest({}))
+    return [row for split in splits for piece in source.read(split) for row in piece.batch.to_pylist()]
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize(
+    "texts",
+    [["x", None, "", "y"], ["NA", "null", "true"], ["a\nb", "\n\n", "c"], ["x" * 2_500_000, "y"]],
+    ids=["null and empty", "words for null", "newlines", "2.5 MB"],
+)
+def test_texts_that_a_file_sink_wrote_are_read_as_they_were(tmp_path: Path, format_: str, texts: list[str | None]):
+    batch = pa.record_batch({"text": texts, "n": list(range(len(texts)))})
+    written(tmp_path, batch, format=format_)
+    assert read_back(FileSource(tmp_path, format=format_)) == batch.to_pylist()
+
+
+def test_floats_that_a_file_sink_wrote_as_csv_are_read_as_they_were(tmp_path: Path):
+    written(
+        tmp_path, pa.record_batch({"real": [1.5, math.nan, math.inf, -math.inf, None], "n": range(5)}), format="csv"
+    )
+    found = [row["real"] for row in read_back(FileSource(tmp_path, format="csv"))]
+    assert math.isnan(found.pop(1))
+    assert found == [1.5, math.inf, -math.inf, None]
+
+
+def test_a_csv_file_may_have_lines_within_values_across_blocks(tmp_path: Path):
+    texts = [f"{number}:" + "ab\n" * (number * 7919 % 60) for number in range(20_000)]  # 1.8 MB
+    batch = pa.record_batch({"text": texts, "n": range(len(texts))})
+    written(tmp_path, batch, format="csv")
+    assert read_back(FileSource(tmp_path, format="csv")) == batch.to_pylist()
+
+
+def test_an_empty_line_of_a_csv_file_with_one_column_is_a_null(tmp_path: Path):
+    """With more columns it is no row."""
+    (tmp_path / "a.csv").write_text("word\nx\n\ny\n")
+    assert read_back(FileSource(tmp_path, format="csv")) == [{"word": "x"}, {"word": None}, {"word": "y"}]
+    (tmp_path / "a.csv").write_text("word,n\nx,1\n\ny,2\n")
+    assert read_back(FileSource(tmp_path, format="csv")) == [{"word": "x", "n": 1}, {"word": "y", "n": 2}]
+
+
+def test_a_file_that_an_earlier_version_counted_otherwise_is_not_read_on(tmp_path: Path):
+    """Only in the middle of a file does it matter."""
+    (tmp_path / "a.csv").write_text("word\nx\n\ny\n")
+    source, about = FileSource(tmp_path, format="csv"), _stat(tmp_path / "a.csv")
+    with pytest.raises(SourceError, match=r"a\.csv has 3 rows, and 2 when its reading began"):
+        source.latest({"a.csv": [1, 2, *about]})
+    for position in ({"a.csv": [2, 2, *about]}, {"a.csv": [3, 3, *about]}):
+        assert source.latest(position) == position
+    assert source.latest({"a.csv": [1, 3, *about]}) == {"a.csv": [3, 3, *about]}
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_partitions_are_read_if_the_schema_names_them(tmp_path: Path, format_: str):
+    batch = pa.record_batch({"k": ["u/v", None], "day": [date(2026, 1, 2)] * 2, "n": [1, 2]})
+    written(tmp_path, batch, format=format_, partition_by=["k", "day"])
+    with pytest.raises(ConfigurationError, match=r"columns \['day', 'k'\].*give schema="):
+        FileSource(tmp_path, format=format_).validate()
+    found = read_back(FileSource(tmp_path, format=format_, schema=batch.schema))
+    assert sorted(found, key=lambda row: row["n"]) == batch.to_pylist()
+    found = read_back(FileSource(tmp_path, format=format_, schema=pa.schema({"n": pa.int64()})))
+    assert sorted(row["n"] for row in found) == [1, 2]
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_file_with_more_columns_than_the_oldest_is_refused(tmp_path: Path, format_: str):
+    written(tmp_path, pa.record_batch({"n": [1]}), format=format_)
+    source = FileSource(tmp_path, format=format_, bounded=True)
+    position = source.latest({})
+    source.validate()
+    written(tmp_path, pa.record_batch({"n": [2], "new": ["x"]}), 2, format=format_)
+    for part in (source, source.share(0, 1)):
+        with pytest.raises(SourceError, match=rf"~2~.*{format_}.*columns \['new'\].*give schema="):
+            part.latest(position)
+    chosen = FileSource(tmp_path, format=format_, schema=pa.schema({"n": pa.int64()}))
+    assert sorted(rows(chosen, {}, chosen.latest({}))) == [1, 2]

@@ -24,6 +24,7 @@ import pytest
 from onceward.connectors.http.client import HttpClient, HttpSettings, judge, seconds_to_wait
 from onceward.connectors.http.sink import HttpSink
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SinkError
+from onceward.core.kit.rows import json_rows
 from onceward.core.steps import Step
 from onceward.core.transaction import CommitStatus, Committable
 from onceward.sinks import Guarantee
@@ -166,7 +167,7 @@ def test_a_value_that_json_cannot_hold_is_refused_before_the_decision(hook: Http
 
 
 @pytest.mark.parametrize(
-    "kind", [pa.timestamp("ns"), pa.list_(pa.time64("ns")), pa.float16(), pa.month_day_nano_interval()], ids=str
+    "kind", [pa.timestamp("ns"), pa.large_list(pa.time64("ns")), pa.float16(), pa.month_day_nano_interval()], ids=str
 )
 def test_a_column_that_json_cannot_hold_is_refused_by_name(hook: HttpSink, kind: pa.DataType):
     schema = pa.schema([("n", pa.int64()), ("odd_one", kind)])
@@ -174,6 +175,18 @@ def test_a_column_that_json_cannot_hold_is_refused_by_name(hook: HttpSink, kind:
         hook.validate(schema)
     with pytest.raises(SchemaError, match="more than once"):
         hook.validate(pa.schema([("n", pa.int64()), ("n", pa.int64())]))
+
+
+def test_times_of_day_and_decimals_are_text_with_all_their_digits():
+    """Spark sends times of day in nanoseconds."""
+    times = pa.array([37_230_250_000_000], pa.time64("ns"))
+    decimals = pa.array([Decimal("1E-18")], pa.decimal128(38, 18))
+    by_name = pa.array([[("x", 10**9)]], pa.map_(pa.string(), pa.int64())).cast(pa.map_(pa.string(), times.type))
+    assert json_rows("hook", pa.record_batch({"at": times, "d": decimals, "m": by_name})) == [
+        '{"at":"10:20:30.250000","d":"0.000000000000000001","m":[["x","00:00:01"]]}'
+    ]
+    with pytest.raises(SinkError, match=r"column 'at' .*fraction of a microsecond"):
+        json_rows("hook", pa.record_batch({"at": pa.array([1], pa.time64("ns"))}))
 
 
 # What the server answers

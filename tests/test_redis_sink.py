@@ -204,6 +204,8 @@ def test_values_are_text_and_nulls_have_no_field():
         day=[date(2026, 1, 2)],
         at=[datetime(2026, 1, 2, 3, tzinfo=UTC)],
         money=[Decimal("1.10")],
+        small=pa.array([Decimal("0E-8")], pa.decimal128(18, 8)),
+        clock=pa.array([37_230_000_000_000], pa.time64("ns")),
         some=[[1, None]],
         none=pa.array([None], pa.string()),
     )
@@ -216,6 +218,8 @@ def test_values_are_text_and_nulls_have_no_field():
         b"day": b"2026-01-02",
         b"at": b"2026-01-02T03:00:00+00:00",
         b"money": b"1.10",
+        b"small": b"0.00000000",
+        b"clock": b"10:20:30",
         b"some": b"[1,null]",
     }
     words = [word for pair in fields.items() for word in pair]
@@ -223,6 +227,7 @@ def test_values_are_text_and_nulls_have_no_field():
     assert written("s", "hash", key, batch) == [Written("{x}:grün:1".encode(), words, [b"none"])]
     assert written("s", "stream", key, batch)[0].words == [b"*", *words]
     assert written("s", "stream", key, batch, 7)[0].words == [b"MAXLEN", b"~", b"7", b"*", *words]
+    assert written("s", "hash", KeyTemplate("k:{small}"), batch)[0].key == b"k:0.00000000"
     assert written("s", "list", KeyTemplate("l"), rows(n=[1], m=["a"])) == [Written(b"l", [b'{"n":1,"m":"a"}'], [])]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+import uuid
 from contextlib import closing
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
@@ -21,11 +22,12 @@ from onceward import FileSink, SqlAlchemySink
 from onceward.cli.main import app
 from onceward.cli.verify.places import Access, Place
 from onceward.cli.verify.rows import compared, mapped, records, shown
+from onceward.connectors.files import blocks
 from onceward.core.checkpoint import Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import ConfigurationError, SchemaError, SqlError
 from onceward.core.log import DirectoryStore, EpochInput
-from onceward.core.proof import NUMBER, Piece, Reread
+from onceward.core.proof import NUMBER, UUID, Piece, Reread
 from onceward.core.steps import Step, hooked
 from onceward.core.transaction import Acknowledgement
 
@@ -182,6 +184,46 @@ def test_a_file_that_was_copied_is_told_with_its_rows(tmp_path: Path, format_: s
     found = told["rows"]["findings"]
     assert {str(one["row"]["id"]) for one in found} <= {str(number) for number in range(20, 30)}
     assert found[0]["positions"][0].startswith(f"copy.{format_}:")
+
+
+def test_texts_that_are_not_utf8_are_compared_and_named(tmp_path: Path) -> None:
+    """Spark's strings are bytes of any kind."""
+    bad = pa.Array.from_buffers(pa.string(), 1, [None, *pa.array([b"\xff\xfe"]).buffers()[1:]])
+    for format_ in ("csv", "parquet", "arrow"):
+        job = FileJob(tmp_path / format_, format=format_)
+        job.run(1, lambda *numbers: pa.record_batch({"id": numbers, "word": pa.concat_arrays([bad] * len(numbers))}))
+        assert wrong(job.told()) == []
+        shutil.copy(job.file(0), job.out / f"copy.{format_}")
+        told = job.told(code=1)
+        assert (wrong(told), told["left_out"]) == ([], [])
+        assert {one["row"]["word"] for one in told["rows"]["findings"]} == {repr(b"\xff\xfe")}
+
+
+@pytest.mark.parametrize("format_", ["csv", "parquet", "arrow"])
+def test_a_file_with_two_columns_of_one_name_is_listed(tmp_path: Path, format_: str) -> None:
+    job = FileJob(tmp_path, format=format_)
+    job.run(1, lambda *numbers: pa.RecordBatch.from_arrays([pa.array(numbers)] * 2, ["id", "number"]))
+    for path in job.out.glob(f"*.{format_}"):
+        table = pa.table([[1], [1]], names=["id", "id"])
+        if format_ == "csv":
+            pyarrow.csv.write_csv(table, path)
+        elif format_ == "parquet":
+            pyarrow.parquet.write_table(table, path)
+        else:
+            with pa.ipc.new_file(path, table.schema) as file:
+                file.write_table(table)
+    assert "which cannot be read" in job.told(code=1)["left_out"][0]
+
+
+def test_a_row_of_csv_may_be_longer_than_what_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "BLOCKS", (2**10, 2**14))
+    job = FileJob(tmp_path, format="csv")
+    job.run(make=lambda *numbers: pa.record_batch({"id": numbers, "word": ["x" * 700 * number for number in numbers]}))
+    told = job.told(code=1)
+    assert wrong(told) == [2]
+    assert "cannot be read (straddling object" in told["left_out"][0]
+    monkeypatch.setattr(blocks, "BLOCKS", (2**10, 2**14, 2**16))
+    assert wrong(job.told()) == []
 
 
 def test_a_file_under_the_name_of_another_one_belongs_to_its_epoch(tmp_path: Path) -> None:
@@ -528,3 +570,34 @@ def test_rows_without_a_column_are_counted() -> None:
     nothing = pa.RecordBatch.from_arrays([], names=[])
     reread = Reread(iter([Piece(nothing, ["", ""], ["here", "there"])]), {}, nothing.schema, lambda _: False)
     assert [(one.row, one.position) for one in records(reread)] == [({}, "here"), ({}, "there")]
+
+
+def test_a_uuid_is_compared_with_its_text() -> None:
+    """The table has sixteen bytes, which are hashed."""
+    schema = pa.schema([pa.field("id", pa.binary(), metadata={UUID: ""}), pa.field("n", pa.int64())])
+    text, other = "12345678-1234-5678-1234-56781234567a", "{12345678-1234-5678-1234-56781234567B}"
+    messages = [json.dumps({"id": one, "n": n}).encode() for n, one in enumerate((text, other, None))]
+    bytes_of = [uuid.UUID(text).bytes, uuid.UUID(other).bytes, None]
+    table = [{"id": one, "n": n} for n, one in enumerate(bytes_of)]
+    assert sides(messages, table, schema).exact
+    found = sides(messages[:1], [{"id": bytes_of[1], "n": 0}], schema, key="n")
+    assert found.findings[0].row["id"] == other.strip("{}").lower()
+
+
+@pytest.mark.parametrize(
+    ("text", "data", "exact"),
+    [("AP8=", b"\0\xff", True), ("AP8=", b"AP8=", False), ("", b"", True), ("no Base64", b"no Base64", True)],
+)
+def test_bytes_are_compared_with_base64(text: str, data: bytes, exact: bool) -> None:
+    """As Spark's from_json reads them."""
+    assert sides([json.dumps({"x": text}).encode()], [{"x": data}], pa.schema({"x": pa.binary()})).exact is exact
+
+
+@pytest.mark.parametrize(("kind", "number"), [(pa.date32(), 2_932_897), (pa.timestamp("us"), -62_135_596_800_000_001)])
+def test_a_time_that_python_does_not_have_is_shown_as_text(kind: pa.DataType, number: int) -> None:
+    width = pa.int32() if kind == pa.date32() else pa.int64()
+    rows = pa.record_batch({"at": pa.array([number, 0, None], width).cast(kind)})
+    reread = Reread(iter([Piece(rows, [""] * 3, [""] * 3)]), {}, rows.schema, lambda _: False)
+    shown_as = "10000-01-01" if kind == pa.date32() else "0000-12-31 23:59:59.999999"
+    first = date(1970, 1, 1) if kind == pa.date32() else datetime(1970, 1, 1)  # noqa: DTZ001 - none in the data
+    assert [record.row for record in records(reread)] == [{"at": shown_as}, {"at": first}, {}]

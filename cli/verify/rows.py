@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from base64 import b64decode
 from contextlib import suppress
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 import msgspec
 import pyarrow as pa
 
 from onceward.core.errors import ConfigurationError
 from onceward.core.proof import JSON_LINE, NUMBER, PARTITION
+from onceward.core.proof import UUID as UUID_BYTES
 from onceward.testing.judge import Record, compare
 
 if TYPE_CHECKING:
@@ -32,7 +35,30 @@ def records(reread: Reread, marks: Collection[str] | None = None) -> Iterator[Re
 
 def _rows(batch: pa.RecordBatch, count: int) -> list[dict[str, Any]]:
     """So many rows, which may have no column at all."""
-    return batch.to_pylist() or [{} for _ in range(count)]
+    columns = [_values(column, field) for column, field in zip(batch.columns, batch.schema, strict=True)]
+    if not columns:
+        return [{} for _ in range(count)]
+    return [dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _values(column: pa.Array, field: pa.Field) -> list[Any]:
+    """Bytes for a text that is not UTF-8, text for UUIDs and for times that Python does not have."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except UnicodeDecodeError:
+        values = column.cast(pa.large_binary()).to_pylist()
+    except (OverflowError, ValueError):
+        return [_value(scalar) for scalar in column]
+    if UUID_BYTES.encode() in (field.metadata or {}):
+        return [value if value is None else str(UUID(bytes=value)) for value in values]
+    return values
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    try:
+        return scalar.as_py()
+    except (OverflowError, ValueError):
+        return str(scalar.cast(pa.string()))
 
 
 def mapped(
@@ -51,7 +77,7 @@ def mapped(
     """
     for batch in batches:
         try:
-            made = function(batch) if function is not None else batch if place.kind == "kafka" else _from_json(batch)
+            made = function(batch) if function is not None else _from_json(batch, place, schema)
             yield as_hashed(made, place, schema)
         except (pa.ArrowException, ArithmeticError, LookupError, ValueError, TypeError) as error:
             raise ConfigurationError(
@@ -79,7 +105,7 @@ def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         batch = as_lines(batch, [name for name in schema.names if name in batch.schema.names])
     names = [name for name in schema.names if name in batch.schema.names]
     columns = [_cast(batch.column(name), schema.field(name)) for name in names]
-    return pa.RecordBatch.from_arrays(columns, names=names)
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([schema.field(name) for name in names]))
 
 
 def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
@@ -87,6 +113,10 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
         from onceward.connectors.files.reread import folder_texts  # noqa: PLC0415 - for files alone
 
         return folder_texts(array)
+    if UUID_BYTES.encode() in (field.metadata or {}) and pa.types.is_string(array.type):
+        from onceward.connectors.database.postgres.conversions import encode_uuids  # noqa: PLC0415 - an extra
+
+        return encode_uuids(array).cast(field.type)
     if NUMBER.encode() not in (field.metadata or {}):
         if pa.types.is_decimal(array.type) and pa.types.is_floating(field.type):  # Arrow's cast may be one digit off
             return pa.array([None if value is None else float(value) for value in array.to_pylist()], field.type)
@@ -96,16 +126,35 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
     return pa.array(short, pa.string())
 
 
-def _from_json(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _from_json(batch: pa.RecordBatch, place: Place, schema: pa.Schema) -> pa.RecordBatch:
+    """The columns of JSON objects; a topic gets a copy."""
     column = next((name for name in ("value", JSON_LINE) if name in batch.schema.names), None)
-    if column is None:
+    if column is None or place.kind == "kafka":
         return batch
     try:
         rows = [_OBJECT.decode(value or b"null") for value in batch.column(column).to_pylist()]
     except msgspec.MsgspecError as error:
         raise ValueError(f"a message of the source is no JSON object: {error}") from error
     names = dict.fromkeys(name for row in rows for name in row)
-    return pa.RecordBatch.from_pydict({name: _column([row.get(name) for row in rows]) for name in names})
+    columns = {name: _column([row.get(name) for row in rows]) for name in names}
+    if place.kind != "redis":  # where everything is bytes
+        for field in schema:
+            if (
+                field.name in columns
+                and pa.types.is_binary(field.type)
+                and UUID_BYTES.encode() not in (field.metadata or {})
+            ):
+                columns[field.name] = _bytes(columns[field.name])
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _bytes(column: pa.Array) -> pa.Array:
+    """Texts of JSON as bytes: they are in Base64, as Spark's to_json and from_json have them, unless one is not."""
+    texts = column.to_pylist()
+    try:
+        return pa.array([None if text is None else b64decode(text, validate=True) for text in texts], pa.binary())
+    except (ValueError, TypeError):
+        return column
 
 
 def _number(text: str) -> float | Decimal:
@@ -129,7 +178,7 @@ def _column(values: list[Any]) -> pa.Array:
 def shown(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
     """Rows as a person reads them."""
     for batch in batches:
-        yield from map(_shown, batch.to_pylist())
+        yield from map(_shown, _rows(batch, batch.num_rows))
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

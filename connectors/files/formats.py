@@ -13,10 +13,9 @@ import shutil
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet
 
 from onceward.core.errors import SchemaError
@@ -24,6 +23,8 @@ from onceward.core.folders import make_folder, sync_folder
 from onceward.core.kit.rows import check_columns, to_json
 from onceward.core.names import file_name
 from onceward.core.proof import JSON_LINE
+
+from .csv_format import CsvWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -50,19 +51,13 @@ class _JsonLinesWriter:
         pass
 
 
-class Format(NamedTuple):
-    """A format of files: what pyarrow.dataset calls it, and what writes batches of one schema into an open file."""
-
-    dataset: str
-    writer: Callable[[BinaryIO, pa.Schema], Any]
-
-
-FORMATS: Final = {
-    "parquet": Format("parquet", pyarrow.parquet.ParquetWriter),
-    "csv": Format("csv", pyarrow.csv.CSVWriter),  # with a header
-    "jsonl": Format("json", _JsonLinesWriter),
-    "arrow": Format("ipc", pa.ipc.new_file),
+FORMATS: Final[dict[str, Callable[[BinaryIO, pa.Schema], Any]]] = {
+    "parquet": pyarrow.parquet.ParquetWriter,
+    "csv": CsvWriter,
+    "jsonl": _JsonLinesWriter,
+    "arrow": pa.ipc.new_file,
 }
+"""What writes batches of one schema into an open file, by format."""
 
 
 def as_lines(batch: pa.RecordBatch, partition_by: Sequence[str] = ()) -> pa.RecordBatch:
@@ -85,6 +80,38 @@ def check_format(sink: str, format_: str, schema: pa.Schema) -> None:
     for field in schema:
         if format_ == "csv" and pa.types.is_nested(field.type):
             raise SchemaError(f"sink {sink}: CSV cannot hold column {field.name!r} of type {field.type}")
+        if format_ == "parquet" and any(pa.types.is_decimal(kind) and kind.scale < 0 for kind in _types(field.type)):
+            raise SchemaError(
+                f"sink {sink}: Parquet cannot hold column {field.name!r} of type {field.type}, a decimal of negative "
+                "scale: cast it to a scale of 0"
+            )
+
+
+def check_names(sink: str, schema: pa.Schema) -> None:
+    """Check that readers can tell all columns apart, those that become folders too.
+
+    Raises:
+        SchemaError: There are none, or two have the same name to Spark, which takes no notice of upper and lower case.
+    """
+    if not schema.names:
+        raise SchemaError(f"sink {sink}: there are no columns: select must name one or more")
+    for name in schema.names:
+        same = [other for other in schema.names if other.lower() == name.lower()]
+        if len(same) > 1:
+            raise SchemaError(
+                f"sink {sink}: columns {same} have the same name to Spark, which cannot read such files: rename one "
+                "with select"
+            )
+
+
+def _types(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """A type and those that it is made of."""
+    yield kind
+    if pa.types.is_dictionary(kind):
+        yield from _types(kind.value_type)
+    elif pa.types.is_nested(kind):
+        for number in range(kind.num_fields):
+            yield from _types(kind.field(number).type)
 
 
 class _OpenFile:
@@ -94,7 +121,7 @@ class _OpenFile:
         self.path = path
         self._schema = None if format_ == "jsonl" else schema
         self._file = path.open("xb")
-        self._writer = FORMATS[format_].writer(self._file, schema)
+        self._writer = FORMATS[format_](self._file, schema)
 
     def fits(self, schema: pa.Schema) -> bool:
         return self._schema is None or bool(self._schema.equals(schema))

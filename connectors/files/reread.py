@@ -4,8 +4,8 @@ A finished file's name is that of its transaction, which says of which epoch it 
 altered or was copied shows in its epoch, and any other file holds rows that no epoch wrote.
 
 What is hashed of a row is what its file gives back: of Parquet and Arrow files each column, as its type allows; of CSV,
-which knows no types, the text of each cell; of JSON lines the line. A column that became folders is the text that its
-folder has.
+which knows no types, the text of each cell (as bytes: a text of Spark need not be UTF-8); of JSON lines the line. A
+column that became folders is the text that its folder has.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from onceward.core.names import parse_file_name
 from onceward.core.proof import JSON_LINE, PARTITION, Piece, Reread
 from onceward.core.row_hash import covers
 
+from .blocks import batches_with_blocks, with_blocks
 from .formats import FORMATS, folder_text, visible_files
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from onceward.core.names import Scope
 
 _ROWS_AT_ONCE: Final = 10_000
-_BLOCK: Final = 16 * 2**20
-"""Bytes of a CSV file that are read at once; a row is not longer."""
 _FINISHED: Final = re.compile(rf"(.+)-\d+\.(?:{'|'.join(FORMATS)})")
 
 
@@ -121,7 +120,7 @@ def _noted(file: object, left_out: list[str]) -> Iterator[None]:
     """Note a file that cannot be read: its rows are missing."""
     try:
         yield
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, KeyError) as error:  # KeyError: two columns of one name
         left_out.append(f"{file}, which cannot be read ({error})")
 
 
@@ -147,7 +146,7 @@ def _pieces(files: Sequence[_File], left_out: list[str]) -> Iterator[Piece]:
                 count = batch.num_rows
                 folders = [pa.repeat(text, count) for text in file.folders.values()]
                 cells = [batch.column(name) for name in file.schema.names[: len(file.schema) - len(folders)]]
-                rows = pa.RecordBatch.from_arrays([*cells, *folders], schema=file.schema)
+                rows = pa.RecordBatch.from_arrays([*cells, *folders], names=file.schema.names)
                 yield Piece(rows, [file.mark] * count, [f"{file.shown}:{at + n}" for n in range(count)])
                 at += count
 
@@ -163,16 +162,19 @@ def _arrow(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
 
 
 def _csv(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    names = pyarrow.csv.open_csv(path, parse_options=_PARSED).schema.names
-    types = pyarrow.csv.ConvertOptions(
-        column_types=dict.fromkeys(names, pa.binary()),
-        null_values=[""],
-        strings_can_be_null=True,
-        quoted_strings_can_be_null=False,
-    )
-    blocks = pyarrow.csv.ReadOptions(block_size=_BLOCK)
+    def opened(block: int, names: Sequence[str] = ()) -> pyarrow.csv.CSVStreamingReader:
+        types = pyarrow.csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.binary()),
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        )
+        blocks = pyarrow.csv.ReadOptions(block_size=block)
+        return pyarrow.csv.open_csv(path, read_options=blocks, parse_options=_PARSED, convert_options=types)
+
+    names = with_blocks(opened).schema.names
     schema = pa.schema([(name, pa.string()) for name in names])
-    return schema, pyarrow.csv.open_csv(path, read_options=blocks, parse_options=_PARSED, convert_options=types)
+    return schema, batches_with_blocks(lambda block: opened(block, names))
 
 
 def _json_lines(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:

@@ -34,9 +34,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 import msgspec
 import pyarrow as pa
 
-from onceward.core.errors import ConfigurationError, SinkError
+from onceward.core.errors import ConfigurationError, SchemaError, SinkError
 from onceward.core.folders import make_folder, sync_folder
 from onceward.core.kit.options import check_choice, check_types
+from onceward.core.kit.rows import in_microseconds
 from onceward.core.names import file_name
 from onceward.core.row_hash import RowHash, proof_of
 from onceward.core.transaction import (
@@ -51,7 +52,7 @@ from onceward.core.transaction import (
 )
 from onceward.sinks.folders import FolderSink, names_of, with_file_errors
 
-from .formats import FORMATS, OPEN_FILES, Files, as_lines, check_format, check_partitions, hidden, parts
+from .formats import FORMATS, OPEN_FILES, Files, as_lines, check_format, check_names, check_partitions, hidden, parts
 from .reread import hashed
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ class FileSink(FolderSink[Files]):
     def validate(self, schema: pa.Schema) -> None:
         if Path(self.directory).exists() and not Path(self.directory).is_dir():
             raise ConfigurationError(f"{self.directory} is no folder: give another one", sink=self.name)
+        check_names(self.name, schema)
         check_partitions(self.name, self.partition_by, schema)
         left = pa.schema([field for field in schema if field.name not in self.partition_by])
         check_format(self.name, self.format, left)
@@ -152,12 +154,16 @@ class FileSink(FolderSink[Files]):
     @with_file_errors
     def write(self, transaction: Files, batch: pa.RecordBatch) -> None:
         try:
+            if self.format != "arrow":
+                batch = in_microseconds(batch)
             if self.format == "jsonl":
                 batch = as_lines(batch, self.partition_by)
             for partition, rows in parts(batch, self.partition_by):
                 transaction.write(partition, rows)
             if transaction.hash is not None:
                 transaction.hash.add(hashed(batch, self.format, self.partition_by))
+        except SchemaError as error:
+            raise SchemaError(f"{error.message}; the epoch's rows are not written", sink=self.name) from None
         except _UNWRITABLE as error:
             raise SinkError(f"a row cannot be written as {self.format}: {error}", sink=self.name) from error
         except OSError as error:

@@ -3,6 +3,9 @@
 A unit is a file; a split is a range of its rows. A file must be complete when it appears (written under another name
 and renamed, as FileSink does) and not change afterwards: its size and modification time are kept with the position, and
 a file that was replaced is an error. Names that begin with "_" or "." are ignored.
+
+A schema that was given says what is read: columns of the files, and of folders such as `country=de`. Without one, no
+column is left out silently: a file with columns that the oldest one does not have is an error, and so are such folders.
 """
 
 from __future__ import annotations
@@ -12,22 +15,33 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.dataset
+import pyarrow.json
 
 from onceward.core.errors import ConfigurationError, SourceError
 from onceward.core.kit.options import check_choice
 from onceward.core.source import Piece, Position, ResettableSource, Split
 
+from .blocks import batches_with_blocks, with_blocks
+from .csv_format import csv_dataset
 from .formats import FORMATS, visible_files
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 _BATCH_ROWS: Final = 10_000
 _TEXTS: Final = ("csv", "jsonl")
+_DATASETS: Final[dict[str, Callable[[Path, int], Any]]] = {
+    "parquet": lambda *_: "parquet",
+    "csv": csv_dataset,
+    "jsonl": lambda _, block: pyarrow.dataset.JsonFileFormat(read_options=pyarrow.json.ReadOptions(block_size=block)),
+    "arrow": lambda *_: "ipc",
+}
+"""What pyarrow.dataset calls each format, of a file and the size of a block."""
 
 
 class FileSource(ResettableSource):
@@ -36,7 +50,8 @@ class FileSource(ResettableSource):
     Args:
         directory: The folder. Its subfolders are read too.
         format: "parquet", "csv" (with a header), "jsonl" or "arrow" (Arrow IPC files).
-        schema: Arrow schema of the rows. Default: that of the oldest file.
+        schema: Arrow schema of the rows. It may name columns of folders such as `country=de`, and leave columns out.
+            Default: that of the oldest file, with inferred types if it is text.
         bounded: End when all files that exist at the start have been read. Otherwise the source waits for more.
 
     Raises:
@@ -54,6 +69,7 @@ class FileSource(ResettableSource):
         self.directory = Path(directory).absolute()
         self.format = check_choice("format", format, FORMATS)
         self._schema = schema
+        self._inferred = schema is None
         self._bounded = bounded
         self._share = (0, 1)
 
@@ -63,7 +79,14 @@ class FileSource(ResettableSource):
             files = {name: stat for name, stat in self._files().items() if stat.st_size}
             if not files:
                 raise ConfigurationError(f"{self.directory} holds no file yet, or empty ones only: give schema=…")
-            self._schema = self._dataset(min(files, key=lambda name: (files[name].st_mtime_ns, name))).schema
+            oldest = min(files, key=lambda name: (files[name].st_mtime_ns, name))
+            found = self._own_schema(oldest)
+            if lost := sorted({column for name in files for column in _folder_columns(name)} - set(found.names)):
+                raise ConfigurationError(
+                    f"{self.directory} has folders that are named after columns {lost}: give schema=… with the "
+                    "columns to read, which may be among them"
+                )
+            self._schema = found
         return self._schema
 
     @property
@@ -94,6 +117,8 @@ class FileSource(ResettableSource):
                 continue  # Arrow refuses text without any byte; it may still be written
             if left is not None and left <= 0:
                 break
+            if 0 < read < rows and self.format == "csv":
+                self._check_count(name, rows)
             rows = rows if rows >= 0 else self._count(name)
             end[name] = [rows, rows, files[name].st_size, files[name].st_mtime_ns]
             left = left - (rows - read) if left is not None else None
@@ -112,7 +137,9 @@ class FileSource(ResettableSource):
         at = 0
         name, size, changed = _of_unit(split.unit)
         try:
-            for batch in self._dataset(name).to_batches(batch_size=_BATCH_ROWS):
+            for batch in batches_with_blocks(
+                lambda block: self._dataset(name, block, self._schema).to_batches(batch_size=_BATCH_ROWS)
+            ):
                 first, last = max(split.start - at, 0), min(split.end - at, batch.num_rows)
                 at += batch.num_rows
                 stat = (self.directory / name).stat()
@@ -170,18 +197,51 @@ class FileSource(ResettableSource):
             raise SourceError(f"the name of file {path!r} is not UTF-8: rename the file, or remove it") from None
 
     def _count(self, name: str) -> int:
-        """Rows of a file."""
+        """Rows of a file, which has no column that would be lost."""
+        if self._inferred:
+            found = [*self._own_schema(name).names, *_folder_columns(name)]
+            if more := sorted(set(found) - set(self.schema.names)):
+                raise SourceError(
+                    f"{self.directory / name} has columns {more}, which the oldest file does not have: give schema=… "
+                    "with the columns to read"
+                )
         try:
-            return int(self._dataset(name).count_rows())
+            return int(with_blocks(lambda block: self._dataset(name, block, self._schema).count_rows()))
         except (OSError, pa.ArrowException) as error:
             raise SourceError(f"cannot read {self.directory / name}: {error}") from error
 
-    def _dataset(self, name: str) -> Any:
-        path = self.directory / name
+    def _check_count(self, name: str, rows: int) -> None:
+        """A file that was read to a part must have as many rows as then, or they would be others from there on."""
+        if (now := self._count(name)) != rows:
+            raise SourceError(
+                f"{self.directory / name} has {now} rows, and {rows} when its reading began: earlier versions ignored "
+                "empty lines in CSV files with one column. Let the earlier version finish this file"
+            )
+
+    def _own_schema(self, name: str) -> pa.Schema:
+        """Of the rows of one file."""
         try:
-            return pyarrow.dataset.dataset(str(path), format=FORMATS[self.format].dataset, schema=self._schema)
+            return with_blocks(lambda block: self._dataset(name, block).schema)
         except (OSError, pa.ArrowException) as error:
-            raise SourceError(f"cannot read {path}: {error}") from error
+            raise SourceError(f"cannot read {self.directory / name}: {error}") from error
+
+    def _dataset(self, name: str, block: int, schema: pa.Schema | None = None) -> Any:
+        path = self.directory / name
+        named = {field.name: field for field in schema} if schema is not None else {}
+        folders = [named[column] for column in _folder_columns(name) if column in named]
+        return pyarrow.dataset.dataset(
+            str(path),
+            schema=schema,
+            format=_DATASETS[self.format](path, block),
+            partitioning=pyarrow.dataset.partitioning(pa.schema(folders), flavor="hive"),
+            partition_base_dir=str(self.directory),
+        )
+
+
+def _folder_columns(name: str) -> Iterable[str]:
+    """Columns whose values a file's folders name, as Spark, Hive and FileSink have them."""
+    parts = (part.partition("=") for part in Path(name).parts[:-1])
+    return (unquote(column) for column, equals, _ in parts if equals)
 
 
 def _of_unit(unit: str) -> tuple[str, int, int]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from onceward.core.errors import ConfigurationError, SchemaError, SinkError
-from onceward.core.kit.rows import check_columns, plain, to_json
+from onceward.core.kit.rows import check_columns, in_microseconds, plain, to_json
 from onceward.core.names import FORMAT
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def written(sink: str, form: str, key: KeyTemplate, rows: pa.RecordBatch, maxlen
         SinkError: A row has no key, or a value has no text.
     """
     try:
-        return [_row(form, key, row, maxlen) for row in rows.to_pylist()]
+        return [_row(form, key, row, maxlen) for row in in_microseconds(rows).to_pylist()]
     except KeyError as error:
         raise SinkError(
             f"rows written before the key was changed have no column {error}: run once with the former key",

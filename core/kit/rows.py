@@ -1,14 +1,16 @@
 """Arrow rows as JSON, for targets that take text.
 
-Dates and times are in ISO 8601, decimals are text with every digit, bytes are in Base64 (as Spark's to_json has them),
-maps are arrays of [key, value]. NaN and the infinities do not exist in JSON (RFC 8259, section 6) and are refused. The
-same rows always give the same bytes: servers compare them with those that they have taken under the same key.
+Dates and times are in ISO 8601, decimals are text with every digit and no exponent, bytes are in Base64 (as Spark's
+to_json has them), maps are arrays of [key, value]. NaN and the infinities do not exist in JSON (RFC 8259, section 6)
+and are refused. The same rows always give the same bytes: servers compare them with those that they have taken under
+the same key.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -50,7 +52,9 @@ def check_columns(sink: str, schema: pa.Schema) -> None:
     if twice:
         raise SchemaError(f"sink {sink}: columns {twice} are there more than once")
     for field in schema:
-        if not _fits(field.type):
+        if _holds_variant(field.type):
+            raise SchemaError(f"sink {sink}: column {field.name!r} is a variant: turn it into text with to_json")
+        if not _fits(_microseconds(field.type)):
             fine = " (nanoseconds: cast it to microseconds)" if getattr(field.type, "unit", "") == "ns" else ""
             raise SchemaError(f"sink {sink}: column {field.name!r} of type {field.type} is not supported{fine}")
 
@@ -65,6 +69,47 @@ def _fits(kind: pa.DataType) -> bool:
     return any(simple(kind) for simple in _SIMPLE)
 
 
+def _holds_variant(kind: pa.DataType) -> bool:
+    """Whether a column is or contains a variant of Spark: a struct that pyspark marks with metadata."""
+    if not pa.types.is_nested(kind):
+        return False
+    parts = [kind.field(number) for number in range(kind.num_fields)]
+    return any((part.metadata or {}).get(b"variant") == b"true" or _holds_variant(part.type) for part in parts)
+
+
+def in_microseconds(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows whose times of day are in microseconds: Spark sends them in nanoseconds, though it has no such fractions.
+
+    Raises:
+        SchemaError: A value has a fraction of a microsecond; the message names the column.
+    """
+    fields = [field.with_type(_microseconds(field.type)) for field in rows.schema]
+    if fields == list(rows.schema):
+        return rows
+    columns = []
+    for field, column in zip(fields, rows.columns, strict=True):
+        try:
+            columns.append(column if column.type == field.type else column.cast(field.type))
+        except pa.ArrowInvalid as error:
+            raise SchemaError(
+                f"column {field.name!r} has a time of day with a fraction of a microsecond: round it in the query"
+            ) from error
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, rows.schema.metadata))
+
+
+def _microseconds(kind: pa.DataType) -> pa.DataType:
+    """A type with times of day in microseconds, inside of it too."""
+    if kind == pa.time64("ns"):
+        return pa.time64("us")
+    if pa.types.is_struct(kind):
+        return pa.struct([part.with_type(_microseconds(part.type)) for part in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_microseconds(kind.value_type)))
+    if pa.types.is_map(kind):
+        return pa.map_(_microseconds(kind.key_type), kind.item_field.with_type(_microseconds(kind.item_type)))
+    return kind
+
+
 def json_rows(sink: str, rows: pa.RecordBatch) -> list[str]:
     """Each row as a JSON object.
 
@@ -72,7 +117,7 @@ def json_rows(sink: str, rows: pa.RecordBatch) -> list[str]:
         SinkError: A value cannot be written as JSON, for example NaN.
     """
     try:
-        return [to_json(row) for row in rows.to_pylist()]
+        return [to_json(row) for row in in_microseconds(rows).to_pylist()]
     except (ValueError, TypeError, OverflowError) as error:  # dates after the year 9999, text that is not UTF-8
         raise SinkError(f"a row cannot be written as JSON: {error}", sink=sink) from error
 
@@ -90,4 +135,6 @@ def plain(value: Any) -> str:
     """The text of a value that JSON has no form for."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
+    if isinstance(value, Decimal):
+        return f"{value:f}"
     return str(value.isoformat()) if hasattr(value, "isoformat") else str(value)

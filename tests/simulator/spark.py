@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
 
 from onceward.connectors.spark.formats import SinkFormat
@@ -50,6 +51,7 @@ class Batch(list[int]):
     """Rows, with what is asked of an Arrow batch."""
 
     nbytes = 0
+    schema = pa.schema([])
 
     @property
     def num_rows(self) -> int:

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from onceward.core.errors import SchemaError
-from onceward.core.proof import NUMBER, Piece, Reread
+from onceward.core.proof import NUMBER, UUID, Piece, Reread
 
 from ..engines import autocommitting
 from ..failures import translated
@@ -49,7 +50,17 @@ _ARROW: Final = {
     "timestamptz": pa.timestamp("us", "UTC"),
 }
 """What a column's values are read as; text if it is not here."""
-_READ: Final = {"numeric": "trim_scale({})::text", "uuid": "uuid_send({})"}
+_READ: Final = {
+    "numeric": "trim_scale({})::text",
+    "uuid": "uuid_send({})",
+    "date": "date_send({})",
+    "timestamp": "timestamp_send({})",
+    "timestamptz": "timestamptz_send({})",
+}
+"""How a column is read; dates and times as numbers, because Python has none before the year 1 and after 9999."""
+_SINCE_1970: Final = {4: (">i4", 10_957), 8: (">i8", 10_957 * 24 * 3600 * 10**6)}
+"""By a number's bytes: its kind, and PostgreSQL's zero, the year 2000, in days or microseconds since 1970."""
+_MARKS: Final = {"numeric": {NUMBER: ""}, "uuid": {UUID: ""}}
 
 
 def reread(target: Target, scope: Scope | None, columns: Sequence[str] = ()) -> Reread:
@@ -81,7 +92,7 @@ def reread(target: Target, scope: Scope | None, columns: Sequence[str] = ()) -> 
 
 def _field(column: Column) -> pa.Field:
     kind = _ARROW.get(column.type.name, pa.string())
-    return pa.field(column.name, kind, metadata={NUMBER: ""} if column.type.name == "numeric" else None)
+    return pa.field(column.name, kind, metadata=_MARKS.get(column.type.name))
 
 
 class _Ledger:
@@ -138,5 +149,15 @@ def _pieces(
 
 def _batch(cells: list[Any], schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
-        [pa.array(column, kind) for column, kind in zip(cells, schema.types, strict=True)], schema=schema
+        [_column(column, kind) for column, kind in zip(cells, schema.types, strict=True)], schema=schema
     )
+
+
+def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    if not (pa.types.is_date(kind) or pa.types.is_timestamp(kind)):
+        return pa.array(values, kind)
+    missing = np.array([value is None for value in values])
+    width = 4 if pa.types.is_date(kind) else 8
+    sent, zero = _SINCE_1970[width]
+    numbers = np.frombuffer(b"".join(value or bytes(width) for value in values), sent).astype(f"i{width}")
+    return pa.array(numbers + numbers.dtype.type(zero), mask=missing).cast(kind)

@@ -1,0 +1,78 @@
+"""CSV with a header, as FileSink writes it: texts are in quotes, and a null is an empty cell without them."""
+
+from __future__ import annotations
+
+import csv
+from typing import TYPE_CHECKING, BinaryIO
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.dataset
+
+from onceward.core.errors import SchemaError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class CsvWriter:
+    """CSV with a header, whose lines are rows to each reader.
+
+    A null that is alone in its line would be an empty line, which Spark and pyarrow skip.
+    """
+
+    def __init__(self, file: BinaryIO, schema: pa.Schema) -> None:
+        self._writer = pyarrow.csv.CSVWriter(file, schema)
+
+    def write_batch(self, batch: pa.RecordBatch) -> None:
+        if batch.num_columns == 1 and _has_nulls(batch.column(0)):
+            raise SchemaError(
+                f"column {batch.schema.names[0]!r} is null in a row, and the only column of a CSV file: readers skip "
+                "empty lines. Use another format, or write a second column"
+            )
+        try:
+            self._writer.write_batch(batch)
+        except pa.ArrowInvalid as error:
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                _check_text(name, column)
+            raise error from None
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _has_nulls(column: pa.Array) -> bool:
+    plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    return bool(plain.null_count)
+
+
+def _check_text(name: str, column: pa.Array) -> None:
+    try:
+        column.cast(pa.string())
+    except pa.ArrowNotImplementedError:
+        return
+    except pa.ArrowInvalid:
+        raise ValueError(
+            f"column {name!r} holds bytes that are not UTF-8, which CSV cannot hold: encode them as text, for example "
+            "with base64"
+        ) from None
+
+
+def csv_dataset(path: Path, block: int) -> pyarrow.dataset.CsvFileFormat:
+    """The format with which pyarrow.dataset reads a file as FileSink wrote it.
+
+    An empty line is a null if the file has one column, and otherwise no row.
+
+    Args:
+        path: The file.
+        block: How much is read at once, in bytes.
+    """
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        header = next(csv.reader(file), [])
+    return pyarrow.dataset.CsvFileFormat(
+        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=len(header) != 1),
+        convert_options=pyarrow.csv.ConvertOptions(
+            null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
+        ),
+        read_options=pyarrow.csv.ReadOptions(block_size=block),
+    )
