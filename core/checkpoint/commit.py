@@ -217,8 +217,10 @@ class _Share:
         mine.sort(key=lambda c: c.epoch)
         self.took_part = bool(mine)
         self._epochs = [list(epoch) for _, epoch in groupby(mine, key=lambda c: c.epoch)]
-        owned = sink.name in writer.view.claimed or sink.name not in permit.decision.sinks
-        self._to_claim = None if owned else Scope(writer.pipeline, sink.name, writer.token.log)
+        claimed, claims = sink.name in writer.view.claimed, sink.name in permit.decision.sinks
+        self.owns = claimed or claims
+        """Whether the sink owns its names in its target when all is answered."""
+        self._to_claim = None if claimed or not claims else Scope(writer.pipeline, sink.name, writer.token.log)
 
     @property
     def waits(self) -> bool:
@@ -282,7 +284,7 @@ def _conclude(permit: CommitPermit, shares: Sequence[_Share], writer: LogWriter,
         for other in others:
             first.add_note(f"besides: {other}")
         raise first
-    writer.complete(permit.decision.epoch)
+    writer.complete(permit.decision.epoch, [share.sink.name for share in shares if share.owns])
     return True
 
 

@@ -96,6 +96,11 @@ class Completed(_Entry, frozen=True, kw_only=True, tag="COMPLETED"):
 
     epoch: int
     floor: int
+    claimed: tuple[str, ...] | None = None
+    """Sinks that own their names in their targets: an operator's command knows only those that had rows.
+
+    None if an older version wrote this: all sinks of the decision.
+    """
 
 
 class Rewind(_Entry, frozen=True, kw_only=True, tag="REWIND"):

@@ -43,7 +43,7 @@ class LogView:
         awaited: The only epoch that a REWIND or a VOID lets be decided next; NONE if none of them said so.
         before: What the next decision's input must go on from; None if that is not known.
         rewind: The newest rewind that was done, whether decisions have followed it or not.
-        claimed: Sinks that have claimed their names for this log: each sink of a completed decision since the rewind.
+        claimed: Sinks that have claimed their names for this log since the rewind.
         reached: The newest commit of each sink since the rewind, as its target must know it.
         finished: How far the completed decisions have come.
         moved: Where the log goes on; empty if it does here.
@@ -230,7 +230,7 @@ def _complete(view: LogView, entry: Completed) -> LogView:
     done, floor = view.undone, max(view.floor, entry.floor)
     if done is None:
         return replace(view, completed=entry.epoch, floor=floor)
-    claimed = view.claimed | set(done.sinks)
+    claimed = view.claimed | set(done.sinks if entry.claimed is None else entry.claimed)
     before = done.proofs if done.proofs is not None else Proofs(whole=False)
     committed = [c for c in done.committables if c.transaction not in view.skipped]
     proofs = before.plus([(c.epoch, c.sink, c.wrote()) for c in committed], done.input.start, done.input.end)

@@ -41,7 +41,7 @@ from .reader import read
 from .view import LogView, check_next
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ..policy import CommitPolicy
     from ..transaction import Committable
@@ -168,8 +168,12 @@ class LogWriter:
             raise self._fenced(f"entry {self.view.start} is a later START, whose writer has finished this epoch")
         return permit
 
-    def complete(self, epoch: int) -> None:
+    def complete(self, epoch: int, claimed: Iterable[str] | None = None) -> None:
         """Record that every transaction of the epoch's decision has ended; then prune.
+
+        Args:
+            epoch: Which one.
+            claimed: Sinks that own their names in their targets; None: all of the decision.
 
         Raises:
             FencedError: A newer writer has started (it finishes the decision itself).
@@ -179,7 +183,8 @@ class LogWriter:
         crash_point(Step.COMPLETE_BEFORE)
         newest = self.view.newest
         floor = newest.position if newest is not None else self.view.floor
-        self._append(Completed(**self._fields(), epoch=epoch, floor=floor))
+        owners = tuple(sorted(claimed)) if claimed is not None else None
+        self._append(Completed(**self._fields(), epoch=epoch, floor=floor, claimed=owners))
         crash_point(Step.COMPLETE_AFTER)
         self._prune(floor)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from onceward.core.errors import PostgresError
-from onceward.core.names import other_log, outdated_log, parse_transaction_name
+from onceward.core.names import Remembered, other_log, outdated_log, parse_transaction_name
 from onceward.core.sink import Guarantee
 from onceward.core.transaction import (
     AbortOutcome,
@@ -126,8 +126,8 @@ class DatabaseSink:
             return Observation.PREPARED
         return Observation.COMMITTED if self.database.committed(gid) else Observation.ABORTED
 
-    def check_claim(self, scope: Scope, newest: Progress) -> None:
-        """The owner, and how far it had come."""
+    def check_claim(self, scope: Scope, newest: Progress) -> Remembered:
+        """The owner, and how far it had come. This database never goes back: no start may be refused for that."""
         self.database.ask("check claim")
         owner = self.database.owners.get(scope[:2])
         if owner not in (None, scope.log):
@@ -135,6 +135,7 @@ class DatabaseSink:
         known = self.database.progress(scope)
         if known > newest:
             raise outdated_log(scope, known, newest, "the database")
+        return Remembered(owner == scope.log, known)
 
     def claim(self, scope: Scope) -> None:
         """The first log to come owns the names."""

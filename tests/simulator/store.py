@@ -125,7 +125,7 @@ class FakeStore:
         if self._end is not None and position > self._end:
             raise Violation("move", f"entry {position} was put into a log that has moved with entry {self._end}")
         self.audit.on_put(key, data, by)
-        if isinstance(read_entry(data, position), Moved):
+        if isinstance(read_entry(data, position), Moved) and position == self.audit.tail:  # else it is void
             self._end = position
         return True
 
