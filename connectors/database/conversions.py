@@ -161,7 +161,7 @@ def as_read_back(array: pa.Array, kind: pa.DataType) -> pa.Array:
 def _text(_: pa.DataType, column: SqlType, sqlite: bool) -> Conversion | None:
     if not isinstance(column, sa.String):
         return None
-    room, length, checks = _BYTES.get(type(column)), column.length, list[Check]()
+    room, length, checks = _BYTES.get(type(column)), column.length, list[Check]([_utf8])
     if isinstance(column, sa.Enum):
         checks.append(_one_of(column.enums))
     elif room is not None:
@@ -284,6 +284,10 @@ def _fraction(column: SqlType, sqlite: bool) -> tuple[Check, ...]:
             raise ValueError(f"a value would be cut: the column keeps {digits} digits of a second's fraction")
 
     return () if sqlite else (check,)
+
+
+def _utf8(array: pa.Array) -> None:
+    array.validate(full=True)  # Arrow's readers need not have looked, and Python's strings are made of it
 
 
 def at_most_characters(most: int) -> Check:
