@@ -44,6 +44,8 @@ class Column:
     """Why it cannot be written; empty if it can."""
     collation: str = ""
     """As SQL spells it, if it is not the type's own."""
+    only_inserted: bool = False
+    """An identity that an INSERT may give and no UPDATE (GENERATED ALWAYS AS IDENTITY)."""
 
 
 def match(
