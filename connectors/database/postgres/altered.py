@@ -1,3 +1,4 @@
+# ruff: noqa: S608 - names are quoted, and nothing else comes from outside
 """Whether staged rows still fit into their table, which may have been altered since they were staged.
 
 INSERT … SELECT casts as an assignment does: it rounds numbers, cuts times and texts, and takes a time without a zone
@@ -7,7 +8,7 @@ table has those of the target as it was, so an unaltered table always passes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
@@ -16,18 +17,13 @@ from onceward.core.errors import SchemaError
 from .catalog import read_table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..dialect import Movement
     from ..target import TableName
     from .catalog import PgType
     from .session import Session
 
-DIFFERENT: Final = """
-SELECT s.attname::text FROM pg_catalog.pg_attribute s JOIN pg_catalog.pg_attribute t ON t.attname = s.attname
-WHERE s.attrelid = pg_catalog.to_regclass(%(stage)s) AND t.attrelid = pg_catalog.to_regclass(%(target)s)
-  AND s.attnum > 0 AND t.attnum > 0 AND NOT t.attisdropped
-  AND (s.atttypid, s.atttypmod) <> (t.atttypid, t.atttypmod)
-"""
-"""Columns of both tables whose types are not the same. A column that is missing is the INSERT's to refuse."""
 _WIDER: Final = frozenset(
     {("int2", "int4"), ("int2", "int8"), ("int4", "int8"), ("float4", "float8")}
     | {(kind, "numeric") for kind in ("int2", "int4", "int8")}
@@ -40,12 +36,31 @@ _SCALE: Final = 0x7FF
 """The bits of numeric's modifier that are its scale; those above are its precision (numeric.c)."""
 
 
-def check_types(lent: Session, movement: Movement, stage: TableName, different: list[str]) -> None:
-    """See that each of these columns keeps every value; the caller holds a lock against ALTER TABLE.
+def types_query(*tables: TableName) -> str:
+    """Gives name, type and modifier of the columns of these tables."""
+    oids = ", ".join(f"{psycopg.sql.Literal(table.quoted).as_string()}::regclass" for table in tables)
+    return (
+        "SELECT attname::text, atttypid, atttypmod FROM pg_catalog.pg_attribute"
+        f" WHERE attrelid IN ({oids}) AND attnum > 0 AND NOT attisdropped"
+    )
+
+
+def check_types(lent: Session, movement: Movement, stage: TableName, types: Sequence[tuple[Any, ...]]) -> None:
+    """See that each column to be moved keeps every value; the caller holds a lock against ALTER TABLE.
+
+    Args:
+        lent: Of the transaction that merges.
+        movement: Where to. A column that is missing there is the INSERT's to refuse.
+        stage: The staging table.
+        types: What `types_query` gave for both tables.
 
     Raises:
         SchemaError: One would not.
     """
+    kinds: dict[str, set[tuple[int, int]]] = {}
+    for name, oid, modifier in types:
+        kinds.setdefault(name, set()).add((oid, modifier))
+    different = [name for name in movement.columns if len(kinds.get(name, ())) > 1]
     if not different:
         return
     staged, now = read_table(lent, stage), read_table(lent, movement.target)
@@ -56,7 +71,7 @@ def check_types(lent: Session, movement: Movement, stage: TableName, different: 
     problems = [
         f"column {name!r} is {after[name].declared} now, and its values were staged as {before[name].declared}"
         for name in different
-        if name in movement.columns and not keeps_values(before[name].type, after[name].type)
+        if not keeps_values(before[name].type, after[name].type)
     ]
     if problems:
         raise SchemaError(f"table {movement.target} was altered, and would change the values: {', '.join(problems)}")
