@@ -74,7 +74,7 @@ def check_types(lent: Session, movement: Movement, stage: TableName, types: Sequ
         if not keeps_values(before[name].type, after[name].type)
     ]
     if problems:
-        raise SchemaError(f"table {movement.target} was altered, and would change the values: {', '.join(problems)}")
+        raise SchemaError(f"table {movement.target} was altered, and could change the values: {', '.join(problems)}")
 
 
 def keeps_values(staged: PgType, now: PgType) -> bool:
