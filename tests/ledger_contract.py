@@ -176,6 +176,12 @@ class LedgerContract:
         again = prepare(sink, 2, writer=12)
         assert sink.abort(again).status is AbortStatus.ABORTED
         assert sink.commit(again).status is CommitStatus.LOST
+        finish(sink, 0, writer=12)
+        sink.ledger_epochs = 100
+        sink.completed(SCOPE, 200)
+        late = prepare(sink, 500, writer=9)
+        assert sink.abort(late).status is AbortStatus.ABORTED
+        assert sink.commit(late).status is CommitStatus.UNKNOWN
 
     # What sinks of other names left behind
 
