@@ -61,6 +61,8 @@ CASES: list[Case] = [
     (pa.string(), ["", "ü€😀", "tab\tnewline\n\\N", None], "text", None),
     (pa.large_string(), ["a", None], "varchar(10)", None),
     (pa.string_view(), ["a long enough string view", "b", None], "text", None),
+    (pa.string(), ["äö ", "   ", "", None], "varchar(3)", None),
+    (pa.string_view(), ["äö ", None], "varchar(3)", None),
     (pa.string(), ["ab"], "char(4)", ["ab  "]),
     (pa.string(), ["happy", None], "mood", None),
     (pa.string(), ["x@y"], "email", None),
@@ -83,6 +85,7 @@ CASES: list[Case] = [
     (pa.time64("ns"), [dt.time(1, 2, 3, 4)], "time", None),
     (pa.duration("us"), [dt.timedelta(days=3, microseconds=1), dt.timedelta(microseconds=-1), None], "interval", None),
     (pa.duration("s"), [dt.timedelta(days=400)], "interval", None),
+    (pa.duration("us"), [dt.timedelta(days=400, microseconds=1)], "interval(6)", None),
     (pa.string(), [str(ID), str(ID).upper(), "{" + ID.hex + "}", None], "uuid", [ID, ID, ID, None]),
     (pa.large_string(), [ID.hex], "uuid", [ID]),
     (pa.string_view(), [str(ID), None], "uuid", [ID, None]),
@@ -225,6 +228,13 @@ REFUSED: list[tuple[pa.DataType, str, str]] = [
     (pa.int32(), "integer[]", "as a list"),
     (pa.bool_(), "integer", "may not fit"),
     (pa.month_day_nano_interval(), "interval", "cast it to a duration"),
+    (pa.int64(), "numeric(10,-2)", "would round"),
+    (pa.decimal128(5, 0), "numeric(10,-2)", "would round"),
+    (pa.list_(pa.int32()), "numeric(10,-2)[]", "would round"),
+    (pa.duration("us"), "interval day to minute", "cuts durations"),
+    (pa.duration("us"), "interval year", "cuts durations"),
+    (pa.duration("s"), "interval(0)", "cuts durations"),
+    (pa.list_(pa.duration("us")), "interval(3)[]", "cuts durations"),
 ]
 
 
@@ -248,6 +258,12 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
         (pa.array([1], pa.duration("ns")), "interval", "would lose data"),
         (pa.array(["not one"]), "uuid", "'not one' is not a UUID"),
         (pa.array(["1234567812345678123456789abcdef "]), "uuid", "is not a UUID"),
+        (pa.array(["too long"]), "varchar(3)", "a value has 8 characters and the column has room for 3"),
+        (pa.array(["äöü", None, "äöü "]), "varchar(3)", "a value has 4 characters and the column has room for 3"),
+        (pa.array(["x@y" + 18 * " "]).cast(pa.large_string()), "email", "a value has 21 characters"),
+        (pa.array(["abc "]).cast(pa.string_view()), "varchar(3)", "a value has 4 characters"),
+        (pa.array([["abc", "abc "], None]), "varchar(3)[]", "a value has 4 characters"),
+        (pa.array(["abc "]).dictionary_encode(), "varchar(3)", "a value has 4 characters"),
     ],
 )
 def test_a_value_that_cannot_be_kept_fails_the_attempt_and_names_the_column(
@@ -263,7 +279,7 @@ def test_a_value_that_cannot_be_kept_fails_the_attempt_and_names_the_column(
     ("values", "declared", "state"),
     [
         (pa.array(["a\0b"]), "text", "22021"),
-        (pa.array(["too long"]), "varchar(3)", "22001"),
+        (pa.array(["too long"]), "char(3)", "22001"),
         (pa.array(["angry"]), "mood", "22P02"),
         (pa.array(["{"]), "jsonb", "22P02"),
         (pa.array([-1], pa.int32()), "positive", "23514"),

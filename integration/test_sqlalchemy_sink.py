@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -121,6 +123,63 @@ def test_a_null_for_a_column_that_numbers_itself_is_refused_when_it_is_written(
         write(sink, context(), pa.record_batch([pa.nulls(1, pa.int64()), ["a"]], schema=SCHEMA))
     assert sink.commit(write(sink, context(2), words(1).select(["word"]))).status is CommitStatus.COMMITTED
     assert len(database.rows("numbered")) == 3
+
+
+MOMENT = pa.array([1_761_438_600_123_456], pa.int64())
+ALTERED: list[tuple[str, str, str, pa.Array]] = [
+    ("double precision", "integer", "value::integer", pa.array([3.7])),
+    ("numeric(12,4)", "numeric(12,1)", "value", pa.array(["1.2345"]).cast(pa.decimal128(12, 4))),
+    ("numeric", "numeric(12,1)", "value", pa.array(["1.2345"]).cast(pa.decimal128(12, 4))),
+    ("bigint", "real", "value", pa.array([2**53 + 1])),
+    ("timestamptz", "date", "value::date", MOMENT.cast(pa.timestamp("us", "UTC"))),
+    ("timestamp", "time", "value::time", MOMENT.cast(pa.timestamp("us"))),
+    ("timestamp", "timestamp(0)", "value", MOMENT.cast(pa.timestamp("us"))),
+    ("timestamp", "timestamptz", "value AT TIME ZONE 'America/New_York'", MOMENT.cast(pa.timestamp("us"))),
+    ("text", "name", "value", pa.array(["x" * 70])),
+    ("text", "varchar(1)", "value", pa.array(["a  "])),
+    ("double precision[]", "real[]", "value", pa.array([[0.1]])),
+]
+
+
+@pytest.mark.parametrize("case", ALTERED, ids=[f"{case[0]}-{case[1]}" for case in ALTERED])
+@pytest.mark.parametrize("how", ["staging", "upsert"])
+@pytest.mark.parametrize("kit", [postgres_kit, sys.modules[__name__]], ids=["PostgresSink", "SqlAlchemySink"])
+def test_decided_rows_are_not_moved_into_a_column_that_was_altered_and_would_change_them(
+    database: Database, kit: Any, how: str, case: tuple[str, str, str, pa.Array]
+) -> None:
+    before, after, using, values = case
+    database.run(f"CREATE TABLE altered (id bigint PRIMARY KEY, value {before})")
+    sink = kit.make_sink(database, how, table="altered")
+    batch = pa.record_batch({"id": [1], "value": values})
+    sink.validate(batch.schema)
+    committable = write(sink, context(), batch)
+    database.run(f"ALTER TABLE altered ALTER COLUMN value TYPE {after} USING {using}")
+    with pytest.raises(SqlError, match=r"cannot be moved.*column 'value' is .* now.*change the table"):
+        sink.commit(committable)
+    assert database.rows("altered") == []
+    database.run(f"ALTER TABLE altered DROP COLUMN value, ADD COLUMN value {before}")
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert len(database.rows("altered")) == 1
+
+
+@pytest.mark.parametrize("how", ["staging", "upsert"])
+def test_decided_rows_are_moved_into_columns_that_were_made_wider(database: Database, how: str) -> None:
+    database.run("CREATE DOMAIN short AS varchar(3)")
+    database.run(
+        'CREATE TABLE wider (id int PRIMARY KEY, "a\'%s" numeric(4,2), b real, c varchar(3), d int[], e short)'
+    )
+    sink = make_sink(database, how, table="wider")
+    cents = pa.array(["0.25"]).cast(pa.decimal128(4, 2))
+    batch = pa.record_batch(
+        {"id": pa.array([1], pa.int32()), "a'%s": cents, "b": pa.array([0.5], pa.float32())}
+        | {"c": ["abc"], "d": pa.array([[7]], pa.list_(pa.int32())), "e": ["abc"]}
+    )
+    sink.validate(batch.schema)
+    committable = write(sink, context(), batch)
+    wider = {"id": "bigint", '"a\'%s"': "numeric", "b": "float8", "c": "text", "d": "bigint[]", "e": "varchar(4)"}
+    database.run("ALTER TABLE wider " + ", ".join(f"ALTER COLUMN {name} TYPE {kind}" for name, kind in wider.items()))
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert database.rows("wider") == [(1, Decimal("0.25"), 0.5, "abc", [7], "abc")]
 
 
 @pytest.mark.parametrize("unique", ["PRIMARY KEY (id) DEFERRABLE", "UNIQUE (id) DEFERRABLE INITIALLY DEFERRED"])

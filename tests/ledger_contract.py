@@ -155,6 +155,34 @@ class LedgerContract:
         sink.claim(SCOPE)
         assert sink.commit(committable).status is CommitStatus.COMMITTED
 
+    def test_after_a_rewind_the_epochs_that_come_again_are_proven_lost_or_not(self, sink: DatabaseSink):
+        """However far the ledger was pruned before; what is from before the rewind stays unknown for good."""
+        old = [finish(sink, epoch) for epoch in (5, 6)]
+        sink.completed(SCOPE, 100_000)
+        sink.release(SCOPE)
+        lost = prepare(sink, 1, writer=9)
+        assert sink.abort(lost).status is AbortStatus.ABORTED
+        assert sink.commit(lost).status is CommitStatus.LOST
+        assert [sink.commit(c).status for c in old] == [CommitStatus.UNKNOWN, CommitStatus.ALREADY_COMMITTED]
+        newest = finish(sink, 2, writer=9)
+        sink.completed(SCOPE, 200_000)
+        assert list(sink.inspect_many([*old, newest])) == [
+            Observation.UNKNOWN,
+            Observation.COMMITTED,
+            Observation.COMMITTED,
+        ]
+        sink.release(SCOPE)
+        assert sink.commit(old[0]).status is CommitStatus.UNKNOWN
+        again = prepare(sink, 2, writer=12)
+        assert sink.abort(again).status is AbortStatus.ABORTED
+        assert sink.commit(again).status is CommitStatus.LOST
+        finish(sink, 0, writer=12)
+        sink.ledger_epochs = 100
+        sink.completed(SCOPE, 200)
+        late = prepare(sink, 500, writer=9)
+        assert sink.abort(late).status is AbortStatus.ABORTED
+        assert sink.commit(late).status is CommitStatus.UNKNOWN
+
     # What sinks of other names left behind
 
     def test_leftovers_of_other_sinks_are_listed_by_pipeline_and_log_and_aborted(self, make: Make):

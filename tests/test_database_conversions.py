@@ -15,6 +15,7 @@ from sqlalchemy.dialects import mysql, postgresql
 
 from onceward.connectors.database.conversions import UnfitError, conversion
 from onceward.connectors.database.plan import Column, make_plan
+from onceward.connectors.database.postgres.altered import keeps_values
 from onceward.connectors.database.postgres.catalog import PgType, Table
 from onceward.connectors.database.postgres.conversions import conversion as postgres_conversion
 from onceward.connectors.database.postgres.conversions import encode_arrays, encode_uuids
@@ -293,3 +294,52 @@ def test_an_array_is_marked_with_its_element_type_and_tells_of_nulls() -> None:
 def test_a_created_column_holds_every_value_of_its_arrow_type(arrow: pa.DataType, declared: str | None) -> None:
     column = column_type(arrow, "postgresql")
     assert (None if column is None else column.compile(dialect=postgresql.dialect()).lower()) == declared
+
+
+# Staged rows, and a table that was altered since
+
+
+def numeric(precision: int, scale: int) -> PgType:
+    return PgType(1700, "numeric", ((precision << 16) | scale) + 4)
+
+
+def text(name: str, length: int = -5) -> PgType:
+    return PgType(1043, name, length + 4)
+
+
+@pytest.mark.parametrize(
+    ("staged", "now", "kept"),
+    [
+        (PgType(21, "int2"), PgType(20, "int8"), True),
+        (PgType(20, "int8"), PgType(23, "int4"), False),
+        (PgType(20, "int8"), PgType(1700, "numeric"), True),
+        (PgType(20, "int8"), numeric(30, 0), False),
+        (PgType(700, "float4"), PgType(701, "float8"), True),
+        (PgType(701, "float8"), PgType(700, "float4"), False),
+        (numeric(5, 2), numeric(6, 2), True),
+        (numeric(6, 2), numeric(5, 2), False),
+        (numeric(6, 2), numeric(7, 1), False),
+        (numeric(6, 2), PgType(1700, "numeric"), True),
+        (PgType(1700, "numeric"), numeric(6, 2), False),
+        (text("varchar", 3), text("varchar", 4), True),
+        (text("varchar", 4), text("varchar", 3), False),
+        (text("varchar"), text("varchar", 3), False),
+        (text("varchar", 3), text("text"), True),
+        (text("bpchar", 3), text("varchar", 3), True),
+        (text("bpchar", 3), text("varchar", 2), False),
+        (text("text"), text("varchar", 3), False),
+        (text("text"), PgType(19, "name"), False),
+        (text("text"), text("bpchar", 3), False),
+        (PgType(1114, "timestamp", 3), PgType(1114, "timestamp", 6), True),
+        (PgType(1114, "timestamp", 3), PgType(1114, "timestamp"), True),
+        (PgType(1114, "timestamp"), PgType(1114, "timestamp", 3), False),
+        (PgType(1114, "timestamp"), PgType(1184, "timestamptz"), False),
+        (PgType(1184, "timestamptz"), PgType(1082, "date"), False),
+        (PgType(9, "int8"), PgType(99, "int8"), True),
+        (PgType(1, "_int4", element=PgType(23, "int4")), PgType(2, "_int8", element=PgType(20, "int8")), True),
+        (PgType(1, "_int8", element=PgType(20, "int8")), PgType(2, "_int4", element=PgType(23, "int4")), False),
+        (PgType(1, "_int8", element=PgType(20, "int8")), PgType(20, "int8"), False),
+    ],
+)
+def test_a_type_keeps_staged_values_only_if_it_is_the_same_or_wider(staged: PgType, now: PgType, kept: bool) -> None:
+    assert keeps_values(staged, now) is kept

@@ -425,6 +425,9 @@ def committable(**fields: Any) -> Committable:
         (Facts("", {"ffff0000": -1}, frozenset()), "unknown", "aborted", "absent"),
         (Facts("", {LOG: 7}, frozenset()), "unknown", "unknown", "unknown"),
         (Facts("", {LOG: 6}, frozenset()), "lost", "aborted", "aborted"),
+        (Facts("", {LOG: 6}, frozenset(), {LOG: 3}), "unknown", "unknown", "unknown"),
+        (Facts("", {LOG: 6}, frozenset(), {LOG: 2, "ffff0000": 99}), "lost", "aborted", "aborted"),
+        (Facts("", {LOG: 6}, frozenset({"name"}), {LOG: 3}), "already committed", "committed", "committed"),
     ],
 )
 def test_an_absent_row_proves_something_only_in_the_right_ledger(

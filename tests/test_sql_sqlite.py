@@ -417,6 +417,45 @@ def test_rows_staged_for_one_table_go_there_even_if_the_sink_writes_to_another_o
     assert (database.rows(), database.run("SELECT * FROM others")) == (expected(1), [])
 
 
+def test_a_table_that_was_replaced_is_noticed_at_once(database: Database) -> None:
+    """Even if it was read a moment ago: a NUMERIC column would keep 7 of "007"."""
+    sink = database.sink()
+    batch = pa.record_batch([[1], ["007"]], schema=SCHEMA)
+    sink.commit(write(sink, context(1), batch))
+    staged = write(sink, context(2), batch)
+    database.run("DROP TABLE words")
+    database.run("CREATE TABLE words (id INTEGER PRIMARY KEY, word NUMERIC)")
+    with pytest.raises(SqlError, match=r"cannot be moved.*column 'word': string does not fit"):
+        sink.commit(staged)
+    with pytest.raises(SchemaError, match="column 'word': string does not fit"):
+        write(sink, context(3), batch)
+    database.run("DROP TABLE words")
+    database.run("CREATE TABLE words (id INTEGER PRIMARY KEY, word TEXT)")
+    assert sink.commit(staged).status is CommitStatus.COMMITTED
+    assert database.rows() == [(1, "007")]
+
+
+@pytest.mark.parametrize("key", [None, ["id"]])
+@pytest.mark.parametrize("declared", ["id INTEGER PRIMARY KEY, word TEXT", "id INTEGER, word TEXT, PRIMARY KEY (id)"])
+def test_a_null_for_the_number_of_a_row_is_refused_when_it_is_written(
+    database: Database, declared: str, key: list[str] | None
+) -> None:
+    database.run(f"CREATE TABLE numbered ({declared})")
+    sink = database.sink(table="numbered", key=key)
+    with pytest.raises(SchemaError, match="column 'id' has nulls"):
+        write(sink, context(), pa.record_batch([[1, None], ["a", "b"]], schema=SCHEMA))
+    assert sink.commit(write(sink, context(2), words(1))).status is CommitStatus.COMMITTED
+
+
+@pytest.mark.parametrize("bad", [b"\xff\xfe", b"\xed\xa0\x80"], ids=["bytes", "surrogate"])
+def test_a_text_that_is_not_utf_8_fails_the_attempt_and_names_sink_and_column(database: Database, bad: bytes) -> None:
+    texts = pa.Array.from_buffers(pa.string(), 1, [None, *pa.array([bad]).buffers()[1:]])
+    with pytest.raises(SchemaError, match=r"column 'word': .*UTF8") as caught:
+        write(database.sink(), context(), pa.record_batch([[1], texts], schema=SCHEMA))
+    assert caught.value.sink == "words"
+    assert database.rows() == []
+
+
 def test_names_of_tables_and_columns_may_be_anything(database: Database) -> None:
     database.run("""CREATE TABLE "a 'b" ("c %s :d" INTEGER, "select" TEXT)""")
     sink = database.sink(table='"a \'b"')

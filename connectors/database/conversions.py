@@ -161,13 +161,13 @@ def as_read_back(array: pa.Array, kind: pa.DataType) -> pa.Array:
 def _text(_: pa.DataType, column: SqlType, sqlite: bool) -> Conversion | None:
     if not isinstance(column, sa.String):
         return None
-    room, length, checks = _BYTES.get(type(column)), column.length, list[Check]()
+    room, length, checks = _BYTES.get(type(column)), column.length, list[Check]([_utf8])
     if isinstance(column, sa.Enum):
         checks.append(_one_of(column.enums))
     elif room is not None:
         checks.append(_at_most_bytes(min(room, length or room)))
     elif length is not None and not sqlite:  # SQLite keeps texts of any length
-        checks.append(_at_most_characters(length))
+        checks.append(at_most_characters(length))
     return Conversion(pa.large_string(), tuple(checks))
 
 
@@ -286,8 +286,16 @@ def _fraction(column: SqlType, sqlite: bool) -> tuple[Check, ...]:
     return () if sqlite else (check,)
 
 
-def _at_most_characters(most: int) -> Check:
+def _utf8(array: pa.Array) -> None:
+    array.validate(full=True)  # Arrow's readers need not have looked, and Python's strings are made of it
+
+
+def at_most_characters(most: int) -> Check:
+    """A check of a column of texts. Bytes are counted first: that reads no text, and most texts are short enough."""
+
     def check(array: pa.Array) -> None:
+        if (pc.max(pc.binary_length(array)).as_py() or 0) <= most:
+            return
         longest = pc.max(pc.utf8_length(array)).as_py() or 0
         if longest > most:
             raise ValueError(f"a value has {longest} characters and the column has room for {most}")

@@ -160,6 +160,10 @@ class Dialect(ABC):
         """Why this server may lag behind another one; empty if it does not."""
         return ""
 
+    def schema_version(self, connection: sa.Connection, schema: str | None) -> int | None:  # noqa: ARG002
+        """A number that changes with any table of the schema; None if the database has none that is quickly read."""
+        return None
+
     @abstractmethod
     def trial(self, connection: sa.Connection, table: sa.TableClause) -> AbstractContextManager[Trial]:
         """Where the block may write rows to see whether `table` would take them; at its end they are forgotten.

@@ -8,7 +8,8 @@ Its tables (see own_tables.py):
 - `pipelines`: which decision log owns a pipeline's sink in this database: written with the log's first decision.
 - `logs`: which decision logs' writers have written here, noted before they wrote, and how far each one's ledger rows
   were pruned. With it an absent row is a proof (this is the right database, and the row was not pruned), and not just
-  an absence.
+  an absence. A rewind begins the epochs anew: what was pruned before it is told by the writers of the rows that it set
+  aside, the newest of which is never pruned either.
 - `staged`: rows that were staged and are not merged yet, see merging.py.
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import sqlalchemy as sa
@@ -60,6 +61,8 @@ class Facts:
     have been pruned."""
     committed: frozenset[str]
     """Which of the transactions that were asked for are in the ledger."""
+    set_aside: Mapping[str, int] = field(default_factory=dict)
+    """Decision logs that were rewound, and the newest writer of each one's ledger rows from before that."""
 
     def observe(self, committable: Committable) -> tuple[Observation, str]:
         """What is proven of one of the transactions that were asked for, and why."""
@@ -72,6 +75,8 @@ class Facts:
             return Observation.ABSENT, "no writer of this decision log has written here: is it another database?"
         if committable.epoch <= pruned:
             return Observation.UNKNOWN, f"ledger rows of epochs up to {pruned} were pruned"
+        if committable.writer <= self.set_aside.get(committable.log, NOTHING.generation):
+            return Observation.UNKNOWN, "it is from before a rewind, and the ledger rows of that time may be pruned"
         return Observation.ABORTED, "neither prepared, nor staged, nor in the ledger"
 
     def commit_outcome(self, committable: Committable, words: str = "") -> CommitOutcome:
@@ -85,6 +90,8 @@ class Facts:
 
 def facts(target: Target, connection: sa.Connection, committables: Sequence[Committable]) -> Facts:
     """Look up transactions of one sink. First the rows, then what may have made them disappear: pruning notes it first.
+
+    A rewind takes such a note back and sets rows aside, so those are asked for last.
 
     `connection` must see the newest state in each statement, as those of `reading` do.
     """
@@ -100,11 +107,12 @@ def facts(target: Target, connection: sa.Connection, committables: Sequence[Comm
         mine = _of(tables.logs, committables[0].pipeline, committables[0].sink)
         query_logs = sa.select(tables.logs.c.log, tables.logs.c.pruned).where(*mine)
         logs = {row.log: row.pruned for row in connection.execute(query_logs)}
+        set_aside = _set_aside(target, connection, committables[0].pipeline, committables[0].sink)
     except exc.DBAPIError as error:
         if may_pass(error) or exists(target, connection):
             raise
         return Facts(behind, {}, frozenset())
-    return Facts(behind, logs, frozenset(committed))
+    return Facts(behind, logs, frozenset(committed), set_aside)
 
 
 class Ownership(NamedTuple):
@@ -201,7 +209,7 @@ def claim(target: Target, scope: Scope) -> None:
 
 
 def release(target: Target, scope: Scope) -> None:
-    """Make `scope.log` the owner, whoever was, and set aside how far it had come."""
+    """Make `scope.log` the owner, whoever was, and set aside how far it had come, and how far it was pruned."""
     ensure(target)
     tables = tables_of(target)
     owner = _of(tables.pipelines, scope.pipeline, scope.sink)
@@ -213,13 +221,15 @@ def release(target: Target, scope: Scope) -> None:
             connection.execute(tables.pipelines.update().where(*owner).values(log=scope.log))
         set_aside = tables.ledger.update().where(*_mine(tables.ledger, scope), tables.ledger.c.rewound == 0)
         connection.execute(set_aside.values(rewound=1))
+        connection.execute(tables.logs.update().where(*_mine(tables.logs, scope)).values(pruned=-1))
 
 
 def prune(target: Target, scope: Scope, below: int) -> None:
     """Delete rows of this log's epochs below `below`, noting durably that they may be missing.
 
-    The newest rows stay, however old: they say how far the log had come. Call it only with epochs that are completed,
-    and so no longer need to be asked for.
+    The newest rows stay, however old: they say how far the log had come. So do the newest of those that a rewind set
+    aside: they say what is from before it. Call it only with epochs that are completed, and so no longer need to be
+    asked for.
     """
     logs, table = tables_of(target).logs, tables_of(target).ledger
     with transaction(target, "cannot prune") as connection:
@@ -227,10 +237,13 @@ def prune(target: Target, scope: Scope, below: int) -> None:
         noted = connection.execute(
             logs.update().where(*mine).values(pruned=sa.case((done, logs.c.pruned), else_=below - 1))
         )
-        kept = _progress(target, connection, scope)
-        newest = sa.and_(table.c.rewound == 0, table.c.writer == kept.generation, table.c.epoch == kept.epoch)
+        newest = [
+            sa.and_(table.c.rewound == rewound, table.c.writer == kept.generation, table.c.epoch == kept.epoch)
+            for rewound in (0, 1)
+            for kept in [_progress(target, connection, scope, rewound)]
+        ]
         if noted.rowcount:
-            old = [*_mine(table, scope), table.c.epoch < below, sa.not_(newest)]
+            old = [*_mine(table, scope), table.c.epoch < below, sa.not_(sa.or_(*newest))]
             connection.execute(table.delete().where(*old))
 
 
@@ -254,9 +267,17 @@ def _insert(target: Target, table: sa.Table, scope: Scope, there: sa.Select[Any]
         _log.debug("somebody else did it at the same time: %s", error)
 
 
-def _progress(target: Target, connection: sa.Connection, scope: Scope) -> Progress:
-    """Generation and epoch of the newest commit of this log, less those from before a rewind."""
+def _set_aside(target: Target, connection: sa.Connection, pipeline: str, sink: str) -> dict[str, int]:
+    """The newest writer of the rows that a rewind set aside, by decision log."""
     ledger = tables_of(target).ledger
-    query = sa.select(ledger.c.writer, ledger.c.epoch).where(*_mine(ledger, scope), ledger.c.rewound == 0)
+    newest = sa.func.max(ledger.c.writer).label("newest")
+    query = sa.select(ledger.c.log, newest).where(*_of(ledger, pipeline, sink), ledger.c.rewound == 1)
+    return {row.log: row.newest for row in connection.execute(query.group_by(ledger.c.log))}
+
+
+def _progress(target: Target, connection: sa.Connection, scope: Scope, rewound: int = 0) -> Progress:
+    """Generation and epoch of the newest commit of this log: 0, less those from before a rewind; 1, of those alone."""
+    ledger = tables_of(target).ledger
+    query = sa.select(ledger.c.writer, ledger.c.epoch).where(*_mine(ledger, scope), ledger.c.rewound == rewound)
     row = connection.execute(query.order_by(ledger.c.writer.desc(), ledger.c.epoch.desc()).limit(1)).first()
     return NOTHING if row is None else Progress(*row)

@@ -86,6 +86,7 @@ def commit_staged(target: Target, committables: Sequence[Committable]) -> list[C
 def _merge(target: Target, committables: Sequence[Committable]) -> list[str]:
     """The names of the transactions that this call moved."""
     slowest = sum(c.rows for c in committables) / SLOWEST
+    heads: list[Any] = []
     try:
         with transaction(target, "cannot merge", more=slowest) as connection:
             heads = [head for head in _lock(target, connection, committables) if head.whole]
@@ -102,7 +103,7 @@ def _merge(target: Target, committables: Sequence[Committable]) -> list[str]:
         with reading(target, "cannot merge") as connection:
             if not exists(target, connection):
                 return []
-        raise _refused(target, error, committables[0]) from error.__cause__
+        raise _refused(target, error, committables[0], heads) from error.__cause__
     return [head.name for head in heads]
 
 
@@ -209,14 +210,21 @@ def _insert_pieces(target: Target, dialect: RowDialect, connection: sa.Connectio
         raise ChangedError(f"the rows staged under {head.name} are not those that were decided: somebody changed them")
 
 
-def _refused(target: Target, error: OncewardError, first: Committable) -> SqlError:
-    todo = (
-        "Nothing was moved and the decision stands: restore what was changed and start again, or delete the row of "
-        f"{tables_of(target).staged}, and the transaction counts as lost"
-        if isinstance(error, ChangedError)
-        else "They are safe in the staging table and the decision stands: change the table so that it takes them, or "
-        "delete the rows that are in their way, and start again"
-    )
+def _refused(target: Target, error: OncewardError, first: Committable, heads: list[Any]) -> SqlError:
+    tables = tables_of(target)
+    if isinstance(error, ChangedError):
+        todo = (
+            "Nothing was moved and the decision stands: restore what was changed and start again, or delete the row of "
+            f"{tables.staged}, and the transaction counts as lost"
+        )
+    else:
+        stages = sorted({str(TableName(target.ledger_schema, head.stage)) for head in heads if head.stage})
+        change = "change the table so that it takes them, "
+        ways = "delete its rows that conflict with them, or correct the rows in the staging table"
+        todo = (
+            f"They are safe in the staging table {', '.join(stages) or tables.pieces} and the decision stands: "
+            f"{change}{ways if stages else 'or delete its rows that conflict with them'}; then start again"
+        )
     return refusal(target)(
         f"the decided rows of this epoch cannot be moved into the table: {error.message}. {todo}",
         pipeline=first.pipeline,

@@ -44,6 +44,8 @@ class Column:
     """Why it cannot be written; empty if it can."""
     collation: str = ""
     """As SQL spells it, if it is not the type's own."""
+    only_inserted: bool = False
+    """An identity that an INSERT may give and no UPDATE (GENERATED ALWAYS AS IDENTITY)."""
 
 
 def match(
@@ -222,7 +224,7 @@ def make_plan(schema: pa.Schema, table: sa.Table, backend: str, key: Sequence[st
     """Match every column of `schema` to one of `table`, see `match`."""
     columns = [_column(column, backend) for column in table.columns]
     conversions = match(schema, table.fullname, columns, lambda arrow, kind: conversion(arrow, kind, backend), key)
-    required = {column.name for column in table.columns if not column.nullable and not _fills_nulls(column)}
+    required = {column.name for column in table.columns if _needs_value(column, backend)}
     kinds = {name: read_back(table.columns[name].type, backend) for name in schema.names}
     compared = {name: kind for name, kind in kinds.items() if kind is not None}
     return Plan(schema, table, conversions, frozenset(required | set(key)), compared)
@@ -233,19 +235,27 @@ def _column(column: sa.Column[Any], backend: str) -> Column:
         declared = str(column.type)
     except sa.exc.SQLAlchemyError:
         declared = type(column.type).__name__
-    # SQLite's INTEGER PRIMARY KEY is the number of the row
-    rowid = backend == "sqlite" and column.primary_key and isinstance(column.type, sa.INTEGER)
     filled = column.server_default is not None or column.computed is not None
     return Column(
         column.name,
         column.type,
         declared,
         not_null=not column.nullable,
-        has_default=filled or column.autoincrement is True or rowid,
+        has_default=filled or column.autoincrement is True or _numbers_rows(column, backend),
         unwritable=GENERATED if column.computed is not None else "",
     )
 
 
-def _fills_nulls(column: sa.Column[Any]) -> bool:
-    """SQLite's INTEGER PRIMARY KEY and MariaDB's AUTO_INCREMENT make a number out of a null."""
-    return column.primary_key and column.autoincrement is True
+def _needs_value(column: sa.Column[Any], backend: str) -> bool:
+    """Whether a null is refused: where the table would refuse it, and where SQLite would make a number of it.
+
+    MariaDB's AUTO_INCREMENT does so too, and is the usual way to have rows numbered.
+    """
+    if column.primary_key and column.autoincrement is True:
+        return False
+    return not column.nullable or (_numbers_rows(column, backend) and len(column.table.primary_key.columns) == 1)
+
+
+def _numbers_rows(column: sa.Column[Any], backend: str) -> bool:
+    """Whether it is SQLite's INTEGER PRIMARY KEY, the number of the row."""
+    return backend == "sqlite" and column.primary_key and isinstance(column.type, sa.INTEGER)

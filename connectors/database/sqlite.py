@@ -47,6 +47,10 @@ class Sqlite(RowDialect):
             return ServerFacts(unusable="the connection is read-only (PRAGMA query_only)")
         return ServerFacts(why_none="SQLite has no prepared transactions")
 
+    def schema_version(self, connection: sa.Connection, schema: str | None) -> int:
+        quoted = connection.dialect.identifier_preparer.quote_identifier(schema or "main")
+        return int(connection.exec_driver_sql(f"PRAGMA {quoted}.schema_version").scalar_one())
+
     def upsert(self, table: sa.TableClause, values: dict[str, Any], key: Sequence[str]) -> Insert:
         statement = insert(table).values(values)
         others = {name: statement.excluded[name] for name in values if name not in key}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 import sqlalchemy as sa
@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 INNODB: Final[dict[str, Any]] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
 _KEPT_SECONDS: Final = 60.0
-"""A table that changes meanwhile costs one attempt: the database refuses what does not fit, and it is read again."""
+"""A table that changes meanwhile costs one attempt: the database refuses what does not fit, and it is read again.
+
+SQLite does not refuse it: a text for a NUMERIC column becomes a number. So there the version of the schema is compared,
+which is read out of the file's first page."""
 _UNSIGNED: Final = {pa.uint8(): sa.SmallInteger, pa.uint16(): sa.Integer, pa.uint32(): sa.BigInteger}
 _INTEGERS: Final = {8: sa.SmallInteger, 16: sa.SmallInteger, 32: sa.Integer, 64: sa.BigInteger}
 _EXTENSIONS: Final[dict[str, sa.types.TypeEngine[Any]]] = {"arrow.uuid": sa.Uuid(), "arrow.json": postgresql.JSONB()}
@@ -50,7 +53,15 @@ class Described:
     """MariaDB's storage engine; empty elsewhere."""
 
 
-_known: dict[tuple[Url, TableName], tuple[float, Described]] = {}
+class _Kept(NamedTuple):
+    at: float
+    """On the monotonic clock."""
+    version: int | None
+    """See Dialect.schema_version."""
+    described: Described
+
+
+_known: dict[tuple[Url, TableName], _Kept] = {}
 
 
 def describe(target: Target, name: TableName, connection: sa.Connection | None = None) -> Described | None:
@@ -62,16 +73,24 @@ def describe(target: Target, name: TableName, connection: sa.Connection | None =
         connection: Whose transaction to ask in; needed inside of one that writes, because SQLite has room for no
             second one. Default: one of its own.
     """
-    read_at, described = _known.get((target.url, name), (0.0, None))
-    if described is not None and time.monotonic() - read_at < _KEPT_SECONDS:
-        return described
+    kept = _known.get((target.url, name))
+    if kept is not None and time.monotonic() - kept.at >= _KEPT_SECONDS:
+        kept = None
+    if kept is not None and kept.version is None:
+        return kept.described
     if connection is None:
         with reading(target, f"cannot read the columns of table {name}") as own:
-            described = _read(own, name)
-    else:
-        described = _read(connection, name)
+            return _read_again(target, name, own, kept)
+    return _read_again(target, name, connection, kept)
+
+
+def _read_again(target: Target, name: TableName, connection: sa.Connection, kept: _Kept | None) -> Described | None:
+    version = dialect_for(target).schema_version(connection, name.schema)
+    if kept is not None and kept.version == version:
+        return kept.described
+    described = _read(connection, name)
     if described is not None:
-        _known[target.url, name] = (time.monotonic(), described)
+        _known[target.url, name] = _Kept(time.monotonic(), version, described)
     return described
 
 

@@ -71,7 +71,8 @@ SELECT attname, atttypid, atttypmod, pg_catalog.format_type(atttypid, atttypmod)
        atthasdef OR attidentity <> '' OR attgenerated <> '', attgenerated <> '',
        (SELECT pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname)
         FROM pg_catalog.pg_type t, pg_catalog.pg_collation l JOIN pg_catalog.pg_namespace n ON n.oid = l.collnamespace
-        WHERE t.oid = atttypid AND l.oid = attcollation AND attcollation <> t.typcollation)
+        WHERE t.oid = atttypid AND l.oid = attcollation AND attcollation <> t.typcollation),
+       attidentity = 'a'
 FROM pg_catalog.pg_attribute
 WHERE attrelid = pg_catalog.to_regclass(%(table)s) AND attnum > 0 AND NOT attisdropped
 ORDER BY attnum
@@ -124,6 +125,11 @@ ORDER BY 2, 1
 _DEFERRED: Final = """
 SELECT conname::text FROM pg_catalog.pg_constraint WHERE conrelid = %(oid)s AND condeferred ORDER BY conname
 """
+_RULES: Final = """
+SELECT rulename::text FROM pg_catalog.pg_rewrite
+WHERE ev_class = %(oid)s AND (ev_type = '2' OR ev_type = '3' AND ev_enabled IN ('O', 'A')) ORDER BY 1
+"""
+"""Rules that ON CONFLICT refuses: on UPDATE (2), even if they are disabled, and on INSERT (3)."""
 
 
 def check_writable(connection: Session, target: Target, path: CommitPath) -> Table:
@@ -131,7 +137,7 @@ def check_writable(connection: Session, target: Target, path: CommitPath) -> Tab
 
     Raises:
         SchemaError: There is no such table, or no unique index over the key.
-        ConfigurationError: It is of another kind, or privileges are missing.
+        ConfigurationError: It is of another kind, has rules that upserts do not allow, or privileges are missing.
     """
     table = read_table(connection, target.table)
     if table is None:
@@ -154,6 +160,12 @@ def check_writable(connection: Session, target: Target, path: CommitPath) -> Tab
             "the same columns unusable for ON CONFLICT"
         )
         raise SchemaError(f"table {target.table} cannot be upserted by {list(target.key)}: {why}")
+    rules = [row[0] for row in connection.execute(_RULES, {"oid": table.oid}).fetchall()] if target.key else []
+    if rules:
+        raise ConfigurationError(
+            f"table {target.table} has rules {rules} on INSERT or UPDATE, with which PostgreSQL refuses ON CONFLICT, "
+            "and so every upsert: drop them, or use triggers"
+        )
     deferred = [row[0] for row in connection.execute(_DEFERRED, {"oid": table.oid}).fetchall()]
     if deferred and path is CommitPath.PREPARED:
         _log.info("deferred constraints %s are checked when an epoch is prepared, and fail the epoch there", deferred)
@@ -247,10 +259,10 @@ def _types(connection: Session, parameters: dict[str, str], wanted: set[int]) ->
 
 
 def _column(row: Sequence[Any], types: dict[int, Any]) -> Column:
-    name, oid, modifier, declared, not_null, has_default, generated, collation = row
+    name, oid, modifier, declared, not_null, has_default, generated, collation, only_inserted = row
     column_type, domain_not_null = _resolve(oid, modifier, types)
     needed, unwritable = not_null or domain_not_null, GENERATED if generated else ""
-    return Column(name, column_type, declared, needed, has_default, unwritable, collation or "")
+    return Column(name, column_type, declared, needed, has_default, unwritable, collation or "", only_inserted)
 
 
 def _resolve(oid: int, modifier: int, types: dict[int, Any]) -> tuple[PgType, bool]:

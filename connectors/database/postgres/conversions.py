@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from pgpq import encoders
 from pgpq import schema as pgpq_schema
 
-from ..conversions import BITS, DIGITS, FLOAT_BITS, UnfitError, is_binary, is_text
+from ..conversions import BITS, DIGITS, FLOAT_BITS, UnfitError, at_most_characters, is_binary, is_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,10 +36,13 @@ _PLAIN: Final[dict[str, tuple[Callable[[pa.DataType], bool], pa.DataType, int, s
     "bool": (pa.types.is_boolean, pa.bool_(), 16, "boolean"),
     "date": (pa.types.is_date, pa.date32(), 1082, "date"),
     "time": (pa.types.is_time, pa.time64("us"), 1083, "a time of day"),
-    "interval": (pa.types.is_duration, pa.duration("us"), 1186, "a duration"),
 }
 """By type: whether an Arrow type fits, what pgpq is given, its oid, and what to cast to."""
 _NUMERIC_DIGITS: Final = 38
+_WHOLE_INTERVALS: Final = (-1, 0x7FFF0006)
+"""Modifiers of `interval` and `interval(6)`: all fields, and all digits of the seconds."""
+_HEADER: Final = 4
+"""What PostgreSQL adds to the length or precision in a modifier (VARHDRSZ)."""
 _TOO_MANY_BITS: Final = 99
 _UUID_BYTES: Final = 16
 _TRAILER: Final = b"\xff\xff"
@@ -83,7 +86,7 @@ def conversion(arrow: pa.DataType, target: PgType) -> Conversion:
 
 def _scalar(arrow: pa.DataType, target: PgType) -> Conversion:
     if target.name in _TEXT_TARGETS or target.enum:
-        return _text(arrow)
+        return _text(arrow, target)
     if target.name in _INTEGERS:
         bits, wire, oid = _INTEGERS[target.name]
         if BITS.get(arrow, _TOO_MANY_BITS) <= bits:
@@ -113,11 +116,28 @@ def _to(wire: pa.DataType, oid: int, builder: Callable[[pa.Field], Any] = Conver
     return Conversion(wire, lambda array: array if array.type == wire else array.cast(wire), builder, oid)
 
 
-def _text(arrow: pa.DataType) -> Conversion:
+def _text(arrow: pa.DataType, target: PgType) -> Conversion:
     if is_text(arrow):
-        return _to(arrow, 25)
+        return _short_text(arrow, target.modifier - _HEADER) if _has_length(target) else _to(arrow, 25)
     nested = pa.types.is_nested(arrow)
     raise UnfitError("turn it into text, for example with to_json" if nested else "cast it to string")
+
+
+def _has_length(target: PgType) -> bool:
+    return target.name == "varchar" and target.modifier >= 0
+
+
+def _short_text(arrow: pa.DataType, most: int) -> Conversion:
+    """For varchar(n): PostgreSQL cuts spaces beyond the n-th character without a word, so that keys become one."""
+    wire = pa.large_string() if pa.types.is_string_view(arrow) else arrow
+    check = at_most_characters(most)
+
+    def convert(array: pa.Array) -> pa.Array:
+        texts = array.cast(wire)
+        check(texts)
+        return texts
+
+    return Conversion(wire, convert, oid=25)
 
 
 def _jsonb(arrow: pa.DataType, _: PgType) -> Conversion:
@@ -130,17 +150,26 @@ def _jsonb(arrow: pa.DataType, _: PgType) -> Conversion:
 
 def _numeric(arrow: pa.DataType, target: PgType) -> Conversion:
     if arrow in BITS:
-        return _to(pa.decimal128(DIGITS[arrow], 0), 1700)
-    if not pa.types.is_decimal(arrow):
+        digits, scale = DIGITS[arrow], 0
+    elif pa.types.is_decimal(arrow):
+        scale = max(arrow.scale, 0)
+        digits = arrow.precision + scale - arrow.scale
+    else:
         raise UnfitError("values may be rounded; cast it to a decimal")
-    scale = max(arrow.scale, 0)
-    digits = arrow.precision + scale - arrow.scale
     if digits > _NUMERIC_DIGITS:
         raise UnfitError(f"more than {_NUMERIC_DIGITS} digits cannot be sent; cast it")
     # The scale as packed in atttypmod (numeric.c: 11 bits, signed)
-    if target.modifier >= 0 and scale > (((target.modifier - 4) & 0x7FF) ^ 1024) - 1024:
-        raise UnfitError("PostgreSQL would round; cast it to the column's scale")
+    if target.modifier >= 0 and scale > (((target.modifier - _HEADER) & 0x7FF) ^ 1024) - 1024:
+        raise UnfitError("PostgreSQL would round; cast it to the column's scale, or change the column")
     return _to(pa.decimal128(digits, scale), 1700)
+
+
+def _interval(arrow: pa.DataType, target: PgType) -> Conversion:
+    if not pa.types.is_duration(arrow):
+        raise UnfitError("cast it to a duration")
+    if target.modifier not in _WHOLE_INTERVALS:
+        raise UnfitError("such a column cuts durations; make it interval without fields and precision")
+    return _to(pa.duration("us"), 1186)
 
 
 def _bytea(arrow: pa.DataType, _: PgType) -> Conversion:
@@ -178,6 +207,7 @@ _RULES: Final[dict[str, Callable[[pa.DataType, PgType], Conversion]]] = {
     "timestamp": _timestamp,
     "timestamptz": _timestamp,
     "uuid": _uuid,
+    "interval": _interval,
 }
 
 

@@ -19,6 +19,7 @@ from ..changes import without_change
 from ..dialect import HOW_TO_STAGE, Answer, ChangedError, Dialect, ServerFacts, Trial, TwoPhase
 from ..failures import code, words
 from ..target import CommitPath, TableName, own_name
+from .altered import check_types, types_query
 from .catalog import check_own_tables, check_writable, read_checks, read_table
 from .copy import CopyWriter, conversions_for
 from .session import DURABLE, Answering, compiled, limited, session
@@ -253,13 +254,22 @@ class PostgreSql(Dialect):
 
     def move(self, connection: sa.Connection, ledger_schema: str, movement: Movement, parts: Sequence[Part]) -> None:
         """Copy staged rows into their table; `remove` comes when all of a staging table is moved."""
-        stage = TableName(ledger_schema, movement.stage).quoted
+        place = TableName(ledger_schema, movement.stage)
+        stage = place.quoted
         count = f"SELECT count(*) FROM {stage} WHERE {rows_of(part.id for part in parts)}"  # noqa: S608 - quoted names
         expected = sum(part.rows for part in parts)
         with session(connection) as lent:
-            (found,) = lent.execute(count.encode()).fetchone() or (0,)
+            # The lock that the INSERT takes anyway. All in one round trip; as one text, for a merge may be small, and
+            # a pipeline of psycopg's costs as much as the statements.
+            lock = f"LOCK TABLE ONLY {movement.target.quoted} IN ROW EXCLUSIVE MODE"
+            answers = lent.execute(f"{lock}; {types_query(place, movement.target)}; {count}".encode())
+            answers.nextset()
+            types = answers.fetchall()
+            answers.nextset()
+            (found,) = answers.fetchone() or (0,)
             if found != expected:
                 raise ChangedError(f"staging table {stage} holds {found} rows of {expected}: somebody changed it")
+            check_types(lent, movement, place, types)
             for statement in merge_statements(lent, movement, parts, stage):
                 lent.execute(statement.encode())
 
