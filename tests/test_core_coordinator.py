@@ -320,6 +320,20 @@ class TestOpening:
         log = bench.opened().view.log
         assert bench.sink.calls[:2] == [f"check {log} 0 0", f"claim {log}"]
 
+    def test_a_sink_that_did_not_take_part_in_the_completion_claims_its_names_later(self):
+        """An operator's command has only the sinks that had rows, and a renamed sink is another one."""
+        bench, other = Bench(), FakeSink("b")
+        coordinator = bench.opened(other)
+        coordinator.admit(0, about(0))
+        done = bench.committable(coordinator, 0)
+        bench.sink.answers = [SinkError("broker is down")]
+        other.claim_error = RetryableSinkError("no answer")
+        with pytest.raises(SinkError):
+            coordinator.commit(0, [acknowledgement(done, sinks=("a", "b"))], about(0))
+        view = bench.opened(FakeSink("c")).view
+        assert view.claimed == {"a"}
+        assert bench.opened(FakeSink("b")).view.claimed == {"a"}
+
     def test_a_sink_that_joins_later_claims_its_names(self):
         bench = Bench()
         bench.run(bench.opened(), 0)
