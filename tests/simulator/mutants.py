@@ -136,10 +136,10 @@ def _believe_the_put(self: LogWriter, position: int) -> None:
         self.view = _REAL_FOLD([*self.view.entries, own], self.view.floor)
 
 
-def _complete_after_pruning(self: LogWriter, epoch: int) -> None:
+def _complete_after_pruning(self: LogWriter, epoch: int, claimed: Any = None) -> None:
     newest = self.view.newest
     self._prune(newest.position if newest is not None else 0)
-    _REAL_COMPLETE(self, epoch)
+    _REAL_COMPLETE(self, epoch, claimed)
 
 
 def _fold_forgetting(entries: list[Any], floor: int = 0) -> Any:
@@ -293,9 +293,9 @@ def _finish_in_turns(permit: CommitPermit, log: LogWriter, sinks: Any, policy: C
     return commit._conclude(permit, shares, log, policy)
 
 
-def _complete_whatever_the_store_says(self: LogWriter, epoch: int) -> None:
+def _complete_whatever_the_store_says(self: LogWriter, epoch: int, claimed: Any = None) -> None:
     try:
-        _REAL_COMPLETE(self, epoch)
+        _REAL_COMPLETE(self, epoch, claimed)
     except DecisionInDoubtError:
         self._pending = None
         self.view = replace(self.view, completed=epoch, undone=None)

@@ -124,8 +124,9 @@ class FakeStore:
             return True
         if self._end is not None and position > self._end:
             raise Violation("move", f"entry {position} was put into a log that has moved with entry {self._end}")
+        void = position <= self.audit.tail
         self.audit.on_put(key, data, by)
-        if isinstance(read_entry(data, position), Moved) and position == self.audit.tail:  # else it is void
+        if isinstance(read_entry(data, position), Moved) and not void:
             self._end = position
         return True
 
