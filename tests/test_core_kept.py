@@ -16,11 +16,13 @@ from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import CommitPendingError, DataLossError, RetryableSinkError
 from onceward.core.log import DirectoryStore, EpochInput, Resolved
 from onceward.core.names import NOTHING, Progress, Remembered, Scope
+from onceward.core.steps import Step, hooked
 from onceward.core.transaction import CommitStatus, Committable, Observation
 from onceward.testing.faults import Faults
 from onceward.testing.wrappers import FaultySink
 
 from .core_fakes import FakeSink, MemoryStore, acknowledgement, policy, prepared
+from .sink_kit import Crash
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,6 +152,23 @@ def test_a_target_that_has_forgotten_is_accepted_as_it_is_once(remembered: Remem
     [record] = [entry for entry in bench.open().view.entries if isinstance(entry, Resolved)]
     assert (record.sink, record.transaction) == ("a", "")
     assert words in record.why
+
+
+def test_a_target_is_accepted_also_while_a_decision_waits():
+    bench = Idle(None)
+    coordinator = bench.open()
+    about = EpochInput(query="q", start=3, end=4)
+    coordinator.admit(3, about)
+    with hooked(dying), pytest.raises(Crash):
+        coordinator.commit(3, [acknowledgement(epoch=3)], about)
+    bench.sink.remembered = Remembered(owned=True, progress=NOTHING)
+    assert bench.open(on_lost=OnLost.SKIP).view.completed == 3
+    bench.open()  # it is said once
+
+
+def dying(step: Step) -> None:
+    if step is Step.DECIDE_AFTER:
+        raise Crash
 
 
 def test_what_the_log_knows_of_a_sink_outlives_pruned_decisions():

@@ -206,6 +206,7 @@ def _decide(view: LogView, entry: Decide) -> LogView:
         rewound=False,
         awaited=NONE,
         rewind=entry.rewind,
+        reached=entry.reached,
     )
 
 
@@ -234,7 +235,7 @@ def _complete(view: LogView, entry: Completed) -> LogView:
     before = done.proofs if done.proofs is not None else Proofs(whole=False)
     committed = [c for c in done.committables if c.transaction not in view.skipped]
     proofs = before.plus([(c.epoch, c.sink, c.wrote()) for c in committed], done.input.start, done.input.end)
-    reached = dict(done.reached)
+    reached = dict(view.reached)
     for c in committed:
         reached[c.sink] = max(reached.get(c.sink, NOTHING), Progress(c.writer, c.epoch))
     return replace(
