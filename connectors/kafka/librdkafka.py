@@ -48,7 +48,8 @@ _INVALID_ARGUMENT: Final = -186
 _TEXT_BYTES: Final = 512
 FIRST_LOOK: Final = 0.001
 LOOKS_GROW: Final = 1.25
-"""How soon `flush` looks whether all is acknowledged, in seconds, and how the time to the next look grows."""
+LAST_LOOK: Final = 0.004
+"""How soon `flush` looks whether all is acknowledged, how the time to the next look grows, and to how much; seconds."""
 _LEVELS: Final = (50, 50, 50, 40, 30, 20, 20, 10)
 """Levels of `logging` for those of syslog."""
 
@@ -224,7 +225,7 @@ class BatchProducer:
         """Wait for acknowledgements; how many messages still wait for one.
 
         Nothing wakes librdkafka's flush if only failures are reported: it looks every 10 ms whether messages are left.
-        So it is called again and again, at first with a shorter time.
+        So it is called again and again with a shorter time.
         """
         end, step = time.monotonic() + seconds, FIRST_LOOK
         while True:
@@ -233,7 +234,7 @@ class BatchProducer:
             left: int = self._library.outq_len(self._handle)
             if not left or time.monotonic() >= end:
                 return left
-            step = min(seconds, step * LOOKS_GROW)
+            step = min(LAST_LOOK, step * LOOKS_GROW)
 
     def produce_batch(self, topic: str, partition: int, messages: npt.NDArray[np.void]) -> int:
         """Hand over messages for one topic, in order; how many were taken before the queue was full.
