@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import ConfigurationError, SchemaError
+from onceward.core.kit.rows import with_leaves
 from onceward.core.transaction import Acknowledgement, WriteContext
 
 if TYPE_CHECKING:
@@ -209,21 +210,12 @@ def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
 @functools.lru_cache(64)
 def _in_utc(schema: pa.Schema) -> pa.Schema | None:
     """The schema in UTC; None if it is that already."""
-    made = pa.schema([field.with_type(_type_in_utc(field.type)) for field in schema], schema.metadata)
+    made = pa.schema([field.with_type(with_leaves(field.type, _zone_in_utc)) for field in schema], schema.metadata)
     return None if made == schema else made
 
 
-def _type_in_utc(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_timestamp(kind):
-        return pa.timestamp(kind.unit, "UTC") if kind.tz is not None else kind
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_type_in_utc(field.type)) for field in kind])
-    if pa.types.is_map(kind):
-        key, item = (field.with_type(_type_in_utc(field.type)) for field in (kind.key_field, kind.item_field))
-        return pa.map_(key, item, kind.keys_sorted)
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_type_in_utc(kind.value_type)))
-    return kind
+def _zone_in_utc(kind: pa.DataType) -> pa.DataType:
+    return pa.timestamp(kind.unit, "UTC") if pa.types.is_timestamp(kind) and kind.tz is not None else kind
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

@@ -98,16 +98,22 @@ def in_microseconds(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _microseconds(kind: pa.DataType) -> pa.DataType:
-    """A type with times of day in microseconds, inside of it too."""
-    if kind == pa.time64("ns"):
-        return pa.time64("us")
+    return with_leaves(kind, lambda leaf: pa.time64("us") if leaf == pa.time64("ns") else leaf)
+
+
+def with_leaves(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """A type with `change` applied to the types inside of its structs, lists and maps, at any depth, or to itself."""
+
+    def changed(field: pa.Field) -> pa.Field:
+        return field.with_type(with_leaves(field.type, change))
+
     if pa.types.is_struct(kind):
-        return pa.struct([part.with_type(_microseconds(part.type)) for part in kind])
+        return pa.struct([changed(field) for field in kind])
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_microseconds(kind.value_type)))
+        return pa.list_(changed(kind.value_field))
     if pa.types.is_map(kind):
-        return pa.map_(_microseconds(kind.key_type), kind.item_field.with_type(_microseconds(kind.item_type)))
-    return kind
+        return pa.map_(changed(kind.key_field), changed(kind.item_field), kind.keys_sorted)
+    return change(kind)
 
 
 def json_rows(sink: str, rows: pa.RecordBatch) -> list[str]:
