@@ -18,33 +18,27 @@ from ..errors import (
     EpochConflictError,
     ExternalError,
     FencedError,
-    RetryableSinkError,
 )
-from ..events import Committed, CommitWaits, about, moment, tell, wall_clock
-from ..names import NOTHING, Scope
-from ..outcome import PROVEN_NOT_COMMITTED
+from ..events import Committed, CommitWaits, moment, tell, wall_clock
+from ..names import Scope
 from ..policy import CommitPolicy, OnLost
 from ..sink import by_urgency
 from ..steps import Step, crash_point
-from ..transaction import CommitOutcome, CommitStatus, Observation
+from ..transaction import CommitStatus
+from .losses import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ..log import CommitPermit, Decide, LogView, LogWriter
-    from ..names import Remembered
+    from ..log import CommitPermit, LogWriter
     from ..sink import TwoPhaseCommitSink
     from ..transaction import Committable
+    from .losses import Failures
 
 _log = logging.getLogger("onceward.commit")
 
 TOLD_AFTER: Final = 8
 """Repetitions before a warning names what is waited for: three seconds by default, if each attempt fails at once."""
-TAKEN_BACK: Final = (
-    "it was committed, and the target does not have it any more: was a standby promoted that lagged, or a backup "
-    "restored? Then earlier epochs may be missing, too"
-)
-Failures = list[tuple["Committable", "CommitOutcome"]]
 
 
 def finish(
@@ -82,96 +76,6 @@ def finish(
     seconds = {share.sink.name: share.seconds for share in shares if share.took_part}
     tell(Committed(permit.decision.pipeline, permit.decision.epoch, seconds, voided=not stands))
     return stands
-
-
-def check_kept(
-    writer: LogWriter, sink: TwoPhaseCommitSink[Any], policy: CommitPolicy, remembered: Remembered | None
-) -> None:
-    """See that the target still has what was committed, as far as it can tell.
-
-    It has not if it is another target, or was replaced by an older copy of itself: a standby that lagged was promoted,
-    or a backup was restored. A ledger is asked for each transaction of the newest completed decision, and what is
-    prepared there again is committed again, as the decision says. Of earlier epochs the log knows the newest.
-
-    Args:
-        writer: The newest writer.
-        sink: Whose target.
-        policy: What to do if it has not.
-        remembered: What the target remembers of this log.
-
-    Raises:
-        DataLossError: Some of it is gone, and the policy does not say to skip it.
-        FencedError: A newer writer has started.
-        SinkError: The target did not answer.
-    """
-    view = writer.view
-    done = view.newest.committables if view.newest is not None and view.undone is None and sink.keeps_ledger else ()
-    mine = [c for c in done if c.sink == sink.name and c.transaction not in view.skipped]
-    if why := forgotten(view, sink.name, remembered, told_apart=bool(mine)):
-        _go_on_without(writer, sink.name, why, policy)
-        return
-    if view.newest is None or not mine:
-        return
-    seen = list(zip(mine, sink.inspect_many(mine), strict=True))
-    failures: Failures = [
-        (c, CommitOutcome(CommitStatus.LOST, TAKEN_BACK)) for c, at in seen if at is Observation.ABORTED
-    ]
-    again = [c for c, at in seen if at is Observation.PREPARED]
-    for committable, outcome in zip(again, sink.commit_many(again) if again else (), strict=True):
-        if outcome.status is CommitStatus.RETRY_LATER:
-            raise RetryableSinkError(f"cannot commit again what the target took back: {outcome.detail}", sink=sink.name)
-        if not outcome.settled:
-            failures.append((committable, outcome))
-        _log.warning(
-            "%s was committed, and was prepared again: the target went back to an older state. Committing it again: %s",
-            committable.transaction,
-            outcome.status,
-            extra=about(committable),
-        )
-    if failures:
-        _resolve(view.newest, failures, writer, policy)
-
-
-def forgotten(view: LogView, sink: str, remembered: Remembered | None, *, told_apart: bool = False) -> str:
-    """What a target must have forgotten; empty if nothing says so.
-
-    Args:
-        view: What the log says.
-        sink: Its name.
-        remembered: What the target remembers of this log.
-        told_apart: The target is asked for each transaction of the sink's newest epoch.
-    """
-    if remembered is None:
-        return ""
-    if sink in view.claimed and not remembered.owned:
-        return (
-            "it has been written into, and does not know this pipeline and sink. Is it another target, or was it "
-            "emptied, or is a disk not mounted? Bring back the right one; a sink that is to begin a new target needs "
-            "another name"
-        )
-    reached = view.reached.get(sink, NOTHING)
-    if told_apart or remembered.progress >= reached:
-        return ""
-    known = f"ends at epoch {remembered.progress.epoch}" if remembered.progress != NOTHING else "is empty"
-    return f"what it knows of this pipeline and sink {known}. Epoch {reached.epoch} is missing: {TAKEN_BACK}"
-
-
-def _go_on_without(writer: LogWriter, sink: str, why: str, policy: CommitPolicy) -> None:
-    """Accept what a target has, if the policy says so; otherwise, and if another writer has started, raise."""
-    _check_newest(writer)
-    view = writer.view
-    if policy.on_lost is not OnLost.SKIP or CommitStatus.LOST not in policy.skips:
-        raise DataLossError(
-            f"the target is not as it was left: {why}. Choices: bring back what is missing; rewind='why', with an "
-            "older checkpoint, writes again what comes after it; on_lost='skip' goes on with the target as it is and "
-            "leaves an audit record",
-            pipeline=view.pipeline,
-            sink=sink,
-            epoch=view.completed,
-        )
-    why = f"{policy.skipped_why}; sink {sink}: {why}" if policy.skipped_why else f"sink {sink}: {why}"
-    _log.error("going on with a target as it is: %s", why, extra={"pipeline": view.pipeline, "sink": sink})
-    writer.resolve(view.completed, "", action="skip", who=policy.skipped_by, why=why, sink=sink)
 
 
 def _waits(permit: CommitPermit, shares: Sequence[_Share]) -> CommitWaits:
@@ -275,7 +179,7 @@ def _conclude(permit: CommitPermit, shares: Sequence[_Share], writer: LogWriter,
         errors.append(_pending(permit, pending))
     if failures and not (pending and policy.on_lost is OnLost.REPLAY):  # it may turn out that nothing was committed
         try:
-            if not _resolve(permit.decision, failures, writer, policy):
+            if not resolve(permit.decision, failures, writer, policy):
                 return False
         except DataLossError as error:
             errors.insert(0, error)
@@ -315,60 +219,3 @@ def _deadline(sink: TwoPhaseCommitSink[Any]) -> str:
     if timeout is None:
         return ": nothing is lost"
     return f", unless they end before: the target aborts a transaction {timeout:.0f} s after it began. Restart soon"
-
-
-def _resolve(decision: Decide, failures: Failures, writer: LogWriter, policy: CommitPolicy) -> bool:
-    """Settle what cannot be committed as the policy says; whether the decision still stands."""
-    _check_newest(writer)
-    if policy.on_lost is OnLost.SKIP and all(outcome.status in policy.skips for _, outcome in failures):
-        for committable, outcome in failures:
-            seen = f"{outcome.status}: {outcome.detail}; {committable.rows} rows"
-            why = f"{policy.skipped_why}; {seen}" if policy.skipped_why else seen
-            _log.error(
-                "skipping lost transaction %s of epoch %s: %s",
-                committable.transaction,
-                decision.epoch,
-                why,
-                extra=about(committable),
-            )
-            writer.resolve(decision.epoch, committable.transaction, action="skip", who=policy.skipped_by, why=why)
-        return True
-    waits = writer.view.undone is not None  # a completed decision cannot be voided
-    proven = [c for c, outcome in failures if waits and outcome.status in PROVEN_NOT_COMMITTED]
-    if policy.on_lost is OnLost.REPLAY and len(proven) == len(decision.committables):
-        writer.void(decision.epoch, [f"{c.transaction}: {outcome.detail}" for c, outcome in failures])
-        return False
-    raise _data_loss(decision, failures, policy, waits=waits)
-
-
-def _check_newest(writer: LogWriter) -> None:
-    """A newer writer may have finished the epoch and made its names ready again: then "unknown" means nothing here."""
-    if not writer.still_newest():
-        raise FencedError("a newer writer has started", pipeline=writer.pipeline, epoch=writer.view.decided)
-
-
-def _data_loss(decision: Decide, failures: Failures, policy: CommitPolicy, *, waits: bool) -> DataLossError:
-    rows = sum(c.rows for c, _ in failures)
-    listed = "; ".join(
-        f"sink {c.sink} subtask {c.subtask} {c.transaction} ({c.rows} rows): {outcome.status}, {outcome.detail}"
-        for c, outcome in failures[:5]
-    )
-    refused = (
-        " Replay was asked for and refused: not every transaction of the epoch is proven not committed."
-        if policy.on_lost is OnLost.REPLAY and waits
-        else ""
-    )
-    replay = (
-        "on_lost='replay' writes the epoch again if every one of its transactions is proven not committed and the "
-        "source still has the rows"
-        if waits
-        else "rewind='why', with an older checkpoint, writes again what comes after it"
-    )
-    return DataLossError(
-        f"{len(failures)} decided transactions with {rows} rows can no longer be committed: {listed}.{refused} "
-        f"Choices: {replay}; on_lost='skip' goes on without them and leaves an audit record",
-        pipeline=decision.pipeline,
-        sink=failures[0][0].sink,
-        epoch=decision.epoch,
-        transaction=failures[0][0].transaction,
-    )

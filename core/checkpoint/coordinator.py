@@ -26,7 +26,8 @@ from ..policy import CommitPolicy
 from ..steps import Step, crash_point
 from ..transaction import Acknowledgement, Committable, WriteContext
 from .admission import Admission, admission, check_age, check_query, gather, goes_back, with_earlier
-from .commit import check_kept, finish
+from .commit import finish
+from .kept import check_kept
 from .sweep import Swept, sweep
 
 if TYPE_CHECKING:

@@ -687,7 +687,7 @@ MUTANTS: dict[str, Mutant] = {
     "void a decision of which a part is committed": Mutant(
         "A decision is voided although not all of its transactions are proven not committed.",
         _laws("8"),
-        patches=((commit, "_resolve", _resolve_voiding_parts),),
+        patches=((commit, "resolve", _resolve_voiding_parts),),
         narrow=with_kinds(K.ROLLBACK, K.EXPIRE, K.NAP, sinks=("staged", "prepared"), on_lost="replay"),
     ),
     "90 taken for committed": Mutant(

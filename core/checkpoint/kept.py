@@ -1,0 +1,121 @@
+"""See at a start that each target still has what was committed to it.
+
+It has not if it is another target, or was replaced by an older copy of itself: a standby that lagged was promoted, or
+a backup was restored. docs/design/2026-11-25-what-a-target-remembers.md says what can be told of each target.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from ..errors import DataLossError, RetryableSinkError
+from ..events import about
+from ..names import NOTHING
+from ..policy import OnLost
+from ..transaction import CommitOutcome, CommitStatus, Observation
+from .losses import check_newest, resolve
+
+if TYPE_CHECKING:
+    from ..log import LogView, LogWriter
+    from ..names import Remembered
+    from ..policy import CommitPolicy
+    from ..sink import TwoPhaseCommitSink
+    from .losses import Failures
+
+_log = logging.getLogger("onceward.commit")
+
+TAKEN_BACK: Final = (
+    "it was committed, and the target does not have it any more: was a standby promoted that lagged, or a backup "
+    "restored? Then earlier epochs may be missing, too"
+)
+
+
+def check_kept(
+    writer: LogWriter, sink: TwoPhaseCommitSink[Any], policy: CommitPolicy, remembered: Remembered | None
+) -> None:
+    """See that the target still has what was committed, as far as it can tell.
+
+    It has not if it is another target, or was replaced by an older copy of itself: a standby that lagged was promoted,
+    or a backup was restored. A ledger is asked for each transaction of the newest completed decision, and what is
+    prepared there again is committed again, as the decision says. Of earlier epochs the log knows the newest.
+
+    Args:
+        writer: The newest writer.
+        sink: Whose target.
+        policy: What to do if it has not.
+        remembered: What the target remembers of this log.
+
+    Raises:
+        DataLossError: Some of it is gone, and the policy does not say to skip it.
+        FencedError: A newer writer has started.
+        SinkError: The target did not answer.
+    """
+    view = writer.view
+    done = view.newest.committables if view.newest is not None and view.undone is None and sink.keeps_ledger else ()
+    mine = [c for c in done if c.sink == sink.name and c.transaction not in view.skipped]
+    if why := forgotten(view, sink.name, remembered, told_apart=bool(mine)):
+        _go_on_without(writer, sink.name, why, policy)
+        return
+    if view.newest is None or not mine:
+        return
+    seen = list(zip(mine, sink.inspect_many(mine), strict=True))
+    failures: Failures = [
+        (c, CommitOutcome(CommitStatus.LOST, TAKEN_BACK)) for c, at in seen if at is Observation.ABORTED
+    ]
+    again = [c for c, at in seen if at is Observation.PREPARED]
+    for committable, outcome in zip(again, sink.commit_many(again) if again else (), strict=True):
+        if outcome.status is CommitStatus.RETRY_LATER:
+            raise RetryableSinkError(f"cannot commit again what the target took back: {outcome.detail}", sink=sink.name)
+        if not outcome.settled:
+            failures.append((committable, outcome))
+        _log.warning(
+            "%s was committed, and was prepared again: the target went back to an older state. Committing it again: %s",
+            committable.transaction,
+            outcome.status,
+            extra=about(committable),
+        )
+    if failures:
+        resolve(view.newest, failures, writer, policy)
+
+
+def forgotten(view: LogView, sink: str, remembered: Remembered | None, *, told_apart: bool = False) -> str:
+    """What a target must have forgotten; empty if nothing says so.
+
+    Args:
+        view: What the log says.
+        sink: Its name.
+        remembered: What the target remembers of this log.
+        told_apart: The target is asked for each transaction of the sink's newest epoch.
+    """
+    if remembered is None:
+        return ""
+    if sink in view.claimed and not remembered.owned:
+        return (
+            "it has been written into, and does not know this pipeline and sink. Is it another target, or was it "
+            "emptied, or is a disk not mounted? Bring back the right one; a sink that is to begin a new target needs "
+            "another name"
+        )
+    reached = view.reached.get(sink, NOTHING)
+    if told_apart or remembered.progress >= reached:
+        return ""
+    known = f"ends at epoch {remembered.progress.epoch}" if remembered.progress != NOTHING else "is empty"
+    return f"what it knows of this pipeline and sink {known}. Epoch {reached.epoch} is missing: {TAKEN_BACK}"
+
+
+def _go_on_without(writer: LogWriter, sink: str, why: str, policy: CommitPolicy) -> None:
+    """Accept what a target has, if the policy says so; otherwise, and if another writer has started, raise."""
+    check_newest(writer)
+    view = writer.view
+    if policy.on_lost is not OnLost.SKIP or CommitStatus.LOST not in policy.skips:
+        raise DataLossError(
+            f"the target is not as it was left: {why}. Choices: bring back what is missing; rewind='why', with an "
+            "older checkpoint, writes again what comes after it; on_lost='skip' goes on with the target as it is and "
+            "leaves an audit record",
+            pipeline=view.pipeline,
+            sink=sink,
+            epoch=view.completed,
+        )
+    why = f"{policy.skipped_why}; sink {sink}: {why}" if policy.skipped_why else f"sink {sink}: {why}"
+    _log.error("going on with a target as it is: %s", why, extra={"pipeline": view.pipeline, "sink": sink})
+    writer.resolve(view.completed, "", action="skip", who=policy.skipped_by, why=why, sink=sink)
