@@ -473,7 +473,7 @@ class TestAge:
         coordinator.commit(0, [acknowledgement(committable)], about(0))
         assert bench.sink.committed == [committable.transaction]
 
-    @pytest.mark.parametrize("state", [Observation.ABORTED, Observation.EXPIRED])
+    @pytest.mark.parametrize("state", [Observation.ABORTED, Observation.EXPIRED, Observation.ABSENT])
     def test_an_old_one_that_ended_is_not_decided(self, state: Observation):
         bench, coordinator, committable = self.bench(10.1, state)
         with pytest.raises(DataLossError, match="ended before they were decided"):

@@ -214,7 +214,7 @@ def check_age(
             extra={"pipeline": pipeline, "sink": sink.name, "epoch": epoch},
         )
         states = zip(mine, sink.inspect_many(mine), strict=True)
-        gone = [c for c, state in states if state in (Observation.ABORTED, Observation.EXPIRED)]
+        gone = [c for c, state in states if state in (Observation.ABORTED, Observation.EXPIRED, Observation.ABSENT)]
         if gone:
             error = DataLossError(
                 f"{len(gone)} transactions ended before they were decided, after {age:.0f} s (timeout {timeout:.0f} "
