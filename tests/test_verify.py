@@ -301,7 +301,7 @@ def test_an_epoch_that_waits_for_its_commit_is_named_and_not_judged(tmp_path: Pa
     told = job.told()
     assert ([line["epoch"] for line in told["epochs"]], told["waiting"]) == ([0], 1)
     shown = CliRunner().invoke(app, ["verify", str(job.folder), "--target", f"files:{job.out}"]).stdout
-    assert "not judged: epoch 1, which is decided and waits for its commit" in shown
+    assert "not checked: epoch 1, which is decided and waits for its commit" in shown
 
 
 @pytest.mark.parametrize("value", [b"no json", b"[1]"])

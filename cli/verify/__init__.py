@@ -132,7 +132,7 @@ def _show(found: Sequence[Audit], *, as_json: bool) -> None:
 def _notes(audit: Audit) -> Iterator[str]:
     """What was not judged or compared."""
     if audit.waiting is not None:
-        yield f"not judged: epoch {audit.waiting}, which is decided and waits for its commit"
+        yield f"not checked: epoch {audit.waiting}, which is decided and waits for its commit"
     if not audit.lines and not audit.foreign:
         yield "no epoch is completed, and there are no rows"
     if audit.left_out:
