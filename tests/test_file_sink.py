@@ -433,7 +433,7 @@ def test_a_setting_without_sense_is_refused(tmp_path: Path, options: dict[str, A
         ({"format": "csv"}, {"a": [1]}, "CSV cannot hold column 'a'"),
         ({"format": "jsonl"}, {"a": pa.scalar(1, pa.timestamp("ns"))}, "column 'a' of type timestamp"),
         ({"partition_by": ["b"]}, {"a": 1, "b": b"x"}, "'b' is binary: cast it"),
-        ({"partition_by": ["_b"]}, {"a": 1, "_b": 1}, "take folders that begin with"),
+        ({"partition_by": ["_b"]}, {"a": 1, "_b": 1}, "treat folders that begin with"),
         ({}, {"a": 1, "A": 2}, r"columns \['a', 'A'\] have the same name"),
         (
             {"format": "csv", "partition_by": ["a"]},

@@ -744,7 +744,7 @@ def test_a_savepoint_on_a_disk_that_cannot_be_written_to_is_restored(
 
     monkeypatch.setattr(Savepoint, "mark_restored", refuse)
     case.restore()
-    assert "cannot remember that it was restored" in caplog.text
+    assert "cannot record in the savepoint that it was restored" in caplog.text
     case.new.run(1)
     assert case.shown == once(3)
     assert not case.old.can_start()

@@ -308,7 +308,7 @@ def test_an_epoch_that_waits_for_its_commit_is_named_and_not_judged(tmp_path: Pa
 def test_a_message_that_is_no_json_object_is_told_with_one_hint(value: bytes) -> None:
     batch = pa.record_batch({"value": [value]})
     place = Place("postgres", "orders", Access(dsn="host=x"))
-    with pytest.raises(ConfigurationError, match="no JSON object") as refused:
+    with pytest.raises(ConfigurationError, match="not a JSON object") as refused:
         list(mapped([batch], place, pa.schema([("id", pa.int64())]), None))
     assert str(refused.value).count("--map") == 1
 

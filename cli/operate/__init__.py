@@ -118,7 +118,7 @@ def inspect(
     """Show all that is known about one transaction."""
     found = [one for one in search.found() if one.name == transaction]
     if not found:
-        raise ConfigurationError(f"{transaction} is not in the given targets, and no decision that waits names it")
+        raise ConfigurationError(f"{transaction} is not in the given targets, and no waiting decision names it")
     show.details(found, as_json=as_json)
 
 

@@ -118,7 +118,7 @@ def exactly_once(
     driven = [DirectlyWritten(sink) if isinstance(sink, DirectSink) else sink for sink in sinks]
     for sink in driven:
         if sink.guarantee is not Guarantee.EXACTLY_ONCE:
-            _log.warning("sink %s guarantees %s only, also with exactly_once", sink.name, sink.guarantee)
+            _log.warning("sink %s guarantees only %s, even with exactly_once", sink.name, sink.guarantee)
         schema = schema_for(df, sink)
         if not EXPLAINING.get():  # it may create a table or a topic
             sink.validate(schema)
@@ -143,8 +143,8 @@ def exactly_once(
 def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> None:
     if type(df).__module__.startswith("pyspark.sql.connect"):
         raise ConfigurationError(
-            "exactly_once needs a classic Spark session, and this DataFrame is of a Spark Connect session: run the "
-            "query on the driver (SparkSession.builder.master(…), or spark-submit)"
+            "exactly_once needs a classic Spark session, and this DataFrame belongs to a Spark Connect session: run "
+            "the query on the driver (SparkSession.builder.master(…), or spark-submit)"
         )
     if not hasattr(df, "isStreaming"):
         raise ConfigurationError(

@@ -71,7 +71,7 @@ def finish(
         tell(_waits(permit, shares))
         if attempt == TOLD_AFTER:
             _log.warning(
-                "%s. It is asked again for up to %g s",
+                "%s. Retrying for up to %g s",
                 _waiting_for(permit, waiting),
                 policy.commit_timeout,
                 extra={"pipeline": permit.decision.pipeline, "epoch": permit.decision.epoch},
@@ -119,7 +119,7 @@ def check_kept(
     again = [c for c, at in seen if at is Observation.PREPARED]
     for committable, outcome in zip(again, sink.commit_many(again) if again else (), strict=True):
         if outcome.status is CommitStatus.RETRY_LATER:
-            raise RetryableSinkError(f"cannot commit again what the target took back: {outcome.detail}", sink=sink.name)
+            raise RetryableSinkError(f"cannot commit again what the target has lost: {outcome.detail}", sink=sink.name)
         if not outcome.settled:
             failures.append((committable, outcome))
         _log.warning(
@@ -145,9 +145,9 @@ def forgotten(view: LogView, sink: str, remembered: Remembered | None, *, told_a
         return ""
     if sink in view.claimed and not remembered.owned:
         return (
-            "it has been written into, and does not know this pipeline and sink. Is it another target, or was it "
-            "emptied, or is a disk not mounted? Bring back the right one; a sink that is to begin a new target needs "
-            "another name"
+            "it has been written to, but does not know this pipeline and sink. Is it another target, or was it "
+            "emptied, or is a disk not mounted? Bring back the right one; or, to begin with a new target, give the "
+            "sink another name"
         )
     reached = view.reached.get(sink, NOTHING)
     if told_apart or remembered.progress >= reached:
@@ -163,14 +163,14 @@ def _go_on_without(writer: LogWriter, sink: str, why: str, policy: CommitPolicy)
     if policy.on_lost is not OnLost.SKIP or CommitStatus.LOST not in policy.skips:
         raise DataLossError(
             f"the target is not as it was left: {why}. Choices: bring back what is missing; rewind='why', with an "
-            "older checkpoint, writes again what comes after it; on_lost='skip' goes on with the target as it is and "
+            "older checkpoint, writes again what comes after it; on_lost='skip' continues with the target as it is and "
             "leaves an audit record",
             pipeline=view.pipeline,
             sink=sink,
             epoch=view.completed,
         )
     why = f"{policy.skipped_why}; sink {sink}: {why}" if policy.skipped_why else f"sink {sink}: {why}"
-    _log.error("going on with a target as it is: %s", why, extra={"pipeline": view.pipeline, "sink": sink})
+    _log.error("continuing with a target as it is: %s", why, extra={"pipeline": view.pipeline, "sink": sink})
     writer.resolve(view.completed, "", action="skip", who=policy.skipped_by, why=why, sink=sink)
 
 
@@ -291,7 +291,7 @@ def _conclude(permit: CommitPermit, shares: Sequence[_Share], writer: LogWriter,
 def _pending(permit: CommitPermit, shares: Sequence[_Share]) -> CommitPendingError:
     waiting = [c for share in shares for c in share.pending]
     return CommitPendingError(
-        f"{_waiting_for(permit, shares)}. The decision stands, and the next start commits them"
+        f"{_waiting_for(permit, shares)}. The decision remains valid, and the next start commits them"
         f"{_deadline(shares[0].sink)}",
         pipeline=permit.decision.pipeline,
         sink=shares[0].sink.name,
@@ -354,7 +354,7 @@ def _data_loss(decision: Decide, failures: Failures, policy: CommitPolicy, *, wa
         for c, outcome in failures[:5]
     )
     refused = (
-        " Replay was asked for and refused: not every transaction of the epoch is proven not committed."
+        " Replay was requested but refused: not every transaction of the epoch is proven not committed."
         if policy.on_lost is OnLost.REPLAY and waits
         else ""
     )
@@ -366,7 +366,7 @@ def _data_loss(decision: Decide, failures: Failures, policy: CommitPolicy, *, wa
     )
     return DataLossError(
         f"{len(failures)} decided transactions with {rows} rows can no longer be committed: {listed}.{refused} "
-        f"Choices: {replay}; on_lost='skip' goes on without them and leaves an audit record",
+        f"Choices: {replay}; on_lost='skip' continues without them and leaves an audit record",
         pipeline=decision.pipeline,
         sink=failures[0][0].sink,
         epoch=decision.epoch,

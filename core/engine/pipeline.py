@@ -286,7 +286,7 @@ class Pipeline:
         if self._job is not None and not self._job.wait(0):
             raise ConfigurationError(f"pipeline {self.name} is running")
         if why is not None and not why.strip():
-            raise ConfigurationError("why is empty: say why the pipeline goes back, or leave it out to go on")
+            raise ConfigurationError("why is empty: say why the pipeline goes back, or leave it out to continue")
         self.graph.check()
         for operator in self.graph.of_kind("source"):
             operator.what.validate()
