@@ -107,7 +107,7 @@ def test_68_a_topic_made_anew_is_not_taken_for_the_old_one(writer: Writer, topic
     wait_until(lambda: not writer.source(name)._find().partitions)
     writer.create_topic(name)
     writer.send(name, range(3))
-    with pytest.raises(SourceError, match=rf"{name}-0 ends at offset 3, before 20.*made anew"):
+    with pytest.raises(SourceError, match=rf"{name}-0 ends at offset 3, before 20.*recreated"):
         writer.source(name).latest({name: {"0": 20}})
     lenient = writer.source(name, fail_on_data_loss=False)
     end = lenient.latest({name: {"0": 20}})

@@ -508,5 +508,5 @@ def test_a_folder_that_went_back_to_an_older_copy_is_noticed_at_the_start(tmp_pa
 
 def test_a_folder_that_is_a_file_is_told_before_anything_is_written(tmp_path: Path):
     (tmp_path / "out").touch()
-    with pytest.raises(ConfigurationError, match="out is no folder"):
+    with pytest.raises(ConfigurationError, match="out is not a folder"):
         FileSink("files", tmp_path / "out").validate(pa.schema([("n", pa.int64())]))

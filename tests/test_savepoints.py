@@ -223,9 +223,9 @@ def test_a_retired_query_starts_only_where_it_is_restored_also_without_its_old_f
     with pytest.raises(EpochConflictError, match="has decided epoch 4 since"):
         case.restore(third)
     shutil.rmtree(case.new.folder)
-    with pytest.raises(EpochConflictError, match=r"cannot be found.*not known"):
+    with pytest.raises(EpochConflictError, match=r"cannot be found.*unknown"):
         case.restore(third)
-    with pytest.raises(EpochConflictError, match=r"cannot be found.*not known"):
+    with pytest.raises(EpochConflictError, match=r"cannot be found.*unknown"):
         case.restore(case.new)
 
 
@@ -258,7 +258,7 @@ def test_without_the_log_nobody_knows_what_was_written_since(case: Case) -> None
     case.save()
     log = open_log(str(case.old.folder)).view.log
     shutil.rmtree(case.old.folder)
-    with pytest.raises(EpochConflictError, match=r"cannot be found.*not known.*--rewind"):
+    with pytest.raises(EpochConflictError, match=r"cannot be found.*unknown.*--rewind"):
         case.restore()
     case.restore(why="the disk was lost")
     case.new.run(1)
@@ -314,7 +314,7 @@ def test_a_query_that_runs_is_noticed_before_it_is_fenced(case: Case, monkeypatc
     driver(Frame([2]), 2)  # type: ignore[arg-type]
     case.old.put("commits", 2, "v1\n{}")
     monkeypatch.setattr(copies.time, "sleep", lambda _: case.old.plan(3))
-    with pytest.raises(EpochConflictError, match=r"runs: it has just written\. Stop it \(query\.stop\(\)"):
+    with pytest.raises(EpochConflictError, match=r"is running: it has just written\. Stop it \(query\.stop\(\)"):
         case.save(quiet=2.0)
     driver(Frame([3]), 3)  # type: ignore[arg-type]
     assert not Path(case.place).exists()

@@ -191,7 +191,7 @@ def _refusal(saved: Savepoint, current: LogAt | None) -> str:
     again = "or, if the targets were reset or should get the rows again, go back on purpose with --rewind WHY"
     if current is None:
         return (
-            f"the savepoint is of epoch {m.epoch}, and the decision log that was in {m.place} cannot be found: so it "
+            f"the savepoint is of epoch {m.epoch}, and the decision log that was in {m.place} cannot be found, so it "
             f"is unknown whether epochs were written since. Give the location of the log with --store, {again}"
         )
     known = "has gone back since" if current.view.rewound else f"has decided epoch {current.view.progress.epoch} since"
