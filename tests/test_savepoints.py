@@ -650,7 +650,7 @@ def test_the_commands_show_what_they_would_do_and_do_it_when_told(case: Case, mo
     [one] = json.loads(cli("list", str(case.folder), "--json"))
     assert (one["place"], one["kind"], one["pipeline"], one["epoch"]) == (case.place, "spark", "orders", 2)
     said = cli("restore", case.place, "--checkpoint", new)
-    assert f"would restore epoch 2 of pipeline orders to {new}; the query cannot be started at {old} any more" in said
+    assert f"would restore epoch 2 of pipeline orders to {new}; the query can no longer be started from {old}" in said
     assert not case.new.folder.exists()
     assert f"start the query with checkpoint {new}" in cli("restore", case.place, "--checkpoint", new, "--yes")
     assert f"restored to {new}" in cli("list", case.place)

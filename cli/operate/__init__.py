@@ -175,8 +175,8 @@ def abort(
 ) -> None:
     """Abort transactions that no decision names. Decided transactions are never aborted.
 
-    The command first appends a START to the decision log, so that none of these can be decided any more. It fences a
-    pipeline that is running, which stops with an error.
+    The command first appends a START to the decision log, so that none of these can still be decided. This fences a
+    running pipeline, which then stops with an error.
     """
     log = None if orphaned and not search.store else search.log(writing=yes)
     found = search.found([log] if log is not None else [])

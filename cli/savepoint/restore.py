@@ -88,7 +88,7 @@ class Restoration:
         if self.why is not None:
             said += f"; epochs from {m.epoch + 1} on are written again"
         if self.current is not None and self.current.store is not None and self.current.place != self.place:
-            said += f"; the query cannot be started at {self.current.place} any more"
+            said += f"; the query can no longer be started from {self.current.place}"
         return said
 
 

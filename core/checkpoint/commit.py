@@ -41,8 +41,8 @@ _log = logging.getLogger("onceward.commit")
 TOLD_AFTER: Final = 8
 """Repetitions before a warning names what is waited for: three seconds by default, if each attempt fails at once."""
 TAKEN_BACK: Final = (
-    "it was committed, and the target does not have it any more: was a standby promoted that lagged, or a backup "
-    "restored? Then earlier epochs may be missing, too"
+    "it was committed, but the target no longer has it: was a lagging standby promoted, or a backup restored? "
+    "Then earlier epochs may be missing, too"
 )
 Failures = list[tuple["Committable", "CommitOutcome"]]
 
