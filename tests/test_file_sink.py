@@ -502,7 +502,7 @@ def test_a_folder_that_went_back_to_an_older_copy_is_noticed_at_the_start(tmp_pa
         coordinator.commit(epoch, [ack], about)
     shutil.rmtree(folder)
     shutil.copytree(copy, folder)
-    with pytest.raises(DataLossError, match="was a standby promoted that lagged, or a backup restored"):
+    with pytest.raises(DataLossError, match="was a lagging standby promoted, or a backup restored"):
         Coordinator("p", store, [FileSink("files", folder)]).open()
 
 

@@ -213,5 +213,5 @@ class HttpSink(WriteAheadLogSink):
         if answer.retry_after is not None:
             said += f", and wants to be asked again in {answer.retry_after:g} s"
         if error is not RetryableSinkError:
-            said += ". Nothing behind it was sent; it is sent again at the next start, under the same key"
+            said += ". No later rows were sent; it is sent again at the next start, under the same key"
         raise error(said, sink=self.name, transaction=str(delivery))

@@ -217,7 +217,9 @@ def _outcome(inspector: Inspector, transaction: Prepared, found: Inspection, sen
     if found.seen is Observation.PREPARED:
         at = datetime.fromtimestamp((transaction.handle.started_ms + found.timeout_ms) / 1000, UTC)
         when = f"at {at:%Y-%m-%d %H:%M:%S} UTC by its broker's clock"
-        return CommitOutcome(later, f"{_why_open(found, sent)}. Kafka aborts it {when} unless it is committed before")
+        return CommitOutcome(
+            later, f"{_why_open(found, sent)}. Kafka aborts it {when} unless it is committed before that"
+        )
     if found.seen is not Observation.COMMITTED:
         return commit_outcome(found.seen, _words(found, found.code or sent or Code.NONE))
     if found.ended:

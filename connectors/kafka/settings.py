@@ -108,7 +108,7 @@ REFUSED: Final = {
     "enable.auto.commit": _OFFSETS,
     "auto.commit.": _OFFSETS,
     "enable.auto.offset.store": "positions are kept by the library",
-    "auto.offset.reset": "say startingOffsets; a later gap is data loss, see failOnDataLoss",
+    "auto.offset.reset": "set startingOffsets; a later gap is data loss, see failOnDataLoss",
     "enable.partition.eof": _OURS,
 }
 """Beginnings of names that are refused, and why."""

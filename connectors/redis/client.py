@@ -107,7 +107,7 @@ def _check_url(url: str) -> None:
     """
     before, at, after = url.partition("://")[2].partition("@")
     if "#" in url or "@" in after or (at and set(before) & set("/?")):
-        raise ConfigurationError(f"url has a @, /, ? or # where none can be. {_ESCAPE}")
+        raise ConfigurationError(f"url has a @, /, ? or # where it is not allowed. {_ESCAPE}")
     if any(ord(character) <= 0x20 or ord(character) == 0x7F for character in url):  # noqa: PLR2004 - ASCII's controls
         raise ConfigurationError(f"url contains spaces or control characters. {_ESCAPE}")
     try:

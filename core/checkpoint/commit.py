@@ -311,10 +311,12 @@ def _deadline(sink: TwoPhaseCommitSink[Any]) -> str:
     try:
         timeout = sink.transaction_timeout
     except ExternalError:
-        return ", unless the target's transaction timeout ends them before: bring it back and restart soon"
+        return ", unless the target's transaction timeout ends them before that: bring it back and restart soon"
     if timeout is None:
         return ": nothing is lost"
-    return f", unless they end before: the target aborts a transaction {timeout:.0f} s after it began. Restart soon"
+    return (
+        f", unless they end before that: the target aborts a transaction {timeout:.0f} s after it began. Restart soon"
+    )
 
 
 def _resolve(decision: Decide, failures: Failures, writer: LogWriter, policy: CommitPolicy) -> bool:
