@@ -104,7 +104,7 @@ class Supervisor:
             if code == 0 or self._stopping:
                 return code
             if code in MISTAKES:
-                self._say(f"ended with code {code}, which means a mistake: no restart mends it")
+                self._say(f"ended with code {code}, which means a wrong setting or argument: a restart would not help")
                 return code
             now = self._clock()
             pause = restarts(now, now - began)

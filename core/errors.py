@@ -1,10 +1,10 @@
 """The error tree.
 
-Two branches: faults of the environment (a store, a broker or a database did not do what was asked) and broken promises
-of the protocol (this writer is fenced, data is lost, an epoch does not follow). A `ConfigurationError` reports a wrong
-setting, and is raised before anything is written.
+Two branches: faults of the environment (a store, a broker or a database did not do what was asked) and promises of the
+protocol that cannot be kept (this writer is fenced, data is lost, an epoch does not follow). A `ConfigurationError`
+reports a wrong setting, and is raised before anything is written.
 
-Every error pickles, with its context, because Spark carries errors from executors to the driver.
+Every error can be pickled, with its context, because Spark sends errors from executors to the driver.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class OncewardError(Exception):
     """
 
     retryable: bool = False
-    """Whether the same call may succeed later without anybody changing anything."""
+    """Whether the same call may succeed later although nobody changes anything."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class NoDecisionLogError(ConfigurationError):
 
 
 class NewerFormatError(ConfigurationError):
-    """A newer version of the library wrote this."""
+    """The data was written by a newer version of the library."""
 
 
 class SchemaError(ConfigurationError):
@@ -104,7 +104,7 @@ class StateDamagedError(StateError):
 
 
 class CheckpointFailedError(OncewardError):
-    """A checkpoint or savepoint that somebody asked for was not made. The message says why."""
+    """A checkpoint or savepoint that was requested could not be made. The message says why."""
 
 
 class OperatorError(OncewardError):
@@ -132,7 +132,7 @@ class PostgresError(SqlError):
 
 
 class RetryableSinkError(SinkError):
-    """A sink operation failed in a way that may pass by itself."""
+    """A sink operation failed with a fault that may be temporary."""
 
     retryable = True
 
@@ -146,7 +146,7 @@ class FencedError(ProtocolError):
 
 
 class DecisionInDoubtError(ProtocolError):
-    """A put of the decision log did not answer: the decision may exist, or appear later.
+    """The store did not answer when the decision was written: the decision may exist, or appear later.
 
     Nothing may be aborted until a restart has found out.
     """
@@ -163,10 +163,10 @@ class DataLossError(ProtocolError):
 
 
 class CommitPendingError(ProtocolError):
-    """A decided transaction could not be committed yet; the decision stands and a restart finishes it."""
+    """A decided transaction could not be committed yet; the decision remains valid, and a restart commits it."""
 
     retryable = True
 
 
 class LifecycleError(ProtocolError):
-    """A transaction was asked for a step that its state does not allow: a bug in the caller."""
+    """A step was requested that the transaction's state does not allow: a bug in the caller."""

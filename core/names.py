@@ -210,7 +210,7 @@ def other_log(scope: Scope, log: str, where: str) -> EpochConflictError:
     this = f"this is decision log {scope.log}" if scope.log else "there is no decision log yet"
     return EpochConflictError(
         f"{where} knows this pipeline and sink from decision log {log}, but {this}: either "
-        "the checkpoint folder was deleted or replaced, and going on would write its input a second time, or another "
+        "the checkpoint folder was deleted or replaced, and continuing would write its input a second time, or another "
         f"job runs under the same name. {_CHOICES}",
         pipeline=scope.pipeline,
         sink=scope.sink,
@@ -229,7 +229,7 @@ def outdated_log(scope: Scope, known: Progress, newest: Progress, where: str) ->
     log = f"knows epochs up to {newest.epoch}" if newest != NOTHING else "knows of no epoch"
     return EpochConflictError(
         f"this decision log is an outdated copy: {where} holds epoch {known.epoch} (generation {known.generation}) of "
-        f"it, and the log {log}. Was the checkpoint folder restored from a backup? Going on would write the epochs "
+        f"it, and the log {log}. Was the checkpoint folder restored from a backup? Continuing would write the epochs "
         f"since then a second time. {_CHOICES}",
         pipeline=scope.pipeline,
         sink=scope.sink,

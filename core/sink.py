@@ -37,9 +37,9 @@ Txn = TypeVar("Txn")
 
 
 class Guarantee(StrEnum):
-    """What a reader of the target sees of each record after any number of failures; from strong to weak.
+    """How often a reader of the target sees each record after any number of failures, from strong to weak.
 
-    At-most-once is the weakest: a record that is lost cannot be told from one that never was.
+    At-most-once is the weakest: a lost record cannot be distinguished from one that never existed.
     """
 
     EXACTLY_ONCE = "exactly-once"
@@ -59,9 +59,9 @@ class Sink(ABC):
     """
 
     default_name: ClassVar[str] = ""
-    """Name of a sink whose options give none; empty if they must."""
+    """Name of a sink whose options do not give one; empty if they must."""
     option_aliases: ClassVar[Mapping[str, str]] = {}
-    """Options that are not called as their arguments: `{"path": "directory"}`."""
+    """Options whose names differ from their arguments': `{"path": "directory"}`."""
 
     def __init__(self, name: str, *, select: Sequence[str] | None = None, where: str | None = None) -> None:
         check_types(Sink, locals())
@@ -101,20 +101,20 @@ class Sink(ABC):
         """
 
     def validate_complete_mode(self) -> None:  # noqa: B027 - most sinks can show a result again
-        """Refuse Spark's output mode complete (each epoch brings the whole result again), unless the sink supports it.
+        """Refuse Spark's output mode complete (each epoch has the whole result again), unless the sink supports it.
 
         Raises:
-            ConfigurationError: The target would show rows of earlier epochs beside those of the newest.
+            ConfigurationError: The target would show rows of earlier epochs in addition to those of the newest.
         """
 
 
 class TwoPhaseCommitSink(Sink, Generic[Txn]):
-    """A sink whose target can prepare a transaction that outlives the process which wrote it.
+    """A sink whose target can prepare a transaction that outlives the process that wrote it.
 
     Attributes:
-        keeps_ledger: Whether `inspect_many` tells what the newest completed epoch committed from what was never
-            committed. Then each start sees whether the target still has it: one that was replaced by an older copy of
-            itself (a standby that lagged was promoted, a backup was restored) does not.
+        keeps_ledger: Whether `inspect_many` can distinguish transactions that the newest completed epoch committed
+            from those that were never committed. Then each start checks that the target still has that epoch: a target
+            that was replaced by an older copy (a lagging standby was promoted, a backup was restored) does not.
     """
 
     keeps_ledger: ClassVar[bool] = False
@@ -130,7 +130,7 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
         return None
 
     def expires_at(self, committable: Committable) -> float | None:  # noqa: ARG002
-        """When the target ends this transaction by itself, for monitoring; asks the target nothing.
+        """When the target ends this transaction by itself, for monitoring; must not contact the target.
 
         Returns:
             Seconds since 1970 on the target's clock; None if it never does, or if that is not known.
@@ -170,20 +170,20 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
 
         Transactions of another decision log under the same names are listed too, with their own `log`: the
         coordinator reports them and leaves them alone. Fields that the target's names do not carry are ANY_EPOCH.
-        A handle may hold less than pre_commit's: while a decision waits, a name alone tells its transactions, so no
-        name may be used again before its epoch is completed.
+        A handle may hold less than pre_commit's: while a decision waits for its commit, its transactions are recognized
+        by name alone, so no name may be used again before its epoch is completed.
         """
 
     def lingering_elsewhere(self, pipeline: str, log: str) -> Iterable[Committable]:  # noqa: ARG002
         """List what is prepared or open in the same target under exactly this pipeline and log, for any sink's name.
 
-        The coordinator aborts, through this sink, what belongs to sinks that were renamed or removed: no other sink
-        would ever list it. Default: nothing.
+        Through this sink, the coordinator aborts transactions of sinks that were renamed or removed, which no other
+        sink would ever list. Default: nothing.
         """
         return ()
 
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[CommitOutcome]:
-        """Commit several transactions, in order; override where one round trip serves many.
+        """Commit several transactions, in order; override it if one round trip can commit many.
 
         Sinks of one pipeline commit at the same time, each in a thread of its own.
         """
@@ -194,35 +194,35 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
         return [Observation.UNKNOWN for _ in committables]
 
     def check_claim(self, scope: Scope, newest: Progress) -> Remembered | None:
-        """Refuse a decision log that would write again what the target holds; called at each start, writes nothing.
+        """Refuse a decision log that would write again what the target holds. Called at each start; writes nothing.
 
         Args:
             scope: The names, and the log.
             newest: Generation and epoch of the log's newest decision.
 
         Returns:
-            What the target remembers of this log: if that is less than was committed, the target is another one, or an
-            older copy of itself. None if it remembers nothing.
+            What the target remembers of this log: if that is less than was committed, it is a different target, or an
+            older copy. None if it remembers nothing.
 
         Raises:
             EpochConflictError: The target knows this pipeline and sink from another decision log, for example
                 because the checkpoint folder was deleted (`other_log`); or it knows a committed transaction of this
-                log that is newer than `newest`, because the log is an outdated copy (`outdated_log`). Both errors are
-                made by `core.names`.
+                log that is newer than `newest`, because the log is an outdated copy (`outdated_log`). `core.names` has
+                functions that make both errors.
         """
 
     def claim(self, scope: Scope) -> None:
-        """Make this decision log the owner of the names in the target; idempotent, and of two logs at once one wins.
+        """Make this decision log the owner of the names in the target; idempotent; if two logs race, one wins.
 
         Called once the log's first decision for this sink is durable, before that decision's first commit: a start
-        that fails before leaves no claim behind.
+        that fails earlier leaves no claim behind.
 
         Raises:
             EpochConflictError: Another decision log owns them.
         """
 
     def release(self, scope: Scope) -> None:
-        """Forget other decision logs, and how far this one had come, for an explicit rewind; idempotent.
+        """Forget other decision logs, and the progress of this one, for an explicit rewind; idempotent.
 
         Called instead of `check_claim` until the first decision after the rewind. A claim of this log stays.
         """
@@ -242,7 +242,7 @@ class DirectSink(Sink, Generic[Txn]):
 
     @property
     def guarantee(self) -> Guarantee:
-        """At least once: after a failure, what came after the newest checkpoint is written again."""
+        """At least once: after a failure, the rows since the newest checkpoint are written again."""
         return Guarantee.AT_LEAST_ONCE
 
     @abstractmethod

@@ -1,11 +1,11 @@
 """What a source guarantees, so that an epoch can be read again exactly as it was.
 
-A position says how far a source was read: a JSON value over all splits (Kafka: `{"orders": {"0": 123}}`). Drivers store
-it with the epoch's decision and hand it back after a failure; nothing else of a source outlives its process. So both
-drivers work alike. Spark asks the driver for `start`, `latest` and `splits`, and runs `read` in its tasks. The embedded
-engine gives each subtask its `share` of the splits; the subtask does the same for its share, injects its barriers
-between two pieces, and stores its position at the barrier; `merge` takes the positions of all subtasks to however many
-there are after a restore.
+A position says how far a source was read: a JSON value for all its units (Kafka: `{"orders": {"0": 123}}`). Spark and
+the embedded engine store it with the epoch's decision and pass it back after a failure; nothing else of a source
+outlives its process. Spark calls `start`, `latest` and `splits` in the driver, and `read` in its tasks. The embedded
+engine gives each subtask its `share` of the units. The subtask calls the same methods for its share, injects its
+barriers between two pieces, and stores its position at the barrier. After a restore, `merge` turns the positions of all
+old subtasks into those of the new ones, however many there are.
 
 The shape follows Flink's split enumerator and reader (FLIP-27) and Spark's micro-batch sources: offsets are planned in
 one place, read in many.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Position = Any
-"""How far a source was read: a JSON value, opaque to whoever stores it."""
+"""How far a source was read: a JSON value, opaque to the code that stores it."""
 
 
 class Split(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class Split(msgspec.Struct, frozen=True):
     Attributes:
         unit: Names the unit within the source.
         start: Where the range begins.
-        end: Where it ends; this one is not part of it.
+        end: Where it ends (exclusive).
     """
 
     unit: str
@@ -49,8 +49,8 @@ class Piece(NamedTuple):
     batch: pa.RecordBatch
     """At least one row, in the source's schema."""
     next: int
-    """Where the split goes on: `Split(unit, next, end)` delivers exactly what is missing. After the last piece the
-    split is read to its end, whatever this says: behind the last row there may be a gap."""
+    """Where the split continues: `Split(unit, next, end)` delivers exactly the remaining rows. After the last piece,
+    the split is read to its end, whatever this says: there may be a gap after the last row."""
 
 
 class Source(ABC):
@@ -75,10 +75,10 @@ class Source(ABC):
         """
 
     def snapshot(self, checkpoint: int, subtask: int) -> None:  # noqa: B027 - most sources need no hook
-        """Called by the embedded engine in each subtask: the checkpoint's barrier comes next, after what was given."""
+        """Called by the embedded engine in each subtask, after the rows so far and right before the barrier."""
 
     def on_checkpoint_complete(self, checkpoint: int, subtask: int) -> None:  # noqa: B027 - most sources need no hook
-        """Called by the embedded engine in each subtask: the checkpoint is completed, and with it all before it.
+        """Called by the embedded engine in each subtask when the checkpoint, and so all earlier ones, is completed.
 
         Not called for a savepoint that commits nothing.
         """
@@ -92,7 +92,7 @@ class LiveSource(Source):
 
     @abstractmethod
     def listen(self, subtask: int, parallelism: int) -> Iterator[pa.RecordBatch | None]:
-        """Yield what arrives for one of `parallelism` subtasks, and None at least once a second while nothing does."""
+        """Yield the batches for one of `parallelism` subtasks; while none arrive, yield None at least once a second."""
 
 
 class ResettableSource(Source):
@@ -101,11 +101,11 @@ class ResettableSource(Source):
     What an implementer guarantees:
 
     1. Identical replay: `read` of the same split delivers the same rows in the same order, whenever, wherever and in
-       whatever pieces. Rows that may still change (an open transaction) lie behind `latest`.
-    2. What cannot be delivered any more, for example below the source's retention, is a SourceError that names it;
-       never silence.
-    3. `splits(start, end)` covers exactly what lies between the positions: nothing twice, nothing left out. So
-       reading start to middle and middle to end is reading start to end.
+       whatever pieces. Rows that may still change (an open transaction) are beyond `latest`.
+    2. Rows that can no longer be delivered, for example because of the source's retention, raise a SourceError that
+       names them; they are never left out silently.
+    3. `splits(start, end)` covers exactly what is between the positions: nothing twice, nothing left out. So
+       reading from start to middle and from middle to end delivers the same as reading from start to end.
     4. Positions only grow: `latest` is never before the position it was given.
 
     The object holds configuration only and is picklable; connections are opened where they are used.
@@ -113,12 +113,12 @@ class ResettableSource(Source):
 
     @property
     def weakness(self) -> str:
-        """Why reading again is not identical, with these settings; empty if it is."""
+        """Why reading again is not identical with these settings; empty if it is identical."""
         return ""
 
     @property
     def rows_per_task(self) -> int:
-        """How many rows a Spark task reads at least, by reading several splits one after another; 1: one split each."""
+        """Minimum number of rows that a Spark task reads, from several splits one after another; 1: one split each."""
         return 1
 
     @abstractmethod
@@ -127,19 +127,20 @@ class ResettableSource(Source):
 
     @abstractmethod
     def end(self) -> Position:
-        """Where a bounded source ends, otherwise where it ends just now: something to give to `latest` as `until`."""
+        """Return where a bounded source ends, or where an unbounded one ends now; passed to `latest` as `until`."""
 
     @abstractmethod
     def latest(self, position: Position, limit: int | None = None, until: Position | None = None) -> Position:
-        """Return the position up to which can be read now; the same one if there is nothing new.
+        """Return the position up to which rows can be read now; the same position if there is nothing new.
 
         Args:
-            position: How far was read. What has appeared since (a new partition) begins at its beginning.
-            limit: Go at most about this many rows further, fairly over the units.
-            until: Do not go beyond; what it does not name stays where it is.
+            position: How far the source was read. Units that have appeared since (a new partition) are read from their
+                beginning.
+            limit: Advance by at most about this many rows, shared fairly among the units.
+            until: Do not advance beyond this position; units that it does not name stay where they are.
 
         Raises:
-            SourceError: What follows `position` is gone.
+            SourceError: The rows after `position` are gone.
         """
 
     @abstractmethod
@@ -147,7 +148,7 @@ class ResettableSource(Source):
         """Return the ranges between two positions; at least `parallelism` of them where there are enough rows.
 
         Raises:
-            SourceError: What lies between is gone.
+            SourceError: Rows between them are gone.
         """
 
     @abstractmethod
@@ -168,7 +169,7 @@ class ResettableSource(Source):
 
     @abstractmethod
     def merge(self, positions: Sequence[Position]) -> Position:
-        """Merge the positions that the subtasks of an earlier run stored, without what is not in this share."""
+        """Merge the positions that the subtasks of an earlier run stored, without units that are not in this share."""
 
     def publish(self, position: Position) -> None:
-        """Publish how far was read. Called after the epoch is completed, never before; may be skipped."""
+        """Publish how far the source was read. Called after the epoch is completed, never before; may be skipped."""

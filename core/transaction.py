@@ -42,7 +42,7 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     kind: str
-    """Which sort of transaction, for example `kafka` or `sql-prepared`."""
+    """Kind of transaction, for example `kafka` or `sql-prepared`."""
     version: int = 1
     """Layout of `handle` for this kind."""
     pipeline: str
@@ -61,7 +61,7 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
     """What the external system needs beyond the name (JSON values only), for example producer id and epoch."""
     rows: int = 0
     proof: Proof | None = None
-    """What it wrote; None if that was not asked for, or is not known."""
+    """Hash of the rows that it wrote; None if it was not requested, or is not known."""
 
     @classmethod
     def named(
@@ -73,7 +73,7 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
         proof: Proof | None = None,
         handle: dict[str, Any] | None = None,
     ) -> Self:
-        """The handle of a listed transaction, whose name says whose it is, and which."""
+        """Make the handle of a listed transaction from its name, which says what it belongs to."""
         return cls(
             kind=kind,
             pipeline=name.scope.pipeline,
@@ -209,9 +209,9 @@ class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
     A name that this process used in that epoch or an older one, or under an older writer, may be used again.
     """
     session: str = ""
-    """Which run of the driver, where each of its epochs has a START of its own; empty where a run has one START.
+    """Identity of the driver's run, if each of its epochs has its own START; empty if a run has one START.
 
-    Between the STARTs of one session no subtask is at work, so names may go on from one to the next.
+    Between two STARTs of a session no subtask is running, so names may be used on both sides of a START.
     """
 
     @property
@@ -220,7 +220,7 @@ class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
         return Scope(self.pipeline, self.sink, self.log)
 
     def transaction_name(self) -> TransactionName:
-        """A name that was never used before and will never be used again."""
+        """Return a name that was never used before and will never be used again."""
         return TransactionName(self.scope, self.writer, self.epoch, self.subtask, self.attempt, secrets.token_hex(4))
 
     def committable(
@@ -233,15 +233,15 @@ class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
         version: int = 1,
         proof: Proof | None = None,
     ) -> Committable:
-        """The handle of a transaction that was prepared in this context.
+        """Make the handle of a transaction that was prepared in this context.
 
         Args:
-            kind: Which sort of transaction.
+            kind: Kind of transaction.
             transaction: Its name in the external system.
             handle: What the external system needs beyond the name (JSON values only).
-            rows: How many it holds.
+            rows: Number of rows in it.
             version: Layout of `handle` for this kind.
-            proof: What its rows were.
+            proof: Hash of its rows.
         """
         return Committable(
             kind=kind,

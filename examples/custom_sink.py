@@ -68,16 +68,16 @@ class JsonLinesSink(TwoPhaseCommitSink[Transaction]):
         transaction.file.close()
         Path(transaction.file.name).unlink(missing_ok=True)
 
-    # On the driver, in any process, at any time, again and again
+    # On the driver or in any other process, possibly more than once
 
     def commit(self, committable: Committable) -> CommitOutcome:
-        """Make the rows visible. Of a commit and an abort at once one wins, and both learn which."""
+        """Make the rows visible. If a commit and an abort race, one wins, and both learn which."""
         final, status = self._file(committable.transaction, "jsonl"), CommitStatus.COMMITTED
         try:
             self._file(committable.transaction, "pending").rename(final)
         except FileNotFoundError:
             status = CommitStatus.ALREADY_COMMITTED if final.exists() else CommitStatus.UNKNOWN
-        sync_folder(self.folder)  # a new name must survive a power failure before anybody hears of it
+        sync_folder(self.folder)  # the new name must survive a power failure before anyone relies on it
         return CommitOutcome(status)
 
     def abort(self, committable: Committable) -> AbortOutcome:
@@ -96,19 +96,19 @@ class JsonLinesSink(TwoPhaseCommitSink[Transaction]):
             if name is not None and name.scope[:2] == scope[:2]:
                 yield Committable.named("json-lines", name)
 
-    # Whose the names are: a new decision log under an old name would write its input a second time. A small file in
-    # the folder says so; in a database it would be a row
+    # Ownership: a new decision log under an old name would write its input a second time, so a small file in the
+    # folder (in a database: a row) records which log owns the name
 
     def check_claim(self, scope: Scope, newest: Progress) -> None:
-        """Refuse another decision log than the one that the folder knows."""
+        """Refuse a decision log other than the one that the folder knows."""
         FolderClaims(self.folder).check(scope)
 
     def claim(self, scope: Scope) -> None:
-        """Remember the decision log; of two at once one wins."""
+        """Record the decision log as the owner; if two race, one wins."""
         FolderClaims(self.folder).claim(scope)
 
     def release(self, scope: Scope) -> None:
-        """Forget another decision log, because somebody goes back on purpose."""
+        """Forget other decision logs: the pipeline is being rewound on purpose."""
         FolderClaims(self.folder).release(scope)
 
     def _file(self, name: str, kind: str) -> Path:

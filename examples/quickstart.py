@@ -30,5 +30,5 @@ paid = exactly_once(
     checkpoint="checkpoints/paid",
     pipeline="paid",
 )
-# It ends when it has read all there is. To go on until stopped: .trigger(processingTime="1 second")
+# It ends when it has read all there is. To run until stopped: .trigger(processingTime="1 second")
 paid.trigger(availableNow=True).start().awaitTermination()

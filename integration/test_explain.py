@@ -107,7 +107,7 @@ def test_state_that_is_made_of_random_values_goes_on_from_others_than_were_writt
     assert json.loads(lines[0])["total"] != json.loads(lines[1])["total"]  # the second batch added nothing but zeros
     told = explain(exactly_once(totals, sink, checkpoint=str(tmp_path / "checkpoint")), look=False)
     assert told.guarantee is Guarantee.AT_LEAST_ONCE
-    assert "State is made of it" in one(told, "non-deterministic").found
+    assert "State depends on it" in one(told, "non-deterministic").found
 
 
 def one(told: Explanation, check: str) -> Finding:

@@ -107,7 +107,7 @@ def test_68_a_topic_made_anew_is_not_taken_for_the_old_one(writer: Writer, topic
     wait_until(lambda: not writer.source(name)._find().partitions)
     writer.create_topic(name)
     writer.send(name, range(3))
-    with pytest.raises(SourceError, match=rf"{name}-0 ends at offset 3, before 20.*made anew"):
+    with pytest.raises(SourceError, match=rf"{name}-0 ends at offset 3, before 20.*recreated"):
         writer.source(name).latest({name: {"0": 20}})
     lenient = writer.source(name, fail_on_data_loss=False)
     end = lenient.latest({name: {"0": 20}})
@@ -125,7 +125,7 @@ def test_68_a_topic_made_anew_is_noticed_while_a_source_watches_it_though_it_has
     wait_until(lambda: not source._find().partitions)
     writer.create_topic(name)
     writer.send(name, range(40))
-    with pytest.raises(SourceError, match=rf"{name}-0 was deleted and made anew after offset 20"):
+    with pytest.raises(SourceError, match=rf"{name}-0 was deleted and recreated after offset 20"):
         source.latest(position)
 
 
@@ -140,7 +140,7 @@ def test_68_the_engine_notices_a_topic_made_anew_in_a_later_attempt_too(writer: 
     writer.create_topic(name)
     writer.send(name, range(40))
     for _ in range(2):
-        with pytest.raises(SourceError, match=rf"{name}-0 was deleted and made anew after offset 20"):
+        with pytest.raises(SourceError, match=rf"{name}-0 was deleted and recreated after offset 20"):
             writer.source(name).share(0, 1).latest(position)
     lenient = writer.source(name, fail_on_data_loss=False).share(0, 1)
     end = lenient.latest(position)

@@ -375,7 +375,7 @@ def test_a_constraint_that_stops_a_merge_keeps_the_decided_rows(database: Databa
     sink = make_sink(database, "staging")
     database.run("INSERT INTO words VALUES (2, 'in the way')")
     committable = write(sink, context(), words(1))
-    with pytest.raises(PostgresError, match=r"decision stands.*start again"):
+    with pytest.raises(PostgresError, match=r"decision remains valid.*start again"):
         sink.commit(committable)
     database.run("DELETE FROM words")
     assert sink.commit(committable).status is CommitStatus.COMMITTED

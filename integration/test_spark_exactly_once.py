@@ -360,7 +360,7 @@ def test_where_and_select_feed_several_outputs_in_one_pass(job: Job) -> None:
 
 def test_a_select_or_where_that_cannot_be_computed_is_told_at_once_with_its_sink(job: Job) -> None:
     """A query without input would look healthy, and max(id) would be computed anew for each micro-batch."""
-    rowwise = "computed for each row by itself"
+    rowwise = "computed row by row"
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"where": "cent > 3"}, SchemaError, "Spark cannot compute its select or where: [UNRESOLVED_COLUMN"),
         ({"where": "id >"}, SchemaError, "[PARSE_SYNTAX_ERROR]"),

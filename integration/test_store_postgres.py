@@ -207,7 +207,7 @@ def test_the_documented_rights_are_enough_and_each_is_needed(dsn: str, role: Rol
 
 def test_the_right_to_read_is_enough_to_look_into_a_log(dsn: str, role: Role) -> None:
     whole_run(dsn)
-    rights = re.findall(r"^GRANT (.+) TO driver;  -- also who only looks$", DOCS.read_text(), re.MULTILINE)
+    rights = re.findall(r"^GRANT (.+) TO driver;  -- also to read$", DOCS.read_text(), re.MULTILINE)
     assert [right.split()[0] for right in rights] == ["CONNECT", "USAGE", "SELECT"]
     role.grant(rights)
     with closing(open_store(as_sqlalchemy(role.dsn), pipeline="contract", existing=True)) as store:

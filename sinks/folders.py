@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 IDENTITY: Final = ".identity"
 RELEASED: Final = ".released"
-_NOT_CLAIMED: Final = "does not know this pipeline and sink: is it the folder that they claimed, and mounted?"
+_NOT_CLAIMED: Final = "does not know this pipeline and sink: is it the right folder, and mounted?"
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")

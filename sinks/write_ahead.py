@@ -1,11 +1,11 @@
 """WriteAheadLogSink: two-phase commit for targets that have no transactions.
 
 Prepare: an epoch's batches are stored durably, in a segment (segments.py). Commit: they are sent, in order, and a mark
-after each delivery says how far. So nothing that is decided is lost, order is kept, and after a crash sending goes on
-in the middle of a batch. What a crash between a delivery and its mark leaves open, nobody but the target can close: the
-one delivery is repeated, with the same identity. A target that knows the identities which it has taken, because it
-stores them with the data or because the same rows twice are the same as once, makes it exactly once; any other target
-gets it at least once. The sink says which (`remembers`).
+after each delivery records the progress. So nothing that is decided is lost, order is kept, and after a crash sending
+continues in the middle of a batch. After a crash between a delivery and its mark, only the target can know whether it
+accepted the delivery, so that one delivery is repeated, with the same identity. If the target recognizes identities
+that it has accepted, because it stores them with the data or because writing rows twice has the same effect as once,
+the result is exactly once; otherwise it is at least once. The sink says which (`remembers`).
 
 After the write-ahead-log sink of Flink (GenericWriteAheadSink), whose segments live in its checkpoints; here they are
 files, so that any process can send them.
@@ -50,14 +50,14 @@ ROWS_PER_SEND: Final = 500
 
 
 class Delivery(NamedTuple):
-    """One try to deliver rows. Its text is their identity: the same at each try, and never that of other rows.
+    """One attempt to deliver rows. `str()` of it is their identity: the same in each attempt, and never that of others.
 
     Attributes:
         transaction: Name of the segment.
         first: Number of its first row in the segment.
         rows: How many rows it has.
-        pinned: What `pinned` said when the rows were written.
-        again: Whether it may have been tried before: it was the next one when sending stopped.
+        pinned: What `pinned()` returned when the rows were written.
+        again: Whether it may have been tried before: it was the next delivery when sending stopped.
     """
 
     transaction: str
@@ -99,7 +99,7 @@ class WriteAheadLogSink(FolderSink[Segment]):
     kind = "write-ahead-log"
     layout = _Layout
     remembers = False
-    """Whether the target recognizes a delivery's identity that it has taken before."""
+    """Whether the target recognizes the identity of a delivery that it has accepted before."""
     proof = True
 
     def __init__(
@@ -123,24 +123,24 @@ class WriteAheadLogSink(FolderSink[Segment]):
     def send(self, rows: pa.RecordBatch, delivery: Delivery) -> None:
         """Deliver rows; when this returns, the target has them.
 
-        Called in one process at a time, in the rows' order; again with the same rows and identity, `str(delivery)`, if
-        it raised, or if a crash left open whether it had returned.
+        Called in one process at a time, in the order of the rows. It is called again with the same rows and identity,
+        `str(delivery)`, if it raised an error, or if it is unknown after a crash whether it had returned.
 
         Raises:
-            RetryableSinkError: The target may take them later. Nothing behind them is sent before.
-            SinkError: It never will.
+            RetryableSinkError: The target may accept them later. No later rows are sent until then.
+            SinkError: The target will never accept them.
         """
 
     def pinned(self) -> dict[str, Any]:
         """Return the settings that belong to a delivery, as JSON values. They are stored with the rows.
 
-        A delivery that is tried again after such a setting was changed must still be what it was, or a target does not
-        recognize it: so `send` takes them from `delivery.pinned`.
+        A delivery that is tried again after such a setting was changed must be identical to the first attempt, or the
+        target does not recognize it. So `send` must take these settings from `delivery.pinned`.
         """
         return {}
 
     def hashed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return what of rows is hashed, as a reader of the target finds it. Default: all columns of simple types."""
+        """Return what is hashed, as a reader of the target sees it. Default: all columns of simple types."""
         return batch.select([field.name for field in batch.schema if covers(field.type)])
 
     @property

@@ -537,7 +537,7 @@ class TestCommitting:
         bench = Bench()
         bench.sink.answers = [LATER] * 4
         coordinator = bench.opened()
-        with pytest.raises(CommitPendingError, match="The decision stands") as caught:
+        with pytest.raises(CommitPendingError, match="The decision remains valid") as caught:
             bench.run(coordinator, 0)
         assert (caught.value.sink, caught.value.epoch) == ("a", 0)
         view = read(bench.store)
@@ -653,7 +653,7 @@ class TestCommitting:
             coordinator.admit(0, about(0))
             acks = [acknowledgement(bench.committable(coordinator, 0, n), subtask=n) for n in (0, 1)]
             bench.sink.answers = list(answers)
-            with pytest.raises(DataLossError, match="Replay was asked for and refused"):
+            with pytest.raises(DataLossError, match="Replay was requested but refused"):
                 coordinator.commit(0, acks, about(0))
             assert read(bench.store).undone is not None
 

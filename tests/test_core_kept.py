@@ -280,7 +280,7 @@ def test_a_folder_that_is_no_longer_mounted_while_the_pipeline_runs_is_noticed(t
     disk = Disk(tmp_path, "files")
     disk.run(0, 0)
     disk.unmount()
-    with pytest.raises(CommitPendingError, match="is it the folder that they claimed, and mounted"):
+    with pytest.raises(CommitPendingError, match="is it the right folder, and mounted"):
         disk.run(1, 1)
     disk.mount()
     with pytest.raises(CommitPendingError, match="is not the folder in which the transaction was prepared"):

@@ -440,7 +440,7 @@ def test_each_checkpoint_that_ends_logs_one_line(caplog: pytest.LogCaptureFixtur
     lines = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "onceward.engine"]
     assert lines == [
         ("INFO", "pipeline p: checkpoint 6 completed in 1.500 s, 0 bytes"),
-        ("INFO", "pipeline p: checkpoint 5 subsumed: checkpoint 6 was complete first"),
+        ("INFO", "pipeline p: checkpoint 5 subsumed: checkpoint 6 was completed first"),
         ("WARNING", "pipeline p: checkpoint 7 failed: expired after 10 s; missing: sink[0], source[0], sum[0]"),
         ("WARNING", "pipeline p: checkpoint 8 failed: declined by sum[0]: disk full"),
     ]

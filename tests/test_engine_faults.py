@@ -218,7 +218,7 @@ def test_18_a_start_without_words_does_not_begin_anew_where_a_way_back_was_inter
     again.source(SequenceSource(ROWS), uid="numbers").key_by("k").process(RunningSum(), uid="sum").sink(sink)
     with pytest.raises(RetryableSinkError):
         again.run(why="begin anew")
-    with pytest.raises(EpochConflictError, match=r"interrupted\. Pass the same restore=… and why=… again"):
+    with pytest.raises(EpochConflictError, match=r"older state\. Pass the same restore=… and why=… again"):
         totals(target, SequenceSource(ROWS), store=store).run()
     del tmp_path
 

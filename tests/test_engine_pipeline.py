@@ -227,7 +227,7 @@ def test_18_an_older_checkpoint_is_restored_only_on_purpose(tmp_path: Path):
     where = job.savepoint(str(tmp_path / "save"), timeout=20)
     source.let(100)
     p.wait(30)
-    with pytest.raises(EpochConflictError, match="Say why"):
+    with pytest.raises(EpochConflictError, match="Pass why"):
         totals(target, SequenceSource(ROWS), store=store).run(restore=where)
     totals(target, SequenceSource(ROWS, batch_rows=100), store=store).run(restore=where, why="a test of going back")
     assert target.counts("n") == Counter(range(6000)) + Counter(range(500, 6000))

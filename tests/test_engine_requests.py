@@ -108,7 +108,7 @@ def test_the_reason_why_a_savepoint_was_not_made_reaches_the_command(run: Run) -
 
 def test_nobody_answers_for_a_pipeline_that_does_not_run(run: Run) -> None:
     run.finish()
-    with pytest.raises(CheckpointFailedError, match=r"no run answers.*Nothing was made"):
+    with pytest.raises(CheckpointFailedError, match=r"no run answers.*No savepoint was made"):
         ask(run.store, Kind.SUSPEND, run.save, timeout=0.1)
     assert [key for key in run.store.list_keys() if key[0] in "QA"] == []
 
@@ -122,7 +122,7 @@ def test_a_later_run_does_not_find_what_was_asked_of_an_earlier_one(run: Run, mo
     serve(run.store, read(run.store).start, lambda _kind, target: made.append(target) or target)
     assert made == []
     monkeypatch.setattr(requests.time, "sleep", lambda _: LogWriter(run.store, "p", policy()).start())
-    with pytest.raises(CheckpointFailedError, match="was started again meanwhile"):
+    with pytest.raises(CheckpointFailedError, match="was restarted"):
         ask(run.store, Kind.SAVEPOINT, run.save, timeout=20)
     assert [key for key in run.store.list_keys() if key[0] in "QA"] == []
 

@@ -250,10 +250,10 @@ def test_a_start_that_fails_says_so(rig: Rig, caplog: pytest.LogCaptureFixture):
     source.let(100)
     assert p.wait(20)
     again = rig.pipeline()
-    with pytest.raises(EpochConflictError, match="Say why"):
+    with pytest.raises(EpochConflictError, match="Pass why"):
         again.start(restore=str(rig.save))
-    assert "Say why" in caplog.text
-    with pytest.raises(Exception, match="Say why"):
+    assert "Pass why" in caplog.text
+    with pytest.raises(Exception, match="Pass why"):
         again.savepoint(rig.folder / "other")
 
 
@@ -487,7 +487,7 @@ def test_a_loss_of_which_a_part_was_committed_is_not_replayed(rig: Rig):
     p = losing(rig, source, sink)
     job = p.start()
     reach(source, job, 3)
-    with pytest.raises(DataLossError, match="Replay was asked for and refused"):
+    with pytest.raises(DataLossError, match="Replay was requested but refused"):
         job.checkpoint(timeout=10)
     with pytest.raises(DataLossError):
         p.wait(10)

@@ -433,7 +433,7 @@ def test_a_setting_without_sense_is_refused(tmp_path: Path, options: dict[str, A
         ({"format": "csv"}, {"a": [1]}, "CSV cannot hold column 'a'"),
         ({"format": "jsonl"}, {"a": pa.scalar(1, pa.timestamp("ns"))}, "column 'a' of type timestamp"),
         ({"partition_by": ["b"]}, {"a": 1, "b": b"x"}, "'b' is binary: cast it"),
-        ({"partition_by": ["_b"]}, {"a": 1, "_b": 1}, "take folders that begin with"),
+        ({"partition_by": ["_b"]}, {"a": 1, "_b": 1}, "treat folders that begin with"),
         ({}, {"a": 1, "A": 2}, r"columns \['a', 'A'\] have the same name"),
         (
             {"format": "csv", "partition_by": ["a"]},
@@ -502,11 +502,11 @@ def test_a_folder_that_went_back_to_an_older_copy_is_noticed_at_the_start(tmp_pa
         coordinator.commit(epoch, [ack], about)
     shutil.rmtree(folder)
     shutil.copytree(copy, folder)
-    with pytest.raises(DataLossError, match="was a standby promoted that lagged, or a backup restored"):
+    with pytest.raises(DataLossError, match="was a lagging standby promoted, or a backup restored"):
         Coordinator("p", store, [FileSink("files", folder)]).open()
 
 
 def test_a_folder_that_is_a_file_is_told_before_anything_is_written(tmp_path: Path):
     (tmp_path / "out").touch()
-    with pytest.raises(ConfigurationError, match="out is no folder"):
+    with pytest.raises(ConfigurationError, match="out is not a folder"):
         FileSink("files", tmp_path / "out").validate(pa.schema([("n", pa.int64())]))

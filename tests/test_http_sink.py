@@ -212,7 +212,7 @@ def test_64_what_will_not_pass_is_an_error_and_nothing_behind_is_sent(inbox: Inb
     committables = [prepared(hook, range(4 * n, 4 * n + 4), epoch=n) for n in range(2)]
     hook.claim(committables[0].read_name().scope)
     inbox.plans = [TAKE, refusal(status, Location="/elsewhere")]
-    with pytest.raises(SinkError, match=rf"answers {status} .*Nothing behind it was sent") as caught:
+    with pytest.raises(SinkError, match=rf"answers {status} .*No later rows were sent") as caught:
         hook.commit_many(committables)
     assert not isinstance(caught.value, RetryableSinkError)
     assert caught.value.transaction == inbox.posts[1].key.strip('"')
@@ -428,9 +428,9 @@ def test_validate_asks_whether_a_server_is_there_and_sends_no_rows(tmp_path: Pat
         ({"url": "ftp://host/x"}, "http:// or https://"),
         ({"url": "https:///x"}, "name a host"),
         ({"url": "http://host:port/"}, "not a URL"),
-        ({"url": f"http://me:{SECRET}@host/"}, "apart"),
+        ({"url": f"http://me:{SECRET}@host/"}, "separately"),
         ({"url": "http://host/#here"}, "fragment"),
-        ({"url": "http://host/a b"}, "blanks"),
+        ({"url": "http://host/a b"}, "spaces"),
         ({"url": f"http://a..b/{SECRET}"}, "empty label"),
         ({"url": f"http://{'a' * 64}.com/{SECRET}"}, "more than 63"),
         ({"url": f"http://☃☃.x/{SECRET}"}, "not allowed in host names"),

@@ -164,7 +164,7 @@ def test_whoever_waits_is_told_for_which_partition_and_until_when(client: Client
     client.silent = {A}
     assert commit(client).detail == (
         "open, but a-0 does not answer; it is not waited for after half of the timeout. Kafka aborts it at "
-        "1970-01-01 00:15:01 UTC by its broker's clock unless it is committed before"
+        "1970-01-01 00:15:01 UTC by its broker's clock unless it is committed before that"
     )
 
 

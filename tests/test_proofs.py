@@ -250,7 +250,7 @@ def test_epochs_that_come_in_while_the_target_is_read_are_not_judged(writer: Log
     check_overlap(before, read(writer.store))
     for epoch in range(2, 300):
         decided(writer, epoch, committable(epoch, epoch))
-    with pytest.raises(ConfigurationError, match="no longer tells"):
+    with pytest.raises(ConfigurationError, match="no longer says"):
         check_overlap(before, read(writer.store))
 
 

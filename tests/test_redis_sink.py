@@ -58,7 +58,7 @@ def rows(**columns: Any) -> pa.RecordBatch:
         ({"key": "a{"}, "key 'a{'"),
         ({"key": "a{}"}, "empty braces"),
         ({"key": "{n:5}"}, "columns in braces"),
-        ({"key": "onceward:1:p"}, "those of markers"),
+        ({"key": "onceward:1:p"}, "reserved for markers"),
     ],
 )
 def test_wrong_settings_are_refused_and_no_secret_is_repeated(tmp_path: Path, settings: dict[str, Any], says: str):
@@ -235,7 +235,7 @@ def test_values_are_text_and_nulls_have_no_field():
     ("form", "key", "batch", "says"),
     [
         ("hash", "k:{n}", rows(n=pa.array([1, None])), "column 'n' of the key is null"),
-        ("hash", "{s}", rows(s=["onceward:1:p:cache"]), "those of markers"),
+        ("hash", "{s}", rows(s=["onceward:1:p:cache"]), "reserved for markers"),
         ("stream", "k", rows(n=pa.array([None], pa.int64())), "all its columns are null"),
         ("list", "k", rows(x=[float("nan")]), "not JSON compliant|Out of range"),
         ("stream", "k", rows(x=[[float("nan")]]), "not JSON compliant|Out of range"),

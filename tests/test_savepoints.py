@@ -223,9 +223,9 @@ def test_a_retired_query_starts_only_where_it_is_restored_also_without_its_old_f
     with pytest.raises(EpochConflictError, match="has decided epoch 4 since"):
         case.restore(third)
     shutil.rmtree(case.new.folder)
-    with pytest.raises(EpochConflictError, match=r"cannot be found.*not known"):
+    with pytest.raises(EpochConflictError, match=r"cannot be found.*unknown"):
         case.restore(third)
-    with pytest.raises(EpochConflictError, match=r"cannot be found.*not known"):
+    with pytest.raises(EpochConflictError, match=r"cannot be found.*unknown"):
         case.restore(case.new)
 
 
@@ -258,7 +258,7 @@ def test_without_the_log_nobody_knows_what_was_written_since(case: Case) -> None
     case.save()
     log = open_log(str(case.old.folder)).view.log
     shutil.rmtree(case.old.folder)
-    with pytest.raises(EpochConflictError, match=r"cannot be found.*not known.*--rewind"):
+    with pytest.raises(EpochConflictError, match=r"cannot be found.*unknown.*--rewind"):
         case.restore()
     case.restore(why="the disk was lost")
     case.new.run(1)
@@ -314,7 +314,7 @@ def test_a_query_that_runs_is_noticed_before_it_is_fenced(case: Case, monkeypatc
     driver(Frame([2]), 2)  # type: ignore[arg-type]
     case.old.put("commits", 2, "v1\n{}")
     monkeypatch.setattr(copies.time, "sleep", lambda _: case.old.plan(3))
-    with pytest.raises(EpochConflictError, match=r"runs: it has just written\. Stop it \(query\.stop\(\)"):
+    with pytest.raises(EpochConflictError, match=r"is running: it has just written\. Stop it \(query\.stop\(\)"):
         case.save(quiet=2.0)
     driver(Frame([3]), 3)  # type: ignore[arg-type]
     assert not Path(case.place).exists()
@@ -650,7 +650,7 @@ def test_the_commands_show_what_they_would_do_and_do_it_when_told(case: Case, mo
     [one] = json.loads(cli("list", str(case.folder), "--json"))
     assert (one["place"], one["kind"], one["pipeline"], one["epoch"]) == (case.place, "spark", "orders", 2)
     said = cli("restore", case.place, "--checkpoint", new)
-    assert f"would restore epoch 2 of pipeline orders to {new}; the query cannot be started at {old} any more" in said
+    assert f"would restore epoch 2 of pipeline orders to {new}; the query can no longer be started from {old}" in said
     assert not case.new.folder.exists()
     assert f"start the query with checkpoint {new}" in cli("restore", case.place, "--checkpoint", new, "--yes")
     assert f"restored to {new}" in cli("list", case.place)
@@ -744,7 +744,7 @@ def test_a_savepoint_on_a_disk_that_cannot_be_written_to_is_restored(
 
     monkeypatch.setattr(Savepoint, "mark_restored", refuse)
     case.restore()
-    assert "cannot remember that it was restored" in caplog.text
+    assert "cannot record in the savepoint that it was restored" in caplog.text
     case.new.run(1)
     assert case.shown == once(3)
     assert not case.old.can_start()

@@ -182,7 +182,7 @@ def test_the_engines_position_says_which_topic_it_is_of(monkeypatch: pytest.Monk
     assert share.advance(position, Split("t-0", 50, 60), 55) == {"t": {"0": 55}, "": {"t": "old"}}
     stored = share.share(0, 1).merge([position])
     for _ in range(2):
-        with pytest.raises(SourceError, match="t-0 was deleted and made anew after offset 50"):
+        with pytest.raises(SourceError, match="t-0 was deleted and recreated after offset 50"):
             a_source(monkeypatch, "new").share(0, 1).latest(stored)
     lenient = a_source(monkeypatch, "new", fail_on_data_loss=False).share(0, 1).latest(stored)
     assert lenient == {"t": {"0": 50}, "": {"t": "new"}}

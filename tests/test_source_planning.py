@@ -84,7 +84,7 @@ def test_each_kind_of_loss_says_what_is_gone():
     told = [str(loss) for loss in losses(position, {A: Held(8, 10, 10), B: Held(0, 12, 12)})]
     assert told == [
         "a-0: offsets 5 to 7 are deleted (retention)",
-        "a-1 ends at offset 12, before 20, which was reached: the topic was made anew, or its log was truncated",
+        "a-1 ends at offset 12, before 20, which was reached: the topic was recreated, or its log was truncated",
         "b-0 was deleted after offset 7 was reached",
     ]
 

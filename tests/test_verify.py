@@ -301,14 +301,14 @@ def test_an_epoch_that_waits_for_its_commit_is_named_and_not_judged(tmp_path: Pa
     told = job.told()
     assert ([line["epoch"] for line in told["epochs"]], told["waiting"]) == ([0], 1)
     shown = CliRunner().invoke(app, ["verify", str(job.folder), "--target", f"files:{job.out}"]).stdout
-    assert "not judged: epoch 1, which is decided and waits for its commit" in shown
+    assert "not checked: epoch 1, which is decided and waits for its commit" in shown
 
 
 @pytest.mark.parametrize("value", [b"no json", b"[1]"])
 def test_a_message_that_is_no_json_object_is_told_with_one_hint(value: bytes) -> None:
     batch = pa.record_batch({"value": [value]})
     place = Place("postgres", "orders", Access(dsn="host=x"))
-    with pytest.raises(ConfigurationError, match="no JSON object") as refused:
+    with pytest.raises(ConfigurationError, match="not a JSON object") as refused:
         list(mapped([batch], place, pa.schema([("id", pa.int64())]), None))
     assert str(refused.value).count("--map") == 1
 

@@ -82,8 +82,8 @@ def run_checks(
         *findings_of("sql", lambda: check_log(store, pipeline)),
         ok(
             "commit_timeout",
-            f"{COMMIT_TIMEOUT:g} s, with pauses of up to {COMMIT_BACKOFF:g} s, unless the pipeline sets it: for so "
-            "long a decided commit is tried again before CommitPendingError",
+            f"{COMMIT_TIMEOUT:g} s, with pauses of up to {COMMIT_BACKOFF:g} s, unless the pipeline sets it: for "
+            "that long a decided commit is retried before CommitPendingError",
         ),
         *findings_of("kafka", kafka, asked=bootstrap_servers is not None),
         *findings_of("postgres", postgres, asked=dsn is not None),

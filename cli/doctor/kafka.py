@@ -233,7 +233,7 @@ def _readers(check: str, topic: str, readers: Sequence[str], ahead: Sequence[str
             topic,
         )
     if readers:
-        told = f"{', '.join(readers)}; brokers do not tell isolation.level, which must be read_committed in each"
+        told = f"{', '.join(readers)}; brokers do not report isolation.level, which must be read_committed in each"
         return skipped(check, told, topic)
     return ok(check, "no consumer group has stored offsets; each needs isolation.level=read_committed", topic)
 

@@ -41,7 +41,7 @@ def check_starts(log: Log) -> Finding:
     return warning(
         name,
         f"{told}, and nothing was decided in between",
-        "either the pipeline fails again and again, or two jobs run under one name and log and fence each other: run "
+        "either the pipeline fails repeatedly, or two jobs run under one name and log and fence each other: run "
         "it only once at a time",
     )
 

@@ -101,7 +101,7 @@ def _standbys(connection: sa.Connection) -> Finding:
         told = f"{asynchronous} of {connected} replicate asynchronously (synchronous_standby_names {names!r})"
         advice = (
             "if one is promoted, it may lack commits that were acknowledged. Set synchronous_standby_names, with a "
-            "quorum that a failover chooses from"
+            "quorum from which the failover chooses the new primary"
         )
         return warning(name, told, advice)
     return ok(

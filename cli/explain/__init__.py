@@ -1,4 +1,4 @@
-"""`onceward explain`: the end-to-end guarantee of a query or pipeline that is described and not started.
+"""`onceward explain`: the end-to-end guarantee of a query or pipeline that is described but not started.
 
 Nothing is started or written: queries are read from their plans, pipelines from their graphs, targets are asked.
 """
@@ -65,7 +65,7 @@ def explain(
     look: bool = True,
     **options: Any,
 ) -> Explanation:
-    """Say what a query or pipeline guarantees, which part weakens it, and what to do. Nothing is started or written.
+    """Report what a query or pipeline guarantees, which part weakens it, and what to do. Starts and writes nothing.
 
     Args:
         query: A DataStreamWriter (what `exactly_once` returns, or any other), a Pipeline of the embedded engine, or a

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _ADVICE: Final = {
     Guarantee.AT_MOST_ONCE: "use a source that can be read again, such as KafkaSource, or a target that keeps its rows",
     Guarantee.AT_LEAST_ONCE: "use a sink with two-phase commit, and a source of committed records only",
-    Guarantee.EFFECTIVELY_ONCE: "readers must bear older values for a while; or use a sink with two-phase commit",
+    Guarantee.EFFECTIVELY_ONCE: "readers must tolerate older values for a while; else use a sink with two-phase commit",
 }
 _REPLAYED: Final = "read again identically from a stored position"
 
@@ -95,7 +95,7 @@ def shared_names(one: Described, every: Sequence[Described]) -> list[Finding]:
         apart = what == "store" and local_folder(value or "") is None  # by the pipelines' names
         if value is not None and same and not apart:
             told = f"{what} {value} is also that of {', '.join(same)}"
-            found.append(failed("names", told, f"give each query a {what} of its own: else they fence each other"))
+            found.append(failed("names", told, f"give each query a {what} of its own: otherwise they fence each other"))
     return found
 
 
@@ -141,7 +141,7 @@ def _checkpoints(pipeline: Pipeline) -> Finding:
     config, backend = pipeline.setup.config, pipeline.setup.backend
     bounded = all(operator.what.bounded for operator in pipeline.graph.of_kind("source"))
     if config.interval is None and not bounded:
-        told = "none is made: without an interval the end of the input is the only one, and a source never ends"
+        told = "none is made: without an interval, the only one is at the end of the input, and a source never ends"
         return failed("checkpoints", f"{told}, so no rows become visible", "CheckpointConfig(interval=1.0)")
     often = "at the end of the input" if config.interval is None else f"every {config.interval:g} s"
     storage = getattr(backend, "storage", None)

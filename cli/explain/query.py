@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 _UNSTABLE: Final = "non-deterministic"
 _FILES: Final = ("avro", "csv", "json", "orc", "parquet", "text", "xml", "binaryfile")
 _AGAIN: Final = "replayed identically from the offsets in the checkpoint"
-_LOST: Final = "a batch that is replayed after a restart lacks the rows: it keeps them in memory"
+_LOST: Final = "a batch that is replayed after a restart lacks its rows, because the source keeps them in memory"
 _SOURCES: Final = {
     **dict.fromkeys(_FILES, f"{_AGAIN}, as long as files are not overwritten"),
-    "rate": f"{_AGAIN}: its rows follow from the time of its first start, which is in the checkpoint",
+    "rate": f"{_AGAIN}: its rows are determined by the time of its first start, which is in the checkpoint",
     "rate-micro-batch": _AGAIN,
 }
 _ADVICE: Final = {
@@ -39,7 +39,7 @@ _ADVICE: Final = {
     Cause.DECLARED: "compute it from the record alone",
     Cause.CLOCK: "use current_timestamp() in the query itself, before exactly_once: there Spark pins it to the batch",
     Cause.PLACE: "use columns of the record, for example topic, partition and offset",
-    Cause.ORDER: "use what does not depend on the order: min, max, sum, or max_by with a unique order",
+    Cause.ORDER: "use a function that does not depend on the order: min, max, sum, or max_by with a unique order",
 }
 _OTHER_FORMATS: Final = {
     **dict.fromkeys(_FILES, "exactly-once for readers that know the folder's _spark_metadata, as Spark does"),
@@ -109,7 +109,7 @@ def _built_in(source: StreamingSource, name: str, session: SparkSession) -> Find
     if name == "kafka":
         return _spark_kafka(source)
     if name in ("socket", "textSocket", "memory", "MemoryStream"):
-        advice = "use Kafka or files; a socket is for trials"
+        advice = "use Kafka or files; a socket is for experiments"
         return warning("source", f"at-most-once: {_LOST}", advice, name, Guarantee.AT_MOST_ONCE)
     if name.lower() in _FILES and (ignored := _ignored(source, session)):
         told = f"at-most-once: {ignored} is true, so files that cannot be read are left out"
@@ -133,7 +133,7 @@ def _spark_kafka(source: StreamingSource) -> Finding:
     if source.options.get("failondataloss", "true").lower() == "false":
         return _loses("kafka")
     if source.options.get("kafka.isolation.level") != "read_committed":
-        told = "at-least-once: Spark's Kafka source reads uncommitted records, unless it is told otherwise"
+        told = "at-least-once: Spark's Kafka source reads uncommitted records, unless it is configured otherwise"
         return warning(
             "source",
             f"{told}; those of a producer's aborted transaction are processed, and a replay may differ",
@@ -159,19 +159,19 @@ def _unstable(query: PlannedQuery, sinks: Sequence[Any]) -> list[Finding]:
     again = again if sinks else _other_sink(query.format).guarantee is not None
     found = [_unstable_finding(one, where, again=again) for where, one in every if one.cause is not Cause.PYTHON]
     if functions:
-        told = f"Python functions are not looked into, and taken for deterministic: {', '.join(functions)}. Declare "
-        found.append(skipped(_UNSTABLE, f"{told}others with asNondeterministic()", "query"))
+        told = f"Python functions cannot be analyzed, and are assumed to be deterministic: {', '.join(functions)}. "
+        found.append(skipped(_UNSTABLE, f"{told}Declare others with asNondeterministic()", "query"))
     return found or [ok(_UNSTABLE, "every expression has the same value when a batch is computed again")]
 
 
 def _unstable_finding(one: Unstable, where: str, *, again: bool) -> Finding:
     told, left = f"{one.expression}: {one.cause}", None
     if again:
-        told += ". The rows of a failed attempt stay in the target beside those of the next one, which are others"
+        told += ". The rows of a failed attempt stay in the target in addition to those of the next one, which differ"
         left = Guarantee.AT_LEAST_ONCE
     elif one.kept:
         told += (
-            ". State is made of it: a batch that is replayed after its decision is not written again, but its state is "
+            ". State depends on it: a batch that is replayed after its decision is not written again, but its state is "
             "computed again, and goes on from other values than those that were written"
         )
         left = Guarantee.AT_LEAST_ONCE if one.cause in (Cause.RANDOM, Cause.CLOCK, Cause.DECLARED) else None
@@ -231,5 +231,5 @@ def _checkpoint(query: PlannedQuery, one: Described) -> list[Finding]:
 
 
 def _nameless() -> Finding:
-    told = "none: the query's id takes its place, so a deleted checkpoint is not noticed, and all is written again"
+    told = "none: the query's id is used instead, so a deleted checkpoint is not noticed, and rows are written again"
     return warning("pipeline name", told, "give pipeline=…")

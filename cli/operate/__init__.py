@@ -118,7 +118,7 @@ def inspect(
     """Show all that is known about one transaction."""
     found = [one for one in search.found() if one.name == transaction]
     if not found:
-        raise ConfigurationError(f"{transaction} is not in the given targets, and no decision that waits names it")
+        raise ConfigurationError(f"{transaction} is not in the given targets, and no waiting decision names it")
     show.details(found, as_json=as_json)
 
 
@@ -175,8 +175,8 @@ def abort(
 ) -> None:
     """Abort transactions that no decision names. Decided transactions are never aborted.
 
-    The command first appends a START to the decision log, so that none of these can be decided any more. It fences a
-    pipeline that is running, which stops with an error.
+    The command first appends a START to the decision log, so that none of these can still be decided. This fences a
+    running pipeline, which then stops with an error.
     """
     log = None if orphaned and not search.store else search.log(writing=yes)
     found = search.found([log] if log is not None else [])

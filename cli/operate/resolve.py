@@ -130,8 +130,8 @@ def _sinks_of(found: Sequence[Found]) -> Mapping[str, TwoPhaseCommitSink[Any]]:
         c = one.committable
         if one.target is None:
             raise ConfigurationError(
-                f"transactions of kind {c.kind} (sink {c.sink}) can be reached through none of the targets given: give "
-                "--bootstrap-servers, --dsn, or the pipeline's own --sinks module:name",
+                f"transactions of kind {c.kind} (sink {c.sink}) cannot be reached through any of the given targets: "
+                "give --bootstrap-servers, --dsn, or the pipeline's own --sinks module:name",
                 pipeline=c.pipeline,
             )
         if targets.setdefault(c.sink, one.target) is not one.target:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from .targets import Target
 
 _REPORT: Final = {
-    TransactionStatus.COMPLETED: "its decision is completed, and yet the target has it open: ask those who run the "
-    "target",
-    TransactionStatus.IN_DOUBT: "its writer may be at work. If it is not: the pipeline's next start ends it, or "
+    TransactionStatus.COMPLETED: "its decision is completed, but the target still has it open: ask the target's "
+    "operators",
+    TransactionStatus.IN_DOUBT: "its writer may still be running. If it is not: the pipeline's next start ends it, or "
     "`txn abort` now",
     TransactionStatus.LINGERING: "committed, though no decision names it: somebody did it by hand, and its rows "
     "may be duplicated",
@@ -40,8 +40,8 @@ _ADVICE: Final = {
     Action.COMMIT: "the pipeline's next start commits it, or now `txn commit`",
     Action.ABORT: "no decision names it: the pipeline's next start aborts it, or now `txn abort`",
     Action.NOTHING: "nothing",
-    Action.LOST: "decided, and the target ended it otherwise: its rows are lost there. on_lost='replay' writes the "
-    "epoch again where that is sound; `txn commit --skip-lost WHY` goes on without it",
+    Action.LOST: "decided, but the target ended it without a commit: its rows are lost there. on_lost='replay' writes "
+    "the epoch again if that is safe; `txn commit --skip-lost WHY` continues without it",
 }
 
 

@@ -34,11 +34,11 @@ def create(
     pipeline: Pipeline = None,
     retire: Annotated[
         bool,
-        typer.Option("--retire", help="Spark: the query moves. It cannot be started at its old place any more."),
+        typer.Option("--retire", help="Spark: the query moves. It can no longer be started from its old checkpoint."),
     ] = False,
-    stop: Annotated[bool, typer.Option("--stop", help="Engine: commit what comes before it, and end the run.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="Engine: commit the rows before it, and end the run.")] = False,
     drain: Annotated[
-        bool, typer.Option("--drain", help="Engine: as --stop, and emit what functions hold back.")
+        bool, typer.Option("--drain", help="Engine: like --stop, but functions first emit the rows that they hold.")
     ] = False,
     timeout: Annotated[float, typer.Option(min=1.0, help="Engine: seconds to wait for the savepoint.")] = 60.0,
     yes: Yes = False,
@@ -64,7 +64,7 @@ def create(
             "--stop and --drain are for the embedded engine: stop the Spark query, then repeat this"
         )
     if retire and store is not None:
-        raise ConfigurationError("--retire is for a log in the checkpoint: one in a store of its own goes on there")
+        raise ConfigurationError("--retire is for a log in the checkpoint: a log in a store of its own stays there")
     _create(folder, checkpoint, store, pipeline, retire=retire, yes=yes)
 
 
@@ -83,7 +83,7 @@ def _create(folder: str, checkpoint: str, store: str | None, pipeline: str | Non
         return
     where = log.store.describe() if store is not None else None
     made = copies.create(checkpoint, folder, log, CommitPolicy(), store=where, retire=retire, quiet=quiet)
-    ended = ". The query cannot be started at its old place any more: restore it at the new one" if retire else ""
+    ended = ". The query can no longer be started from its old checkpoint: restore it there" if retire else ""
     show.console().print(
         f"savepoint of epoch {made.epoch} of {made.pipeline}: {len(made.files)} files, {made.size} bytes{ended}"
     )
@@ -124,7 +124,7 @@ def restore_(
     store: Store = None,
     rewind: Annotated[
         str | None,
-        typer.Option(metavar="WHY", help="Go back although the sinks have gone on since, and record this reason."),
+        typer.Option(metavar="WHY", help="Go back although epochs were written since, and record this reason."),
     ] = None,
     yes: Yes = False,
 ) -> None:

@@ -71,7 +71,7 @@ def create(
     entries = [into.write(f"{ENTRIES}/{key}", [data]) for key, data in entries_of(log.store, view)]
     if _stamps(source) != before:
         raise EpochConflictError(
-            f"the checkpoint {source.root} changed while it was copied, so its query runs. {_STOP}",
+            f"the checkpoint {source.root} changed while it was copied, so its query is running. {_STOP}",
             pipeline=log.pipeline,
         )
     if retire and not ended:
@@ -117,7 +117,7 @@ def check_can_create(source: CheckpointStorage, into: CheckpointStorage, log: Lo
     time.sleep(quiet)
     if log.view.tail != view.tail or _stamps(source) != before:
         raise EpochConflictError(
-            f"the query of {source.root} runs: it has just written. {_STOP}", pipeline=log.pipeline
+            f"the query of {source.root} is running: it has just written. {_STOP}", pipeline=log.pipeline
         )
     return decision
 
@@ -126,8 +126,8 @@ def newest_decision(source: CheckpointStorage, log: Log, view: LogView) -> Decid
     """The newest decision, which must be completed and be the newest batch that Spark has logged."""
     if view.undone is not None:
         raise EpochConflictError(
-            f"epoch {view.undone.epoch} is decided and not committed everywhere: the query runs, or has died. Start it "
-            "once more and stop it again, or end the epoch with `onceward txn commit`; then repeat this",
+            f"epoch {view.undone.epoch} is decided and not committed everywhere: the query is running, or has died. "
+            "Start it once more and stop it again, or end the epoch with `onceward txn commit`; then repeat this",
             pipeline=log.pipeline,
             epoch=view.undone.epoch,
         )
@@ -157,8 +157,8 @@ def newest_decision(source: CheckpointStorage, log: Log, view: LogView) -> Decid
     logged = max((int(name) for name in source.names("commits") if name.isdigit()), default=-1)
     if logged != decision.epoch:
         raise EpochConflictError(
-            f"Spark has logged batch {logged}, and epoch {decision.epoch} is completed: the query runs, or its driver "
-            "died in between. Start it once more and stop it again; then repeat this",
+            f"Spark has logged batch {logged}, and epoch {decision.epoch} is completed: the query is running, or its "
+            "driver died in between. Start it once more and stop it again; then repeat this",
             pipeline=log.pipeline,
             epoch=decision.epoch,
         )
@@ -172,7 +172,7 @@ def entries_of(store: LogStore, view: LogView) -> Iterable[tuple[str, bytes]]:
     for key in sorted(wanted):
         data = store.get(key)
         if data is None:
-            raise EpochConflictError(f"entry {key} of the decision log went away: the query runs. {_STOP}")
+            raise EpochConflictError(f"entry {key} of the decision log disappeared: the query is running. {_STOP}")
         yield key, data
 
 

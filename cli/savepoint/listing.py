@@ -119,4 +119,4 @@ def delete(place: str) -> None:
         storage.delete(path for path in storage.walk() if path != BEGUN)
         storage.delete_folder("")
     except OSError as error:
-        raise StateError(f"{storage.root} is deleted in part only: {error}. Repeat this") from error
+        raise StateError(f"{storage.root} is only partly deleted: {error}. Repeat this") from error

@@ -111,7 +111,7 @@ class Savepoint:
             return cls(storage, Manifest.decode(data, storage.at(MANIFEST)))
         if storage.read_if_there(BEGUN):
             raise ConfigurationError(
-                f"{storage.root} holds only a part of a savepoint: its copying was interrupted. Make it again, or "
+                f"{storage.root} holds only a part of a savepoint: the copy was interrupted. Create it again, or "
                 "delete it with `onceward savepoint delete`"
             )
         raise ConfigurationError(f"{storage.root} is not a savepoint of a Spark query")

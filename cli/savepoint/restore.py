@@ -88,7 +88,7 @@ class Restoration:
         if self.why is not None:
             said += f"; epochs from {m.epoch + 1} on are written again"
         if self.current is not None and self.current.store is not None and self.current.place != self.place:
-            said += f"; the query cannot be started at {self.current.place} any more"
+            said += f"; the query can no longer be started from {self.current.place}"
         return said
 
 
@@ -166,7 +166,7 @@ def restore(asked: Restoration, policy: CommitPolicy) -> None:
     except (OSError, StateError) as error:
         if m.retired:
             raise
-        _log.warning("the savepoint cannot remember that it was restored to %s: %s", place, error)
+        _log.warning("cannot record in the savepoint that it was restored to %s: %s", place, error)
     _put_file(saved, into, identity)
 
 
@@ -188,15 +188,15 @@ def _is_at(view: LogView, saved: Savepoint) -> bool:
 
 def _refusal(saved: Savepoint, current: LogAt | None) -> str:
     m = saved.manifest
-    again = "or, if the targets were set back or a second writing is wanted, go back on purpose with --rewind WHY"
+    again = "or, if the targets were reset or should get the rows again, go back on purpose with --rewind WHY"
     if current is None:
         return (
-            f"the savepoint is of epoch {m.epoch}, and the decision log that was in {m.place} cannot be found: whether "
-            f"the sinks have gone on since is not known. Give the place of the log with --store, {again}"
+            f"the savepoint is of epoch {m.epoch}, and the decision log that was in {m.place} cannot be found, so it "
+            f"is unknown whether epochs were written since. Give the location of the log with --store, {again}"
         )
     known = "has gone back since" if current.view.rewound else f"has decided epoch {current.view.progress.epoch} since"
     return (
-        f"the savepoint is of epoch {m.epoch}, and the pipeline {known} (decision log in {current.place}): going on "
+        f"the savepoint is of epoch {m.epoch}, and the pipeline {known} (decision log in {current.place}): continuing "
         f"from the savepoint would write rows twice. Start the query where it is, {again}"
     )
 

@@ -60,7 +60,7 @@ def ui(
     typer.echo("Whoever has this link can see the pipelines and end transactions. Ctrl-C stops the page")
     if names is not None:
         typer.echo(
-            f"warning: other machines can reach {host}, and there is no TLS: the token can be read on the way. Prefer "
+            f"warning: other machines can reach {host}, and there is no TLS: the token can be intercepted. Prefer "
             f"ssh -L {port}:127.0.0.1:{port} with the default --host",
             err=True,
         )

@@ -123,7 +123,7 @@ class Desk:
             decision = log.view.undone
             if decision is None or decision.position != order.position:
                 raise EpochConflictError(
-                    "the decision that you saw does not wait any more; nothing was done", pipeline=log.pipeline
+                    "the decision that you saw is no longer waiting; nothing was done", pipeline=log.pipeline
                 )
             done = commit_decided(log, decision, self._search_of(watched).found([log]))
         if done is None:
@@ -151,11 +151,11 @@ class Desk:
 
     def _confirmed(self, id_: str, confirm: str) -> Watched:
         if not self._actions:
-            raise ConfigurationError("this page only shows: it was started with --read-only, or without a target")
+            raise ConfigurationError("this page is read-only: it was started with --read-only, or without a target")
         with self._reading:
             watched = next((one for one in self._watch.look() if one.shown.id == id_), None)
         if watched is None:
-            raise ConfigurationError("there is no such pipeline any more; nothing was done")
+            raise ConfigurationError("the pipeline no longer exists; nothing was done")
         if confirm != watched.log.pipeline:
             raise ConfigurationError("the name typed is not the pipeline's; nothing was done")
         return watched

@@ -96,11 +96,11 @@ class Guard:
     def _refuse(self, request: Request) -> Response | None:
         host = request.headers.get("host", "")
         if not self._is_mine(host):
-            return _error(403, "this address is not one under which the page may be opened (header Host)")
+            return _error(403, "the page may not be opened under this address (header Host)")
         origin = request.headers.get("origin")
         site = request.headers.get("sec-fetch-site", "none")
         if (origin is not None and urlsplit(origin).netloc != host) or site in {"cross-site", "same-site"}:
-            return _error(403, "another site's page may not ask this one")
+            return _error(403, "pages of other sites may not send requests here")
         given = request.headers.get(TOKEN, "")
         if request.scope["path"].startswith("/api/") and not secrets.compare_digest(
             given.encode(), self._token.encode()

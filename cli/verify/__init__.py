@@ -132,7 +132,7 @@ def _show(found: Sequence[Audit], *, as_json: bool) -> None:
 def _notes(audit: Audit) -> Iterator[str]:
     """What was not judged or compared."""
     if audit.waiting is not None:
-        yield f"not judged: epoch {audit.waiting}, which is decided and waits for its commit"
+        yield f"not checked: epoch {audit.waiting}, which is decided and waits for its commit"
     if not audit.lines and not audit.foreign:
         yield "no epoch is completed, and there are no rows"
     if audit.left_out:
@@ -164,7 +164,7 @@ def _epochs(lines: Sequence[Line]) -> str:
 def _words(line: Line) -> str:
     what = f"epoch {line.epoch}" if line.epoch is not None else "older epochs together"
     if line.verdict is Verdict.PROVEN:
-        return f"{what}: the target has what was written, but the source's rows give something else"
+        return f"{what}: the target holds what was written, but the source's rows give something else"
     if line.verdict is Verdict.UNPROVEN:
         return f"{what}: no hash of its rows was recorded; the target shows {line.found} rows of it"
     if line.written == line.found:

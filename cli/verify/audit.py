@@ -114,7 +114,7 @@ def check_overlap(before: LogView, after: LogView) -> None:
     if newest is not None and oldest is not None and oldest > newest + 1 and before.proofs.epochs:
         raise ConfigurationError(
             f"the pipeline went from epoch {newest} beyond epoch {oldest} while its target was read, and the log no "
-            "longer tells what the epochs between wrote: stop the pipeline, or name a smaller target"
+            "longer says what the epochs in between wrote: stop the pipeline, or name a smaller target"
         )
 
 

@@ -130,7 +130,7 @@ class Place:
             SourceError: The brokers do not answer, or do not hold these offsets any more.
         """
         if self.kind != "kafka":
-            raise ConfigurationError(f"{self.title}: only of a topic a decision log says what each epoch read")
+            raise ConfigurationError(f"{self.title}: a decision log says only for a topic what each epoch read")
         from onceward.connectors.kafka.reread import messages, offsets_in  # noqa: PLC0415 - an extra
 
         start, end = offsets_in(epoch.start, self.name), offsets_in(epoch.end, self.name)

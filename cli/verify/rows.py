@@ -81,7 +81,7 @@ def mapped(
             yield as_hashed(made, place, schema)
         except (pa.ArrowException, ArithmeticError, LookupError, ValueError, TypeError) as error:
             raise ConfigurationError(
-                f"the source's rows do not fit {place.title} ({error}): --map MODULE:FUNCTION says what comes of them"
+                f"the source's rows do not fit {place.title} ({error}): give --map MODULE:FUNCTION to convert them"
             ) from error
 
 
@@ -134,7 +134,7 @@ def _from_json(batch: pa.RecordBatch, place: Place, schema: pa.Schema) -> pa.Rec
     try:
         rows = [_OBJECT.decode(value or b"null") for value in batch.column(column).to_pylist()]
     except msgspec.MsgspecError as error:
-        raise ValueError(f"a message of the source is no JSON object: {error}") from error
+        raise ValueError(f"a message of the source is not a JSON object: {error}") from error
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: _column([row.get(name) for row in rows]) for name in names}
     if place.kind != "redis":  # where everything is bytes
@@ -218,8 +218,8 @@ def compared(source: Place, target: Place, function: Rows | None, key: str | Non
     if rows and present and (not columns or (key is not None and key not in columns)):
         raise ConfigurationError(
             f"{source.title} and {target.title} have the columns {sorted(columns)} in common"
-            f"{f', and not the key {key}' if key is not None and columns else ''}: say with --map MODULE:FUNCTION what "
-            "comes of the source's rows"
+            f"{f', and not the key {key}' if key is not None and columns else ''}: give --map MODULE:FUNCTION to "
+            "convert the source's rows"
         )
     both = [{name: value for name, value in row.items() if name in columns} for row in rows]
     seen = [Record({name: value for name, value in r.row.items() if name in columns}, r.position) for r in present]

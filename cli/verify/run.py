@@ -62,7 +62,7 @@ def _targets(log: Log, given: Sequence[str], access: Access) -> list[tuple[str, 
         if not mark or ":" in sink:  # of the place: no sink's name has one
             if len(known) != 1:
                 raise ConfigurationError(
-                    f"--target {text}: whose? Give SINK={text}, of {', '.join(known) or 'no sink'}"
+                    f"--target {text}: which sink's? Give SINK={text}, of {', '.join(known) or 'no sink'}"
                 )
             sink, place = known[0], text
         if sink not in known:

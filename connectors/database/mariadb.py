@@ -193,7 +193,7 @@ class MariaDb(RowDialect):
 
     def read_server(self, connection: sa.Connection) -> ServerFacts:
         if not getattr(connection.dialect, "is_mariadb", False):
-            return ServerFacts(unusable="the server is MySQL: only MariaDB's answers were tried, so only it is taken")
+            return ServerFacts(unusable="the server is MySQL: only MariaDB was tested, so MySQL is refused")
         names = ("read_only", "wsrep_on", "innodb_flush_log_at_trx_commit")
         query = f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {names}"
         found = {str(key).lower(): str(value) for key, value in connection.exec_driver_sql(query)}

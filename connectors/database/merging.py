@@ -190,7 +190,7 @@ def _insert_pieces(target: Target, dialect: RowDialect, connection: sa.Connectio
     for number in connection.scalars(sa.select(pieces.c.number).where(mine).order_by(pieces.c.number)).all():
         described = describe(target, name, connection)
         if described is None:
-            raise SchemaError(f"table {name} does not exist any more")
+            raise SchemaError(f"table {name} no longer exists")
         query = sa.select(pieces.c.data).where(mine, pieces.c.number == number)
         data = connection.scalar(query) or b""
         digest.update(data)
@@ -214,15 +214,15 @@ def _refused(target: Target, error: OncewardError, first: Committable, heads: li
     tables = tables_of(target)
     if isinstance(error, ChangedError):
         todo = (
-            "Nothing was moved and the decision stands: restore what was changed and start again, or delete the row of "
-            f"{tables.staged}, and the transaction counts as lost"
+            "Nothing was moved and the decision remains valid: restore what was changed and start again, or delete the "
+            f"row of {tables.staged}, and the transaction counts as lost"
         )
     else:
         stages = sorted({str(TableName(target.ledger_schema, head.stage)) for head in heads if head.stage})
         change = "change the table so that it takes them, "
         ways = "delete its rows that conflict with them, or correct the rows in the staging table"
         todo = (
-            f"They are safe in the staging table {', '.join(stages) or tables.pieces} and the decision stands: "
+            f"They are safe in the staging table {', '.join(stages) or tables.pieces} and the decision remains valid: "
             f"{change}{ways if stages else 'or delete its rows that conflict with them'}; then start again"
         )
     return refusal(target)(

@@ -29,7 +29,7 @@ class PostgresSink(DatabaseSink):
         key: Columns of a primary key or unique index, for upserts. If an epoch has several rows with the same key, the
             last one wins, in the order (subtask, position in the subtask); so rows with the same key should be in one
             subtask. As an option, comma-separated.
-        change_column: Text column that says whether a row inserts, updates or deletes what has its key;
+        change_column: Text column that says whether a row inserts, updates or deletes the row with its key;
             docs/postgres.md lists the values. The column itself is not written.
         create_table: Create the table from the data's schema if it is missing, with `key` as its primary key.
         commit: How rows wait for the epoch's decision: in "prepared" transactions (rows go into the table at once,
@@ -37,7 +37,7 @@ class PostgresSink(DatabaseSink):
             them into the table). "auto": staging for upserts and on servers without prepared transactions, prepared
             otherwise; `sink.commit_path` says which.
         lock_timeout: Seconds for which a statement may wait for another transaction's lock before the attempt fails.
-        answer_within: Seconds to wait for an answer, to a commit for example, before the connection is cut and the
+        answer_within: Seconds to wait for an answer, for example to a commit, before the connection is closed and the
             server is asked for the outcome.
         ledger_schema: Schema of onceward's own tables. It must not change between runs of a pipeline.
         ledger_epochs: Number of completed epochs whose ledger rows are kept. The newest rows are kept however old they
@@ -121,7 +121,7 @@ class SqlAlchemySink(DatabaseSink):
             `sink.commit_path` says which.
         lock_timeout: Seconds for which a statement may wait for another transaction's lock before the attempt fails.
             MariaDB takes whole seconds.
-        answer_within: Seconds to wait for an answer before the connection is cut, connecting included.
+        answer_within: Seconds to wait for an answer, including the time to connect, before the connection is closed.
         ledger_schema: Schema (on MariaDB: database, which must exist) of onceward's own tables. It must not change
             between runs of a pipeline. Default: `onceward` on PostgreSQL, as for PostgresSink; elsewhere the
             connection's default one.

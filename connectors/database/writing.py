@@ -206,8 +206,8 @@ class HeldWriting(Writing):
         if known == _USED_UP and what == "cannot prepare":
             return RetryableSinkError(
                 f"{error.message}. {len(self._own_prepared())} of them are of this pipeline and sink. Raise "
-                "max_prepared_transactions to at least twice the number of parallel subtasks, see in pg_prepared_xacts "
-                "what lingers, or use commit='staging'"
+                "max_prepared_transactions to at least twice the number of parallel subtasks, look in "
+                "pg_prepared_xacts for orphaned ones, or use commit='staging'"
             )
         return error
 

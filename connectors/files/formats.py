@@ -248,8 +248,8 @@ def check_partitions(sink: str, columns: Sequence[str], schema: pa.Schema) -> No
             raise SchemaError(f"sink {sink}: partition_by column {column!r} is {kind}: cast it to text")
         if column.startswith(("_", ".")):
             raise SchemaError(
-                f"sink {sink}: partition_by column {column!r}: many readers take folders that begin with '_' or '.' "
-                "for hidden. Give it another name with select"
+                f"sink {sink}: partition_by column {column!r}: many readers treat folders that begin with '_' or '.' "
+                "as hidden. Give it another name with select"
             )
     if len(set(columns)) == len(schema.names):
         raise SchemaError(f"sink {sink}: partition_by leaves no column for the files")

@@ -133,7 +133,7 @@ class FileSink(FolderSink[Files]):
 
     def validate(self, schema: pa.Schema) -> None:
         if Path(self.directory).exists() and not Path(self.directory).is_dir():
-            raise ConfigurationError(f"{self.directory} is no folder: give another one", sink=self.name)
+            raise ConfigurationError(f"{self.directory} is not a folder: give another one", sink=self.name)
         check_names(self.name, schema)
         check_partitions(self.name, self.partition_by, schema)
         left = pa.schema([field for field in schema if field.name not in self.partition_by])

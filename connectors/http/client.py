@@ -157,11 +157,11 @@ def _check_url(url: str) -> None:
     if parts.scheme not in ("http", "https") or not host:
         raise ConfigurationError("url must begin with http:// or https:// and name a host")
     if "@" in parts.netloc:
-        raise ConfigurationError("url holds a user or password: give username and password, or token, apart")
+        raise ConfigurationError("url contains a user or password: give username and password, or token, separately")
     if parts.fragment:
         raise ConfigurationError("url holds a fragment (#…), which is never sent")
     if any(ord(character) <= 0x20 or ord(character) == 0x7F for character in url):  # noqa: PLR2004 - ASCII's controls
-        raise ConfigurationError("url holds blanks or control characters")
+        raise ConfigurationError("url contains spaces or control characters")
     try:  # what httpx, and Python's look-up of a name, would refuse only when a request is sent
         sent = httpx.URL(url)
         _ = sent.host

@@ -57,7 +57,7 @@ class _Pinned(msgspec.Struct, frozen=True):
 
 
 class HttpSink(WriteAheadLogSink):
-    """POSTs rows to a URL.
+    """Sink that POSTs rows to a URL.
 
     Args:
         name: Unique in its pipeline, up to 32 letters, digits, `.`, `_` and `-`. It is part of every transaction's
@@ -153,7 +153,7 @@ class HttpSink(WriteAheadLogSink):
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Self:
-        """From Spark's options: the arguments above by name, in any case; `header.X-Name` for each header.
+        """Make a sink from a Spark format's options: the arguments' names, in any case; `header.X-Name` for headers.
 
         Raises:
             ConfigurationError: An option is unknown, missing or not readable.
@@ -213,5 +213,5 @@ class HttpSink(WriteAheadLogSink):
         if answer.retry_after is not None:
             said += f", and wants to be asked again in {answer.retry_after:g} s"
         if error is not RetryableSinkError:
-            said += ". Nothing behind it was sent; it is sent again at the next start, under the same key"
+            said += ". No later rows were sent; it is sent again at the next start, under the same key"
         raise error(said, sink=self.name, transaction=str(delivery))

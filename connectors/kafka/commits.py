@@ -64,7 +64,7 @@ CALL_SECONDS: Final = 5.0
 EndTxn before all markers are written, so a commit that succeeds also looks a few times until they are."""
 WAIT_IF_AGELESS: Final = 2.5
 """Seconds after which a silent partition is not waited for, where the brokers cannot tell a transaction's age."""
-BEHIND: Final = "aborted in its partitions, behind the coordinator's back (kafka-transactions abort)"
+BEHIND: Final = "aborted in its partitions, without the coordinator (kafka-transactions abort)"
 FEW: Final = 3
 """Partitions that a message names."""
 
@@ -74,7 +74,7 @@ class Inspection(NamedTuple):
 
     seen: Observation
     behind: bool
-    """Whether it was aborted in its partitions alone, behind the coordinator's back (kafka-transactions abort)."""
+    """Whether it was aborted in its partitions alone, without the coordinator (kafka-transactions abort)."""
     inside: Inside
     complete: bool
     """Whether the coordinator has finished ending it."""
@@ -217,7 +217,9 @@ def _outcome(inspector: Inspector, transaction: Prepared, found: Inspection, sen
     if found.seen is Observation.PREPARED:
         at = datetime.fromtimestamp((transaction.handle.started_ms + found.timeout_ms) / 1000, UTC)
         when = f"at {at:%Y-%m-%d %H:%M:%S} UTC by its broker's clock"
-        return CommitOutcome(later, f"{_why_open(found, sent)}. Kafka aborts it {when} unless it is committed before")
+        return CommitOutcome(
+            later, f"{_why_open(found, sent)}. Kafka aborts it {when} unless it is committed before that"
+        )
     if found.seen is not Observation.COMMITTED:
         return commit_outcome(found.seen, _words(found, found.code or sent or Code.NONE))
     if found.ended:

@@ -155,7 +155,7 @@ class Selection(msgspec.Struct, frozen=True):
         """
         if sum(choice is not None for choice in (topics, pattern, assign)) != 1:
             raise ConfigurationError(
-                "say what to read by exactly one of topics (subscribe), pattern (subscribePattern) and assign"
+                "select what to read with exactly one of topics (subscribe), pattern (subscribePattern) and assign"
             )
         if isinstance(assign, str):
             return cls(assign=assignment_from_json(assign))

@@ -44,14 +44,14 @@ class Loss(NamedTuple):
 
     def __str__(self) -> str:
         if self.anew:
-            return f"{self.partition} was deleted and made anew after offset {self.wanted} was reached"
+            return f"{self.partition} was deleted and recreated after offset {self.wanted} was reached"
         if self.held is None:
             return f"{self.partition} was deleted after offset {self.wanted} was reached"
         if self.wanted < self.held.earliest:
             return f"{self.partition}: offsets {self.wanted} to {self.held.earliest - 1} are deleted (retention)"
         return (
             f"{self.partition} ends at offset {self.held.end}, before {self.wanted}, which was reached: "
-            "the topic was made anew, or its log was truncated"
+            "the topic was recreated, or its log was truncated"
         )
 
 

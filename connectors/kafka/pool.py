@@ -145,7 +145,7 @@ class ProducerPool:
         try:
             thread.start()
         except RuntimeError as error:  # the system gives no more threads
-            _log.info("a producer could not be made ready ahead of time: %s", error)
+            _log.info("a producer could not be initialized ahead of time: %s", error)
             self._warmed(unique, None)
 
     def _warm(self, offer: Offer, unique: str) -> None:
@@ -153,7 +153,7 @@ class ProducerPool:
         try:
             producer = self._open(offer)
         except OncewardError as error:
-            _log.info("a producer could not be made ready ahead of time: %s", error)
+            _log.info("a producer could not be initialized ahead of time: %s", error)
         finally:
             self._warmed(unique, producer)
 

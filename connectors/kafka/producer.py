@@ -70,7 +70,7 @@ class DeliveryFailures:
             where = f" partition {partition}" if partition is not None and partition >= 0 else ""
             self.first = f"a message for topic {topic}{where} was refused: {error.str()} ({error.name()})"
             if error.name() == "_PURGE_QUEUE":  # librdkafka keeps the reason to itself
-                self.first += ". The transaction has failed: may this client Write to the topic?"
+                self.first += ". The transaction has failed: is this client allowed to Write to the topic?"
 
 
 class TransactionalProducer:
@@ -106,7 +106,7 @@ class TransactionalProducer:
         try:
             producer.init_transactions(INIT_SECONDS)
         except KafkaException as error:
-            raise client_error("cannot make a transactional producer ready", error, transaction=str(name)) from None
+            raise client_error("cannot initialize a transactional producer", error, transaction=str(name)) from None
         return cls(name, producer, failures)
 
     def begin(self) -> None:
@@ -167,7 +167,7 @@ class TransactionalProducer:
             producer.purge()
             producer.abort_transaction(ROLLBACK_SECONDS)
         except (KafkaException, RuntimeError) as error:
-            _log.info("transaction %s was not rolled back, recovery does it: %s", self.name, error)
+            _log.info("transaction %s was not rolled back, recovery will do it: %s", self.name, error)
 
     def _call(self, what: str, function: Callable[..., int], *arguments: Any) -> int:
         """Call librdkafka; what it raises, and what delivery reports said meanwhile, becomes a KafkaError."""

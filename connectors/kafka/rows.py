@@ -255,7 +255,7 @@ def columns_batch(
         far = pc.index(pc.greater(pc.abs(times), 2**63 // 1000), value=True).as_py()
         raise SourceError(
             f"the record at offset {offsets[far]} of {partition} has a timestamp that no column can hold: {times[far]} "
-            "ms since 1970. Start behind it: at the next offset"
+            "ms since 1970. Start after it, at the next offset"
         ) from None
     columns = [
         keys,

@@ -84,7 +84,7 @@ ALIASES: Final = {
 }
 
 _STORES = (
-    "Java's key stores reach neither client: convert it to PEM files and give ssl.ca.location, "
+    "neither client reads Java key stores: convert it to PEM files and give ssl.ca.location, "
     "ssl.certificate.location and ssl.key.location"
 )
 _FORMAT = "records are bytes here; convert columns in the query"
@@ -93,7 +93,7 @@ _OURS = "set by the library"
 REFUSED: Final = {
     "ssl.keystore.": _STORES,
     "ssl.truststore.": _STORES,
-    "sasl.kerberos.": "GSSAPI is not carried to both clients: use SCRAM, PLAIN or OAUTHBEARER",
+    "sasl.kerberos.": "GSSAPI is not supported by both clients: use SCRAM, PLAIN or OAUTHBEARER",
     "sasl.login.callback.handler.class": "a class of the Java client: use oauth_cb",
     "transactional.id": "made by the library: a name that two writers share loses data",
     "allow.auto.create.topics": (
@@ -108,7 +108,7 @@ REFUSED: Final = {
     "enable.auto.commit": _OFFSETS,
     "auto.commit.": _OFFSETS,
     "enable.auto.offset.store": "positions are kept by the library",
-    "auto.offset.reset": "say startingOffsets; a later gap is data loss, see failOnDataLoss",
+    "auto.offset.reset": "set startingOffsets; a later gap is data loss, see failOnDataLoss",
     "enable.partition.eof": _OURS,
 }
 """Beginnings of names that are refused, and why."""
@@ -286,7 +286,7 @@ def _check(name: str, value: Any) -> None:
     why = next((why for start, why in REFUSED.items() if name.startswith(start)), None)
     if why is None and name not in SECURITY and name.startswith(SECURITY_PREFIXES):
         why = (
-            "it is not known to reach both clients, and the commits would go over connections that do not obey it. "
+            "both clients may not know it, and the commits would go over connections that ignore it. "
             f"Known are {', '.join(sorted(SECURITY))}"
         )
     if why is not None:

@@ -129,7 +129,7 @@ class KafkaSource(ResettableSource):
     @property
     def weakness(self) -> str:
         if not self._committed:
-            return "delivers what is aborted later (isolation.level read_uncommitted), so a replay is another one"
+            return "delivers what is aborted later (isolation.level read_uncommitted), so a replay may differ"
         return ""
 
     @property

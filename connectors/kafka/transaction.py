@@ -194,7 +194,7 @@ WORDS: Final = {
     Observation.COMMITTED: "committed",
     Observation.ABORTED: "aborted",
     Observation.EXPIRED: "aborted with its producer: its timeout was over, or it was fenced",
-    Observation.UNKNOWN: "ended, and its transactional id initialised again since: nobody can tell how it ended",
+    Observation.UNKNOWN: "ended, and its transactional id initialised again since: how it ended is unknown",
     Observation.ABSENT: "not known to the coordinator: never written, or forgotten after "
     "transactional.id.expiration.ms",
     Observation.NO_ANSWER: "its state cannot be read now",

@@ -55,7 +55,7 @@ _OPTIONS: Final = frozenset(
 _DATABASE: Final = re.compile(r"/?|/[0-9]+/?")
 _ESCAPE: Final = (
     "In a user, password, path or option percent-encode what is not a letter or digit: @ is %40, / is %2F, ? is %3F, "
-    "# is %23; or give username and password apart"
+    "# is %23; or give username and password separately"
 )
 _FORCED: Final = {"decode_responses": False, "protocol": 2}
 """Answers are read as bytes, in the forms of RESP2."""
@@ -80,7 +80,7 @@ class RedisSettings:
     def __post_init__(self) -> None:
         _check_url(self.url)
         if self.password is not None and self._secrets_of_url():
-            raise ConfigurationError("password is given twice: in url, and apart")
+            raise ConfigurationError("password is given twice: in url, and separately")
         check_seconds("timeout", self.timeout)
         check_seconds("connect_timeout", self.connect_timeout)
 
@@ -107,9 +107,9 @@ def _check_url(url: str) -> None:
     """
     before, at, after = url.partition("://")[2].partition("@")
     if "#" in url or "@" in after or (at and set(before) & set("/?")):
-        raise ConfigurationError(f"url has a @, /, ? or # where none can be. {_ESCAPE}")
+        raise ConfigurationError(f"url has a @, /, ? or # where it is not allowed. {_ESCAPE}")
     if any(ord(character) <= 0x20 or ord(character) == 0x7F for character in url):  # noqa: PLR2004 - ASCII's controls
-        raise ConfigurationError(f"url holds blanks or control characters. {_ESCAPE}")
+        raise ConfigurationError(f"url contains spaces or control characters. {_ESCAPE}")
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port

@@ -80,7 +80,7 @@ class KeyTemplate:
         if "" in self.columns:
             raise ConfigurationError(f"key {text!r} has empty braces")
         if self._parts[0][0].startswith(RESERVED.encode()):
-            raise ConfigurationError(f"key {text!r}: keys under {RESERVED} are those of markers")
+            raise ConfigurationError(f"key {text!r}: keys under {RESERVED} are reserved for markers")
 
     @property
     def pattern(self) -> bytes:
@@ -115,7 +115,7 @@ class KeyTemplate:
                     raise ValueError(f"column {column!r} of the key is null")
                 key += cell(row[column])
         if key.startswith(RESERVED.encode()):
-            raise ValueError(f"keys under {RESERVED} are those of markers")
+            raise ValueError(f"keys under {RESERVED} are reserved for markers")
         return key
 
 

@@ -58,7 +58,7 @@ _log = logging.getLogger("onceward.redis")
 Loss = Literal["loud", "first", "again"]
 """What to do if the server has lost what it had acknowledged (5 and 6)."""
 GO_ON: Final = (
-    "It was emptied, or is another server. Bring its data back; or, to go on without what it had, run with "
+    "It was emptied, or is another server. Restore its data; or, to continue without it, run with "
     "durable=False until rows are written"
 )
 WAIT_SHARE: Final = 0.5
@@ -241,7 +241,7 @@ def _check(where: str, name: TransactionName, numbers: str, form: str, words: li
         case ["written" | "already"]:
             return
         case ["written", _]:
-            _log.warning("%s had lost rows of %s, or its marker %s: going on", where, name, marker)
+            _log.warning("%s had lost rows of %s, or its marker %s: continuing", where, name, marker)
         case ["left out"]:
             _log.warning(
                 "%s has lost %s. Rows %s of %s may have been written before: they are left out",

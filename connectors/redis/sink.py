@@ -39,7 +39,7 @@ _log = logging.getLogger("onceward.redis")
 
 
 class RedisSink(WriteAheadLogSink):
-    """Writes rows into one Redis or Valkey server.
+    """Sink that writes rows into one Redis or Valkey server.
 
     Args:
         name: Unique in its pipeline, up to 32 letters, digits, `.`, `_` and `-`. It is part of every transaction's

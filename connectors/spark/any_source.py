@@ -183,8 +183,8 @@ def read_stream(spark: SparkSession, source: ResettableSource, *, max_rows: int 
     """Read any resettable source as a streaming DataFrame; its positions are stored in the query's checkpoint.
 
     Args:
-        spark: The session. It keeps the source.
-        source: Picklable; its class must be importable on the executors.
+        spark: The session, with which the source is registered.
+        source: The source. It must be picklable, and its class importable on the executors.
         max_rows: Approximate number of rows in one micro-batch; default: all that are available.
 
     Raises:

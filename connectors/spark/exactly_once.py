@@ -86,10 +86,10 @@ def exactly_once(
             name, so it must not change between runs, and no two pipelines may share it. Always give one: with the
             default, the query's id, a deleted checkpoint is not noticed, because the new one has a new id.
         store: Where the decision log lives: a URL for `open_store`. Default: the folder `onceward` in the checkpoint.
-        writers: The most tasks that write an epoch. "auto": as many as can run at the same time, and fewer if few rows
-            come in and the query's tasks do little but write them; very few rows (up to 10,000, about 8 MB) are
-            written by the driver itself. None: one for each partition. Each task writes one transaction in each sink,
-            and also does the work of its stage before the sinks, back to the last shuffle.
+        writers: Maximum number of tasks that write an epoch. "auto": as many as can run at the same time, and fewer if
+            few rows come in and the query's tasks do little but write them; very few rows (up to 10,000, about 8 MB)
+            are written by the driver itself. None: one for each partition. Each task writes one transaction in each
+            sink, and also does the work of its stage before the sinks, back to the last shuffle.
         commit_timeout: Seconds for which a commit is retried while a target does not answer. Then the query fails with
             CommitPendingError; the decision remains valid, and the query's next start commits it.
         commit_backoff: Longest pause between two attempts to commit, in seconds; the first pauses are shorter.
@@ -118,7 +118,7 @@ def exactly_once(
     driven = [DirectlyWritten(sink) if isinstance(sink, DirectSink) else sink for sink in sinks]
     for sink in driven:
         if sink.guarantee is not Guarantee.EXACTLY_ONCE:
-            _log.warning("sink %s guarantees %s only, also with exactly_once", sink.name, sink.guarantee)
+            _log.warning("sink %s guarantees only %s, even with exactly_once", sink.name, sink.guarantee)
         schema = schema_for(df, sink)
         if not EXPLAINING.get():  # it may create a table or a topic
             sink.validate(schema)
@@ -143,8 +143,8 @@ def exactly_once(
 def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> None:
     if type(df).__module__.startswith("pyspark.sql.connect"):
         raise ConfigurationError(
-            "exactly_once needs a classic Spark session, and this DataFrame is of a Spark Connect session: run the "
-            "query on the driver (SparkSession.builder.master(…), or spark-submit)"
+            "exactly_once needs a classic Spark session, and this DataFrame belongs to a Spark Connect session: run "
+            "the query on the driver (SparkSession.builder.master(…), or spark-submit)"
         )
     if not hasattr(df, "isStreaming"):
         raise ConfigurationError(

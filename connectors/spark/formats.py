@@ -77,7 +77,7 @@ class SinkFormat(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         if overwrite:
-            raise ConfigurationError(f"{self.name()} appends: use mode('append'), it cannot replace what is there")
+            raise ConfigurationError(f"{self.name()} appends: use mode('append'), it cannot replace existing rows")
         if publisher_from_options(self.options) is not None:
             raise ConfigurationError("options offsets.kafka.… belong to a streaming query: a batch has no offsets")
         made: BatchWriter = _writers().BatchWriter(self._sink(schema), FormatOptions.parse(self.options))

@@ -45,7 +45,7 @@ class Cause(StrEnum):
     PLACE = "depends on how rows are distributed to partitions"
     ORDER = "depends on the order in which rows arrive after a shuffle"
     DECLARED = "a Python function that is declared non-deterministic"
-    PYTHON = "a Python function, which Spark takes for deterministic"
+    PYTHON = "a Python function, which Spark assumes to be deterministic"
 
 
 class Unstable(NamedTuple):

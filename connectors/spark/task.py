@@ -183,8 +183,8 @@ def schema_for(frame: DataFrame, sink: Sink) -> pa.Schema:
     plan, given = (_nodes(each._jdf.queryExecution().analyzed()) for each in (chosen, frame))  # noqa: SLF001
     if plan != ["Project", *given]:
         raise ConfigurationError(
-            "select and where are computed for each row by itself: aggregates, window functions, time windows and "
-            "functions such as explode belong into the query",
+            "select and where are computed row by row: aggregates, window functions, time windows and "
+            "functions such as explode belong in the query",
             sink=sink.name,
         )
     kind: Any = chosen.schema[0].dataType
@@ -232,7 +232,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
             fields += _to_arrow(type(schema)([field]))
         except PySparkTypeError:
             raise SchemaError(
-                f"column {field.name} has type {field.dataType.simpleString()}, which Spark cannot hand to Python: "
+                f"column {field.name} has type {field.dataType.simpleString()}, which Spark cannot pass to Python: "
                 "cast it, for example to a string"
             ) from None
     return pa.schema(fields)

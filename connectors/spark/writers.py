@@ -76,7 +76,7 @@ def checked_writers(writers: Any) -> Writers:
     if writers in ("auto", None) or (isinstance(writers, int) and not isinstance(writers, bool) and writers > 0):
         return writers  # type: ignore[no-any-return]
     raise ConfigurationError(
-        f'writers must be "auto", a number of tasks from 1 on, or None for one task a partition; got {writers!r}'
+        f'writers must be "auto", a number of tasks (1 or more), or None for one task a partition; got {writers!r}'
     )
 
 

@@ -64,8 +64,8 @@ def admission(
         )
     if view.decided == NONE and epoch != 0 and not (adopt or gaps or view.rewound):
         raise EpochConflictError(
-            "the decision log is empty but the query is not at its first epoch, so nobody can tell whether the "
-            "epochs before were written. If the query ran with another sink until now, say adopt=True (a format: "
+            "the decision log is empty but the query is not at its first epoch, so it is unknown whether the "
+            "earlier epochs were written. If the query ran with another sink until now, set adopt=True (for a format: "
             "option('adopt', 'true')); if the log was deleted, restore it",
             pipeline=pipeline,
             epoch=epoch,
@@ -81,7 +81,7 @@ def check_continues(view: LogView, pipeline: str, epoch: int, epoch_input: Epoch
     before = view.before
     if before is not None and not epoch_input.follows(before):
         raise EpochConflictError(
-            f"its input does not begin where the epoch before ended ({epoch_input.start}, not {before.end}): rows "
+            f"its input does not begin where the previous epoch ended ({epoch_input.start}, not {before.end}): rows "
             "would be skipped or written twice. Use the checkpoint that belongs to this pipeline, or go back on "
             "purpose with an explicit rewind",
             pipeline=pipeline,

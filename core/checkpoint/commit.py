@@ -65,7 +65,7 @@ def finish(
         tell(_waits(permit, shares))
         if attempt == TOLD_AFTER:
             _log.warning(
-                "%s. It is asked again for up to %g s",
+                "%s. Retrying for up to %g s",
                 _waiting_for(permit, waiting),
                 policy.commit_timeout,
                 extra={"pipeline": permit.decision.pipeline, "epoch": permit.decision.epoch},
@@ -195,7 +195,7 @@ def _conclude(permit: CommitPermit, shares: Sequence[_Share], writer: LogWriter,
 def _pending(permit: CommitPermit, shares: Sequence[_Share]) -> CommitPendingError:
     waiting = [c for share in shares for c in share.pending]
     return CommitPendingError(
-        f"{_waiting_for(permit, shares)}. The decision stands, and the next start commits them"
+        f"{_waiting_for(permit, shares)}. The decision remains valid, and the next start commits them"
         f"{_deadline(shares[0].sink)}",
         pipeline=permit.decision.pipeline,
         sink=shares[0].sink.name,
@@ -215,7 +215,9 @@ def _deadline(sink: TwoPhaseCommitSink[Any]) -> str:
     try:
         timeout = sink.transaction_timeout
     except ExternalError:
-        return ", unless the target's transaction timeout ends them before: bring it back and restart soon"
+        return ", unless the target's transaction timeout ends them before that: bring it back and restart soon"
     if timeout is None:
         return ": nothing is lost"
-    return f", unless they end before: the target aborts a transaction {timeout:.0f} s after it began. Restart soon"
+    return (
+        f", unless they end before that: the target aborts a transaction {timeout:.0f} s after it began. Restart soon"
+    )

@@ -332,7 +332,7 @@ class Coordinator:
             error, self._left_behind = unanswered, True
         if error is not None:
             _log.warning(
-                "the sweep after epoch %s failed and is done after the next one: %s",
+                "the sweep after epoch %s failed and will be repeated after the next one: %s",
                 epoch,
                 error,
                 extra=self._fields(epoch),

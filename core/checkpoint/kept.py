@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("onceward.commit")
 
 TAKEN_BACK: Final = (
-    "it was committed, and the target does not have it any more: was a standby promoted that lagged, or a backup "
-    "restored? Then earlier epochs may be missing, too"
+    "it was committed, but the target no longer has it: was a lagging standby promoted, or a backup restored? "
+    "Then earlier epochs may be missing, too"
 )
 
 
@@ -66,7 +66,7 @@ def check_kept(
     again = [c for c, at in seen if at is Observation.PREPARED]
     for committable, outcome in zip(again, sink.commit_many(again) if again else (), strict=True):
         if outcome.status is CommitStatus.RETRY_LATER:
-            raise RetryableSinkError(f"cannot commit again what the target took back: {outcome.detail}", sink=sink.name)
+            raise RetryableSinkError(f"cannot commit again what the target has lost: {outcome.detail}", sink=sink.name)
         if not outcome.settled:
             failures.append((committable, outcome))
         _log.warning(
@@ -92,9 +92,9 @@ def forgotten(view: LogView, sink: str, remembered: Remembered | None, *, told_a
         return ""
     if sink in view.claimed and not remembered.owned:
         return (
-            "it has been written into, and does not know this pipeline and sink. Is it another target, or was it "
-            "emptied, or is a disk not mounted? Bring back the right one; a sink that is to begin a new target needs "
-            "another name"
+            "it has been written to, but does not know this pipeline and sink. Is it another target, or was it "
+            "emptied, or is a disk not mounted? Bring back the right one; or, to begin with a new target, give the "
+            "sink another name"
         )
     reached = view.reached.get(sink, NOTHING)
     if told_apart or remembered.progress >= reached:
@@ -110,12 +110,12 @@ def _go_on_without(writer: LogWriter, sink: str, why: str, policy: CommitPolicy)
     if policy.on_lost is not OnLost.SKIP or CommitStatus.LOST not in policy.skips:
         raise DataLossError(
             f"the target is not as it was left: {why}. Choices: bring back what is missing; rewind='why', with an "
-            "older checkpoint, writes again what comes after it; on_lost='skip' goes on with the target as it is and "
+            "older checkpoint, writes again what comes after it; on_lost='skip' continues with the target as it is and "
             "leaves an audit record",
             pipeline=view.pipeline,
             sink=sink,
             epoch=view.completed,
         )
     why = f"{policy.skipped_why}; sink {sink}: {why}" if policy.skipped_why else f"sink {sink}: {why}"
-    _log.error("going on with a target as it is: %s", why, extra={"pipeline": view.pipeline, "sink": sink})
+    _log.error("continuing with a target as it is: %s", why, extra={"pipeline": view.pipeline, "sink": sink})
     writer.resolve(view.completed, "", action="skip", who=policy.skipped_by, why=why, sink=sink)

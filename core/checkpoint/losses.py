@@ -57,7 +57,7 @@ def _data_loss(decision: Decide, failures: Failures, policy: CommitPolicy, *, wa
         for c, outcome in failures[:5]
     )
     refused = (
-        " Replay was asked for and refused: not every transaction of the epoch is proven not committed."
+        " Replay was requested but refused: not every transaction of the epoch is proven not committed."
         if policy.on_lost is OnLost.REPLAY and waits
         else ""
     )
@@ -69,7 +69,7 @@ def _data_loss(decision: Decide, failures: Failures, policy: CommitPolicy, *, wa
     )
     return DataLossError(
         f"{len(failures)} decided transactions with {rows} rows can no longer be committed: {listed}.{refused} "
-        f"Choices: {replay}; on_lost='skip' goes on without them and leaves an audit record",
+        f"Choices: {replay}; on_lost='skip' continues without them and leaves an audit record",
         pipeline=decision.pipeline,
         sink=failures[0][0].sink,
         epoch=decision.epoch,

@@ -269,7 +269,7 @@ class _Step:
         if kind.commits:  # else sinks keep what they prepared, and older ones are still needed
             older = [p for p in self.state.pending if p.checkpoint < pending.checkpoint]
             for slower in [p for p in older if not p.barrier.kind.savepoint]:
-                self.end(slower, Status.SUBSUMED, f"checkpoint {pending.checkpoint} was complete first")
+                self.end(slower, Status.SUBSUMED, f"checkpoint {pending.checkpoint} was completed first")
             self.effects.append(Confirm(pending.checkpoint))
         self.answer(pending.answer, result)
 

@@ -9,7 +9,7 @@ They come as arguments, or out of a TOML file and the environment:
     strategy = "fixed-delay"
     attempts = 3
 
-The environment has the last word. An unknown name is an error: a setting with a typing mistake would be a default.
+The environment takes precedence. An unknown name is an error: otherwise a misspelled setting would keep its default.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Mode(StrEnum):
 
 
 class Retention(StrEnum):
-    """What becomes of the newest checkpoints when a run ends otherwise than by itself."""
+    """What happens to the newest checkpoints when a run is stopped or fails."""
 
     KEEP = "keep"
     DELETE = "delete"
@@ -60,7 +60,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class CheckpointConfig(msgspec.Struct, frozen=True):
-    """When checkpoints are made, and what of them is kept.
+    """When checkpoints are made, and what is kept of them.
 
     Attributes:
         interval: Seconds from one trigger to the next. Without it, the end of the input is the only checkpoint.
@@ -195,7 +195,7 @@ class RestartStrategy:
 
     @classmethod
     def fixed_delay(cls, attempts: int = 3, delay: float = 10.0) -> RestartStrategy:
-        """A number of restarts, with the same pause (seconds) before each."""
+        """Restart a limited number of times, with the same pause (seconds) before each."""
         _at_least("attempts", attempts, 1)
         _at_least("delay", delay, 0)
 
@@ -207,7 +207,7 @@ class RestartStrategy:
 
     @classmethod
     def failure_rate(cls, failures: int = 3, interval: float = 300.0, delay: float = 10.0) -> RestartStrategy:
-        """Restart as long as there are at most so many failures in an interval (seconds)."""
+        """Restart as long as there are at most this many failures in an interval (seconds)."""
         _at_least("failures", failures, 1)
         _at_least("delay", delay, 0)
         if not 0 < interval < math.inf:
@@ -237,14 +237,14 @@ class RestartStrategy:
         *,
         fraction: Callable[[], float] = random.random,
     ) -> RestartStrategy:
-        """Restart for ever, after pauses that grow while failures go on.
+        """Restart forever, after pauses that grow while failures continue.
 
         Args:
             initial: First pause in seconds.
             most: Longest pause.
             factor: Growth from one pause to the next.
-            jitter: Part of the pause by which it is made longer or shorter at random.
-            reset_after: An attempt that ran so long makes the next pause the first again.
+            jitter: Fraction of the pause by which it is randomly lengthened or shortened.
+            reset_after: After an attempt that ran for this many seconds, pauses start from the first one again.
             fraction: Random number in [0, 1).
         """
         _at_least("initial", initial, 0)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class FunctionContext:
-    """What a function is told and may ask for.
+    """What a function can find out and request while it runs.
 
     Attributes:
         uid: The operator.
@@ -42,7 +42,7 @@ class FunctionContext:
 
     @property
     def key(self) -> Any:
-        """The key of the record or timer at hand; None outside."""
+        """The key of the current record or timer; None outside of both."""
         return self._scope.key if self._scope is not None else None
 
     def now(self) -> float:
@@ -53,12 +53,12 @@ class FunctionContext:
         """Call `on_timer` under the current key at or after this processing time, once.
 
         Raises:
-            ConfigurationError: The stream is not keyed, or no key is at hand.
+            ConfigurationError: The stream is not keyed, or there is no current key.
         """
         self._keyed().set_timer(seconds)
 
     def drop_timer(self, seconds: float) -> None:
-        """Take a timer of the current key back."""
+        """Cancel a timer of the current key."""
         self._keyed().drop_timer(seconds)
 
     def _keyed(self) -> KeyScope:
@@ -74,7 +74,7 @@ class ProcessFunction:
         """Called once in each subtask, before the first record; operator state is restored."""
 
     def process(self, record: Record, context: FunctionContext) -> Iterable[Record]:
-        """Handle one record; return or yield what follows from it."""
+        """Handle one record; return or yield the resulting records."""
         raise NotImplementedError(f"{type(self).__name__} needs a method process(record, context)")
 
     def on_timer(self, at: float, context: FunctionContext) -> Iterable[Record]:  # noqa: ARG002 - for subclasses
@@ -89,10 +89,10 @@ class ProcessFunction:
         return ()
 
     def on_checkpoint_complete(self, checkpoint: int, context: FunctionContext) -> None:
-        """Called when a checkpoint is completed: what was written before its barrier is committed.
+        """Called when a checkpoint is completed: the rows before its barrier are committed.
 
-        Not called for a savepoint that commits nothing, nor for a checkpoint whose run has failed since: a later one
-        stands for all before it.
+        Not called for a savepoint that commits nothing, nor for a checkpoint whose run has failed since: a call for a
+        later checkpoint covers all earlier ones.
         """
 
     def finish(self, context: FunctionContext) -> Iterable[Record]:  # noqa: ARG002 - for subclasses
@@ -100,7 +100,7 @@ class ProcessFunction:
         return ()
 
     def close(self) -> None:
-        """Called once at the end, also after a failure."""
+        """Called once at the end, even after a failure."""
 
 
 def states_of(function: ProcessFunction) -> dict[str, KeyedState | OperatorState]:

@@ -83,7 +83,7 @@ def find_origin(view: LogView, restore: Restore, pipeline: str) -> Origin:
         return _newest(view, newest, pipeline)
     if newest is not None and newest.restored is not None and _is_done(restore, newest.restored):
         _log.warning(
-            "pipeline %s: restore=%r, why=%r has taken effect before, so it goes on from its newest checkpoint. Give "
+            "pipeline %s: restore=%r, why=%r has taken effect before, so it continues from its newest checkpoint. Give "
             "another reason to go back again",
             pipeline,
             restore.path,
@@ -118,7 +118,7 @@ def _newest(view: LogView, newest: Decided | None, pipeline: str) -> Origin:
         return Origin(None, None, None, view.decided, goes_on=True, restored=None)
     if decision is None:
         raise EpochConflictError(
-            "this pipeline was on its way back to an older state when it was interrupted. Pass the same "
+            "this pipeline was interrupted while it went back to an older state. Pass the same "
             "restore=… and why=… again",
             pipeline=pipeline,
         )
@@ -134,7 +134,7 @@ def _newest(view: LogView, newest: Decided | None, pipeline: str) -> Origin:
         raise StateDamagedError(
             f"{error}. It is the newest checkpoint, so nothing was started. Bring it back, or pass restore=<its new "
             "location>. Or rewind on purpose, which writes again what was committed since: restore=<an older "
-            "checkpoint's folder> and why=…, or why=… alone to begin anew, without state"
+            "checkpoint's folder> and why=…, or why=… alone to start over, without state"
         ) from error
     return Origin(metadata, storage, newest.checkpoint, view.decided, goes_on=True, restored=newest.restored)
 
@@ -151,8 +151,8 @@ def _asked_for(view: LogView, newest: Decided | None, path: str, restore: Restor
         if view.decided != NONE and restore.why is None:
             raise EpochConflictError(
                 f"checkpoint {metadata.checkpoint} in {path} is asked for, and this pipeline has decided epoch "
-                f"{view.decided}: what was committed since would be written again. Say why=… to go back on purpose, or "
-                "restore nothing to go on",
+                f"{view.decided}: what was committed since would be written again. Pass why=… to go back on purpose, "
+                "or omit restore to continue",
                 pipeline=pipeline,
                 epoch=view.decided,
             )
@@ -168,15 +168,15 @@ def _check_made_here(found: Loaded, path: str, view: LogView, restore: Restore, 
         if restore.import_from != metadata.pipeline:
             raise ConfigurationError(
                 f"restore={path!r}: checkpoint {metadata.checkpoint} was made by pipeline {metadata.pipeline!r} "
-                f"under another decision log, which alone knows whether the rows before it are committed. Say "
-                f"import_from={metadata.pipeline!r} if you mean it; nothing was started"
+                f"under another decision log, which alone knows whether the rows before it are committed. Pass "
+                f"import_from={metadata.pipeline!r} if that is intended; nothing was started"
             )
         if not proven:
             _log.warning("pipeline %s imports %s, and nothing shows that it was decided", pipeline, path)
     elif not proven:
         raise EpochConflictError(
             f"checkpoint {metadata.checkpoint} in {path} was written, but it was never decided: rows before it may not "
-            "be committed, and would be lost. Restore another one, or nothing to go on from the newest",
+            "be committed, and would be lost. Restore another one, or omit restore to continue from the newest",
             pipeline=pipeline,
             epoch=view.decided,
         )

@@ -137,9 +137,9 @@ class Stream:
     ) -> Stream:
         """Compute totals of each key over all rows so far, on whole record batches.
 
-        For every batch that comes in, one goes out: the columns of the key and the totals, with one row for each key of
-        the batch. So the newest row of a key has its totals, and how many older ones there are depends on how rows came
-        in batches.
+        Each input batch gives one output batch: the columns of the key and the totals, with one row for each key in the
+        batch. So the newest row of a key has its totals, and the number of older rows depends on how its input was
+        divided into batches.
 
         Args:
             totals: By name: a column and its function, as in `{"total": ("amount", "sum"), "rows": ("*", "count")}`.
@@ -147,7 +147,7 @@ class Stream:
                 (float64) and decimal128 (38 digits); `mean` the same (float64); `min` and `max` also text, bytes,
                 booleans, dates, times and timestamps (the column's type). Nulls are ignored, as in SQL; a total
                 without values is null. A total that does not fit its type fails the run.
-            uid: Stable name of the state. It belongs to these functions and columns: other ones need another uid.
+            uid: Stable name of the state, which belongs to these functions and columns: others need another uid.
             parallelism: Number of subtasks.
 
         Raises:
@@ -164,7 +164,7 @@ class Stream:
         """Write the rows to a sink, whose name is its uid; its `select` and `where` are DuckDB's SQL (extra `duckdb`).
 
         Raises:
-            ConfigurationError: It is no sink, or DuckDB is needed and not there, or `select` or `where` is wrong.
+            ConfigurationError: It is not a sink, DuckDB is needed but missing, or `select` or `where` is wrong.
         """
         if not isinstance(sink, (TwoPhaseCommitSink, DirectSink)):
             raise ConfigurationError(f"{type(sink).__name__} is not a sink of the embedded engine")
@@ -195,7 +195,7 @@ class Pipeline:
         on_lost: What to do when a decided transaction can no longer be committed: "fail"; "skip", which leaves an audit
             record; "replay", which goes back to the previous checkpoint if every transaction of the lost one is proven
             not committed, and fails otherwise.
-        commit_timeout: Seconds for which a checkpoint's commit is tried again while a target does not answer. Then the
+        commit_timeout: Seconds for which a checkpoint's commit is retried while a target does not answer. Then the
             attempt fails, and the restart strategy decides when the next one commits it.
         commit_backoff: Longest pause between two attempts to commit, in seconds; the first pauses are shorter.
     """
@@ -269,17 +269,16 @@ class Pipeline:
     ) -> Job:
         """Run in the background; returns when the first attempt runs, or when it has failed and will be repeated.
 
-        What `restore` and `why` ask for takes effect once: the same call in a later process goes on from the newest
-        checkpoint.
+        `restore` and `why` take effect once: the same call in a later process continues from the newest checkpoint.
 
         Args:
             restore: Folder of a savepoint or checkpoint to begin with; default: the newest checkpoint, if there is one.
-            claim: The pipeline owns that folder from now on, and deletes it once a newer checkpoint is there.
-            why: Why the pipeline goes back on purpose; it is kept in the decision log. Without `restore` it begins
-                anew: no state, sources at their start.
-            import_from: Name of the pipeline that made the folder, if it was made under another decision log. That log
-                alone knows whether rows before it were committed.
-            allow_non_restored_state: Drop state of operators that are not there any more.
+            claim: The pipeline owns that folder from now on, and deletes it once a newer checkpoint exists.
+            why: Why the pipeline goes back on purpose; the reason is kept in the decision log. Without `restore`, the
+                pipeline starts over: no state, and sources at their beginning.
+            import_from: Name of the pipeline that made the folder, if it was made under another decision log. Only
+                that log knows whether the rows before it were committed.
+            allow_non_restored_state: Drop the state of operators that no longer exist.
 
         Raises:
             OncewardError: It failed for good. A mistake in the graph or in a setting is a ConfigurationError.
@@ -287,7 +286,7 @@ class Pipeline:
         if self._job is not None and not self._job.wait(0):
             raise ConfigurationError(f"pipeline {self.name} is running")
         if why is not None and not why.strip():
-            raise ConfigurationError("why is empty: say why the pipeline goes back, or leave it out to go on")
+            raise ConfigurationError("why is empty: say why the pipeline goes back, or leave it out to continue")
         self.graph.check()
         for operator in self.graph.of_kind("source"):
             operator.what.validate()
@@ -313,7 +312,7 @@ class Pipeline:
         return True
 
     def stop(self) -> None:
-        """End the run without a checkpoint: the next run reads again what came after the newest one."""
+        """End the run without a checkpoint: the next run reads again the rows after the newest checkpoint."""
         self._the_job().stop()
         self._the_job().wait()
 
@@ -322,7 +321,7 @@ class Pipeline:
         return self._the_job().savepoint(path, timeout)
 
     def stop_with_savepoint(self, path: str | Path, *, drain: bool = False, timeout: float | None = None) -> str:
-        """Make a savepoint, commit what comes before it, and end the run."""
+        """Make a savepoint, commit the rows before it, and end the run."""
         return self._the_job().stop_with_savepoint(path, drain=drain, timeout=timeout)
 
     @property

@@ -100,10 +100,11 @@ def _wait(store: LogStore, request: Request, start: int, until: float) -> str:
                 raise CheckpointFailedError(answer.error)
             return answer.made
         if restarted:
-            raise CheckpointFailedError("the pipeline was started again meanwhile, so nobody answers: ask once more")
+            raise CheckpointFailedError("the pipeline was restarted, so the request was not answered: repeat it")
         if late and untaken:
             raise CheckpointFailedError(
-                f"no run answers: does the pipeline run, with the decision log in {store.describe()}? Nothing was made"
+                f"no run answers: is the pipeline running, with the decision log in {store.describe()}? "
+                "No savepoint was made"
             )
         if late:
             raise CheckpointFailedError(f"the savepoint {request.target} is still being made: look for it later")

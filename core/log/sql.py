@@ -227,7 +227,7 @@ def _unsafe_mariadb(connection: sa.Connection) -> str:
         unsafe = "sync_binlog"
     return unsafe and (
         f"the server's {unsafe} is {found[unsafe]}, so a crash of its machine could take back a decision that was "
-        f"already acted on. Say SET GLOBAL {unsafe} = 1, and set it in the server's configuration file"
+        f"already acted on. Run SET GLOBAL {unsafe} = 1, and set it in the server's configuration file"
     )
 
 

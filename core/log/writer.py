@@ -246,8 +246,8 @@ class LogWriter:
                     self._offer(record_key(entry.position), encode(entry))
         except StoreError as error:
             raise DecisionInDoubtError(
-                f"the audit record of lost transactions could not be kept ({error}). The decision stands; a restart "
-                "goes on",
+                f"the audit record of lost transactions could not be kept ({error}). The decision remains "
+                "valid; a restart continues",
                 pipeline=self.pipeline,
             ) from error
 

@@ -98,10 +98,10 @@ class _InMemory(StateBackend):
 
 
 class MemoryBackend(_InMemory):
-    """Small state: lives in memory, and its snapshots inside the decision log. Nothing to set up.
+    """Backend for small state: it lives in memory, and its snapshots in the decision log. Needs no setup.
 
     Args:
-        most: Bytes of one subtask's snapshot at most, keyed and operator state together.
+        most: Maximum number of bytes of one subtask's snapshot, keyed and operator state together.
     """
 
     def __init__(self, most: int = 5_000_000) -> None:
@@ -114,11 +114,11 @@ class MemoryBackend(_InMemory):
 
 
 class FileBackend(_InMemory):
-    """State that fits into memory; snapshots are files in a folder.
+    """Backend for state that fits into memory; snapshots are files in a folder.
 
     Args:
-        path: Folder of checkpoints: a path, file:///…, or a URL that fsspec knows (s3://bucket/folder). It must outlive
-            this machine as far as the job must.
+        path: Folder of checkpoints: a path, file:///…, or a URL that fsspec knows (s3://bucket/folder). It must survive
+            every failure that the job must survive.
     """
 
     def __init__(self, path: str | Path) -> None:

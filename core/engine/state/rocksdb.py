@@ -186,11 +186,11 @@ class RocksTable(KeyedTable):
 
 
 class RocksDBBackend(StateBackend):
-    """State larger than memory, in RocksDB; snapshots are files in a folder, by default only what is new.
+    """Backend for state larger than memory, in RocksDB; snapshots are files, by default only those that are new.
 
     Args:
-        path: Folder of checkpoints: a path, file:///…, or a URL that fsspec knows (s3://bucket/folder). It must outlive
-            this machine as far as the job must.
+        path: Folder of checkpoints: a path, file:///…, or a URL that fsspec knows (s3://bucket/folder). It must survive
+            every failure that the job must survive.
         local: Folder for working copies, which may be lost at any time; default: a temporary one.
         incremental: Upload only files that the newest completed checkpoint does not hold.
     """
