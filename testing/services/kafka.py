@@ -5,9 +5,12 @@ from __future__ import annotations
 import base64
 import os
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from signal import SIGTERM
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from onceward.core.folders import put_once
 
 from ..machine import (
     LOOPBACK,
@@ -18,7 +21,7 @@ from ..machine import (
     free_port,
     run_program,
 )
-from .jars import ensure_jars
+from .jars import ensure_jars, jars_folder
 from .service import Service
 
 if TYPE_CHECKING:
@@ -54,6 +57,11 @@ FAST_ONE_NODE: Mapping[str, str] = {
 # The variable is that of Kafka's own scripts.
 JVM_OPTIONS = "KAFKA_JVM_PERFORMANCE_OPTS"
 QUICK_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+
+META, BOOTSTRAP = "meta.properties", "bootstrap.checkpoint"
+"""What formatting writes: the broker's ids; and the versions of the cluster's features."""
+UNUSUAL = {"log.dirs", "metadata.log.dir", "unstable.feature.versions.enable"}
+"""Settings with which formatting writes something else, or elsewhere."""
 
 LOGGING = """\
 status = warn
@@ -120,9 +128,7 @@ class KafkaServer(Service):
 
     def _new_settings(self) -> dict[str, Any]:
         port = free_port()
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes)[:22].decode()
-        # The formatting tool would take a leading dash for an option.
-        return {"port": port, "controller_port": free_port({port}), "cluster_id": cluster.replace("-", "_")}
+        return {"port": port, "controller_port": free_port({port}), "cluster_id": _new_id()}
 
     def _prepare(self) -> list[str | Path]:
         java = find_java()
@@ -132,12 +138,31 @@ class KafkaServer(Service):
         properties.write_text("".join(f"{key}={value}\n" for key, value in self._broker_config().items()))
         options = [f"-Dlog4j2.configurationFile={logging}", *os.environ.get(JVM_OPTIONS, QUICK_START).split()]
         kafka: list[str | Path] = [java, *options, "-cp", f"{ensure_jars(KAFKA_LOCK)}/*"]
-        if not (self.folder / "data" / "meta.properties").exists():
-            tool = [*kafka, "kafka.tools.StorageTool", "format", "--ignore-formatted"]
-            done = run_program([*tool, "-t", self.settings["cluster_id"], "-c", properties])
-            if done.returncode != 0:
-                raise DevServiceError(f"Kafka's storage tool failed: {done.stdout}")
+        if not (self.folder / "data" / META).exists():
+            self._format([*kafka, "kafka.tools.StorageTool", "format", "--ignore-formatted", "-c", properties])
         return [*kafka, f"-Xmx{self.heap}", "kafka.Kafka", properties]
+
+    def _format(self, tool: Sequence[str | Path]) -> None:
+        """Format the broker's folder.
+
+        The tool takes a second. But for the ids, it writes the same for each broker of its version, so that is kept.
+        """
+        data, cluster = self.folder / "data", self.settings["cluster_id"]
+        kept = jars_folder(KAFKA_LOCK) / BOOTSTRAP
+        usual = not self.config.keys() & UNUSUAL
+        if usual and kept.exists():
+            data.mkdir(exist_ok=True)
+            (data / BOOTSTRAP).write_bytes(kept.read_bytes())
+            ids = {"node.id": self._broker_config()["node.id"], "cluster.id": cluster, "directory.id": _new_id()}
+            lines = [f"{name}={value}\n" for name, value in {"version": "1", **ids}.items()]
+            (data / META).write_text("".join(lines))
+            return
+        done = run_program([*tool, "-t", cluster])
+        if done.returncode != 0:
+            raise DevServiceError(f"Kafka's storage tool failed: {done.stdout}")
+        if usual:
+            with suppress(OSError):  # a cache that may only be read
+                put_once(kept, (data / BOOTSTRAP).read_bytes())
 
     def _broker_config(self) -> dict[str, str]:
         controller = f"{LOOPBACK}:{self.settings['controller_port']}"
@@ -152,3 +177,8 @@ class KafkaServer(Service):
             "log.dirs": str(self.folder / "data"),
             **self.config,
         }
+
+
+def _new_id() -> str:
+    """An id as Kafka writes them; its tools would take a leading dash for an option."""
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes)[:22].decode().replace("-", "_")
