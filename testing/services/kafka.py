@@ -50,7 +50,7 @@ FAST_ONE_NODE: Mapping[str, str] = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
     # Generated data carries generated timestamps, which retention by time would take for old.
     "log.retention.ms": "-1",
-    # By default the controller writes a record every half second only to show that it lives: a third of the idle CPU time.
+    # By default the controller writes a record every half second to show that it lives: a third of the idle CPU time.
     "metadata.max.idle.interval.ms": "0",
     "num.network.threads": "2",
     "num.io.threads": "4",
