@@ -97,6 +97,13 @@ def test_a_file_that_changed_is_an_error(job: Job) -> None:
     assert job.seen() == once(20)
 
 
+def test_times_in_csv_are_read_without_a_schema(job: Job) -> None:
+    (job.folder / "in" / "a.csv").write_text("id,at\n1,2026-01-02 03:04:05\n")
+    job.run(FileSource(job.folder / "in", format="csv"))
+    [line] = [path.read_text() for path in (job.folder / "out").glob("*.jsonl")]
+    assert line == '{"id":1,"at":"2026-01-02T03:04:05"}\n'
+
+
 class Trap:
     """Unpickling it runs code."""
 
