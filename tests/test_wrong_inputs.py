@@ -18,11 +18,13 @@ from confluent_kafka import Producer
 
 from onceward import (
     FileSink,
+    FileSource,
     HttpSink,
     KafkaSink,
     KafkaSource,
     PostgresSink,
     RedisSink,
+    SequenceSource,
     SqlAlchemySink,
     exactly_once,
 )
@@ -92,8 +94,9 @@ def test_what_is_no_streaming_data_frame_or_no_sink_is_called_by_its_name(
 
 STREAM: Any = SimpleNamespace(isStreaming=True)
 SINK = KafkaSink("k", bootstrap_servers="b:1", topic="t")
-_TAKE = (KafkaSink, KafkaSource, FileSink, HttpSink, RedisSink, PostgresSink, SqlAlchemySink, exactly_once)
-UNTYPED: Any = SimpleNamespace(**{each.__name__: each for each in (*_TAKE, checked_folder, open_log)})
+_SINKS = (KafkaSink, FileSink, HttpSink, RedisSink, PostgresSink, SqlAlchemySink, exactly_once)
+_TAKE = (*_SINKS, KafkaSource, FileSource, SequenceSource, checked_folder, open_log)
+UNTYPED: Any = SimpleNamespace(**{each.__name__: each for each in _TAKE})
 """For arguments that a type checker would refuse."""
 
 
@@ -113,6 +116,30 @@ UNTYPED: Any = SimpleNamespace(**{each.__name__: each for each in (*_TAKE, check
         ),
         (lambda: UNTYPED.FileSink("f", "x", roll_bytes="5"), "roll_bytes must be a whole number, not str"),
         (lambda: UNTYPED.HttpSink("h", "x", url="http://x", timeout="3"), "timeout must be a number, not str"),
+        (
+            lambda: UNTYPED.HttpSink("h", "x", url="http://x", headers="X: y"),
+            "headers must be a mapping of names to values, not str",
+        ),
+        (
+            lambda: UNTYPED.HttpSink("h", "x", url="http://x", headers={b"X": "y"}),
+            "the names in headers must be text, not bytes",
+        ),
+        (
+            lambda: UNTYPED.HttpSink("h", "x", url="http://x", longest_wait=float("nan")),
+            "longest_wait must be 0 seconds or more, not nan",
+        ),
+        (
+            lambda: UNTYPED.HttpSink("h", "x", url="http://x", rows_per_send=2**63),
+            "rows_per_send must be 1 or more, and at most 9223372036854775807",
+        ),
+        (
+            lambda: UNTYPED.KafkaSink("k", bootstrap_servers="b:1", config=[("a", "b")]),
+            "config must be a mapping of names to values, not list",
+        ),
+        (lambda: UNTYPED.FileSource(None), "directory must be text, not NoneType"),
+        (lambda: UNTYPED.FileSource("x", bounded="no"), "bounded must be true or false, not str"),
+        (lambda: UNTYPED.FileSource("x", schema={"a": "int"}), "schema must be a pyarrow.Schema, not dict"),
+        (lambda: UNTYPED.SequenceSource("ab"), "rows must be a pyarrow.Table or dicts"),
         (
             lambda: UNTYPED.RedisSink("r", "x", url="redis://x", key="k", durable="no"),
             "durable must be true or false, not str",

@@ -22,7 +22,7 @@ import pyarrow.dataset
 import pyarrow.json
 
 from onceward.core.errors import ConfigurationError, SourceError
-from onceward.core.kit.options import check_choice
+from onceward.core.kit.options import check_choice, check_types
 from onceward.core.source import Piece, Position, ResettableSource, Split
 
 from .blocks import batches_with_blocks, with_blocks
@@ -66,6 +66,9 @@ class FileSource(ResettableSource):
         schema: pa.Schema | None = None,
         bounded: bool = False,
     ) -> None:
+        check_types(FileSource, locals())
+        if schema is not None and not isinstance(schema, pa.Schema):
+            raise ConfigurationError(f"schema must be a pyarrow.Schema, not {type(schema).__name__}")
         self.directory = Path(directory).absolute()
         self.format = check_choice("format", format, FORMATS)
         self._schema = schema
