@@ -22,6 +22,7 @@ from onceward import (
     HttpSink,
     KafkaSink,
     KafkaSource,
+    Pipeline,
     PostgresSink,
     RedisSink,
     SequenceSource,
@@ -95,7 +96,7 @@ def test_what_is_no_streaming_data_frame_or_no_sink_is_called_by_its_name(
 STREAM: Any = SimpleNamespace(isStreaming=True)
 SINK = KafkaSink("k", bootstrap_servers="b:1", topic="t")
 _SINKS = (KafkaSink, FileSink, HttpSink, RedisSink, PostgresSink, SqlAlchemySink, exactly_once)
-_TAKE = (*_SINKS, KafkaSource, FileSource, SequenceSource, checked_folder, open_log)
+_TAKE = (*_SINKS, KafkaSource, FileSource, SequenceSource, Pipeline, checked_folder, open_log)
 UNTYPED: Any = SimpleNamespace(**{each.__name__: each for each in _TAKE})
 """For arguments that a type checker would refuse."""
 
@@ -150,6 +151,16 @@ UNTYPED: Any = SimpleNamespace(**{each.__name__: each for each in _TAKE})
             "proof must be true or false, not str",
         ),
         (lambda: UNTYPED.exactly_once(STREAM, SINK, commit_timeout="5m"), "commit_timeout must be a number, not str"),
+        (lambda: UNTYPED.exactly_once(STREAM, SINK, on_lost=None), "on_lost must be text, not NoneType"),
+        (lambda: UNTYPED.Pipeline("p", on_lost=5), "on_lost must be text, not int"),
+        (lambda: UNTYPED.Pipeline("p", checkpoint=5), "checkpoint must be a CheckpointConfig, not int"),
+        (lambda: UNTYPED.Pipeline("p", restart="none"), "restart must be a RestartStrategy, not str"),
+        (
+            lambda: UNTYPED.Pipeline("p", backend="memory"),
+            "backend must be a MemoryBackend, a FileBackend or a RocksDBBackend, not str",
+        ),
+        (lambda: UNTYPED.Pipeline("p", store=5), "store must be a folder, a URL or a LogStore, not int"),
+        (lambda: UNTYPED.Pipeline("p", parallelism="2"), "parallelism must be a whole number, not str"),
         (lambda: UNTYPED.exactly_once(STREAM, SINK, adopt="false"), "adopt must be true or false, not str"),
         (lambda: UNTYPED.exactly_once(STREAM, SINK, rewind=True), "rewind must be text, not bool"),
         (lambda: UNTYPED.exactly_once(STREAM, SINK, on_complete=5), "on_complete must be a function, not int"),
@@ -167,6 +178,7 @@ def test_an_argument_of_another_type_is_called_by_its_name(make: Callable[[], ob
 def test_numbers_of_numpy_and_paths_are_numbers_and_text(tmp_path: Path) -> None:
     assert UNTYPED.FileSink("f", tmp_path, roll_bytes=np.int64(5), proof=np.bool_(False)).roll_bytes == 5
     assert isinstance(UNTYPED.open_log(tmp_path / "log", "", "p"), DirectoryStore)
+    assert isinstance(UNTYPED.Pipeline("p", store=tmp_path / "log").setup.store, DirectoryStore)
     source = UNTYPED.KafkaSource(
         bootstrap_servers="b:1", topics=("t",), timeout=np.float32(3), max_offsets_per_trigger=np.int8(9)
     )
