@@ -28,6 +28,7 @@ from onceward import (
     SequenceSource,
     SqlAlchemySink,
     exactly_once,
+    read_stream,
 )
 from onceward.connectors.kafka.admin import made
 from onceward.connectors.kafka.positions import AtTime, Partition, bound
@@ -96,7 +97,7 @@ def test_what_is_no_streaming_data_frame_or_no_sink_is_called_by_its_name(
 STREAM: Any = SimpleNamespace(isStreaming=True)
 SINK = KafkaSink("k", bootstrap_servers="b:1", topic="t")
 _SINKS = (KafkaSink, FileSink, HttpSink, RedisSink, PostgresSink, SqlAlchemySink, exactly_once)
-_TAKE = (*_SINKS, KafkaSource, FileSource, SequenceSource, Pipeline, checked_folder, open_log)
+_TAKE = (*_SINKS, KafkaSource, FileSource, SequenceSource, Pipeline, read_stream, checked_folder, open_log)
 UNTYPED: Any = SimpleNamespace(**{each.__name__: each for each in _TAKE})
 """For arguments that a type checker would refuse."""
 
@@ -140,6 +141,10 @@ UNTYPED: Any = SimpleNamespace(**{each.__name__: each for each in _TAKE})
         (lambda: UNTYPED.FileSource(None), "directory must be text, not NoneType"),
         (lambda: UNTYPED.FileSource("x", bounded="no"), "bounded must be true or false, not str"),
         (lambda: UNTYPED.FileSource("x", schema={"a": "int"}), "schema must be a pyarrow.Schema, not dict"),
+        (
+            lambda: UNTYPED.read_stream(STREAM, SequenceSource([]), max_rows="5"),
+            "max_rows must be a whole number, not str",
+        ),
         (lambda: UNTYPED.SequenceSource("ab"), "rows must be a pyarrow.Table or dicts"),
         (
             lambda: UNTYPED.RedisSink("r", "x", url="redis://x", key="k", durable="no"),

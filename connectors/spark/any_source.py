@@ -17,6 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from onceward.core.errors import ConfigurationError, OncewardError, SourceError
+from onceward.core.kit.options import check_type
 from onceward.core.source import ResettableSource
 
 from .task import arrow_schema
@@ -232,6 +233,7 @@ def read_stream(spark: SparkSession, source: ResettableSource, *, max_rows: int 
     """
     if not isinstance(source, ResettableSource):
         raise ConfigurationError(f"read_stream takes a ResettableSource, not {type(source).__name__}")
+    check_type("max_rows", max_rows, int | None)
     if max_rows is not None and max_rows < 1:
         raise ConfigurationError(f"max_rows is {max_rows}: it must be above 0")
     source.validate()
