@@ -97,6 +97,13 @@ def test_a_file_that_changed_is_an_error(job: Job) -> None:
     assert job.seen() == once(20)
 
 
+def test_times_in_csv_are_read_without_a_schema(job: Job) -> None:
+    (job.folder / "in" / "a.csv").write_text("id,at\n1,2026-01-02 03:04:05\n")
+    job.run(FileSource(job.folder / "in", format="csv"))
+    [line] = [path.read_text() for path in (job.folder / "out").glob("*.jsonl")]
+    assert line == '{"id":1,"at":"2026-01-02T03:04:05"}\n'
+
+
 class Trap:
     """Unpickling it runs code."""
 
@@ -194,7 +201,7 @@ def test_an_idempotent_sink_is_driven_too_and_says_what_it_promises(
     with crash_at(Step.ACKNOWLEDGED, 2), pytest.raises((Crash, StreamingQueryException)):
         run()
     run()
-    assert "sink latest guarantees effectively-once only" in caplog.text
+    assert "sink latest guarantees only effectively-once" in caplog.text
     assert job.seen() == once(40)
     with sqlite3.connect(tmp_path / "words.db") as database:
         assert list(database.execute("SELECT * FROM words ORDER BY id")) == [(n, f"w{n}") for n in range(40)]

@@ -51,7 +51,10 @@ if TYPE_CHECKING:
 
 IDENTITY: Final = ".identity"
 RELEASED: Final = ".released"
-_NOT_CLAIMED: Final = "does not know this pipeline and sink: is it the right folder, and mounted?"
+_NOT_CLAIMED: Final = (
+    "does not know this pipeline and sink: is it the right folder, and mounted? If that one is gone for good, start "
+    "with on_lost='skip', which continues without what is in it"
+)
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from onceward.core.transaction import WriteContext
 
 ROWS_PER_SEND: Final = 500
+_MOST_ROWS: Final = 2**63 - 1
+"""What a handle can hold."""
 
 
 class Delivery(NamedTuple):
@@ -74,7 +76,7 @@ class _Layout(msgspec.Struct, frozen=True):
     """Layout of a committable's handle."""
 
     sha256: str
-    rows_per_send: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+    rows_per_send: Annotated[int, msgspec.Meta(ge=1, le=_MOST_ROWS)]
     pinned: dict[str, Any] = {}
     folder: str | None = None
 
@@ -114,8 +116,10 @@ class WriteAheadLogSink(FolderSink[Segment]):
     ) -> None:
         check_types(WriteAheadLogSink, locals())
         super().__init__(name, directory, select=select, where=where)
-        if rows_per_send < 1:
-            raise ConfigurationError(f"sink {name}: rows_per_send must be 1 or more, not {rows_per_send}")
+        if not 1 <= rows_per_send <= _MOST_ROWS:
+            raise ConfigurationError(
+                f"sink {name}: rows_per_send must be 1 or more, and at most {_MOST_ROWS}, not {rows_per_send}"
+            )
         self.rows_per_send = rows_per_send
         self.proof = proof
 

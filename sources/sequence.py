@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ from onceward.core.errors import ConfigurationError, SourceError
 from onceward.core.source import Piece, Position, ResettableSource, Split
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
 BATCH_ROWS: Final = 1000
 
@@ -40,6 +41,8 @@ class SequenceSource(ResettableSource):
     ) -> None:
         if units < 1 or batch_rows < 1:
             raise ConfigurationError(f"units and batch_rows must be 1 or more, not {units} and {batch_rows}")
+        if not isinstance(rows, pa.Table) and not all(isinstance(row, Mapping) for row in rows):
+            raise ConfigurationError("rows must be a pyarrow.Table or dicts")
         table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(list(rows), schema=schema)
         self._table = table.cast(schema) if schema is not None else table
         self._units = units

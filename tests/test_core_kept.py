@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,7 +27,7 @@ from .sink_kit import Crash
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
+
 
 COMMITTED, PREPARED, ABORTED = Observation.COMMITTED, Observation.PREPARED, Observation.ABORTED
 
@@ -285,3 +286,21 @@ def test_a_folder_that_is_no_longer_mounted_while_the_pipeline_runs_is_noticed(t
     disk.mount()
     with pytest.raises(CommitPendingError, match="is not the folder in which the transaction was prepared"):
         disk.begin()
+
+
+def test_a_folder_that_is_gone_for_good_while_a_decision_waits_can_be_gone_on_without(tmp_path: Path):
+    """Each message says the next step, and what the last one offers works."""
+    disk = Disk(tmp_path, "files")
+    disk.run(0, 0)
+    with hooked(dying), pytest.raises(Crash):
+        disk.run(1, 1)
+    disk.unmount()
+    with pytest.raises(CommitPendingError, match="gone for good, start with on_lost='skip'"):
+        disk.begin()
+    with pytest.raises(CommitPendingError, match=r"gone for good, write [0-9a-f]{16} into ") as pending:
+        disk.begin(on_lost=OnLost.SKIP)
+    words = str(pending.value).partition("gone for good, write ")[2].split()
+    Path(words[2].rstrip(",")).write_text(words[0])
+    disk.begin(on_lost=OnLost.SKIP)
+    disk.begin()
+    disk.run(2, 2)

@@ -430,6 +430,7 @@ def test_a_setting_without_sense_is_refused(tmp_path: Path, options: dict[str, A
     [
         ({"partition_by": ["no"]}, {"a": 1}, r"names \['no'\]"),
         ({"partition_by": ["a"]}, {"a": 1}, "leaves no column"),
+        ({"partition_by": ["a", "a"]}, {"a": 1, "b": 2}, "names a column twice"),
         ({"format": "csv"}, {"a": [1]}, "CSV cannot hold column 'a'"),
         ({"format": "jsonl"}, {"a": pa.scalar(1, pa.timestamp("ns"))}, "column 'a' of type timestamp"),
         ({"partition_by": ["b"]}, {"a": 1, "b": b"x"}, "'b' is binary: cast it"),

@@ -8,6 +8,7 @@ import os
 import time
 from collections import Counter
 from datetime import date
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -306,6 +307,16 @@ def test_partitions_are_read_if_the_schema_names_them(tmp_path: Path, format_: s
     assert sorted(found, key=lambda row: row["n"]) == batch.to_pylist()
     found = read_back(FileSource(tmp_path, format=format_, schema=pa.schema({"n": pa.int64()})))
     assert sorted(row["n"] for row in found) == [1, 2]
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_partitions_of_decimals_are_read(tmp_path: Path, format_: str):
+    """pyarrow.dataset itself makes no decimal of a folder's name."""
+    cents = pa.array([Decimal("1.20"), Decimal("-0.01"), None], pa.decimal128(10, 2))
+    batch = pa.record_batch({"cents": cents, "n": [1, 2, 3]})
+    written(tmp_path, batch, format=format_, partition_by=["cents"])
+    found = read_back(FileSource(tmp_path, format=format_, schema=batch.schema))
+    assert sorted(found, key=lambda row: row["n"]) == batch.to_pylist()
 
 
 @pytest.mark.parametrize("format_", FORMATS)

@@ -15,12 +15,14 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from email.utils import format_datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pyarrow as pa
 import pytest
 
+from onceward.connectors.http import client
 from onceward.connectors.http.client import HttpClient, HttpSettings, judge, seconds_to_wait
 from onceward.connectors.http.sink import HttpSink
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SchemaError, SinkError
@@ -249,6 +251,20 @@ def test_retry_after_is_obeyed_but_not_for_longer_than_allowed(tmp_path: Path, i
         assert "wants to be asked again in 1 s" in outcome.detail
         assert sink.commit(committable).status is CommitStatus.COMMITTED
         assert least <= time.monotonic() - started < most
+
+
+def test_a_server_that_takes_rows_again_is_not_waited_for_any_longer(
+    tmp_path: Path, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+):
+    """Each delivery of the hour that it had asked for would wait for longest_wait."""
+    slept: list[float] = []
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=time.monotonic, sleep=slept.append))
+    sink = make(tmp_path, inbox, longest_wait=5.0)
+    committable = prepared(sink, range(6))
+    inbox.plans = [refusal(503, **{"Retry-After": "3600"})]
+    assert sink.commit(committable).status is CommitStatus.RETRY_LATER
+    assert sink.commit(committable).status is CommitStatus.COMMITTED
+    assert slept == [5.0]
 
 
 def test_retry_after_is_a_number_of_seconds_or_a_date():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
@@ -9,9 +10,11 @@ import pytest
 
 pytest.importorskip("pyspark.sql.datasource", reason="needs pyspark")
 
-from onceward.connectors.spark.any_source import BeforeLimits, task_inputs
-from onceward.core.errors import SourceError
-from onceward.sources import ResettableSource, Split
+from pyspark.sql.datasource import InputPartition
+
+from onceward.connectors.spark.any_source import BeforeLimits, batches_of, spark_schema, task_inputs
+from onceward.core.errors import ConfigurationError, SourceError
+from onceward.sources import ResettableSource, SequenceSource, Split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -107,3 +110,43 @@ def test_before_pyspark_4_2_a_new_query_knows_where_it_begins():
     assert source.asked == [start]
     reader.partitions(start, end)
     assert source.asked == [start]
+
+
+NEW_YORK = "America/New_York"
+MOMENT = dt.datetime.fromisoformat("2026-01-02T03:04:05")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "taken"),
+    [
+        (pa.timestamp("s"), MOMENT, pa.timestamp("us")),
+        (pa.timestamp("ns"), MOMENT, pa.timestamp("us")),
+        (pa.timestamp("us", NEW_YORK), MOMENT.replace(tzinfo=dt.UTC), pa.timestamp("us", "UTC")),
+        (pa.duration("s"), dt.timedelta(days=1), pa.duration("us")),
+        (pa.large_string(), "a", pa.string()),
+        (pa.binary(2), b"ab", pa.binary()),
+        (pa.dictionary(pa.int32(), pa.string()), "a", pa.string()),
+        (pa.struct({"at": pa.timestamp("ms")}), {"at": MOMENT}, pa.struct({"at": pa.timestamp("us")})),
+    ],
+    ids=str,
+)
+def test_spark_gets_the_values_in_the_types_that_pyspark_insists_on(
+    kind: pa.DataType, value: object, taken: pa.DataType
+):
+    """FileSource reads a time in CSV as seconds, and pandas writes nanoseconds and large strings."""
+    source = SequenceSource(pa.table({"v": pa.array([value, None], kind)}))
+    [batch] = batches_of(source, InputPartition([Split("0", 0, 2)]))
+    assert batch.schema.equals(pa.schema({"v": taken}))
+    assert batch.column(0).to_pylist() == [value, None]
+
+
+def test_a_value_that_sparks_type_would_cut_is_an_error():
+    source = SequenceSource(pa.table({"at": pa.array([1], pa.timestamp("ns"))}))
+    with pytest.raises(SourceError, match=r"column at: .*would lose data.*as timestamp\[us\] only"):
+        list(batches_of(source, InputPartition([Split("0", 0, 1)])))
+
+
+def test_a_column_that_spark_cannot_read_is_named():
+    source = SequenceSource(pa.table({"n": pa.array([1], pa.int64()), "small": pa.array([1], pa.uint8())}))
+    with pytest.raises(ConfigurationError, match="column small of the source has type uint8"):
+        spark_schema(source)

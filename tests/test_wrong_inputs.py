@@ -18,13 +18,17 @@ from confluent_kafka import Producer
 
 from onceward import (
     FileSink,
+    FileSource,
     HttpSink,
     KafkaSink,
     KafkaSource,
+    Pipeline,
     PostgresSink,
     RedisSink,
+    SequenceSource,
     SqlAlchemySink,
     exactly_once,
+    read_stream,
 )
 from onceward.connectors.kafka.admin import made
 from onceward.connectors.kafka.positions import AtTime, Partition, bound
@@ -92,8 +96,9 @@ def test_what_is_no_streaming_data_frame_or_no_sink_is_called_by_its_name(
 
 STREAM: Any = SimpleNamespace(isStreaming=True)
 SINK = KafkaSink("k", bootstrap_servers="b:1", topic="t")
-_TAKE = (KafkaSink, KafkaSource, FileSink, HttpSink, RedisSink, PostgresSink, SqlAlchemySink, exactly_once)
-UNTYPED: Any = SimpleNamespace(**{each.__name__: each for each in (*_TAKE, checked_folder, open_log)})
+_SINKS = (KafkaSink, FileSink, HttpSink, RedisSink, PostgresSink, SqlAlchemySink, exactly_once)
+_TAKE = (*_SINKS, KafkaSource, FileSource, SequenceSource, Pipeline, read_stream, checked_folder, open_log)
+UNTYPED: Any = SimpleNamespace(**{each.__name__: each for each in _TAKE})
 """For arguments that a type checker would refuse."""
 
 
@@ -114,6 +119,34 @@ UNTYPED: Any = SimpleNamespace(**{each.__name__: each for each in (*_TAKE, check
         (lambda: UNTYPED.FileSink("f", "x", roll_bytes="5"), "roll_bytes must be a whole number, not str"),
         (lambda: UNTYPED.HttpSink("h", "x", url="http://x", timeout="3"), "timeout must be a number, not str"),
         (
+            lambda: UNTYPED.HttpSink("h", "x", url="http://x", headers="X: y"),
+            "headers must be a mapping of names to values, not str",
+        ),
+        (
+            lambda: UNTYPED.HttpSink("h", "x", url="http://x", headers={b"X": "y"}),
+            "the names in headers must be text, not bytes",
+        ),
+        (
+            lambda: UNTYPED.HttpSink("h", "x", url="http://x", longest_wait=float("nan")),
+            "longest_wait must be 0 seconds or more, not nan",
+        ),
+        (
+            lambda: UNTYPED.HttpSink("h", "x", url="http://x", rows_per_send=2**63),
+            "rows_per_send must be 1 or more, and at most 9223372036854775807",
+        ),
+        (
+            lambda: UNTYPED.KafkaSink("k", bootstrap_servers="b:1", config=[("a", "b")]),
+            "config must be a mapping of names to values, not list",
+        ),
+        (lambda: UNTYPED.FileSource(None), "directory must be text, not NoneType"),
+        (lambda: UNTYPED.FileSource("x", bounded="no"), "bounded must be true or false, not str"),
+        (lambda: UNTYPED.FileSource("x", schema={"a": "int"}), "schema must be a pyarrow.Schema, not dict"),
+        (
+            lambda: UNTYPED.read_stream(STREAM, SequenceSource([]), max_rows="5"),
+            "max_rows must be a whole number, not str",
+        ),
+        (lambda: UNTYPED.SequenceSource("ab"), "rows must be a pyarrow.Table or dicts"),
+        (
             lambda: UNTYPED.RedisSink("r", "x", url="redis://x", key="k", durable="no"),
             "durable must be true or false, not str",
         ),
@@ -123,6 +156,16 @@ UNTYPED: Any = SimpleNamespace(**{each.__name__: each for each in (*_TAKE, check
             "proof must be true or false, not str",
         ),
         (lambda: UNTYPED.exactly_once(STREAM, SINK, commit_timeout="5m"), "commit_timeout must be a number, not str"),
+        (lambda: UNTYPED.exactly_once(STREAM, SINK, on_lost=None), "on_lost must be text, not NoneType"),
+        (lambda: UNTYPED.Pipeline("p", on_lost=5), "on_lost must be text, not int"),
+        (lambda: UNTYPED.Pipeline("p", checkpoint=5), "checkpoint must be a CheckpointConfig, not int"),
+        (lambda: UNTYPED.Pipeline("p", restart="none"), "restart must be a RestartStrategy, not str"),
+        (
+            lambda: UNTYPED.Pipeline("p", backend="memory"),
+            "backend must be a MemoryBackend, a FileBackend or a RocksDBBackend, not str",
+        ),
+        (lambda: UNTYPED.Pipeline("p", store=5), "store must be a folder, a URL or a LogStore, not int"),
+        (lambda: UNTYPED.Pipeline("p", parallelism="2"), "parallelism must be a whole number, not str"),
         (lambda: UNTYPED.exactly_once(STREAM, SINK, adopt="false"), "adopt must be true or false, not str"),
         (lambda: UNTYPED.exactly_once(STREAM, SINK, rewind=True), "rewind must be text, not bool"),
         (lambda: UNTYPED.exactly_once(STREAM, SINK, on_complete=5), "on_complete must be a function, not int"),
@@ -140,6 +183,7 @@ def test_an_argument_of_another_type_is_called_by_its_name(make: Callable[[], ob
 def test_numbers_of_numpy_and_paths_are_numbers_and_text(tmp_path: Path) -> None:
     assert UNTYPED.FileSink("f", tmp_path, roll_bytes=np.int64(5), proof=np.bool_(False)).roll_bytes == 5
     assert isinstance(UNTYPED.open_log(tmp_path / "log", "", "p"), DirectoryStore)
+    assert isinstance(UNTYPED.Pipeline("p", store=tmp_path / "log").setup.store, DirectoryStore)
     source = UNTYPED.KafkaSource(
         bootstrap_servers="b:1", topics=("t",), timeout=np.float32(3), max_offsets_per_trigger=np.int8(9)
     )

@@ -251,7 +251,9 @@ def check_partitions(sink: str, columns: Sequence[str], schema: pa.Schema) -> No
                 f"sink {sink}: partition_by column {column!r}: many readers treat folders that begin with '_' or '.' "
                 "as hidden. Give it another name with select"
             )
-    if len(set(columns)) == len(schema.names):
+    if len(set(columns)) < len(columns):
+        raise SchemaError(f"sink {sink}: partition_by names a column twice: {list(columns)}")
+    if len(columns) == len(schema.names):
         raise SchemaError(f"sink {sink}: partition_by leaves no column for the files")
 
 

@@ -22,7 +22,7 @@ import pyarrow.dataset
 import pyarrow.json
 
 from onceward.core.errors import ConfigurationError, SourceError
-from onceward.core.kit.options import check_choice
+from onceward.core.kit.options import check_choice, check_types
 from onceward.core.source import Piece, Position, ResettableSource, Split
 
 from .blocks import batches_with_blocks, with_blocks
@@ -66,6 +66,9 @@ class FileSource(ResettableSource):
         schema: pa.Schema | None = None,
         bounded: bool = False,
     ) -> None:
+        check_types(FileSource, locals())
+        if schema is not None and not isinstance(schema, pa.Schema):
+            raise ConfigurationError(f"schema must be a pyarrow.Schema, not {type(schema).__name__}")
         self.directory = Path(directory).absolute()
         self.format = check_choice("format", format, FORMATS)
         self._schema = schema
@@ -146,11 +149,14 @@ class FileSource(ResettableSource):
                 if (stat.st_size, stat.st_mtime_ns) != (size, changed):
                     raise SourceError(f"{self.directory / name} has changed while it was read")
                 if first < last:
-                    yield Piece(batch.slice(first, last - first), at - batch.num_rows + last)
+                    yield Piece(self._as_said(batch.slice(first, last - first)), at - batch.num_rows + last)
         except (OSError, pa.ArrowException) as error:
             raise SourceError(f"cannot read {self.directory / name}: {error}") from error
         if at < split.end:
             raise SourceError(f"{self.directory / name} has {at} rows now; {split.end} were there")
+
+    def _as_said(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch if self._schema is None or batch.schema.equals(self._schema) else batch.cast(self._schema)
 
     def advance(self, position: Position, split: Split, to: int) -> Position:
         name, size, changed = _of_unit(split.unit)
@@ -228,10 +234,11 @@ class FileSource(ResettableSource):
     def _dataset(self, name: str, block: int, schema: pa.Schema | None = None) -> Any:
         path = self.directory / name
         named = {field.name: field for field in schema} if schema is not None else {}
-        folders = [named[column] for column in _folder_columns(name) if column in named]
+        folders = [_as_read(named[column]) for column in _folder_columns(name) if column in named]
+        texts = {field.name: field for field in folders}
         return pyarrow.dataset.dataset(
             str(path),
-            schema=schema,
+            schema=schema and pa.schema([texts.get(field.name, field) for field in schema]),
             format=_DATASETS[self.format](path, block),
             partitioning=pyarrow.dataset.partitioning(pa.schema(folders), flavor="hive"),
             partition_base_dir=str(self.directory),
@@ -242,6 +249,11 @@ def _folder_columns(name: str) -> Iterable[str]:
     """Columns whose values a file's folders name, as Spark, Hive and FileSink have them."""
     parts = (part.partition("=") for part in Path(name).parts[:-1])
     return (unquote(column) for column, equals, _ in parts if equals)
+
+
+def _as_read(field: pa.Field) -> pa.Field:
+    """A folder's column as pyarrow.dataset reads it: it makes no decimals of text."""
+    return field.with_type(pa.string()) if pa.types.is_decimal(field.type) else field
 
 
 def _of_unit(unit: str) -> tuple[str, int, int]:

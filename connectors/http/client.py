@@ -282,9 +282,9 @@ class HttpClient:
                     break
         text = self._settings.redact(" ".join(body.decode(errors="replace").split()))[:_KEPT]
         seconds = None if response.is_success else seconds_to_wait(response.headers.get("Retry-After"))
-        if seconds is not None:
+        if seconds is not None or response.is_success:  # a success ends what was asked for before
             with self._lock:
-                self._not_before = time.monotonic() + seconds
+                self._not_before = time.monotonic() + (seconds or 0.0)
         return Answer(response.status_code, seconds, text)
 
     def _words(self, error: Exception) -> str:

@@ -145,7 +145,7 @@ class HttpSink(WriteAheadLogSink):
             raise ConfigurationError(
                 f"key_header {key_header!r} is not a valid header name, or is also given in headers"
             )
-        if longest_wait < 0:
+        if not longest_wait >= 0:
             raise ConfigurationError(f"longest_wait must be 0 seconds or more, not {longest_wait}")
         wrong = sorted(status for status in self.retry_statuses if status not in range(300, 500))
         if wrong:

@@ -47,7 +47,7 @@ class KafkaSource(ResettableSource):
         topics: Names of the topics; as an option, comma-separated.
         pattern: Regular expression (Python's) that matches the whole names of the topics. Internal topics (`__…`) are
             left out.
-        assign: Partitions: `{"orders": [0, 1]}`.
+        assign: Partitions: `{"orders": [0, 1]}`, or this as JSON text.
         starting: Where a pipeline without a stored position begins: "earliest", "latest", an offset for every partition
             (`{"orders": {"0": 23, "1": -2}}`; -2 is the earliest, -1 the latest), a datetime with zone, or an `AtTime`.
             The Spark option's default is `earliest` for a batch query and `latest` for a stream.
@@ -82,7 +82,7 @@ class KafkaSource(ResettableSource):
         bootstrap_servers: str | list[str] | None = None,
         topics: Sequence[str] | None = None,
         pattern: str | None = None,
-        assign: Mapping[str, Sequence[int]] | None = None,
+        assign: Mapping[str, Sequence[int]] | str | None = None,
         starting: Any = "earliest",
         ending: Any = None,
         config: Mapping[str, Any] | None = None,

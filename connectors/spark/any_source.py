@@ -11,17 +11,22 @@ import pickle
 import secrets
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import pyarrow as pa
+from pyspark.errors import PySparkTypeError
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
 
-from onceward.core.errors import ConfigurationError, OncewardError
+from onceward.core.errors import ConfigurationError, OncewardError, SourceError
+from onceward.core.kit.options import check_type
 from onceward.core.source import ResettableSource
+
+from .task import arrow_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField
 
     from onceward.core.source import Split
 
@@ -138,9 +143,46 @@ class SourceBatchReader(DataSourceReader):
 
 def batches_of(source: ResettableSource, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """The rows of one task; Spark makes one without any ranges where there is nothing to read."""
+    wanted = arrow_schema(spark_schema(source))
     for split in partition.value or ():
         for piece in source.read(split):
-            yield piece.batch
+            yield _as_spark_takes(piece.batch, wanted)
+
+
+def spark_schema(source: ResettableSource) -> StructType:
+    """The schema that Spark gives to the rows of a source.
+
+    Raises:
+        ConfigurationError: Spark has no type for a column; the message names it.
+    """
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - needs a Spark installation
+
+    fields: list[StructField] = []
+    for field in source.schema:
+        try:
+            fields += from_arrow_schema(pa.schema([field]), prefer_timestamp_ntz=True)
+        except PySparkTypeError:
+            raise ConfigurationError(
+                f"column {field.name} of the source has type {field.type}, which Spark cannot read from Python: give "
+                "the source a schema with another type (a FileSource takes schema=…)"
+            ) from None
+    return StructType(fields)
+
+
+def _as_spark_takes(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
+    """The same values in the types that pyspark insists on: of several Arrow types for one of Spark's it takes one."""
+    if batch.schema.equals(wanted) or batch.schema.names != wanted.names:  # pyspark refuses other names
+        return batch
+    columns = []
+    for field, column in zip(wanted, batch.columns, strict=True):
+        try:
+            columns.append(column if column.type == field.type else column.cast(field.type))
+        except pa.ArrowException as error:
+            raise SourceError(
+                f"column {field.name}: {error}. Spark reads {column.type} as {field.type} only: give the source a "
+                "schema with another type (a FileSource takes schema=…)"
+            ) from error
+    return pa.RecordBatch.from_arrays(columns, schema=wanted)
 
 
 class AnySource(DataSource):
@@ -166,10 +208,7 @@ class AnySource(DataSource):
         return cls.format_name
 
     def schema(self) -> StructType:
-        from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - imports pyarrow
-
-        schema: StructType = from_arrow_schema(self.source.schema)
-        return schema
+        return spark_schema(self.source)
 
     def streamReader(self, schema: StructType) -> SourceStreamReader:  # noqa: ARG002, N802 - Spark's name
         rows = self.options.get(_ROWS)
@@ -188,14 +227,17 @@ def read_stream(spark: SparkSession, source: ResettableSource, *, max_rows: int 
         max_rows: Approximate number of rows in one micro-batch; default: all that are available.
 
     Raises:
-        ConfigurationError: It is not a ResettableSource, cannot be pickled, or `max_rows` is not above 0.
+        ConfigurationError: It is not a ResettableSource, cannot be pickled, has a column of a type that Spark cannot
+            read, or `max_rows` is not above 0.
         SourceError: The source does not answer.
     """
     if not isinstance(source, ResettableSource):
         raise ConfigurationError(f"read_stream takes a ResettableSource, not {type(source).__name__}")
+    check_type("max_rows", max_rows, int | None)
     if max_rows is not None and max_rows < 1:
         raise ConfigurationError(f"max_rows is {max_rows}: it must be above 0")
     source.validate()
+    spark_schema(source)  # in the error of a Python data source it would be deep in Spark's own output
     reader: Any = spark.readStream.format(registered(spark, source))
     if max_rows is not None:
         reader = reader.option(_ROWS, str(max_rows))

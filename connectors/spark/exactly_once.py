@@ -110,7 +110,8 @@ def exactly_once(
         EpochConflictError: The decision log is another pipeline's, or a savepoint has moved it elsewhere.
     """
     _check(df, sinks, pipeline)
-    _check_types(on_complete, adopt=adopt, rewind=rewind, commit_timeout=commit_timeout, commit_backoff=commit_backoff)
+    _check_types(on_complete, adopt=adopt, rewind=rewind)
+    policy = CommitPolicy.of(on_lost, commit_timeout, commit_backoff)
     resolved = checked_folder(df.sparkSession, checkpoint) if checkpoint is not None else ""
     if (resolved or store is not None) and not EXPLAINING.get():
         check_log(store, resolved, pipeline, df.sparkSession.sparkContext.master)
@@ -127,7 +128,7 @@ def exactly_once(
         driven,
         pipeline=pipeline,
         store=store,
-        policy=CommitPolicy.of(on_lost, commit_timeout, commit_backoff),
+        policy=policy,
         adopt=adopt,
         rewind=rewind,
         writers=checked_writers(writers),
@@ -165,7 +166,7 @@ def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> Non
 
 
 def _check_types(on_complete: Any, **given: Any) -> None:
-    kinds = {"adopt": bool, "rewind": str | None, "commit_timeout": float, "commit_backoff": float}
+    kinds = {"adopt": bool, "rewind": str | None}
     for name, value in given.items():
         check_type(name, value, kinds[name])
     if on_complete is not None and not callable(on_complete):

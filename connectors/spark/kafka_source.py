@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from onceward import KafkaSource
 from onceward.connectors.kafka.positions import AtTime, bound, milliseconds, times
@@ -96,7 +96,7 @@ def _source(
         plain["timeout"] /= 1000
     if ending is not None:
         plain["ending"] = _bound(given, ONLY_BATCH, ending)
-    subscribe, assign = given.get("subscribe"), cast("Any", given.get("assign"))  # JSON, which is parsed there
+    subscribe, assign = given.get("subscribe"), given.get("assign")
     return KafkaSource(
         topics=None if subscribe is None else [name.strip() for name in subscribe.split(",") if name.strip()],
         pattern=given.get("subscribePattern"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
@@ -10,6 +11,7 @@ import pyarrow.compute as pc
 from ..checkpoint import CommitPolicy, OnLost
 from ..checkpoint.subtask import DirectlyWritten
 from ..errors import CheckpointFailedError, ConfigurationError
+from ..kit.options import check_type
 from ..log import LogStore, MemoryStore, open_store
 from ..names import check_pipeline_name
 from ..policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
@@ -179,6 +181,28 @@ class Stream:
         return Stream(self._pipeline, graph.add(kind, what, inputs, uid=uid, parallelism=parallelism, schema=schema))
 
 
+def _check_kinds(checkpoint: object, backend: object, restart: object) -> None:
+    """Refuse what is none of the engine's own settings."""
+    given = [
+        ("checkpoint", checkpoint, isinstance(checkpoint, CheckpointConfig), "a CheckpointConfig"),
+        ("restart", restart, isinstance(restart, RestartStrategy), "a RestartStrategy"),
+        ("backend", backend, hasattr(backend, "bind"), "a MemoryBackend, a FileBackend or a RocksDBBackend"),
+    ]
+    for name, value, fits, kind in given:
+        if value is not None and not fits:
+            raise ConfigurationError(f"{name} must be {kind}, not {type(value).__name__}")
+
+
+def _opened(store: LogStore | str | os.PathLike[str] | None, pipeline: str) -> LogStore:
+    if store is None:
+        return MemoryStore()
+    if isinstance(store, str | os.PathLike):
+        return open_store(os.fspath(store), pipeline=pipeline)
+    if not isinstance(store, LogStore):
+        raise ConfigurationError(f"store must be a folder, a URL or a LogStore, not {type(store).__name__}")
+    return store
+
+
 class Pipeline:
     """A graph of sources, functions and sinks that runs in this process, checkpointed by barriers.
 
@@ -186,8 +210,8 @@ class Pipeline:
         name: Name of the pipeline, up to 64 letters, digits, `.`, `_` and `-`. It is part of every transaction's name,
             so it must not change between runs, and no two pipelines may share it.
         checkpoint: When checkpoints are made, and what is kept of them.
-        store: Where the decision log lives: a URL, or what `open_store` returns. Default: in memory, which does not
-            survive a restart of the process.
+        store: Where the decision log lives: a folder, a URL, or what `open_store` returns. Default: in memory, which
+            does not survive a restart of the process.
         backend: Where keyed state lives: a MemoryBackend, a FileBackend or a RocksDBBackend.
         restart: What happens after a failure. Default: exponential-delay with periodic checkpoints, none without.
         max_parallelism: Number of key groups, 1 to 32,768. It cannot change while there is state.
@@ -205,7 +229,7 @@ class Pipeline:
         name: str,
         *,
         checkpoint: CheckpointConfig | None = None,
-        store: LogStore | str | None = None,
+        store: LogStore | str | Path | None = None,
         backend: StateBackend | None = None,
         restart: RestartStrategy | None = None,
         max_parallelism: int = MAX_PARALLELISM,
@@ -216,6 +240,9 @@ class Pipeline:
         world: EngineWorld | None = None,
     ) -> None:
         self.name = check_pipeline_name(name)
+        _check_kinds(checkpoint, backend, restart)
+        check_type("parallelism", parallelism, int)
+        check_type("max_parallelism", max_parallelism, int)
         if store is None:
             _log.warning("pipeline %s has no store: its decisions are in memory and end with this process", name)
         config = (checkpoint or CheckpointConfig()).checked()
@@ -224,7 +251,7 @@ class Pipeline:
         self.setup = Setup(
             pipeline=name,
             graph=self.graph,
-            store=open_store(store, pipeline=name) if isinstance(store, str) else store or MemoryStore(),
+            store=_opened(store, name),
             backend=(backend or MemoryBackend()).bind(name),
             config=config,
             policy=CommitPolicy.of(on_lost, commit_timeout, commit_backoff),

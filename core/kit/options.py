@@ -144,7 +144,9 @@ def spelled(argument: str) -> str:
 
 
 def check_types(make: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Refuse arguments whose types differ from the signature's; only text, numbers, booleans and lists are checked.
+    """Refuse arguments whose types differ from the signature's.
+
+    Only text, numbers, booleans and lists are checked, and of mappings that their keys are text.
 
     Args:
         make: The class or function that takes the arguments.
@@ -157,6 +159,15 @@ def check_types(make: Callable[..., Any], given: Mapping[str, Any]) -> None:
         kinds = _choices(parameter.annotation)
         if all(kind in _PLAIN or get_origin(kind) is list for kind in kinds):
             check_type(name, given[name], parameter.annotation)
+        elif _is_mapping(parameter.annotation) and not isinstance(given[name], tuple(_PLAIN & set(kinds))):
+            _check_mapping(name, given[name])
+
+
+def _check_mapping(name: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"{name} must be a mapping of names to values, not {type(value).__name__}")
+    if wrong := sorted({type(key).__name__ for key in value if not isinstance(key, str)}):
+        raise ConfigurationError(f"the names in {name} must be text, not {', '.join(wrong)}")
 
 
 def check_type(name: str, value: Any, annotation: Any) -> None:
