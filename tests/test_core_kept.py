@@ -185,6 +185,29 @@ def test_a_target_that_knows_all_or_remembers_nothing_is_taken_as_it_is():
     bench.open(on_lost=OnLost.SKIP)
 
 
+def test_a_rewind_that_cannot_finish_a_decision_leaves_the_targets_as_they_were():
+    """The next start may do without it, and then needs what the targets remember."""
+    store, a, b = MemoryStore(), FakeSink("a"), FakeSink("b")
+    coordinator = Coordinator("p", store, [a, b], policy())
+    coordinator.open()
+    about = EpochInput(query="q", start=0, end=1)
+    coordinator.admit(0, about)
+    done = [prepared(coordinator.context(name, 0, subtask=0)) for name in ("a", "b")]
+    coordinator.commit(0, [acknowledgement(*done, sinks=("a", "b"))], about)
+    about = EpochInput(query="q", start=1, end=2)
+    coordinator.admit(1, about)
+    waits = prepared(coordinator.context("b", 1, subtask=0))
+    with hooked(dying), pytest.raises(Crash):
+        coordinator.commit(1, [acknowledgement(waits, sinks=("a", "b"), epoch=1)], about)
+    b.answers = [CommitStatus.RETRY_LATER] * 100
+    with pytest.raises(CommitPendingError):
+        Coordinator("p", store, [a, b], policy()).open(rewind="oops", first_epoch=0)
+    assert "release" not in a.calls + b.calls
+    b.answers = []
+    Coordinator("p", store, [a, b], policy()).open(rewind="on purpose", first_epoch=0)
+    assert (a.calls.count("release"), b.calls.count("release")) == (1, 1)
+
+
 def test_a_rewind_begins_with_whatever_the_target_knows():
     bench = Idle(Remembered(owned=False, progress=NOTHING))
     Coordinator("p", bench.store, [bench.sink], policy()).open(rewind="another database")
@@ -207,7 +230,7 @@ class Disk:
             self.sink: Any = FileSink("s", self.place)
         else:
             self.sink = SqlAlchemySink("s", url=f"sqlite:///{self.place}/t.db", table="t", create_table=True)
-            engine_of(self.sink.target).dispose()  # a process of its own
+            self.close()
         self.sink.validate(SCHEMA)
         store = DirectoryStore(self.folder / "log")
         self.coordinator = Coordinator("p", store, [self.sink], policy(**changes))
@@ -227,7 +250,12 @@ class Disk:
     def keep(self) -> None:
         shutil.copytree(self.place, self.folder / "copy")
 
+    def close(self) -> None:
+        if self.kind == "sqlite":
+            engine_of(self.sink.target).dispose()  # what comes next might be a process of its own
+
     def bring_back(self) -> None:
+        self.close()
         shutil.rmtree(self.place)
         shutil.copytree(self.folder / "copy", self.place)
 
@@ -254,6 +282,34 @@ def test_an_older_copy_is_noticed_whatever_came_last(disk: Disk, last: tuple[int
     disk.bring_back()
     with pytest.raises(DataLossError):
         disk.begin()
+
+
+def test_a_loss_is_told_at_each_start_also_if_a_decision_waits(disk: Disk):
+    """Invariant 8. With the next epoch in it, the target would look as it should."""
+    disk.run(0, 1)
+    disk.keep()
+    disk.run(1, 2)
+    disk.bring_back()
+    with hooked(dying), pytest.raises(Crash):
+        disk.run(2, 3)
+    for _ in range(2):
+        with pytest.raises(DataLossError, match="Epoch 1 is missing"):
+            disk.begin()
+    disk.begin(on_lost=OnLost.SKIP)
+    disk.begin()
+    assert disk.coordinator.view.completed == 2
+
+
+def test_a_loss_that_was_accepted_is_not_told_again(disk: Disk):
+    disk.run(0, 1)
+    disk.keep()
+    disk.run(1, 2)
+    disk.bring_back()
+    disk.begin(on_lost=OnLost.SKIP)
+    for epoch in (2, 3):
+        disk.begin()
+        disk.run(epoch)
+    disk.begin()
 
 
 def test_what_an_older_copy_has_prepared_is_not_aborted(disk: Disk):
@@ -295,8 +351,9 @@ def test_a_folder_that_is_gone_for_good_while_a_decision_waits_can_be_gone_on_wi
     with hooked(dying), pytest.raises(Crash):
         disk.run(1, 1)
     disk.unmount()
-    with pytest.raises(CommitPendingError, match="gone for good, start with on_lost='skip'"):
-        disk.begin()
+    for _ in range(2):
+        with pytest.raises(DataLossError, match=r"does not know this pipeline.*on_lost='skip' continues"):
+            disk.begin()
     with pytest.raises(CommitPendingError, match=r"gone for good, write [0-9a-f]{16} into ") as pending:
         disk.begin(on_lost=OnLost.SKIP)
     words = str(pending.value).partition("gone for good, write ")[2].split()

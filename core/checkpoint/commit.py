@@ -28,7 +28,7 @@ from ..transaction import CommitStatus
 from .losses import resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ..log import CommitPermit, LogWriter
     from ..sink import TwoPhaseCommitSink
@@ -42,9 +42,25 @@ TOLD_AFTER: Final = 8
 
 
 def finish(
-    permit: CommitPermit, writer: LogWriter, sinks: Mapping[str, TwoPhaseCommitSink[Any]], policy: CommitPolicy
+    permit: CommitPermit,
+    writer: LogWriter,
+    sinks: Mapping[str, TwoPhaseCommitSink[Any]],
+    policy: CommitPolicy,
+    *,
+    hold: Collection[str] = (),
 ) -> bool:
-    """Commit what the decision names and put COMPLETED; idempotent. False if the decision was voided instead.
+    """Commit what the decision names and put COMPLETED; idempotent.
+
+    Args:
+        permit: The decision.
+        writer: The newest writer.
+        sinks: The pipeline's, by name.
+        policy: For how long to try, and what to do with what is lost.
+        hold: Sinks that get no commits, because their targets have lost earlier ones: after COMPLETED, what a target
+            has would no longer show that.
+
+    Returns:
+        Whether COMPLETED was put; not if the decision was voided, or has a share of a sink in `hold`.
 
     Raises:
         EpochConflictError: The decision names a sink that the pipeline no longer has, or another decision log owns
@@ -56,7 +72,8 @@ def finish(
     _check_sinks(permit, sinks)
     shares = [_Share(permit, sink, writer, policy.monotonic) for sink in by_urgency(sinks.values())]
     deadline = policy.monotonic() + policy.commit_timeout
-    waiting = [share for share in shares if share.waits]
+    held = [share for share in shares if share.waits and share.sink.name in hold]
+    waiting = [share for share in shares if share.waits and share not in held]
     for attempt in count():
         policy.make_all([share.ask for share in waiting])
         waiting = [share for share in waiting if share.waits]
@@ -72,6 +89,8 @@ def finish(
             )
         if not policy.commits.pause(attempt, deadline - policy.monotonic()):
             break
+    if held:
+        return False
     stands = _conclude(permit, shares, writer, policy)
     seconds = {share.sink.name: share.seconds for share in shares if share.took_part}
     tell(Committed(permit.decision.pipeline, permit.decision.epoch, seconds, voided=not stands))

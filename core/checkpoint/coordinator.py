@@ -121,14 +121,15 @@ class Coordinator:
         self.writer.start()
         crash_point(Step.START_AFTER)
         back = goes_back(self.view, self.pipeline, wanted, epoch_input)
-        unowned = self._own_names(release=back or self.view.rewound)
+        unowned = self._own_names(back=back)
         unswept = self._sweep_now(abandoned=True, skip=unowned)
-        finished = self._finish_decided()
+        finished = self._finish_decided({name for name, error in unowned.items() if isinstance(error, DataLossError)})
         if back and wanted is not None:
             _log.warning(
                 "going back on purpose: the next epoch is %s (%s)", first_epoch, rewind, extra=self._fields(first_epoch)
             )
             self.writer.rewind(with_earlier(wanted, self.view.rewind))
+            unowned = self._own_names(back=True)
         for error in (*unowned.values(), unswept):
             if error is not None:
                 raise error
@@ -286,20 +287,24 @@ class Coordinator:
     def _scope(self, sink: TwoPhaseCommitSink[Any]) -> Scope:
         return Scope(self.pipeline, sink.name, self.writer.token.log)
 
-    def _own_names(self, *, release: bool) -> dict[str, Exception]:
-        """Refuse names that are not this log's, or make the targets forget whose they were before a rewind.
+    def _own_names(self, *, back: bool) -> dict[str, Exception]:
+        """Refuse names that are not this log's, or make the targets forget whose they were, to go back.
+
+        What a target knows of this log it forgets only after REWIND: a start that goes back may fail before that, and
+        the next one may not go back. Names that another log has claimed it forgets at once: what is decided under them
+        could not be finished otherwise.
 
         Returns:
             What each sink raised whose target did not answer, or has lost what was committed. It is not swept now: it
             may know more than this log, which then is an outdated copy that calls undecided what is decided; or the
-            other way round. The others are, and all are committed.
+            other way round. One that has lost something gets no commits either.
         """
         unanswered: dict[str, Exception] = {}
         for sink in self.sinks.values():
             try:
-                if release:
+                if self.view.rewound or (back and sink.name not in self.view.claimed):
                     sink.release(self._scope(sink))
-                else:
+                elif not back:
                     check_kept(self.writer, sink, self.policy, sink.check_claim(self._scope(sink), self.view.progress))
             except (ExternalError, DataLossError) as error:
                 unanswered[sink.name] = error
@@ -353,13 +358,13 @@ class Coordinator:
         tell(completed)
         note_epoch(self.writer.store, completed)
 
-    def _finish_decided(self) -> Sequence[Committable]:
+    def _finish_decided(self, hold: Collection[str]) -> Sequence[Committable]:
         permit = self.view.permit()
         if permit is None:
             return ()
         epoch = permit.decision.epoch
         _log.info("finishing epoch %s, decided by an earlier writer", epoch, extra=self._fields(epoch))
-        if not finish(permit, self.writer, self.sinks, self.policy):
+        if not finish(permit, self.writer, self.sinks, self.policy, hold=hold):
             return ()
         self._tell_completed(permit.decision)
         return permit.decision.committables

@@ -179,7 +179,7 @@ def _step(view: LogView, entry: Entry) -> LogView:  # noqa: PLR0911 - one for ea
             reached = {sink: at for sink, at in view.reached.items() if sink != entry.sink}
             return replace(view, claimed=view.claimed - {entry.sink}, reached=reached)
         case Resolved():
-            return replace(view, skipped=view.skipped | {entry.transaction})
+            return _resolve(view, entry)
         case Moved():
             return replace(view, moved=entry.to)
 
@@ -208,6 +208,14 @@ def _decide(view: LogView, entry: Decide) -> LogView:
         rewind=entry.rewind,
         reached=entry.reached,
     )
+
+
+def _resolve(view: LogView, entry: Resolved) -> LogView:
+    """A transaction is given up; if its epoch was completed, its sink's target need not have that epoch any more."""
+    completed = view.newest.committables if view.newest is not None and view.undone is None else ()
+    sinks = {c.sink for c in completed if c.transaction == entry.transaction}
+    reached = {sink: at for sink, at in view.reached.items() if sink not in sinks}
+    return replace(view, skipped=view.skipped | {entry.transaction}, reached=reached)
 
 
 def _void(view: LogView, entry: Void) -> LogView:

@@ -202,7 +202,7 @@ class AbortsInDoubt(Coordinator):
 class ForgetsToFinish(Coordinator):
     """Does not finish what an earlier writer has decided."""
 
-    def _finish_decided(self) -> Sequence[Committable]:
+    def _finish_decided(self, hold: Any) -> Sequence[Committable]:
         return ()
 
 
@@ -251,7 +251,7 @@ class AbandonsWithoutBar(Coordinator):
 class ClaimsNothing(Coordinator):
     """Does not ask the targets whether another log owns the names."""
 
-    def _own_names(self, *, release: bool) -> dict[str, Exception]:
+    def _own_names(self, *, back: bool) -> dict[str, Exception]:
         return {}
 
 
@@ -263,7 +263,7 @@ class CountsForItself(Coordinator):
         return Admission.NEW
 
 
-def _finish_too_early(permit: CommitPermit, log: LogWriter, sinks: Any, policy: CommitPolicy) -> bool:
+def _finish_too_early(permit: CommitPermit, log: LogWriter, sinks: Any, policy: CommitPolicy, **_: Any) -> bool:
     log.complete(permit.decision.epoch)
     for share in [commit._Share(permit, sink, log, policy.monotonic) for sink in sinks.values()]:
         for attempt in range(policy.commits.attempts or 0):
@@ -278,7 +278,7 @@ def _resolve_voiding_parts(decision: Decide, failures: Any, log: LogWriter, _pol
     return False
 
 
-def _finish_in_turns(permit: CommitPermit, log: LogWriter, sinks: Any, policy: CommitPolicy) -> bool:
+def _finish_in_turns(permit: CommitPermit, log: LogWriter, sinks: Any, policy: CommitPolicy, **_: Any) -> bool:
     """Sink after sink, as they are given; the first that does not answer ends it."""
     shares = [commit._Share(permit, sink, log, policy.monotonic) for sink in sinks.values()]
     for share in shares:
