@@ -195,7 +195,8 @@ def write_skeleton(name: str, folder: Path) -> list[Path]:
     texts = {folder / f"{name}.py": "sink.txt", folder / f"test_{name}.py": "test.txt"}
     there = [str(path) for path in texts if path.exists()]
     if there:
-        raise ConfigurationError(f"{', '.join(there)} already exists. Nothing was written")
+        exist = "exists" if len(there) == 1 else "exist"
+        raise ConfigurationError(f"{', '.join(there)} already {exist}. Nothing was written")
     taken = find_spec(name)
     if name in sys.stdlib_module_names or (taken is not None and taken.origin is not None):
         raise ConfigurationError(f"{name} is the name of an installed module, which it would hide. Use another one")

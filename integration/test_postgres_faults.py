@@ -313,7 +313,7 @@ def test_auto_chooses_prepared_where_the_server_allows_it_and_says_so(
     assert sink.commit_path is None
     sink.validate(SCHEMA)
     assert sink.commit_path == "prepared"
-    assert "commits through prepared: the server allows it" in caplog.text
+    assert "commits prepared transactions: the server allows it" in caplog.text
     assert make_sink(database, "upsert").commit_path == "staging"
 
 

@@ -56,7 +56,11 @@ def demo(*, orders: int, users: int, kills: int, seed: int, home: Path, picture:
     with dev_services(home / "services") as services:
         addresses = Addresses(home, services.bootstrap_servers, services.dsn)
         story = Story(addresses, list(generate(seed, orders, users)), expected(seed, orders, users))
-        with Live(get_renderable=lambda: live_view(story), console=console, refresh_per_second=4):
+        if console.is_terminal:
+            with Live(get_renderable=lambda: live_view(story), console=console, refresh_per_second=4):
+                run(story, services, plan(seed, kills))
+        else:  # a log, which would show nothing before the end
+            story.tell = console.print
             run(story, services, plan(seed, kills))
         draw(story, picture)
     console.print(summary(story))

@@ -31,7 +31,7 @@ from onceward.testing.pipeline.faults import FAULTS, Scene
 from .scenario import EXACTLY_ONCE, PARTITIONS, SAID, SOURCE_TOPIC, TARGETS, VICTIMS, checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from onceward.testing.judge import Record
     from onceward.testing.services import DevServices
@@ -62,6 +62,7 @@ class Story:
     phase: str = "starting"
     kills: list[tuple[float, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    tell: Callable[[str], object] = lambda _: None
     samples: list[Sample] = field(default_factory=list)
     verdicts: list[Comparison] = field(default_factory=list)
 
@@ -88,6 +89,7 @@ class Story:
     def note(self, text: str) -> None:
         """Keep a line for the reader."""
         self.notes.append(f"{self.elapsed():6.1f} s  {text}")
+        self.tell(self.notes[-1])
 
 
 def run(story: Story, services: DevServices, kills: list[Kill]) -> None:

@@ -112,7 +112,9 @@ def _owned_by(view: LogView | None, pipeline: str, targets: Sequence[Target], se
             for name in names
         ]
         if not names:
-            found.append(ok(OWNERSHIP, f"no sink of {pipeline} has written here", target.title))
+            used = ", ".join(sorted(view.claimed)) if view is not None else ""
+            elsewhere = f"; the decision log has sinks that have written: {used}" if used else ""
+            found.append(ok(OWNERSHIP, f"no sink of {pipeline} has written here{elsewhere}", target.title))
     return found
 
 

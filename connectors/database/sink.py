@@ -109,9 +109,8 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
         facts = read_server(self.target)
         self._path = choose_path(self.commit_mode, self.target, facts)
         why = facts.why_none if self._path is CommitPath.STAGING else "the server allows it"
-        _log.info(
-            "sink %s commits through %s: %s", self.name, self._path, why or "upserts are staged, or it was requested"
-        )
+        how = "rows that were staged" if self._path is CommitPath.STAGING else "prepared transactions"
+        _log.info("sink %s commits %s: %s", self.name, how, why or "upserts are staged, or it was requested")
         return facts
 
     def validate_complete_mode(self) -> None:

@@ -116,6 +116,8 @@ def exactly_once(
     if (resolved or store is not None) and not EXPLAINING.get():
         check_log(store, resolved, pipeline, df.sparkSession.sparkContext.master)
     warn_of_python(df.sparkSession)
+    if pipeline is None and not EXPLAINING.get():
+        _log.warning("no pipeline was named: if the checkpoint is deleted, all rows are written again. Give pipeline=…")
     driven = [DirectlyWritten(sink) if isinstance(sink, DirectSink) else sink for sink in sinks]
     for sink in driven:
         if sink.guarantee is not Guarantee.EXACTLY_ONCE:
@@ -155,6 +157,7 @@ def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> Non
         raise ConfigurationError("exactly_once needs a streaming DataFrame; use df.write.format(…) for a batch")
     if not sinks or not all(isinstance(sink, TwoPhaseCommitSink | DirectSink) for sink in sinks):
         given = ", ".join(map(_given, sinks)) or "none"
+        given += " (unpack it: exactly_once(df, *sinks))" if any(isinstance(one, list | tuple) for one in sinks) else ""
         raise ConfigurationError(
             f"exactly_once takes one or more sinks, each a TwoPhaseCommitSink or a DirectSink; given: {given}"
         )

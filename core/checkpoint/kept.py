@@ -92,9 +92,9 @@ def forgotten(view: LogView, sink: str, remembered: Remembered | None, *, told_a
         return ""
     if sink in view.claimed and not remembered.owned:
         return (
-            "it has been written to, but does not know this pipeline and sink. Is it another target, or was it "
-            "emptied, or is a disk not mounted? Bring back the right one; or, to begin with a new target, give the "
-            "sink another name"
+            "this pipeline has used it before, but it does not know this pipeline and sink. Is it another target, or "
+            "was it emptied or replaced, or is a disk not mounted? Bring back the right one; or, to begin with a new "
+            "target, give the sink another name (in tests: delete the checkpoint together with the services)"
         )
     reached = view.reached.get(sink, NOTHING)
     if told_apart or remembered.progress >= reached:
