@@ -85,6 +85,6 @@ def test_the_name_of_an_installed_module_is_refused(tmp_path: Path, name: str) -
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     write_skeleton("mine", tmp_path)
     before = (tmp_path / "mine.py").read_text()
-    with pytest.raises(ConfigurationError, match=r"already exists\. Nothing was written"):
+    with pytest.raises(ConfigurationError, match=r"already exist\. Nothing was written"):
         write_skeleton("mine", tmp_path)
     assert (tmp_path / "mine.py").read_text() == before
