@@ -185,29 +185,6 @@ def test_a_target_that_knows_all_or_remembers_nothing_is_taken_as_it_is():
     bench.open(on_lost=OnLost.SKIP)
 
 
-def test_a_rewind_that_cannot_finish_a_decision_leaves_the_targets_as_they_were():
-    """The next start may do without it, and then needs what the targets remember."""
-    store, a, b = MemoryStore(), FakeSink("a"), FakeSink("b")
-    coordinator = Coordinator("p", store, [a, b], policy())
-    coordinator.open()
-    about = EpochInput(query="q", start=0, end=1)
-    coordinator.admit(0, about)
-    done = [prepared(coordinator.context(name, 0, subtask=0)) for name in ("a", "b")]
-    coordinator.commit(0, [acknowledgement(*done, sinks=("a", "b"))], about)
-    about = EpochInput(query="q", start=1, end=2)
-    coordinator.admit(1, about)
-    waits = prepared(coordinator.context("b", 1, subtask=0))
-    with hooked(dying), pytest.raises(Crash):
-        coordinator.commit(1, [acknowledgement(waits, sinks=("a", "b"), epoch=1)], about)
-    b.answers = [CommitStatus.RETRY_LATER] * 100
-    with pytest.raises(CommitPendingError):
-        Coordinator("p", store, [a, b], policy()).open(rewind="oops", first_epoch=0)
-    assert "release" not in a.calls + b.calls
-    b.answers = []
-    Coordinator("p", store, [a, b], policy()).open(rewind="on purpose", first_epoch=0)
-    assert (a.calls.count("release"), b.calls.count("release")) == (1, 1)
-
-
 def test_a_rewind_begins_with_whatever_the_target_knows():
     bench = Idle(Remembered(owned=False, progress=NOTHING))
     Coordinator("p", bench.store, [bench.sink], policy()).open(rewind="another database")

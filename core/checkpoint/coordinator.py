@@ -121,7 +121,7 @@ class Coordinator:
         self.writer.start()
         crash_point(Step.START_AFTER)
         back = goes_back(self.view, self.pipeline, wanted, epoch_input)
-        unowned = self._own_names(back=back)
+        unowned = self._own_names(release=back or self.view.rewound)
         unswept = self._sweep_now(abandoned=True, skip=unowned)
         finished = self._finish_decided({name for name, error in unowned.items() if isinstance(error, DataLossError)})
         if back and wanted is not None:
@@ -129,7 +129,6 @@ class Coordinator:
                 "going back on purpose: the next epoch is %s (%s)", first_epoch, rewind, extra=self._fields(first_epoch)
             )
             self.writer.rewind(with_earlier(wanted, self.view.rewind))
-            unowned = self._own_names(back=True)
         for error in (*unowned.values(), unswept):
             if error is not None:
                 raise error
@@ -287,12 +286,8 @@ class Coordinator:
     def _scope(self, sink: TwoPhaseCommitSink[Any]) -> Scope:
         return Scope(self.pipeline, sink.name, self.writer.token.log)
 
-    def _own_names(self, *, back: bool) -> dict[str, Exception]:
-        """Refuse names that are not this log's, or make the targets forget whose they were, to go back.
-
-        What a target knows of this log it forgets only after REWIND: a start that goes back may fail before that, and
-        the next one may not go back. Names that another log has claimed it forgets at once: what is decided under them
-        could not be finished otherwise.
+    def _own_names(self, *, release: bool) -> dict[str, Exception]:
+        """Refuse names that are not this log's, or make the targets forget whose they were before a rewind.
 
         Returns:
             What each sink raised whose target did not answer, or has lost what was committed. It is not swept now: it
@@ -302,9 +297,9 @@ class Coordinator:
         unanswered: dict[str, Exception] = {}
         for sink in self.sinks.values():
             try:
-                if self.view.rewound or (back and sink.name not in self.view.claimed):
+                if release:
                     sink.release(self._scope(sink))
-                elif not back:
+                else:
                     check_kept(self.writer, sink, self.policy, sink.check_claim(self._scope(sink), self.view.progress))
             except (ExternalError, DataLossError) as error:
                 unanswered[sink.name] = error

@@ -251,7 +251,7 @@ class AbandonsWithoutBar(Coordinator):
 class ClaimsNothing(Coordinator):
     """Does not ask the targets whether another log owns the names."""
 
-    def _own_names(self, *, back: bool) -> dict[str, Exception]:
+    def _own_names(self, *, release: bool) -> dict[str, Exception]:
         return {}
 
 
