@@ -96,7 +96,7 @@ def test_a_log_that_is_lost_is_told(dsn: str, tmp_path: Path) -> None:
     with psycopg.connect(dsn) as connection:
         connection.execute("DELETE FROM onceward.pipelines")
     seen = by_check(run_checks(dsn=dsn, store=str(tmp_path / "log")))
-    assert (seen["ownership"].health, seen["ownership"].found[:17]) == (Health.FAILED, "this pipeline has ")
+    assert (seen["ownership"].health, seen["ownership"].found[:17]) == (Health.FAILED, "this pipeline has")
     shutil.rmtree(tmp_path / "log")
     seen = by_check(run_checks(dsn=dsn, store=str(tmp_path / "log"), pipeline="numbers"))
     assert seen["ownership"].health is Health.FAILED
