@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from onceward.core.errors import ConfigurationError, OncewardError, SourceError
 from onceward.core.kit.options import check_type
+from onceward.core.kit.rows import cast
 from onceward.core.source import ResettableSource
 
 from .task import arrow_schema
@@ -173,16 +174,14 @@ def _as_spark_takes(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
     """The same values in the types that pyspark insists on: of several Arrow types for one of Spark's it takes one."""
     if batch.schema.equals(wanted) or batch.schema.names != wanted.names:  # pyspark refuses other names
         return batch
-    columns = []
-    for field, column in zip(wanted, batch.columns, strict=True):
-        try:
-            columns.append(column if column.type == field.type else column.cast(field.type))
-        except pa.ArrowException as error:
-            raise SourceError(
-                f"column {field.name}: {error}. Spark reads {column.type} as {field.type} only: give the source a "
-                "schema with another type (a FileSource takes schema=…)"
-            ) from error
-    return pa.RecordBatch.from_arrays(columns, schema=wanted)
+    return cast(
+        batch,
+        wanted,
+        lambda given, error: SourceError(
+            f"column {given.name}: {error}. Spark reads {given.type} as {wanted.field(given.name).type} only: give the "
+            "source a schema with another type (a FileSource takes schema=…)"
+        ),
+    )
 
 
 class AnySource(DataSource):

@@ -29,6 +29,7 @@ from .start import EngineWorld, Setup
 from .state.keys import MAX_PARALLELISM, KeyEncoder
 from .state.memory import MemoryBackend
 from .state.storage import locate
+from .state.store import StateBackend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
     from .events import CheckpointRecord
     from .logic import Record
-    from .state.store import StateBackend
 
 _log = logging.getLogger("onceward.engine")
 
@@ -186,7 +186,7 @@ def _check_kinds(checkpoint: object, backend: object, restart: object) -> None:
     given = [
         ("checkpoint", checkpoint, isinstance(checkpoint, CheckpointConfig), "a CheckpointConfig"),
         ("restart", restart, isinstance(restart, RestartStrategy), "a RestartStrategy"),
-        ("backend", backend, hasattr(backend, "bind"), "a MemoryBackend, a FileBackend or a RocksDBBackend"),
+        ("backend", backend, isinstance(backend, StateBackend), "a MemoryBackend, a FileBackend or a RocksDBBackend"),
     ]
     for name, value, fits, kind in given:
         if value is not None and not fits:

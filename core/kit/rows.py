@@ -86,15 +86,32 @@ def in_microseconds(rows: pa.RecordBatch) -> pa.RecordBatch:
     fields = [field.with_type(_microseconds(field.type)) for field in rows.schema]
     if fields == list(rows.schema):
         return rows
+    return cast(
+        rows,
+        pa.schema(fields, rows.schema.metadata),
+        lambda field, _: SchemaError(
+            f"column {field.name!r} has a time of day with a fraction of a microsecond: round it in the query"
+        ),
+    )
+
+
+def cast(
+    rows: pa.RecordBatch, schema: pa.Schema, refusal: Callable[[pa.Field, pa.ArrowException], Exception]
+) -> pa.RecordBatch:
+    """The same values in the types of a schema with the same columns.
+
+    Args:
+        rows: What is to be cast.
+        schema: The types.
+        refusal: Makes the error for a column of `rows` whose values the schema's type cannot hold.
+    """
     columns = []
-    for field, column in zip(fields, rows.columns, strict=True):
+    for field, given, column in zip(schema, rows.schema, rows.columns, strict=True):
         try:
             columns.append(column if column.type == field.type else column.cast(field.type))
-        except pa.ArrowInvalid as error:
-            raise SchemaError(
-                f"column {field.name!r} has a time of day with a fraction of a microsecond: round it in the query"
-            ) from error
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, rows.schema.metadata))
+        except pa.ArrowException as error:
+            raise refusal(given, error) from error
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _microseconds(kind: pa.DataType) -> pa.DataType:
