@@ -1,6 +1,8 @@
-"""Archives of loaded classes (JEP 350), with which Spark's and Kafka's JVMs start in about two thirds of the time.
+"""How Spark and Kafka start quickly.
 
-Made once for each Java, Spark and Kafka, in pytest's cache. A JVM with another class path ignores its archive.
+With archives of loaded classes (JEP 350) their JVMs start in about two thirds of the time. They are made once for each
+Java, Spark and Kafka, in pytest's cache. A JVM with another class path ignores its archive. Spark's Python workers are
+forks of a process that has imported already what they need (`daemon/`).
 """
 
 from __future__ import annotations
@@ -12,11 +14,16 @@ import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from onceward.testing.machine import find_java
 from onceward.testing.services import KafkaServer
 from onceward.testing.services.kafka import KAFKA_LOCK
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DAEMON = Path(__file__).with_name("daemon")
 # For short-lived JVMs: time spent on optimizing their code would not come back.
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 VARIABLES = {"spark": "JDK_JAVA_OPTIONS", "kafka": "KAFKA_JVM_PERFORMANCE_OPTS"}
@@ -32,6 +39,13 @@ def use_class_archives(folder: Path) -> None:
     for program, file in archives.items():
         use = f" -XX:SharedArchiveFile={file} -Xlog:disable" if file.exists() else ""
         os.environ[VARIABLES[program]] = QUICK_START + use
+
+
+def with_warm_workers(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a Spark driver, with its daemon of Python workers replaced by `daemon/warm_daemon.py`."""
+    path = os.pathsep.join(filter(None, [str(DAEMON), environment.get("PYTHONPATH")]))
+    options = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -Dspark.python.daemon.module=warm_daemon"
+    return {**environment, "PYTHONPATH": path, "JDK_JAVA_OPTIONS": options}
 
 
 def _make(program: str, archive: Path) -> subprocess.Popen[bytes]:

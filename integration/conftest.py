@@ -20,7 +20,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from onceward.testing.services import KafkaServer, PostgresServer
 
-from .class_archives import use_class_archives
+from .class_archives import use_class_archives, with_warm_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -154,13 +154,14 @@ def _drop(postgres: PostgresServer, name: str) -> None:
 def driver_environment() -> dict[str, str]:
     """Environment for a Spark driver in a process of its own: this Python, this source, no word of another Spark."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "PYSPARK_"))}
-    return {
+    driver = {
         **inherited,
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(SOURCE), inherited.get("PYTHONPATH")])),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
+    return with_warm_workers(driver)
 
 
 @pytest.fixture(scope="session")
@@ -169,7 +170,7 @@ def spark(driver_environment: dict[str, str], tmp_path_factory: pytest.TempPathF
     from pyspark.sql import SparkSession
 
     patch = pytest.MonkeyPatch()
-    for key in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH", "SPARK_LOCAL_IP"):
+    for key in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH", "SPARK_LOCAL_IP", "JDK_JAVA_OPTIONS"):
         patch.setenv(key, driver_environment[key])
     builder = SparkSession.builder.master("local[2]").appName("onceward tests")
     for key, value in spark_settings(tmp_path_factory.mktemp("spark")).items():

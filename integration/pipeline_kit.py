@@ -9,6 +9,8 @@ from pathlib import Path
 
 from onceward.testing.pipeline import KafkaTopic, PipelineTest, Table
 
+from .class_archives import with_warm_workers
+
 HERE = Path(__file__).parent
 THIS_SOURCE = {"PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parent / "src"), os.environ.get("PYTHONPATH")]))}
 
@@ -28,7 +30,7 @@ class SparkPipeline(PipelineTest):
     command = (sys.executable, HERE / "pipeline_driver.py")
     inputs = KafkaTopic("numbers", partitions=3)
     outputs = (KafkaTopic("words", partitions=3), Table("words", "id bigint, word text"))
-    environment = {**THIS_SOURCE, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment = with_warm_workers({**THIS_SOURCE, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"})
     row_count = 2_000
     feed_seconds = 10.0
     timeout = 180.0

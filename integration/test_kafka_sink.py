@@ -6,7 +6,7 @@ import time
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from onceward.connectors.kafka import commits
 from onceward.connectors.kafka.admin import cluster_of
@@ -410,6 +410,21 @@ def test_a_topic_that_is_deleted_while_rows_are_on_their_way_does_not_come_back(
         go_on_with(bench.sink, transaction, rows("after"))
     bench.sink.discard(transaction)
     assert name not in topics_of(kafka)
+
+
+def test_a_topic_that_is_deleted_and_created_again_before_the_decision_costs_no_rows(bench, kafka):
+    transaction = bench.sink.begin(bench.context(1))
+    bench.sink.write(transaction, rows("gone"))
+    transaction.producer.flush(time.monotonic() + 30)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.delete_topics([bench.topic])[bench.topic].result(30)
+    eventually(lambda: bench.topic not in topics_of(kafka), "the topic is deleted")
+    admin.create_topics([NewTopic(bench.topic, 1, 1)])[bench.topic].result(30)
+    with pytest.raises(KafkaError, match="lost rows before it could be prepared"):
+        bench.sink.pre_commit(transaction)
+    bench.sink.discard(transaction)
+    assert bench.sink.commit(bench.write(rows("again"), epoch=2)).settled
+    assert bench.values() == [b"again"]
 
 
 @pytest.mark.parametrize("wrong", [{"linger.mss": "5"}, {"linger.ms": "soon"}])

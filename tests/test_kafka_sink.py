@@ -12,7 +12,7 @@ from onceward.connectors.kafka import sink as kafka
 from onceward.connectors.kafka.librdkafka import BatchProducer
 from onceward.connectors.kafka.producer import DeliveryFailures, TransactionalProducer
 from onceward.connectors.kafka.sink import KafkaSink, KafkaTransaction
-from onceward.connectors.kafka.transaction import Description, Handle
+from onceward.connectors.kafka.transaction import Description, Handle, OpenProducers
 from onceward.core.errors import ConfigurationError, KafkaError
 from onceward.core.names import NOTHING, PooledName, Scope
 from onceward.core.transaction import AbortStatus, CommitStatus, Committable, Observation, Progress, WriteContext
@@ -141,6 +141,7 @@ class Written:
         self.name = PooledName(SCOPE, "0123abcd", 0)
         self.left = 0.0
         self.transactions = self
+        self.producers: dict[tuple[str, int], OpenProducers | None] = {("t", 0): {(7, 3): 1}}
 
     def flush(self, deadline: float) -> None:
         self.calls.append("flush")
@@ -156,7 +157,13 @@ class Written:
         return {name: Description(0, self.state, handle, 60_000, frozenset({("t", 0)})) for name in names}
 
     def topic_ids(self, topics):
+        self.calls.append("topic ids")
         return {topic: f"id-of-{topic}" for topic in topics}
+
+    def describe_producers(self, partitions, *, retry_seconds):
+        assert (partitions, retry_seconds) == ({("t", 0)}, 0)
+        self.calls.append("describe producers")
+        return self.producers
 
     def keep(self, _name, _context, prepared) -> None:
         self.calls.append("keep" if prepared is not None else "keep nothing")
@@ -175,7 +182,7 @@ def pre_committed(monkeypatch, written) -> Committable:
 def test_a_handle_is_asked_for_when_the_brokers_have_all_messages(monkeypatch):
     written = Written()
     committable = pre_committed(monkeypatch, written)
-    assert written.calls == ["flush", "describe", "keep", "drop"]
+    assert written.calls == ["flush", "describe", "topic ids", "describe producers", "keep", "drop"]
     assert (committable.writer, committable.epoch, committable.subtask, committable.rows) == (4, 2, 1, 1)
     assert committable.handle["producer_epoch"] == 3
 
@@ -192,6 +199,22 @@ def test_a_transaction_that_ended_meanwhile_is_not_prepared(monkeypatch, state):
     with pytest.raises(KafkaError, match=f"the coordinator says {state}"):
         pre_committed(monkeypatch, written)
     assert "keep" not in written.calls
+
+
+@pytest.mark.parametrize("others", [{}, {(7, 2): 1}, {(8, 3): 1}])
+def test_a_transaction_that_its_partitions_do_not_have_is_not_prepared(monkeypatch, others):
+    """Its topic was deleted and created again, or somebody ran kafka-transactions abort."""
+    written = Written()
+    written.producers = {("t", 0): others}
+    with pytest.raises(KafkaError, match="lost rows before it could be prepared"):
+        pre_committed(monkeypatch, written)
+    assert "keep" not in written.calls
+
+
+def test_a_partition_that_does_not_answer_is_not_waited_for(monkeypatch):
+    written = Written()
+    written.producers = {("t", 0): None}
+    assert pre_committed(monkeypatch, written).rows == 1
 
 
 def test_without_rows_there_is_no_transaction(monkeypatch):

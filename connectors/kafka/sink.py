@@ -26,7 +26,7 @@ from .positions import LATEST, Partition
 from .producer import check_settings
 from .rows import check_columns, hashed
 from .settings import CONNECTION_OPTIONS, KafkaSettings, split_options
-from .transaction import KIND, VERSION, Prepared, mark_of
+from .transaction import KIND, VERSION, Inside, Prepared, judge_partitions, mark_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -309,7 +309,16 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 f"writing took longer than its timeout ({self.transaction_timeout:g} s), make epochs shorter",
                 transaction=name,
             )
-        return description.open.with_ids(client.topic_ids(description.open.topics))
+        prepared = description.open.with_ids(client.topic_ids(description.open.topics))
+        # After the ids: a partition that has the transaction open proves that its topic's id is that of the rows.
+        inside = judge_partitions(prepared, client.describe_producers(prepared.partitions, retry_seconds=0))
+        if inside not in (Inside.OPEN, Inside.SILENT):
+            raise KafkaError(
+                f"the transaction lost rows before it could be prepared ({inside}): a topic was deleted, or somebody "
+                "ran kafka-transactions abort. Nothing of the epoch is committed; the next attempt writes it again",
+                transaction=name,
+            )
+        return prepared
 
     def _pool(self, scope: Scope) -> ProducerPool:
         return pool_of(PoolKey(self.settings, scope, self._timeout_ms))
