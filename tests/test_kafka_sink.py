@@ -142,6 +142,7 @@ class Written:
         self.left = 0.0
         self.transactions = self
         self.producers: dict[tuple[str, int], OpenProducers | None] = {("t", 0): {(7, 3): 1}}
+        self.ids: dict[str, str | None] = {"t": "id-of-t"}
 
     def flush(self, deadline: float) -> None:
         self.calls.append("flush")
@@ -156,9 +157,10 @@ class Written:
         handle = Handle(str(self.name), 7, 3, 1000)
         return {name: Description(0, self.state, handle, 60_000, frozenset({("t", 0)})) for name in names}
 
-    def topic_ids(self, topics):
-        self.calls.append("topic ids")
-        return {topic: f"id-of-{topic}" for topic in topics}
+    def topic_ids(self, topics, *, everywhere=False):
+        assert topics == {"t"}
+        self.calls.append("topic ids everywhere" if everywhere else "topic ids")
+        return self.ids
 
     def describe_producers(self, partitions, *, retry_seconds):
         assert (partitions, retry_seconds) == ({("t", 0)}, 0)
@@ -211,9 +213,18 @@ def test_a_transaction_that_its_partitions_do_not_have_is_not_prepared(monkeypat
     assert "keep" not in written.calls
 
 
-def test_a_partition_that_does_not_answer_is_not_waited_for(monkeypatch):
+def test_a_transaction_whose_topic_is_gone_is_not_prepared(monkeypatch):
     written = Written()
-    written.producers = {("t", 0): None}
+    written.producers, written.ids = {("t", 0): None}, {"t": None}
+    with pytest.raises(KafkaError, match="lost rows before it could be prepared"):
+        pre_committed(monkeypatch, written)
+    assert written.calls == ["flush", "describe", "topic ids", "topic ids everywhere", "describe producers"]
+
+
+@pytest.mark.parametrize("ids", [{"t": "id-of-t"}, {}])
+def test_a_partition_that_does_not_answer_is_not_waited_for(monkeypatch, ids):
+    written = Written()
+    written.producers, written.ids = {("t", 0): None}, ids
     assert pre_committed(monkeypatch, written).rows == 1
 
 

@@ -19,8 +19,9 @@ from unittest.mock import patch
 import msgspec
 
 from onceward.connectors.kafka import commits, pool
+from onceward.connectors.kafka import sink as sink_module
 from onceward.connectors.kafka.sink import KafkaTransaction
-from onceward.connectors.kafka.transaction import Handle, Prepared, judge, listed_committable
+from onceward.connectors.kafka.transaction import Handle, Inside, Prepared, judge, listed_committable
 from onceward.connectors.spark import query
 from onceward.connectors.spark import writer as writer_module
 from onceward.connectors.spark.exactly_once import EpochHandler
@@ -731,6 +732,12 @@ MUTANTS: dict[str, Mutant] = {
         _laws("independent", "progress"),
         patches=((commits.Inspector, "_is_deleted", lambda *_: False),),
         narrow=with_kinds(K.DELETE_TOPIC, K.SWITCH, sinks=("kafka",)),
+    ),
+    "prepared without asking the partitions": Mutant(
+        "Pre-commit believes the coordinator alone, and a topic's new id is taken for that of the deleted rows.",
+        _laws("sweep"),
+        patches=((sink_module, "judge_partitions", lambda *_: Inside.OPEN),),
+        narrow=crowded(K.DELETE_TOPIC, within=200, sinks=("kafka",), on_lost="skip"),
     ),
     "the age begins in the second process": Mutant(
         "The process that decides counts an epoch's age from its own beginning.",
