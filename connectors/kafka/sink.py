@@ -312,10 +312,10 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         ids = {topic: found for topic, found in client.topic_ids(description.open.topics).items() if found is not None}
         if untold := description.open.topics - ids.keys():
             ids |= client.topic_ids(untold, everywhere=True)
-        prepared = description.open.with_ids(ids)
+        prepared, gone = description.open.with_ids(ids), None in ids.values()
         # After the ids: a partition that has the transaction open proves that its topic's id is that of the rows.
-        inside = judge_partitions(prepared, client.describe_producers(prepared.partitions, retry_seconds=0))
-        if None in ids.values() or inside not in (Inside.OPEN, Inside.SILENT):
+        inside = Inside.GONE if gone else judge_partitions(prepared, client.describe_producers(prepared.partitions))
+        if inside not in (Inside.OPEN, Inside.SILENT):
             raise KafkaError(
                 f"the transaction lost rows before it could be prepared ({inside}): a topic was deleted, or somebody "
                 "ran kafka-transactions abort. Nothing of the epoch is committed; the next attempt writes it again",
