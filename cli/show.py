@@ -84,8 +84,8 @@ def history(told: History, *, as_json: bool) -> None:
     out = console()
     for one in listed:
         completed = f"completed {one.completed}" if one.completed else "waits for its commit"
-        sinks = ", ".join(one.sinks)
-        out.print(f"epoch {one.epoch}: {one.rows} rows, transactions: {one.transactions}, sinks: {sinks}")
+        rows = ", ".join(f"{sink} {count} rows" for sink, count in one.rows.items())
+        out.print(f"epoch {one.epoch}: {rows} in {one.transactions} transactions")
         out.print(f"  decided {one.decided}, {completed}")
     out.print("the log keeps the newest epochs only" if listed else "the log holds no decided epoch")
     for one in listed:

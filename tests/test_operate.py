@@ -485,7 +485,7 @@ def test_the_engines_checkpoints_are_listed_with_their_folders(tmp_path: Path) -
     made.run()
     listed = history(open_log(str(tmp_path / "log"))).epochs
     newest = listed[-1]
-    assert (newest.pipeline, newest.sinks) == ("totals", ("files",))
+    assert (newest.pipeline, [*newest.rows]) == ("totals", ["files"])
     assert newest.completed is not None
     assert newest.checkpoint is not None
     assert Path(newest.checkpoint).is_dir()
@@ -519,10 +519,12 @@ class TestCommands:
         assert "nothing to commit" in case.run("commit", *store, "--yes").stdout
         shown = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["checkpoints", *store]).stdout
         time = r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00"
-        assert re.search(rf"epoch 0: 3 rows, .* files\n  decided {time}, completed {time}\n", shown), shown
+        assert re.search(rf"epoch 0: files 3 rows in 1 transactions\n  decided {time}, completed {time}\n", shown), (
+            shown
+        )
         assert "the newest epochs only" in shown
         rows = json.loads(CliRunner().invoke(app, ["checkpoints", *store, "--json"]).stdout)
-        assert [(row["epoch"], row["rows"]) for row in rows["epochs"]] == [(0, 3)]
+        assert [(row["epoch"], row["rows"]) for row in rows["epochs"]] == [(0, {"files": 3})]
         assert rows["given_up"] == []
 
     @pytest.mark.parametrize(

@@ -83,9 +83,9 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
     decided: str
     completed: str | None = None
     """None while it waits for its commit."""
-    sinks: tuple[str, ...]
+    rows: dict[str, int]
+    """Of each sink."""
     transactions: int
-    rows: int
     input: Any
     """Offsets where its input ended."""
     checkpoint: str | None
@@ -147,9 +147,8 @@ def _epoch(pipeline: str, decision: Decide, completed: Completed | None, *, reta
         epoch=decision.epoch,
         decided=decision.at,
         completed=completed.at if completed is not None else None,
-        sinks=decision.sinks,
+        rows=decision.rows(),
         transactions=len(decision.committables),
-        rows=sum(committable.rows for committable in decision.committables),
         input=decision.input.end,
         checkpoint=folder,
         retained=older_checkpoints(folder, decision.epoch) if retained and folder is not None else (),

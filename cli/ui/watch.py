@@ -203,17 +203,15 @@ def _log_folders(root: Path) -> Iterator[Path]:
 
 
 def _of_decision(decision: Decide, completed: str | None) -> Epoch:
-    rows: dict[str, int | None] = dict.fromkeys(decision.sinks, 0)
-    for c in decision.committables:
-        rows[c.sink] = (rows.get(c.sink) or 0) + c.rows
+    rows = decision.rows()
     return Epoch(
         epoch=decision.epoch,
         status="completed" if completed is not None else "decided",
         decided=decision.at,
         position=decision.position,
         completed=completed,
-        rows=sum(c.rows for c in decision.committables),
-        sinks=rows,
+        rows=sum(rows.values()),
+        sinks={**rows},
         transactions=len(decision.committables),
         written=[
             Transaction(transaction=c.transaction, sink=c.sink, subtask=c.subtask, rows=c.rows)

@@ -309,8 +309,9 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 f"writing took longer than its timeout ({self.transaction_timeout:g} s), make epochs shorter",
                 transaction=name,
             )
-        ids = {topic: found for topic, found in client.topic_ids(description.open.topics).items() if found is not None}
-        if untold := description.open.topics - ids.keys():
+        topics = description.open.topics
+        ids: dict[str, str | None] = {topic: found for topic, found in client.topic_ids(topics).items() if found}
+        if untold := topics - ids.keys():
             ids |= client.topic_ids(untold, everywhere=True)
         prepared, gone = description.open.with_ids(ids), None in ids.values()
         # After the ids: a partition that has the transaction open proves that its topic's id is that of the rows.
