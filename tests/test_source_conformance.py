@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,9 +18,10 @@ from onceward.testing.conformance import SourceConformance, SourceUnderTest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from onceward.sources import Piece, Split
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 class Folder:
@@ -121,3 +125,10 @@ def test_a_wrong_source_fails_the_case_that_is_about_its_fault(kind: type[Sequen
 def test_a_source_whose_subtasks_read_the_same_is_caught() -> None:
     with pytest.raises(AssertionError):
         SourceConformance().test_67_each_row_belongs_to_one_subtask_whatever_their_number(sequence(SharesTwice), 2)
+
+
+def test_the_example_of_a_custom_source_passes() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_custom_source.py"]
+    done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "11 passed, 1 skipped" in done.stdout
