@@ -231,7 +231,7 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
 
         Returns:
             What the target remembers of this log: if that is less than was committed, it is a different target, or an
-            older copy. None if it remembers nothing.
+            older copy. None if it cannot remember; Remembered(False, NOTHING) if it could, and knows nothing.
 
         Raises:
             EpochConflictError: The target knows this pipeline and sink from another decision log, for example
