@@ -109,7 +109,33 @@ class ReadsOneRowTwice(SequenceSource):
             yield piece._replace(next=piece.next - 1)
 
 
+class YieldsBatches(SequenceSource):
+    def read(self, split: Split) -> Iterator[Any]:
+        return (piece.batch for piece in super().read(split))
+
+
+class SplitsIntoTuples(SequenceSource):
+    def splits(self, start: Any, end: Any, parallelism: int = 1) -> Any:
+        return [(split.unit, split.start, split.end) for split in super().splits(start, end, parallelism)]
+
+
+class KeepsSetsInItsPosition(SequenceSource):
+    def start(self) -> Any:
+        return {unit: {at} for unit, at in super().start().items()}
+
+
+class HasAnotherSchema(SequenceSource):
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema({"m": pa.int64()})
+
+
+CONTRACT = "test_what_is_returned_is_what_the_contract_says"
 WRONG = {
+    YieldsBatches: CONTRACT,
+    SplitsIntoTuples: CONTRACT,
+    KeepsSetsInItsPosition: CONTRACT,
+    HasAnotherSchema: CONTRACT,
     SilentAboutLosses: "test_68_what_is_gone_is_an_error_and_never_silence",
     AnotherOrder: "test_67_the_same_positions_give_the_same_rows_in_the_same_order",
     ReadsOneRowTwice: "test_67_a_split_goes_on_from_any_piece",
@@ -131,4 +157,4 @@ def test_the_example_of_a_custom_source_passes() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_custom_source.py"]
     done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "11 passed, 1 skipped" in done.stdout
+    assert "12 passed, 1 skipped" in done.stdout
