@@ -169,4 +169,4 @@ class CommitPendingError(ProtocolError):
 
 
 class LifecycleError(ProtocolError):
-    """A step was requested that the transaction's state does not allow: a bug in the caller."""
+    """A step that the transaction's state does not allow, or a sink whose method returned something unusable: a bug."""

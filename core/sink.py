@@ -15,12 +15,13 @@ the commit by handle, in any process, is what lets it work without long-lived wr
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, Self, TypeVar
 
-from .errors import ExternalError
+from .errors import ExternalError, LifecycleError
 from .kit.options import OF_FORMATS, arguments, check_types
 from .names import check_sink_name
 from .transaction import Observation
@@ -34,6 +35,14 @@ if TYPE_CHECKING:
     from .transaction import AbortOutcome, CommitOutcome, Committable, Progress, WriteContext
 
 Txn = TypeVar("Txn")
+_CALLED: Final = frozenset(
+    {
+        *("validate", "begin", "write", "pre_commit", "discard", "commit", "commit_many", "abort", "inspect_many"),
+        *("check_claim", "claim", "release", "completed", "warm_up", "open", "flush", "close", "send"),
+    }
+)
+_LISTED: Final = frozenset({"lingering", "lingering_elsewhere"})
+"""Methods that may be generators."""
 
 
 class Guarantee(StrEnum):
@@ -68,6 +77,26 @@ class Sink(ABC):
         self.name = check_sink_name(name)
         self.select = list(select) if select is not None else None
         self.where = where
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Refuse a method that would do nothing when it is called."""
+        super().__init_subclass__(**arguments)
+        for name, method in vars(cls).items():
+            is_async = inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
+            if (is_async and name in _CALLED | _LISTED) or (inspect.isgeneratorfunction(method) and name in _CALLED):
+                raise LifecycleError(
+                    f"{cls.__qualname__}.{name} is {'async' if is_async else 'a generator'}, so a call of it does "
+                    "nothing. Make it a plain function that returns when its work is done"
+                    f"{' (asyncio.run can help)' if is_async else ''}"
+                )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, attribute: str) -> NoReturn:
+            why = f"{type(self).__name__!r} object has no attribute {attribute!r}"
+            if attribute in ("name", "select", "where"):
+                why += ": its __init__ must call super().__init__(name)"
+            raise AttributeError(why, name=attribute, obj=self)
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Self:
@@ -202,7 +231,7 @@ class TwoPhaseCommitSink(Sink, Generic[Txn]):
 
         Returns:
             What the target remembers of this log: if that is less than was committed, it is a different target, or an
-            older copy. None if it remembers nothing.
+            older copy. None if it cannot remember; Remembered(False, NOTHING) if it could, and knows nothing.
 
         Raises:
             EpochConflictError: The target knows this pipeline and sink from another decision log, for example

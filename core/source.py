@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Position = Any
-"""How far a source was read: a JSON value, opaque to the code that stores it."""
+"""How far a source was read: a dict that JSON can hold, opaque to the code that stores it."""
 
 
 class Split(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from onceward.core.transaction import (
     WriteContext,
 )
 
-from .write_ahead import WriteAheadLogSink
+from .write_ahead import Delivery, WriteAheadLogSink
 
 __all__ = [
     "AbortOutcome",
@@ -20,6 +20,7 @@ __all__ = [
     "CommitOutcome",
     "CommitStatus",
     "Committable",
+    "Delivery",
     "DirectSink",
     "Guarantee",
     "IdempotentSink",

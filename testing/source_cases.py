@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections import Counter
-from collections.abc import Callable  # noqa: TC003 - a dataclass field's type
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ import pytest
 from onceward.connectors.files.sink import FileSink
 from onceward.core.errors import SourceError
 from onceward.core.steps import Step, hooked
-from onceward.sources import ResettableSource
+from onceward.sources import Piece, ResettableSource, Split
 
 from .faults import Faults, fail, lose_answer
 from .sink_case import fast_pipeline, not_applicable
@@ -83,6 +83,27 @@ class SourceConformance:
     def source_under_test(self) -> SourceUnderTest:
         """What is tested."""
         raise NotImplementedError("give the fixture `source_under_test`, which returns a SourceUnderTest")
+
+    def test_what_is_returned_is_what_the_contract_says(self, source_under_test: SourceUnderTest) -> None:
+        source_under_test.append(list(range(50)))
+        source = source_under_test.make()
+        start, end = source.start(), source.end()
+        _check_position("start", start)
+        _check_position("end", end)
+        _check_position("latest", source.latest(start, until=end))
+        splits = source.splits(start, end)
+        assert splits is not None, "splits returned None"
+        for split in splits:
+            assert isinstance(split, Split), f"splits returned {split!r} where a Split is due"
+            pieces = source.read(split)
+            assert isinstance(pieces, Iterable), f"read returned {pieces!r}; it yields a Piece for each batch"
+            for piece in pieces:
+                assert isinstance(piece, Piece), f"read yielded a {type(piece).__name__} where a Piece is due"
+                assert isinstance(piece.next, int), f"Piece.next is {piece.next!r}; it is where the split goes on"
+                assert piece.batch.num_rows, "read yielded a batch without rows"
+                assert piece.batch.schema.equals(source.schema), (
+                    f"a batch has the schema\n{piece.batch.schema}\nand the source says\n{source.schema}"
+                )
 
     def test_67_the_same_positions_give_the_same_rows_in_the_same_order(
         self, source_under_test: SourceUnderTest
@@ -217,6 +238,15 @@ class SourceConformance:
             assert pipeline.wait(120), "it did not come to its end"
         lines = [line for path in target.glob("*.jsonl") for line in path.read_text().splitlines()]
         return Counter(json.loads(line)["n"] for line in lines)
+
+
+def _check_position(method: str, position: object) -> None:
+    assert isinstance(position, dict), f"{method} returned {position!r}; a position is a dict"
+    try:
+        reread = json.loads(json.dumps(position))
+    except TypeError:
+        reread = None
+    assert reread == position, f"{method} returned {position!r}, which JSON changes or cannot hold"
 
 
 def _only_numbers(numbers: list[int]) -> pa.RecordBatch:

@@ -8,6 +8,7 @@ import time
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -305,7 +306,16 @@ class FlushesTooLate(FileSink):
         return super().commit(super().pre_commit(transaction))
 
 
+class KeepsRowsInTheHandle(Claiming):
+    """The decision log then holds a copy of all rows."""
+
+    def pre_commit(self, transaction: Any) -> Committable:
+        committable = super().pre_commit(transaction)
+        return msgspec.structs.replace(committable, handle={"rows": ["row"] * committable.rows})
+
+
 WRONG = {
+    KeepsRowsInTheHandle: "test_a_handle_does_not_grow_with_the_rows",
     CommitsAtPreCommit: "test_02_rows_prepared_and_not_decided_are_not_visible",
     ForgetsToAbort: "test_29_and_31_an_abort_can_be_repeated",
     IsNotIdempotent: "test_21_25_and_26_a_commit_can_be_repeated",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,9 +18,10 @@ from onceward.testing.conformance import SourceConformance, SourceUnderTest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from onceward.sources import Piece, Split
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 class Folder:
@@ -105,7 +109,33 @@ class ReadsOneRowTwice(SequenceSource):
             yield piece._replace(next=piece.next - 1)
 
 
+class YieldsBatches(SequenceSource):
+    def read(self, split: Split) -> Iterator[Any]:
+        return (piece.batch for piece in super().read(split))
+
+
+class SplitsIntoTuples(SequenceSource):
+    def splits(self, start: Any, end: Any, parallelism: int = 1) -> Any:
+        return [(split.unit, split.start, split.end) for split in super().splits(start, end, parallelism)]
+
+
+class KeepsSetsInItsPosition(SequenceSource):
+    def start(self) -> Any:
+        return {unit: {at} for unit, at in super().start().items()}
+
+
+class HasAnotherSchema(SequenceSource):
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema({"m": pa.int64()})
+
+
+CONTRACT = "test_what_is_returned_is_what_the_contract_says"
 WRONG = {
+    YieldsBatches: CONTRACT,
+    SplitsIntoTuples: CONTRACT,
+    KeepsSetsInItsPosition: CONTRACT,
+    HasAnotherSchema: CONTRACT,
     SilentAboutLosses: "test_68_what_is_gone_is_an_error_and_never_silence",
     AnotherOrder: "test_67_the_same_positions_give_the_same_rows_in_the_same_order",
     ReadsOneRowTwice: "test_67_a_split_goes_on_from_any_piece",
@@ -121,3 +151,10 @@ def test_a_wrong_source_fails_the_case_that_is_about_its_fault(kind: type[Sequen
 def test_a_source_whose_subtasks_read_the_same_is_caught() -> None:
     with pytest.raises(AssertionError):
         SourceConformance().test_67_each_row_belongs_to_one_subtask_whatever_their_number(sequence(SharesTwice), 2)
+
+
+def test_the_example_of_a_custom_source_passes() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_custom_source.py"]
+    done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "12 passed, 1 skipped" in done.stdout

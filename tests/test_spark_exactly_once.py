@@ -8,13 +8,13 @@ import pytest
 from pyspark.errors import SparkRuntimeException
 
 from onceward.connectors.spark.cluster import check_log
-from onceward.connectors.spark.exactly_once import EpochHandler
+from onceward.connectors.spark.exactly_once import EpochHandler, check_pickles
 from onceward.connectors.spark.query import any_stage_failed, epoch_input, read_text, reason
 from onceward.connectors.spark.writers import TOO_LARGE
 from onceward.core.errors import ConfigurationError, EpochConflictError
 from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, Rewind, read
 
-from .core_fakes import policy
+from .core_fakes import FakeSink, policy
 from .engine_kit import TargetSink
 from .spark_kit import QUERY, Checkpoint, Frame, Session, SparkSink, stage, target_called
 
@@ -347,3 +347,17 @@ org.apache.spark.SparkException"""
 )
 def test_the_reason_of_a_failure_is_one_line(error: BaseException, told: str):
     assert reason(error) == told
+
+
+def test_a_sink_that_cannot_be_sent_to_the_executors_is_refused_with_its_member():
+    sink = FakeSink()
+    check_pickles(sink)
+    sink.claim_error = Unpicklable()
+    told = r"sink a cannot be sent to the executors \(holds a socket: member claim_error\). A sink holds config"
+    with pytest.raises(ConfigurationError, match=told):
+        check_pickles(sink)
+
+
+class Unpicklable(Exception):  # noqa: N818 - it stands for a connection
+    def __reduce__(self) -> Any:
+        raise TypeError("holds a socket")

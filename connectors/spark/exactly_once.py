@@ -14,6 +14,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pyspark import cloudpickle
+
 from onceward.core.checkpoint import Admission, CommitPolicy, Coordinator, OnLost
 from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.errors import ConfigurationError, OncewardError
@@ -164,8 +166,31 @@ def _check(df: DataFrame, sinks: Sequence[AnySink], pipeline: str | None) -> Non
     names = [sink.name for sink in sinks]
     if len(set(names)) != len(names):
         raise ConfigurationError(f"each sink of a pipeline needs a name of its own; got {names}")
+    for sink in sinks:
+        check_pickles(sink)
     if pipeline is not None:
         check_pipeline_name(pipeline)
+
+
+def check_pickles(sink: AnySink) -> None:
+    """Refuse what Spark could not send to the executors, in the way it sends it."""
+    error = _not_pickled(sink)
+    if error is None:
+        return
+    members = [name for name, value in vars(sink).items() if _not_pickled(value) is not None]
+    raise ConfigurationError(
+        f"sink {sink.name} cannot be sent to the executors ({error}{': member ' if members else ''}"
+        f"{', '.join(members)}). A sink holds configuration only: open connections in begin and in commit",
+        sink=sink.name,
+    )
+
+
+def _not_pickled(value: object) -> Exception | None:
+    try:
+        cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
+    except Exception as error:  # noqa: BLE001 - whatever a member raises
+        return error
+    return None
 
 
 def _check_types(on_complete: Any, **given: Any) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from .. import answers
 from ..errors import DataLossError, EpochConflictError, ProtocolError
 from ..log.view import NONE, check_next, may_follow
 from ..transaction import Acknowledgement, Committable, Observation
@@ -213,7 +214,8 @@ def check_age(
             timeout,
             extra={"pipeline": pipeline, "sink": sink.name, "epoch": epoch},
         )
-        states = zip(mine, sink.inspect_many(mine), strict=True)
+        seen = answers.many(sink, "inspect_many", sink.inspect_many(mine), Observation, count=len(mine), epoch=epoch)
+        states = zip(mine, seen, strict=True)
         gone = [c for c, state in states if state in (Observation.ABORTED, Observation.EXPIRED, Observation.ABSENT)]
         if gone:
             error = DataLossError(

@@ -9,26 +9,30 @@ at the end. So a target that is away delays no other, and a loss in one sink tak
 from __future__ import annotations
 
 import logging
+import threading
+from contextlib import contextmanager
 from itertools import count, groupby
 from typing import TYPE_CHECKING, Any, Final
 
+from .. import answers
 from ..errors import (
     CommitPendingError,
     DataLossError,
     EpochConflictError,
     ExternalError,
     FencedError,
+    OncewardError,
 )
-from ..events import Committed, CommitWaits, moment, tell, wall_clock
+from ..events import Committed, CommitWaits, about, moment, tell, wall_clock
 from ..names import Scope
 from ..policy import CommitPolicy, OnLost
 from ..sink import by_urgency
 from ..steps import Step, crash_point
-from ..transaction import CommitStatus
+from ..transaction import CommitOutcome, CommitStatus
 from .losses import resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from ..log import CommitPermit, LogWriter
     from ..sink import TwoPhaseCommitSink
@@ -39,6 +43,8 @@ _log = logging.getLogger("onceward.commit")
 
 TOLD_AFTER: Final = 8
 """Repetitions before a warning names what is waited for: three seconds by default, if each attempt fails at once."""
+SLOW: Final = 60.0
+"""Seconds after which a warning names a call that has not returned."""
 
 
 def finish(
@@ -175,19 +181,44 @@ class _Share:
             self.detail = f"{type(error).__name__}: {error}"
             if not (isinstance(error, ExternalError) and error.retryable):
                 self.error = error
+            if not isinstance(error, OncewardError):
+                error.add_note(f"raised by sink {self.sink.name} in a commit; its epoch stays decided")
         finally:
             self.seconds = self._clock() - self._began
 
     def _commit(self, epoch: list[Committable]) -> bool:
         crash_point(Step.COMMIT_BEFORE)
-        outcomes = self.sink.commit_many(epoch)
+        with _told_if_slow(self.sink, epoch[0]):
+            answer = self.sink.commit_many(epoch)
         crash_point(Step.COMMIT_AFTER)
+        outcomes = answers.many(self.sink, "commit", answer, CommitOutcome, count=len(epoch), epoch=epoch[0].epoch)
         unsettled = [(c, outcome) for c, outcome in zip(epoch, outcomes, strict=True) if not outcome.settled]
         later = [(c, outcome) for c, outcome in unsettled if outcome.status is CommitStatus.RETRY_LATER]
         self.failures += [(c, outcome) for c, outcome in unsettled if outcome.status is not CommitStatus.RETRY_LATER]
         self.detail = later[0][1].detail if later else ""
         epoch[:] = [c for c, _ in later]
         return not epoch
+
+
+@contextmanager
+def _told_if_slow(sink: TwoPhaseCommitSink[Any], committable: Committable) -> Iterator[None]:
+    def tell_it() -> None:
+        _log.warning(
+            "the commit of epoch %s in sink %s has not returned for %g s. Nothing interrupts it: commit_timeout counts "
+            "only between two calls. If it does not end by itself, give the sink's requests a timeout",
+            committable.epoch,
+            sink.name,
+            SLOW,
+            extra=about(committable),
+        )
+
+    timer = threading.Timer(SLOW, tell_it)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _conclude(permit: CommitPermit, shares: Sequence[_Share], writer: LogWriter, policy: CommitPolicy) -> bool:

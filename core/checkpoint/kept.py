@@ -9,16 +9,16 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
+from .. import answers
 from ..errors import DataLossError, RetryableSinkError
 from ..events import about
-from ..names import NOTHING
+from ..names import NOTHING, Remembered
 from ..policy import OnLost
 from ..transaction import CommitOutcome, CommitStatus, Observation
 from .losses import check_newest, resolve
 
 if TYPE_CHECKING:
     from ..log import LogView, LogWriter
-    from ..names import Remembered
     from ..policy import CommitPolicy
     from ..sink import TwoPhaseCommitSink
     from .losses import Failures
@@ -51,6 +51,8 @@ def check_kept(
         FencedError: A newer writer has started.
         SinkError: The target did not answer.
     """
+    if remembered is not None:
+        answers.one(sink, "check_claim", remembered, Remembered)
     view = writer.view
     done = view.newest.committables if view.newest is not None and view.undone is None and sink.keeps_ledger else ()
     mine = [c for c in done if c.sink == sink.name and c.transaction not in view.skipped]
@@ -59,7 +61,8 @@ def check_kept(
         return
     if view.newest is None or not mine:
         return
-    seen = list(zip(mine, sink.inspect_many(mine), strict=True))
+    states = answers.many(sink, "inspect_many", sink.inspect_many(mine), Observation, count=len(mine))
+    seen = list(zip(mine, states, strict=True))
     failures: Failures = [
         (c, CommitOutcome(CommitStatus.LOST, TAKEN_BACK)) for c, at in seen if at is Observation.ABORTED
     ]

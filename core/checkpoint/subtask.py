@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from .. import answers
 from ..errors import LifecycleError
 from ..sink import TwoPhaseCommitSink
 from ..steps import Step, crash_point
@@ -72,7 +73,7 @@ class SubtaskEpoch:
         self._require_open()
         crash_point(Step.PRE_COMMIT_BEFORE)
         began = time.monotonic()
-        committable = self.sink.pre_commit(self._transaction)
+        committable = answers.prepared(self.sink, self.sink.pre_commit(self._transaction), self.context.epoch)
         self._check(committable)
         self._state = _State.PREPARED
         self._prepare_seconds = time.monotonic() - began

@@ -22,11 +22,12 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .. import answers
 from ..events import about
 from ..names import Scope
 from ..sink import by_urgency
 from ..steps import Step, crash_point
-from ..transaction import ANY_EPOCH, Committable, Observation
+from ..transaction import ANY_EPOCH, AbortOutcome, Committable, Observation
 from .recovery import Action, action, status_for_sweeper
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ def sweep(
     errors: list[Exception] = []
     for sink in (sink for sink in sinks if sink.name not in skip):
         try:
-            listed = [*sink.lingering(Scope(writer.pipeline, sink.name, writer.token.log))]
+            found = sink.lingering(Scope(writer.pipeline, sink.name, writer.token.log))
+            listed = answers.many(sink, "lingering", found, Committable)
             listed += _abandoned(sink, writer, names) if abandoned else ()
         except Exception as error:  # noqa: BLE001 - whatever one sink raises, the others are swept
             errors.append(error)
@@ -130,7 +132,7 @@ def _abandoned(sink: TwoPhaseCommitSink[Any], writer: LogWriter, names: Collecti
 def _abort(sink: TwoPhaseCommitSink[Any], committable: Committable, errors: list[Exception]) -> bool:
     crash_point(Step.ABORT_BEFORE)
     try:
-        outcome = sink.abort(committable)
+        outcome = answers.one(sink, "abort", sink.abort(committable), AbortOutcome, epoch=committable.epoch)
     except Exception as error:  # noqa: BLE001 - as above
         errors.append(error)
         return False

@@ -169,6 +169,7 @@ def unexpected(what: str, error: BaseException) -> OncewardError:
     """An error that is not this library's, as one that is."""
     if isinstance(error, OncewardError):
         return error
-    wrapped = OperatorError(f"{what}: {type(error).__name__}: {error}")
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    wrapped = OperatorError(f"{what}: {type(error).__name__}: {error}{notes}")
     wrapped.__cause__ = error
     return wrapped

@@ -76,7 +76,8 @@ class Graph:
         parallelism = self._parallelism if parallelism is None else parallelism
         uid = uid or f"{kind}-{len(self.operators)}"
         if any(operator.uid == uid for operator in self.operators):
-            raise ConfigurationError(f"two operators have the uid {uid!r}: give each its own")
+            what = "sinks or operators" if kind == "sink" else "operators"
+            raise ConfigurationError(f"two {what} have the uid {uid!r} (a sink's is its name): give each its own")
         if "/" in uid or uid.startswith("."):
             raise ConfigurationError(f"uid {uid!r} cannot be used: it names files. Leave out '/' and a leading '.'")
         check_parallelism(f"operator {uid}", parallelism, self.max_parallelism)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         open_store,
     )
     from .core.kit.logs import JsonFormatter
+    from .core.names import Remembered
     from .core.transaction import (
         AbortOutcome,
         AbortStatus,
@@ -47,8 +48,8 @@ if TYPE_CHECKING:
         Progress,
         WriteContext,
     )
-    from .sinks import DirectSink, Guarantee, IdempotentSink, Scope, TwoPhaseCommitSink, WriteAheadLogSink
-    from .sources import LiveSource, ResettableSource, SequenceSource
+    from .sinks import Delivery, DirectSink, Guarantee, IdempotentSink, Scope, TwoPhaseCommitSink, WriteAheadLogSink
+    from .sources import LiveSource, Piece, ResettableSource, SequenceSource, Split
 
 __version__ = "0.1.0"
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "CommitOutcome",
     "CommitStatus",
     "Committable",
+    "Delivery",
     "DirectSink",
     "Explanation",
     "FileBackend",
@@ -75,6 +77,7 @@ __all__ = [
     "MemoryBackend",
     "Observation",
     "OperatorState",
+    "Piece",
     "Pipeline",
     "PostgresSink",
     "ProcessFunction",
@@ -82,11 +85,13 @@ __all__ = [
     "ProgressListener",
     "RedisSink",
     "ReducingState",
+    "Remembered",
     "ResettableSource",
     "RestartStrategy",
     "RocksDBBackend",
     "Scope",
     "SequenceSource",
+    "Split",
     "SqlAlchemySink",
     "TwoPhaseCommitSink",
     "ValueState",
@@ -120,10 +125,11 @@ _MODULES: Final = {
         CheckpointConfig FileBackend ListState MapState MemoryBackend OperatorState Pipeline ProcessFunction
         ReducingState RestartStrategy RocksDBBackend ValueState open_store""",
     ".core.kit.logs": "JsonFormatter",
+    ".core.names": "Remembered",
     ".core.transaction": """
         AbortOutcome AbortStatus CommitOutcome CommitStatus Committable Observation Progress WriteContext""",
-    ".sinks": "DirectSink Guarantee IdempotentSink Scope TwoPhaseCommitSink WriteAheadLogSink",
-    ".sources": "LiveSource ResettableSource SequenceSource",
+    ".sinks": "Delivery DirectSink Guarantee IdempotentSink Scope TwoPhaseCommitSink WriteAheadLogSink",
+    ".sources": "LiveSource Piece ResettableSource SequenceSource Split",
 }
 _HOMES: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
 

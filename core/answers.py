@@ -1,0 +1,103 @@
+"""What a sink's methods returned, checked where it is used: a mistake in a sink is told with its class and method.
+
+An outcome that is not one, or a handle that another process reads differently, would otherwise fail later and
+elsewhere, or only after a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .errors import LifecycleError
+from .transaction import Committable
+
+if TYPE_CHECKING:
+    from .sink import TwoPhaseCommitSink
+
+T = TypeVar("T")
+
+
+def one(sink: TwoPhaseCommitSink[Any], method: str, answer: object, kind: type[T], *, epoch: int | None = None) -> T:
+    """The answer, if it is of this type.
+
+    Raises:
+        LifecycleError: It is something else.
+    """
+    if isinstance(answer, kind):
+        return answer
+    raise _wrong(sink, method, f"{_shown(answer)} where {_due(kind)} is due", epoch)
+
+
+def many(
+    sink: TwoPhaseCommitSink[Any],
+    method: str,
+    answer: object,
+    kind: type[T],
+    *,
+    count: int | None = None,
+    epoch: int | None = None,
+) -> list[T]:
+    """The answers, if there are `count` of this type (None: any number).
+
+    Raises:
+        LifecycleError: It is something else.
+    """
+    if not isinstance(answer, Iterable) or isinstance(answer, str):
+        raise _wrong(sink, method, f"{_shown(answer)}, not a sequence of {kind.__name__}", epoch)
+    found = list(answer)
+    for value in found:
+        if not isinstance(value, kind):
+            raise _wrong(sink, method, f"{_shown(value)} where {_due(kind)} is due", epoch)
+    if count is not None and len(found) != count:
+        raise _wrong(sink, method, f"{len(found)} values for {count} committables; give one for each", epoch)
+    return found
+
+
+def prepared(sink: TwoPhaseCommitSink[Any], answer: object, epoch: int) -> Committable:
+    """What `pre_commit` returned, if any process can read it from the decision log.
+
+    Raises:
+        LifecycleError: It is no committable, or its handle holds what JSON cannot.
+    """
+    if not isinstance(answer, Committable):
+        what = f"{_shown(answer)}, not a Committable; end it with `return context.committable(…)`"
+        raise _wrong(sink, "pre_commit", what, epoch)
+    for path, value in _not_json(answer.handle, "handle"):
+        what = (
+            f"a committable whose {path} is {_shown(value)}, which JSON cannot hold: the handle is stored in "
+            "the decision log, and another process reads it. Keep the rows in the target, and only what finds them in "
+            "the handle"
+        )
+        raise _wrong(sink, "pre_commit", what, epoch)
+    return answer
+
+
+def _not_json(value: object, path: str) -> Iterable[tuple[str, object]]:
+    match value:
+        case None | bool() | int() | float() | str():
+            return
+        case dict():
+            for key, inner in value.items():
+                yield from _not_json(inner, f"{path}[{key!r}]") if isinstance(key, str) else [(f"key in {path}", key)]
+        case Sequence() if not isinstance(value, bytes | bytearray | memoryview):
+            for number, inner in enumerate(value):
+                yield from _not_json(inner, f"{path}[{number}]")
+        case _:
+            yield path, value
+
+
+def _due(kind: type) -> str:
+    return f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "None"
+    kind = type(value)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"a value of type {module}{kind.__qualname__}"
+
+
+def _wrong(sink: TwoPhaseCommitSink[Any], method: str, what: str, epoch: int | None) -> LifecycleError:
+    return LifecycleError(f"{method} of {type(sink).__qualname__} returned {what}", sink=sink.name, epoch=epoch)
