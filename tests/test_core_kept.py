@@ -302,6 +302,22 @@ def test_a_loss_is_told_to_an_operator_who_commits_the_decision_that_waits(disk:
     disk.begin()
 
 
+def test_a_check_that_is_not_answered_keeps_no_operator_from_committing(disk: Disk, monkeypatch: pytest.MonkeyPatch):
+    """A prepared transaction may be what the answer waits for: somebody wants to lock the ledger."""
+    disk.run(0, 1)
+    with hooked(dying), pytest.raises(Crash):
+        disk.run(1, 2)
+    log, target = open_log(str(disk.folder / "log")), sinks_target([disk.sink], "the sinks")
+    waiting = log.view.undone
+    assert waiting is not None
+
+    def unanswered(*_: object) -> None:
+        raise RetryableSinkError("no answer in time")
+
+    monkeypatch.setattr(disk.sink, "check_claim", unanswered)
+    assert commit_decided(log, waiting, survey([log], [target])) == (1, 1, 0)
+
+
 def test_a_loss_that_was_accepted_is_not_told_again(disk: Disk):
     disk.run(0, 1)
     disk.keep()

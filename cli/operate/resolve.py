@@ -10,6 +10,7 @@ from __future__ import annotations
 import getpass
 import os
 import socket
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -97,14 +98,15 @@ def commit_decided(
     _check_same(log, decision, permit.decision if permit is not None else None)
     if permit is None:
         return None
-    unkept: dict[str, Exception] = {}
+    lost: dict[str, DataLossError] = {}
     for name, sink in sinks.items():
-        try:
-            check_kept(writer, sink, policy)
-        except (ExternalError, DataLossError) as error:
-            unkept[name] = error
-    finish(permit, writer, sinks, policy, hold=unkept)
-    for loss in unkept.values():
+        with suppress(ExternalError):  # what it cannot answer now, it answers when it is told to commit
+            try:
+                check_kept(writer, sink, policy)
+            except DataLossError as error:
+                lost[name] = error
+    finish(permit, writer, sinks, policy, hold=lost)
+    for loss in lost.values():
         raise loss
     given_up = sum(c.transaction in writer.view.skipped for c in decision.committables)
     return Committed(decision.epoch, len(decision.committables) - given_up, given_up)
