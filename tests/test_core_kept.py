@@ -11,6 +11,10 @@ import pyarrow as pa
 import pytest
 
 from onceward import FileSink, SqlAlchemySink
+from onceward.cli.operate.logs import open_log
+from onceward.cli.operate.resolve import commit_decided
+from onceward.cli.operate.survey import survey
+from onceward.cli.operate.targets import sinks_target
 from onceward.connectors.database.engines import engine_of
 from onceward.core.checkpoint import Coordinator, OnLost
 from onceward.core.checkpoint.subtask import SubtaskEpoch
@@ -275,6 +279,43 @@ def test_a_loss_is_told_at_each_start_also_if_a_decision_waits(disk: Disk):
     disk.begin(on_lost=OnLost.SKIP)
     disk.begin()
     assert disk.coordinator.view.completed == 2
+
+
+def test_a_loss_is_told_to_an_operator_who_commits_the_decision_that_waits(disk: Disk):
+    """Invariant 8. With the next epoch in it, the target would look as it should."""
+    disk.run(0, 1)
+    disk.keep()
+    disk.run(1, 2)
+    disk.bring_back()
+    with hooked(dying), pytest.raises(Crash):
+        disk.run(2, 3)
+    log, target = open_log(str(disk.folder / "log")), sinks_target([disk.sink], "the sinks")
+    waiting = log.view.undone
+    assert waiting is not None
+    for _ in range(2):
+        with pytest.raises(DataLossError, match="Epoch 1 is missing"):
+            commit_decided(log, waiting, survey([log], [target]))
+    assert log.view.completed == 1
+    assert commit_decided(log, waiting, survey([log], [target]), skip_lost="the backup was all there is") == (2, 1, 0)
+    [record] = [entry for entry in log.view.entries if isinstance(entry, Resolved)]
+    assert record.why.startswith("the backup was all there is; sink s: ")
+    disk.begin()
+
+
+def test_a_check_that_is_not_answered_keeps_no_operator_from_committing(disk: Disk, monkeypatch: pytest.MonkeyPatch):
+    """A prepared transaction may be what the answer waits for: somebody wants to lock the ledger."""
+    disk.run(0, 1)
+    with hooked(dying), pytest.raises(Crash):
+        disk.run(1, 2)
+    log, target = open_log(str(disk.folder / "log")), sinks_target([disk.sink], "the sinks")
+    waiting = log.view.undone
+    assert waiting is not None
+
+    def unanswered(*_: object) -> None:
+        raise RetryableSinkError("no answer in time")
+
+    monkeypatch.setattr(disk.sink, "check_claim", unanswered)
+    assert commit_decided(log, waiting, survey([log], [target])) == (1, 1, 0)
 
 
 def test_a_loss_that_was_accepted_is_not_told_again(disk: Disk):

@@ -114,6 +114,18 @@ def test_a_store_is_not_changed(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
 
 
+def test_a_log_that_no_start_accepts_is_told_with_what_it_says(tmp_path: Path) -> None:
+    write_log(tmp_path / "onceward")
+    other = check_store(str(tmp_path), "sales")
+    assert (other.health, "belongs to 'orders', not to 'sales'" in other.found) == ("failed", True)
+    writer = LogWriter(DirectoryStore(tmp_path / "onceward"), "orders", CommitPolicy())
+    writer.start()
+    writer.move("/new/place")
+    moved = check_store(str(tmp_path), None)
+    assert (moved.health, "has moved the pipeline to /new/place" in moved.found) == ("failed", True)
+    assert "reachable" not in other.advice + moved.advice
+
+
 def test_a_store_in_a_database_is_not_changed(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/log.db"
     open_store(url, pipeline="orders")

@@ -320,6 +320,17 @@ def test_an_old_copy_of_the_log_ends_nothing_if_the_targets_show_it(case: Case) 
         assert [one.status for one in survey(logs, [target])] == [TransactionStatus.DECIDED]
 
 
+@pytest.mark.parametrize("command", ["commit", "abort"])
+def test_a_log_that_a_savepoint_has_moved_says_where_to_also_without_yes(case: Case, command: str) -> None:
+    case.sink_case.finish(0, case.sink_case.prepare())
+    writer = LogWriter(case.log.store, "orders", CommitPolicy())
+    writer.start()
+    writer.move("/new/place")
+    done = case.run(command, "--store", str(case.checkpoint))
+    assert isinstance(done.exception, EpochConflictError)
+    assert "has moved the pipeline to /new/place" in str(done.exception)
+
+
 def test_what_somebody_else_voided_meanwhile_is_not_called_committed(case: Case) -> None:
     case.finish_until(Step.COMMIT_BEFORE, 0, case.sink_case.prepare())
     seen, found = case.log.view.undone, case.survey()

@@ -7,8 +7,9 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from onceward.core.errors import ConfigurationError, NoDecisionLogError, OncewardError
+from onceward.core.errors import ConfigurationError, EpochConflictError, NoDecisionLogError, OncewardError
 from onceward.core.log.store import local_folder
+from onceward.core.log.writer import check_owner
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.testing.machine import find_java, java_version
 
@@ -188,6 +189,7 @@ def check_store(url: str | None, pipeline: str | None) -> Finding:
     local = urlsplit(url).scheme == "sqlite" or (folder is not None and not shared)
     try:
         log = open_log(url, pipeline)
+        check_owner(log.view, log.pipeline, log.store)
         found, local = f"{log.store.describe()}: pipeline {log.pipeline}, {_progress(log.view)}", not log.store.shared
     except NoDecisionLogError as error:
         obstacle = _obstacle(folder) if folder is not None else ""
@@ -195,7 +197,9 @@ def check_store(url: str | None, pipeline: str | None) -> Finding:
             return failed(_LOG, obstacle, "make it writable for the driver, or choose another store")
         found = f"no decision log exists yet ({error}). The first start creates it"
     except OncewardError as error:
-        return failed(_LOG, str(error), "make it reachable for the driver, or choose another store")
+        refused = isinstance(error, ConfigurationError | EpochConflictError)
+        away = "make it reachable for the driver, or choose another store"
+        return failed(_LOG, str(error), "the pipeline's next start is refused: see the message" if refused else away)
     if not local:
         return ok(_LOG, found)
     advice = "suitable only if the driver always runs on this machine. Otherwise use a database, an object store or a "

@@ -11,6 +11,7 @@ import typer
 from onceward.core.checkpoint.recovery import TransactionStatus
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import pairs
+from onceward.core.log.writer import check_owner
 
 from .. import show
 from ..options import AsJson, BootstrapServers, Dsn, KafkaConfig, LedgerSchema, Pipeline, Yes  # noqa: TC001 - typer reads them
@@ -55,8 +56,9 @@ class Search:
         return survey(logs, self.targets(), self.pipeline)
 
     def log(self, *, writing: bool) -> Log:
-        """The one decision log; from now on, its pipeline alone is looked at."""
+        """The one decision log, if it goes on here; from now on, its pipeline alone is looked at."""
         log = one_log(self.store, self.pipeline, writing=writing)
+        check_owner(log.view, log.pipeline, log.store)
         self.pipeline = log.pipeline
         return log
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import getpass
 import os
 import socket
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from onceward.core.checkpoint import CommitPolicy, OnLost, finish, sweep
+from onceward.core.checkpoint.kept import check_kept
 from onceward.core.checkpoint.recovery import TransactionStatus
-from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError
+from onceward.core.errors import ConfigurationError, DataLossError, EpochConflictError, ExternalError, FencedError
 from onceward.core.log import LogWriter
 from onceward.core.outcome import PROVEN_NOT_COMMITTED
 from onceward.sinks import TwoPhaseCommitSink
@@ -75,9 +77,11 @@ def commit_decided(
     Raises:
         ConfigurationError: A transaction is in none of the targets given, or not known there, or the log is an
             outdated copy; nothing was done.
-        EpochConflictError: Another decision waits now; it was not touched.
+        EpochConflictError: Another decision waits now, or a target knows the names from another log or a newer state of
+            this one; nothing was committed.
         CommitPendingError: A target did not answer in time; the decision stands.
-        DataLossError: A transaction can no longer be committed; the others are.
+        DataLossError: A transaction can no longer be committed, or a target has lost what was committed before; the
+            others are.
         FencedError: Another writer has started at the same time.
     """
     sinks = committing(found)
@@ -94,7 +98,16 @@ def commit_decided(
     _check_same(log, decision, permit.decision if permit is not None else None)
     if permit is None:
         return None
-    finish(permit, writer, sinks, policy)
+    lost: dict[str, DataLossError] = {}
+    for name, sink in sinks.items():
+        with suppress(ExternalError):  # what it cannot answer now, it answers when it is told to commit
+            try:
+                check_kept(writer, sink, policy)
+            except DataLossError as error:
+                lost[name] = error
+    finish(permit, writer, sinks, policy, hold=lost)
+    for loss in lost.values():
+        raise loss
     given_up = sum(c.transaction in writer.view.skipped for c in decision.committables)
     return Committed(decision.epoch, len(decision.committables) - given_up, given_up)
 

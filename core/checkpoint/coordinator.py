@@ -300,7 +300,7 @@ class Coordinator:
                 if release:
                     sink.release(self._scope(sink))
                 else:
-                    check_kept(self.writer, sink, self.policy, sink.check_claim(self._scope(sink), self.view.progress))
+                    check_kept(self.writer, sink, self.policy)
             except (ExternalError, DataLossError) as error:
                 unanswered[sink.name] = error
         return unanswered

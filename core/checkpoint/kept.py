@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from .. import answers
 from ..errors import DataLossError, RetryableSinkError
 from ..events import about
-from ..names import NOTHING, Remembered
+from ..names import NOTHING, Remembered, Scope
 from ..policy import OnLost
 from ..transaction import CommitOutcome, CommitStatus, Observation
 from .losses import check_newest, resolve
@@ -31,10 +31,8 @@ TAKEN_BACK: Final = (
 )
 
 
-def check_kept(
-    writer: LogWriter, sink: TwoPhaseCommitSink[Any], policy: CommitPolicy, remembered: Remembered | None
-) -> None:
-    """See that the target still has what was committed, as far as it can tell.
+def check_kept(writer: LogWriter, sink: TwoPhaseCommitSink[Any], policy: CommitPolicy) -> None:
+    """See that the target knows no other log, and still has what was committed, as far as it can tell.
 
     It has not if it is another target, or was replaced by an older copy of itself: a standby that lagged was promoted,
     or a backup was restored. A ledger is asked for each transaction of the newest completed decision, and what is
@@ -44,16 +42,17 @@ def check_kept(
         writer: The newest writer.
         sink: Whose target.
         policy: What to do if it has not.
-        remembered: What the target remembers of this log.
 
     Raises:
+        EpochConflictError: It knows the names from another decision log, or from a newer state of this one.
         DataLossError: Some of it is gone, and the policy does not say to skip it.
         FencedError: A newer writer has started.
         SinkError: The target did not answer.
     """
+    view = writer.view
+    remembered = sink.check_claim(Scope(writer.pipeline, sink.name, writer.token.log), view.progress)
     if remembered is not None:
         answers.one(sink, "check_claim", remembered, Remembered)
-    view = writer.view
     done = view.newest.committables if view.newest is not None and view.undone is None and sink.keeps_ledger else ()
     mine = [c for c in done if c.sink == sink.name and c.transaction not in view.skipped]
     if why := forgotten(view, sink.name, remembered, told_apart=bool(mine)):
