@@ -361,7 +361,8 @@ def test_rows_that_are_in_memory_only_do_not_survive_sigkill(
     sink_under_test = SinkUnderTest(
         make=lambda: FlushesTooLate("files", tmp_path, format="jsonl"), read=read, kill=True
     )
-    with pytest.raises(AssertionError, match="rows are missing"):
+    # Which of them: a start after a kill may notice the loss before the rows are counted.
+    with pytest.raises(AssertionError, match=r"rows are missing|the target is not as it was left"):
         SinkConformance().test_09_to_15_and_88_a_process_killed_at_each_step_and_call(
             SinkCase(sink_under_test), tmp_path_factory
         )
