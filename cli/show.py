@@ -92,7 +92,8 @@ def history(told: History, *, as_json: bool) -> None:
         for folder in [*one.retained, *([one.checkpoint] if one.checkpoint else [])]:
             out.print(f"checkpoint {folder}")
     for given in told.given_up:
-        out.print(f"{given.action} {given.transaction} of epoch {given.epoch}, {given.at}")
+        what = f"{given.action} {given.transaction}".rstrip()  # without a name: all of it
+        out.print(f"{what} of epoch {given.epoch}, {given.at}")
         out.print(f"  by {given.who}: {given.why}")
 
 

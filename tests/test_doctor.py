@@ -123,7 +123,10 @@ def test_a_log_that_no_start_accepts_is_told_with_what_it_says(tmp_path: Path) -
     writer.move("/new/place")
     moved = check_store(str(tmp_path), None)
     assert (moved.health, "has moved the pipeline to /new/place" in moved.found) == ("failed", True)
-    assert "reachable" not in other.advice + moved.advice
+    (tmp_path / "onceward" / "00000000000000000001").write_bytes(b"cut off")
+    damaged = check_store(str(tmp_path), None)
+    assert (damaged.health, "is damaged" in damaged.found) == ("failed", True)
+    assert "another store" not in other.advice + moved.advice + damaged.advice
 
 
 def test_a_store_in_a_database_is_not_changed(tmp_path: Path) -> None:

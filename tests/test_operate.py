@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from onceward import FileSink
 from onceward.cli import show
 from onceward.cli.main import app, main
-from onceward.cli.operate.logs import Log, history, open_log
+from onceward.cli.operate.logs import GivenUp, History, Log, history, open_log
 from onceward.cli.operate.resolve import Committed, abort_orphaned, abort_undecided, chosen, commit_decided
 from onceward.cli.operate.survey import Found, advice, survey
 from onceward.cli.operate.targets import sinks_target
@@ -655,3 +655,17 @@ def test_a_driver_that_starts_meanwhile_wins(case: Case, monkeypatch: pytest.Mon
     with pytest.raises(FencedError, match="nothing was aborted"):
         abort_undecided(case.log, found)
     assert len(case.survey()) == 1
+
+
+def test_what_was_not_aborted_says_why_it_may_be(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = case.sink_case.prepare()
+    monkeypatch.setattr("onceward.cli.operate.abort_undecided", lambda *_: Swept())  # it was decided meanwhile
+    done = case.run("abort", "--store", str(case.checkpoint), "--yes")
+    assert (done.exit_code, done.stdout) == (1, "aborted 0 of 1\n")
+    assert f"not aborted: {prepared.transaction}: it was decided or ended meanwhile, or its target" in done.stderr
+
+
+def test_what_was_given_up_as_a_whole_has_no_name(capsys: pytest.CaptureFixture[str]) -> None:
+    given = GivenUp(epoch=3, transaction="", action="replay", who="a", why="b", at="now")
+    show.history(History(epochs=[], given_up=[given]), as_json=False)
+    assert "replay of epoch 3, now\n" in capsys.readouterr().out

@@ -7,7 +7,13 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from onceward.core.errors import ConfigurationError, EpochConflictError, NoDecisionLogError, OncewardError
+from onceward.core.errors import (
+    ConfigurationError,
+    EpochConflictError,
+    LogDamagedError,
+    NoDecisionLogError,
+    OncewardError,
+)
 from onceward.core.log.store import local_folder
 from onceward.core.log.writer import check_owner
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
@@ -197,7 +203,7 @@ def check_store(url: str | None, pipeline: str | None) -> Finding:
             return failed(_LOG, obstacle, "make it writable for the driver, or choose another store")
         found = f"no decision log exists yet ({error}). The first start creates it"
     except OncewardError as error:
-        refused = isinstance(error, ConfigurationError | EpochConflictError)
+        refused = isinstance(error, ConfigurationError | EpochConflictError | LogDamagedError)
         away = "make it reachable for the driver, or choose another store"
         return failed(_LOG, str(error), "the pipeline's next start is refused: see the message" if refused else away)
     if not local:

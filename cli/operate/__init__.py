@@ -206,7 +206,9 @@ def _abort_orphaned(meant: list[Found]) -> list[str]:
 
 def _abort_undecided(log: Log, meant: list[Found]) -> list[str]:
     aborted = {c.identity() for c in abort_undecided(log, meant).aborted}
-    return [one.name for one in meant if one.committable.identity() not in aborted]
+    left = [one.name for one in meant if one.committable.identity() not in aborted]
+    why = "it was decided or ended meanwhile, or its target did not abort it: see `txn list`"
+    return [f"{name}: {why}" for name in left]
 
 
 def checkpoints(*, store: Store = None, pipeline: Pipeline = None, as_json: AsJson = False) -> None:
