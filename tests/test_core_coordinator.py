@@ -1037,7 +1037,7 @@ class TestSinksAreIndependent:
                 order.append(f"list {self.name}")
                 return super().lingering(scope)
 
-        bench = Bench(Noting("a"))
+        bench = Bench(Noting("a"), make_all=lambda calls: [call() for call in calls])
         coordinator, mine, theirs = self.both(bench, Noting("b", timeout=60.0))
         assert order == ["list b", "list a"]
         self.commit(coordinator, mine, theirs)

@@ -1,8 +1,10 @@
+# ruff: noqa: ARG002 - overridden methods keep their signatures
 """A target with a ledger that went back to an older state after its commits: noticed at the next start, and told."""
 
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +62,25 @@ def test_what_is_still_committed_is_left_alone():
     bench = Bench(COMMITTED)
     bench.open()
     assert bench.sink.committed == []
+
+
+def test_a_target_that_does_not_answer_keeps_no_other_waiting():
+    """Another one's decided transactions may be near their timeout."""
+    asked = threading.Event()
+
+    class Slow(FakeSink):
+        def check_claim(self, scope: Scope, newest: Progress) -> None:
+            if not asked.wait(10):
+                raise AssertionError("the other was not asked")
+            raise RetryableSinkError("no answer")
+
+    class Quick(FakeSink):
+        def check_claim(self, scope: Scope, newest: Progress) -> None:
+            asked.set()
+
+    coordinator = Coordinator("p", MemoryStore(), [Slow("a"), Quick("b")], policy())
+    with pytest.raises(RetryableSinkError, match="no answer"):
+        coordinator.open()
 
 
 @pytest.mark.parametrize("seen", [Observation.ABSENT, Observation.UNKNOWN, Observation.NO_ANSWER])

@@ -10,14 +10,13 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from onceward.core.checkpoint import CommitPolicy, OnLost, finish, sweep
 from onceward.core.checkpoint.kept import check_kept
 from onceward.core.checkpoint.recovery import TransactionStatus
-from onceward.core.errors import ConfigurationError, DataLossError, EpochConflictError, ExternalError, FencedError
+from onceward.core.errors import ConfigurationError, DataLossError, EpochConflictError, FencedError
 from onceward.core.log import LogWriter
 from onceward.core.outcome import PROVEN_NOT_COMMITTED
 from onceward.sinks import TwoPhaseCommitSink
@@ -98,13 +97,9 @@ def commit_decided(
     _check_same(log, decision, permit.decision if permit is not None else None)
     if permit is None:
         return None
-    lost: dict[str, DataLossError] = {}
-    for name, sink in sinks.items():
-        with suppress(ExternalError):  # what it cannot answer now, it answers when it is told to commit
-            try:
-                check_kept(writer, sink, policy)
-            except DataLossError as error:
-                lost[name] = error
+    # What a target cannot answer now, it answers when it is told to commit.
+    checked = check_kept(writer, sinks, policy)
+    lost = {name: error for name, error in checked.items() if isinstance(error, DataLossError)}
     finish(permit, writer, sinks, policy, hold=lost)
     for loss in lost.values():
         raise loss

@@ -294,14 +294,13 @@ class Coordinator:
             may know more than this log, which then is an outdated copy that calls undecided what is decided; or the
             other way round. One that has lost something gets no commits either.
         """
+        if not release:
+            return check_kept(self.writer, self.sinks, self.policy)
         unanswered: dict[str, Exception] = {}
         for sink in self.sinks.values():
             try:
-                if release:
-                    sink.release(self._scope(sink))
-                else:
-                    check_kept(self.writer, sink, self.policy)
-            except (ExternalError, DataLossError) as error:
+                sink.release(self._scope(sink))
+            except ExternalError as error:
                 unanswered[sink.name] = error
         return unanswered
 

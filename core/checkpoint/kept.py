@@ -7,10 +7,11 @@ a backup was restored. docs/design/2026-11-25-what-a-target-remembers.md says wh
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from .. import answers
-from ..errors import DataLossError, RetryableSinkError
+from ..errors import DataLossError, ExternalError, RetryableSinkError
 from ..events import about
 from ..names import NOTHING, Remembered, Scope
 from ..policy import OnLost
@@ -18,6 +19,8 @@ from ..transaction import CommitOutcome, CommitStatus, Observation
 from .losses import check_newest, resolve
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ..log import LogView, LogWriter
     from ..policy import CommitPolicy
     from ..sink import TwoPhaseCommitSink
@@ -31,28 +34,58 @@ TAKEN_BACK: Final = (
 )
 
 
-def check_kept(writer: LogWriter, sink: TwoPhaseCommitSink[Any], policy: CommitPolicy) -> None:
-    """See that the target knows no other log, and still has what was committed, as far as it can tell.
+def check_kept(
+    writer: LogWriter, sinks: Mapping[str, TwoPhaseCommitSink[Any]], policy: CommitPolicy
+) -> dict[str, Exception]:
+    """See that each target knows no other log, and still has what was committed, as far as it can tell.
+
+    All are asked at once: one that does not answer keeps none waiting whose transactions may expire.
+
+    Args:
+        writer: The newest writer.
+        sinks: Whose targets, by name.
+        policy: What to do if something is gone.
+
+    Returns:
+        Of each sink whose target has lost something that the policy does not say to skip, a DataLossError, and of each
+        whose target did not answer, what it raised.
+
+    Raises:
+        EpochConflictError: A target knows the names from another decision log, or from a newer state of this one.
+        FencedError: A newer writer has started.
+    """
+    errors: dict[str, Exception] = {}
+    remembered: dict[str, Remembered | None] = {}
+    progress = writer.view.progress
+
+    def ask(sink: TwoPhaseCommitSink[Any]) -> None:
+        try:
+            answer = sink.check_claim(Scope(writer.pipeline, sink.name, writer.token.log), progress)
+            remembered[sink.name] = None if answer is None else answers.one(sink, "check_claim", answer, Remembered)
+        except Exception as error:  # noqa: BLE001 - raised below, when all were asked
+            errors[sink.name] = error
+
+    policy.make_all([partial(ask, sink) for sink in sinks.values()])
+    for name, sink in sinks.items():
+        try:
+            if name in errors:
+                raise errors[name]
+            _check_kept(writer, sink, policy, remembered[name])
+        except (ExternalError, DataLossError) as error:
+            errors[name] = error
+    return errors
+
+
+def _check_kept(
+    writer: LogWriter, sink: TwoPhaseCommitSink[Any], policy: CommitPolicy, remembered: Remembered | None
+) -> None:
+    """See that the target still has what was committed.
 
     It has not if it is another target, or was replaced by an older copy of itself: a standby that lagged was promoted,
     or a backup was restored. A ledger is asked for each transaction of the newest completed decision, and what is
     prepared there again is committed again, as the decision says. Of earlier epochs the log knows the newest.
-
-    Args:
-        writer: The newest writer.
-        sink: Whose target.
-        policy: What to do if it has not.
-
-    Raises:
-        EpochConflictError: It knows the names from another decision log, or from a newer state of this one.
-        DataLossError: Some of it is gone, and the policy does not say to skip it.
-        FencedError: A newer writer has started.
-        SinkError: The target did not answer.
     """
     view = writer.view
-    remembered = sink.check_claim(Scope(writer.pipeline, sink.name, writer.token.log), view.progress)
-    if remembered is not None:
-        answers.one(sink, "check_claim", remembered, Remembered)
     done = view.newest.committables if view.newest is not None and view.undone is None and sink.keeps_ledger else ()
     mine = [c for c in done if c.sink == sink.name and c.transaction not in view.skipped]
     if why := forgotten(view, sink.name, remembered, told_apart=bool(mine)):
