@@ -70,6 +70,19 @@ def test_sinks_get_instants_in_utc_at_any_depth():
     assert in_utc(given) is given
 
 
+def test_a_struct_that_is_null_may_have_fields_that_never_are():
+    """Spark sends nulls in them: of a variant that is null, and of each row that a sink's `where` leaves out."""
+    never = pa.struct([pa.field("reason", pa.string(), nullable=False)])
+    structs = pa.StructArray.from_buffers(never, 2, [pa.py_buffer(b"\2")], children=[pa.array([None, "late"])])
+    at = pa.array([datetime(2025, 10, 26, tzinfo=UTC), None], ZONED)
+    deep = pa.StructArray.from_arrays([structs, at], fields=[pa.field("inner", never), pa.field("at", ZONED)])
+    batch = pa.record_batch({"at": at, "rejected": structs, "deep": deep})
+    given = in_utc(batch.slice(0, 1))
+    assert given.schema.types[:2] == [pa.timestamp("us", "UTC"), never]
+    assert given.to_pylist() == batch.to_pylist()[:1]
+    assert in_utc(batch).to_pylist() == batch.to_pylist()
+
+
 def test_a_column_that_spark_cannot_hand_over_is_named():
     schema = StructType([StructField("n", LongType()), StructField("span", YearMonthIntervalType())])
     with pytest.raises(SchemaError, match=r"column span has type interval year to month, .*cast it"):
