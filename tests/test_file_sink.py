@@ -375,6 +375,19 @@ def test_a_null_alone_in_its_line_of_csv_is_refused(tmp_path: Path, partition_by
         sink.discard(transaction)
 
 
+@pytest.mark.parametrize("kind", [pa.timestamp("us"), pa.timestamp("ms", "Europe/Berlin"), pa.date32(), pa.date64()])
+def test_years_that_csv_cannot_hold_are_told_with_their_column(tmp_path: Path, kind: pa.DataType):
+    """Arrow writes `<value out of range: …>`, or of an instant with a zone another year."""
+    days = pa.array([None, 11 * 10**6, 12 * 10**6], pa.int32()).cast(pa.date32())  # of the years 32086 and 34824
+    batch = pa.record_batch({"n": [0, 1, 2], "at": days.cast(kind)})
+    sink = FileSink("files", tmp_path, format="csv")
+    transaction = sink.begin(context("files"))
+    sink.write(transaction, batch.slice(0, 2))
+    with pytest.raises(SchemaError, match=r"column 'at' has a time outside of the years -32767 to 32767.*sink files"):
+        sink.write(transaction, batch)
+    sink.discard(transaction)
+
+
 def test_bytes_that_csv_cannot_hold_are_told_with_their_column(tmp_path: Path):
     sink = FileSink("files", tmp_path, format="csv")
     with pytest.raises(SinkError, match=r"column 'b' holds bytes that are not UTF-8.*base64"):
