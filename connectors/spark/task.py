@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
@@ -205,22 +204,7 @@ def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
     So keys, folders and texts that are made of an instant are the same whoever writes it, and in whatever session.
     """
     schema = _in_utc(batch.schema)
-    return batch if schema is None else pa.record_batch(_Renamed(batch, schema))
-
-
-@dataclass(frozen=True)
-class _Renamed:
-    """A batch whose values are of another schema's types as they are (Arrow's PyCapsule interface).
-
-    A cast would refuse what Spark sends: where a struct is null, so are its fields, those that are never null too.
-    """
-
-    batch: pa.RecordBatch
-    schema: pa.Schema
-
-    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
-        _, array = self.batch.__arrow_c_array__(requested_schema)
-        return self.schema.__arrow_c_schema__(), array
+    return batch if schema is None else batch.cast(schema)
 
 
 @functools.lru_cache(64)
@@ -251,7 +235,8 @@ def arrow_schema(schema: StructType) -> pa.Schema:
                 f"column {field.name} has type {field.dataType.simpleString()}, which Spark cannot pass to Python: "
                 "cast it, for example to a string"
             ) from None
-    return pa.schema(fields)
+    found = pa.schema(fields)
+    return _in_utc(found) or found
 
 
 def _to_arrow(schema: StructType) -> pa.Schema:

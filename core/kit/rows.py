@@ -119,13 +119,17 @@ def _microseconds(kind: pa.DataType) -> pa.DataType:
 
 
 def with_leaves(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """A type with `change` applied to the types inside of its structs, lists and maps, at any depth, or to itself."""
+    """A type with `change` applied to the types inside of its structs, lists and maps, at any depth, or to itself.
+
+    Fields of structs may be null then: where a struct is null, its fields are, too, and Spark sends such a field as one
+    that never is. Arrow can neither cast such columns nor write them as Parquet.
+    """
 
     def changed(field: pa.Field) -> pa.Field:
         return field.with_type(with_leaves(field.type, change))
 
     if pa.types.is_struct(kind):
-        return pa.struct([changed(field) for field in kind])
+        return pa.struct([changed(field).with_nullable(True) for field in kind])
     if pa.types.is_list(kind):
         return pa.list_(changed(kind.value_field))
     if pa.types.is_map(kind):
