@@ -12,6 +12,7 @@ import os
 import shutil
 from contextlib import suppress
 from decimal import Decimal
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
@@ -78,13 +79,18 @@ def check_format(sink: str, format_: str, schema: pa.Schema) -> None:
     if format_ == "jsonl":
         check_columns(sink, schema)
     for field in schema:
-        if format_ == "csv" and pa.types.is_nested(field.type):
-            raise SchemaError(f"sink {sink}: CSV cannot hold column {field.name!r} of type {field.type}")
         if format_ == "parquet" and any(pa.types.is_decimal(kind) and kind.scale < 0 for kind in _types(field.type)):
             raise SchemaError(
                 f"sink {sink}: Parquet cannot hold column {field.name!r} of type {field.type}, a decimal of negative "
                 "scale: cast it to a scale of 0"
             )
+        try:
+            FORMATS[format_](BytesIO(), pa.schema([field])).close()
+        except pa.ArrowException as error:
+            raise SchemaError(
+                f"sink {sink}: {format_} files cannot hold column {field.name!r} of type {field.type} ({error}): cast "
+                "it, or leave it out with select"
+            ) from None
 
 
 def check_names(sink: str, schema: pa.Schema) -> None:
