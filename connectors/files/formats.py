@@ -21,7 +21,7 @@ import pyarrow.parquet
 
 from onceward.core.errors import SchemaError
 from onceward.core.folders import make_folder, sync_folder
-from onceward.core.kit.rows import check_columns, to_json
+from onceward.core.kit.rows import UNWRITABLE, check_columns, to_json, with_column
 from onceward.core.names import file_name
 from onceward.core.proof import JSON_LINE
 
@@ -63,8 +63,11 @@ FORMATS: Final[dict[str, Callable[[BinaryIO, pa.Schema], Any]]] = {
 
 def as_lines(batch: pa.RecordBatch, partition_by: Sequence[str] = ()) -> pa.RecordBatch:
     """Each row as a line of JSON, with values as in core/kit/rows.py, beside the columns that become folders."""
-    rows = batch.drop_columns(list(partition_by)).to_pylist()
-    lines = pa.array([to_json(row) for row in rows], pa.large_string())
+    rows = batch.drop_columns(list(partition_by))
+    try:
+        lines = pa.array([to_json(row) for row in rows.to_pylist()], pa.large_string())
+    except UNWRITABLE as error:
+        raise ValueError(with_column(error, rows, to_json)) from error
     return pa.RecordBatch.from_arrays(
         [*(batch.column(name) for name in partition_by), lines], names=[*partition_by, JSON_LINE]
     )

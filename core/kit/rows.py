@@ -40,6 +40,10 @@ _SIMPLE: Final[tuple[Callable[[pa.DataType], bool], ...]] = (
 """Those that are written; not those that are refused, because Arrow adds types."""
 
 
+UNWRITABLE: Final = (ValueError, TypeError, OverflowError)
+"""Of dates after the year 9999, text that is not UTF-8, NaN in JSON."""
+
+
 def check_columns(sink: str, schema: pa.Schema) -> None:
     """Check that rows of this schema can be written as text.
 
@@ -145,8 +149,20 @@ def json_rows(sink: str, rows: pa.RecordBatch) -> list[str]:
     """
     try:
         return [to_json(row) for row in in_microseconds(rows).to_pylist()]
-    except (ValueError, TypeError, OverflowError) as error:  # dates after the year 9999, text that is not UTF-8
-        raise SinkError(f"a row cannot be written as JSON: {error}", sink=sink) from error
+    except UNWRITABLE as error:
+        raise SinkError(f"a row cannot be written as JSON: {with_column(error, rows, to_json)}", sink=sink) from error
+
+
+def with_column(error: Exception, rows: pa.RecordBatch, write: Callable[[Any], object]) -> str:
+    """An error of UNWRITABLE in words, after the name of the first column that has one."""
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        try:
+            for value in column.to_pylist():
+                if value is not None:
+                    write(value)
+        except UNWRITABLE as found:
+            return f"column {name!r}: {found}"
+    return str(error)
 
 
 def to_json(value: Any) -> str:
