@@ -262,6 +262,22 @@ def test_texts_that_a_file_sink_wrote_are_read_as_they_were(tmp_path: Path, form
     assert read_back(FileSource(tmp_path, format=format_)) == batch.to_pylist()
 
 
+@pytest.mark.parametrize("kind", [pa.date32(), pa.date64()])
+def test_dates_that_a_file_sink_wrote_as_json_are_read_as_they_were(tmp_path: Path, kind: pa.DataType):
+    rows = pa.record_batch({"day": pa.array([date(1, 1, 1), None, date(9999, 12, 31)], kind), "n": [1, 2, 3]})
+    written(tmp_path, rows, format="jsonl")
+    assert read_back(FileSource(tmp_path, format="jsonl", schema=rows.schema)) == rows.to_pylist()
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.list_(pa.binary()), pa.struct({"at": pa.time64("us")})])
+def test_what_json_holds_as_text_is_not_taken_for_what_it_stands_for(tmp_path: Path, kind: pa.DataType):
+    """Arrow would read AP8= as these four letters, not as the two bytes that a file sink has written."""
+    (tmp_path / "a.jsonl").write_text('{"x": null}\n')
+    source = FileSource(tmp_path, format="jsonl", schema=pa.schema([("x", kind)]))
+    with pytest.raises(ConfigurationError, match=r"schema: column 'x' is .*JSON lines hold bytes .*: give string"):
+        source.end()
+
+
 def test_floats_that_a_file_sink_wrote_as_csv_are_read_as_they_were(tmp_path: Path):
     written(
         tmp_path, pa.record_batch({"real": [1.5, math.nan, math.inf, -math.inf, None], "n": range(5)}), format="csv"

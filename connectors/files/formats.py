@@ -82,7 +82,7 @@ def check_format(sink: str, format_: str, schema: pa.Schema) -> None:
     if format_ == "jsonl":
         check_columns(sink, schema)
     for field in schema:
-        if format_ == "parquet" and any(pa.types.is_decimal(kind) and kind.scale < 0 for kind in _types(field.type)):
+        if format_ == "parquet" and any(pa.types.is_decimal(kind) and kind.scale < 0 for kind in types_in(field.type)):
             raise SchemaError(
                 f"sink {sink}: Parquet cannot hold column {field.name!r} of type {field.type}, a decimal of negative "
                 "scale: cast it to a scale of 0"
@@ -113,14 +113,20 @@ def check_names(sink: str, schema: pa.Schema) -> None:
             )
 
 
-def _types(kind: pa.DataType) -> Iterator[pa.DataType]:
+def types_in(kind: pa.DataType) -> Iterator[pa.DataType]:
     """A type and those that it is made of."""
     yield kind
     if pa.types.is_dictionary(kind):
-        yield from _types(kind.value_type)
+        yield from types_in(kind.value_type)
     elif pa.types.is_nested(kind):
         for number in range(kind.num_fields):
-            yield from _types(kind.field(number).type)
+            yield from types_in(kind.field(number).type)
+
+
+def is_binary(kind: pa.DataType) -> bool:
+    """Whether values are bytes."""
+    kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+    return any(fits(kind) for fits in kinds)
 
 
 class _OpenFile:
@@ -239,7 +245,6 @@ _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 """Spark's and Hive's text of null and of the empty string."""
 _ENCODED: Final = {code: f"%{code:02X}" for code in (*range(0x20), 0x7F, *map(ord, "\"#%'*/:<=>?[\\]^{|"))}
 """What Spark encodes, and also what Spark encodes on Windows alone."""
-_BINARY: Final = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
 
 
 def check_partitions(sink: str, columns: Sequence[str], schema: pa.Schema) -> None:
@@ -253,7 +258,7 @@ def check_partitions(sink: str, columns: Sequence[str], schema: pa.Schema) -> No
         raise SchemaError(f"sink {sink}: partition_by names {missing}; the columns are {schema.names}")
     for column in columns:
         kind = schema.field(column).type
-        if pa.types.is_nested(kind) or any(is_binary(kind) for is_binary in _BINARY):
+        if pa.types.is_nested(kind) or is_binary(kind):
             raise SchemaError(f"sink {sink}: partition_by column {column!r} is {kind}: cast it to text")
         if column.startswith(("_", ".")):
             raise SchemaError(

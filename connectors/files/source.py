@@ -27,7 +27,7 @@ from onceward.core.source import Piece, Position, ResettableSource, Split
 
 from .blocks import batches_with_blocks, with_blocks
 from .csv_format import csv_dataset
-from .formats import FORMATS, visible_files
+from .formats import FORMATS, is_binary, types_in, visible_files
 
 if TYPE_CHECKING:
     import os
@@ -236,6 +236,8 @@ class FileSource(ResettableSource):
         named = {field.name: field for field in schema} if schema is not None else {}
         folders = [_as_read(named[column]) for column in _folder_columns(name) if column in named]
         texts = {field.name: field for field in folders}
+        if self.format == "jsonl":
+            texts = {column: _in_json(field) for column, field in named.items()} | texts
         return pyarrow.dataset.dataset(
             str(path),
             schema=schema and pa.schema([texts.get(field.name, field) for field in schema]),
@@ -254,6 +256,20 @@ def _folder_columns(name: str) -> Iterable[str]:
 def _as_read(field: pa.Field) -> pa.Field:
     """A folder's column as pyarrow.dataset reads it: it makes no decimals of text."""
     return field.with_type(pa.string()) if pa.types.is_decimal(field.type) else field
+
+
+def _in_json(field: pa.Field) -> pa.Field:
+    """A column as Arrow reads it out of JSON: it makes no dates of text.
+
+    Raises:
+        ConfigurationError: It makes no times of day either, and takes the Base64 of bytes for the bytes.
+    """
+    if any(is_binary(kind) or pa.types.is_time(kind) for kind in types_in(field.type)):
+        raise ConfigurationError(
+            f"schema: column {field.name!r} is {field.type}, but JSON lines hold bytes (in Base64) and times of day as "
+            "text: give string, and convert it in the pipeline"
+        )
+    return field.with_type(pa.string()) if pa.types.is_date(field.type) else field
 
 
 def _of_unit(unit: str) -> tuple[str, int, int]:
