@@ -99,6 +99,28 @@ def in_microseconds(rows: pa.RecordBatch) -> pa.RecordBatch:
     )
 
 
+def in_python(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows whose times are in microseconds, as Python's are: pyarrow would cut what is finer, or give those of pandas.
+
+    Raises:
+        SchemaError: A value has a fraction of a microsecond; the message names the column.
+    """
+    fields = [field.with_type(with_leaves(field.type, _in_python)) for field in rows.schema]
+    return cast(
+        rows,
+        pa.schema(fields, rows.schema.metadata),
+        lambda field, _: SchemaError(
+            f"column {field.name!r} has a time with a fraction of a microsecond, which Python's times have not: round "
+            "it before, for example in map_batches"
+        ),
+    )
+
+
+def _in_python(kind: pa.DataType) -> pa.DataType:
+    kinds = (pa.timestamp("us", getattr(kind, "tz", None)), pa.duration("us"), pa.time64("us"))
+    return next((fine for fine in kinds if fine.id == kind.id), kind)
+
+
 def cast(
     rows: pa.RecordBatch, schema: pa.Schema, refusal: Callable[[pa.Field, pa.ArrowException], Exception]
 ) -> pa.RecordBatch:
