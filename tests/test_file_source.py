@@ -262,6 +262,20 @@ def test_texts_that_a_file_sink_wrote_are_read_as_they_were(tmp_path: Path, form
     assert read_back(FileSource(tmp_path, format=format_)) == batch.to_pylist()
 
 
+@pytest.mark.parametrize("format_", ["arrow", "parquet"])
+def test_views_are_read_as_texts_and_bytes_of_which_a_part_can_be_taken(tmp_path: Path, format_: str):
+    rows = {"n": [1, 2, 3], "text": pa.array(["a", None, ""], pa.string_view())}
+    rows |= {"list": pa.array([[b"a"], None, [None]], pa.list_(pa.binary_view()))}
+    batch = pa.record_batch(rows)
+    written(tmp_path, batch, format=format_)
+    target = Target()
+    p = pipeline(parallelism=2)
+    read = p.source(FileSource(tmp_path, format=format_, bounded=True)).filter(lambda record: record["n"] > 1)
+    read.key_by("text").map(dict).sink(TargetSink(target))
+    p.run()
+    assert sorted(target.rows, key=lambda row: row["n"]) == batch.to_pylist()[1:]
+
+
 @pytest.mark.parametrize("kind", [pa.date32(), pa.date64()])
 def test_dates_that_a_file_sink_wrote_as_json_are_read_as_they_were(tmp_path: Path, kind: pa.DataType):
     rows = pa.record_batch({"day": pa.array([date(1, 1, 1), None, date(9999, 12, 31)], kind), "n": [1, 2, 3]})

@@ -23,6 +23,7 @@ import pyarrow.json
 
 from onceward.core.errors import ConfigurationError, SourceError
 from onceward.core.kit.options import check_choice, check_types
+from onceward.core.kit.rows import with_leaves
 from onceward.core.source import Piece, Position, ResettableSource, Split
 
 from .blocks import batches_with_blocks, with_blocks
@@ -89,7 +90,7 @@ class FileSource(ResettableSource):
                     f"{self.directory} has folders that are named after columns {lost}: give schema=… with the "
                     "columns to read, which may be among them"
                 )
-            self._schema = found
+            self._schema = pa.schema([field.with_type(with_leaves(field.type, _as_taken)) for field in found])
         return self._schema
 
     @property
@@ -256,6 +257,12 @@ def _folder_columns(name: str) -> Iterable[str]:
 def _as_read(field: pa.Field) -> pa.Field:
     """A folder's column as pyarrow.dataset reads it: it makes no decimals of text."""
     return field.with_type(pa.string()) if pa.types.is_decimal(field.type) else field
+
+
+def _as_taken(kind: pa.DataType) -> pa.DataType:
+    """Not views (Polars writes them), of whose rows Arrow can take no part."""
+    views = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    return views.get(kind, kind)
 
 
 def _in_json(field: pa.Field) -> pa.Field:
