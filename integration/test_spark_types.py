@@ -59,6 +59,7 @@ EXPECTED = (
     [1, 2],
     None,
 )
+MAYBE = "if(id = 0, null, struct('x' AS never_null, parse_json('1') AS variant)) AS maybe"
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +103,7 @@ def in_table(dsn: str) -> tuple[object, ...]:
 def test_by_exactly_once(typed: DataFrame, tmp_path: Path, table: str, how: str) -> None:
     sinks = [
         PostgresSink("typed", dsn=table, table="typed", commit=how),
-        FileSink("files", tmp_path / "out", select=["id", "at", "local_at", "amount"]),
+        FileSink("files", tmp_path / "out", select=["id", "at", "local_at", "amount", MAYBE]),
     ]
     writer = exactly_once(typed, *sinks, checkpoint=str(tmp_path / "checkpoint"), pipeline="typed")
     writer.trigger(availableNow=True).start().awaitTermination()
@@ -110,7 +111,8 @@ def test_by_exactly_once(typed: DataFrame, tmp_path: Path, table: str, how: str)
     rows = [
         row for path in (tmp_path / "out").glob("*.parquet") for row in pyarrow.parquet.read_table(path).to_pylist()
     ]
-    [row] = [row for row in rows if row["id"] == 1]
+    [before, row] = sorted(rows, key=lambda row: row["id"])
+    assert (before["maybe"], row["maybe"]["never_null"]) == (None, "x")
     assert row["at"].astimezone(dt.UTC) == EXPECTED[8]
     assert row["local_at"] == EXPECTED[10]
 
