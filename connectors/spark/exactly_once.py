@@ -14,6 +14,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from onceward.core.checkpoint import Admission, CommitPolicy, Coordinator, OnLost
 from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.errors import ConfigurationError, OncewardError
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -269,12 +270,17 @@ class EpochHandler:
         return self._write_by_tasks(frame, coordinator, batch)
 
     def _gathered(self, frame: DataFrame, limit: float) -> pa.Table | None:
-        """All rows in this process; None if one of them is larger than `limit` bytes."""
+        """All rows in this process; None if one is larger than `limit` bytes, or holds what pyspark cannot collect.
+
+        That is a null struct or variant whose fields are declared never null: pyspark 4.2 casts it, and Arrow refuses.
+        """
         from pyspark.errors import PySparkException  # noqa: PLC0415 - needs a Spark installation
 
         try:
             small = frame if limit == math.inf else frame.where(no_row_above(limit, self.row_size))
             return projected(small, self.sinks).toArrow()
+        except pa.ArrowInvalid:
+            pass
         except PySparkException as error:
             if TOO_LARGE not in str(error):
                 raise
