@@ -413,6 +413,14 @@ def test_a_function_of_records_gets_no_time_that_python_would_cut(how: str, kind
         run(1)
 
 
+def test_a_sequence_has_the_fields_of_all_its_rows():
+    target = Target()
+    p = pipeline()
+    p.source(SequenceSource([{"n": 1}, {"n": 2, "late": "x"}, {}])).sink(TargetSink(target))
+    p.run()
+    assert target.rows == [{"n": 1, "late": None}, {"n": 2, "late": "x"}, {"n": None, "late": None}]
+
+
 def test_a_filter_keeps_nanoseconds():
     target = Target()
     p = pipeline()
