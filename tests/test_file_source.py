@@ -262,6 +262,27 @@ def test_texts_that_a_file_sink_wrote_are_read_as_they_were(tmp_path: Path, form
     assert read_back(FileSource(tmp_path, format=format_)) == batch.to_pylist()
 
 
+@pytest.mark.parametrize("late", ['{"n": 2, "new": 1}', '{"s": [{"a": 1, "new": 1}]}'])
+def test_a_field_of_json_lines_that_comes_late_is_not_lost(tmp_path: Path, late: str):
+    """Arrow looks at the first block for fields, and drops others."""
+    lines = ['{"n": 1, "s": [{"a": 1}]}', " " * 2**20, late]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    with pytest.raises(SourceError, match=r"a\.jsonl has fields that the beginning of the oldest file.*give schema="):
+        read_back(FileSource(tmp_path, format="jsonl"))
+    chosen = FileSource(tmp_path, format="jsonl", schema=pa.schema({"n": pa.int64()}))
+    assert len(read_back(chosen)) == 2
+
+
+@pytest.mark.parametrize("format_", ["jsonl", "parquet", "arrow"])
+def test_a_field_of_a_struct_that_the_oldest_file_does_not_have_is_not_lost(tmp_path: Path, format_: str):
+    written(tmp_path, pa.record_batch({"s": [[{"a": 1}]]}), format=format_)
+    source = FileSource(tmp_path, format=format_)
+    source.validate()
+    written(tmp_path, pa.record_batch({"s": [[{"a": 1, "b": 2}]]}), 2, format=format_)
+    with pytest.raises(SourceError, match=r"has columns \['s\.b'\], which the oldest file does not have: give schema="):
+        source.latest({})
+
+
 @pytest.mark.parametrize("format_", ["arrow", "parquet"])
 def test_views_are_read_as_texts_and_bytes_of_which_a_part_can_be_taken(tmp_path: Path, format_: str):
     rows = {"n": [1, 2, 3], "text": pa.array(["a", None, ""], pa.string_view())}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import zlib
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import unquote
@@ -206,16 +207,33 @@ class FileSource(ResettableSource):
     def _count(self, name: str) -> int:
         """Rows of a file, which has no column that would be lost."""
         if self._inferred:
-            found = [*self._own_schema(name).names, *_folder_columns(name)]
-            if more := sorted(set(found) - set(self.schema.names)):
+            found = [path for field in self._own_schema(name) for path in _paths(field.type, field.name)]
+            known = {path for field in self.schema for path in _paths(field.type, field.name)}
+            if more := sorted({*found, *_folder_columns(name)} - known):
                 raise SourceError(
                     f"{self.directory / name} has columns {more}, which the oldest file does not have: give schema=… "
                     "with the columns to read"
                 )
+        count = self._count_known if self._inferred and self.format == "jsonl" else self._count_rows
         try:
-            return int(with_blocks(lambda block: self._dataset(name, block, self._schema).count_rows()))
+            return with_blocks(partial(count, name))
         except (OSError, pa.ArrowException) as error:
+            if "unexpected field" in str(error):
+                raise SourceError(
+                    f"{self.directory / name} has fields that the beginning of the oldest file does not have: give "
+                    "schema=… with the columns to read"
+                ) from error
             raise SourceError(f"cannot read {self.directory / name}: {error}") from error
+
+    def _count_rows(self, name: str, block: int) -> int:
+        return int(self._dataset(name, block, self._schema).count_rows())
+
+    def _count_known(self, name: str, block: int) -> int:
+        """Of JSON lines, of which Arrow looks only at the first block for their fields, and drops others later."""
+        known = pyarrow.json.ParseOptions(explicit_schema=self._schema, unexpected_field_behavior="error")
+        options = pyarrow.json.ReadOptions(block_size=block)
+        with pyarrow.json.open_json(self.directory / name, read_options=options, parse_options=known) as batches:
+            return sum(batch.num_rows for batch in batches)
 
     def _check_count(self, name: str, rows: int) -> None:
         """A file that was read to a part must have as many rows as then, or they would be others from there on."""
@@ -246,6 +264,17 @@ class FileSource(ResettableSource):
             partitioning=pyarrow.dataset.partitioning(pa.schema(folders), flavor="hive"),
             partition_base_dir=str(self.directory),
         )
+
+
+def _paths(kind: pa.DataType, path: str) -> Iterator[str]:
+    """A column and the fields of the structs in it, by their paths."""
+    yield path
+    if pa.types.is_struct(kind):
+        for field in kind:
+            yield from _paths(field.type, f"{path}.{field.name}")
+    elif pa.types.is_nested(kind):
+        for number in range(kind.num_fields):
+            yield from _paths(kind.field(number).type, path)
 
 
 def _folder_columns(name: str) -> Iterable[str]:
