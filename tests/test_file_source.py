@@ -262,6 +262,15 @@ def test_texts_that_a_file_sink_wrote_are_read_as_they_were(tmp_path: Path, form
     assert read_back(FileSource(tmp_path, format=format_)) == batch.to_pylist()
 
 
+@pytest.mark.parametrize(
+    "text", ['{"n": 2}', '{"n": 2} ', '{"n": 2}\n', '\n{"n": 2}', '{"n": 2, "t": "%s"}' % ("x" * 2**21)]
+)
+@pytest.mark.parametrize("schema", [None, pa.schema({"n": pa.int64()})])
+def test_a_row_of_json_whose_line_does_not_end_is_read(tmp_path: Path, text: str, schema: pa.Schema | None):
+    (tmp_path / "a.jsonl").write_text(text)
+    assert [row["n"] for row in read_back(FileSource(tmp_path, format="jsonl", schema=schema))] == [2]
+
+
 @pytest.mark.parametrize("late", ['{"n": 2, "new": 1}', '{"s": [{"a": 1, "new": 1}]}'])
 def test_a_field_of_json_lines_that_comes_late_is_not_lost(tmp_path: Path, late: str):
     """Arrow looks at the first block for fields, and drops others."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import copy
 import zlib
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import unquote
@@ -142,9 +141,7 @@ class FileSource(ResettableSource):
         at = 0
         name, size, changed = _of_unit(split.unit)
         try:
-            for batch in batches_with_blocks(
-                lambda block: self._dataset(name, block, self._schema).to_batches(batch_size=_BATCH_ROWS)
-            ):
+            for batch in batches_with_blocks(lambda block: self._batches(name, block)):
                 first, last = max(split.start - at, 0), min(split.end - at, batch.num_rows)
                 at += batch.num_rows
                 stat = (self.directory / name).stat()
@@ -214,9 +211,8 @@ class FileSource(ResettableSource):
                     f"{self.directory / name} has columns {more}, which the oldest file does not have: give schema=… "
                     "with the columns to read"
                 )
-        count = self._count_known if self._inferred and self.format == "jsonl" else self._count_rows
         try:
-            return with_blocks(partial(count, name))
+            return with_blocks(lambda block: self._count_rows(name, block))
         except (OSError, pa.ArrowException) as error:
             if "unexpected field" in str(error):
                 raise SourceError(
@@ -226,14 +222,33 @@ class FileSource(ResettableSource):
             raise SourceError(f"cannot read {self.directory / name}: {error}") from error
 
     def _count_rows(self, name: str, block: int) -> int:
+        if self.format == "jsonl":
+            return sum(batch.num_rows for batch in self._batches(name, block))
         return int(self._dataset(name, block, self._schema).count_rows())
 
-    def _count_known(self, name: str, block: int) -> int:
-        """Of JSON lines, of which Arrow looks only at the first block for their fields, and drops others later."""
-        known = pyarrow.json.ParseOptions(explicit_schema=self._schema, unexpected_field_behavior="error")
+    def _batches(self, name: str, block: int) -> Iterator[pa.RecordBatch]:
+        """The rows. Of JSON lines not by pyarrow.dataset (26.0), which makes nulls of a row whose line does not end."""
+        dataset = self._dataset(name, block, self._schema)
+        if self.format != "jsonl":
+            yield from dataset.to_batches(batch_size=_BATCH_ROWS)
+            return
+        folders = pyarrow.dataset.get_partition_keys(next(dataset.get_fragments()).partition_expression)
+        known = pyarrow.json.ParseOptions(
+            explicit_schema=pa.schema([field for field in dataset.schema if field.name not in folders]),
+            unexpected_field_behavior="error" if self._inferred else "ignore",
+        )
         options = pyarrow.json.ReadOptions(block_size=block)
         with pyarrow.json.open_json(self.directory / name, read_options=options, parse_options=known) as batches:
-            return sum(batch.num_rows for batch in batches)
+            for batch in batches:
+                yield pa.RecordBatch.from_arrays(
+                    [
+                        pa.repeat(pa.scalar(folders[field.name], field.type), batch.num_rows)
+                        if field.name in folders
+                        else batch.column(field.name)
+                        for field in dataset.schema
+                    ],
+                    schema=dataset.schema,
+                )
 
     def _check_count(self, name: str, rows: int) -> None:
         """A file that was read to a part must have as many rows as then, or they would be others from there on."""
