@@ -322,6 +322,12 @@ def test_what_json_holds_as_text_is_not_taken_for_what_it_stands_for(tmp_path: P
         source.end()
 
 
+def test_a_time_of_day_in_the_name_of_a_folder_of_json_is_read(tmp_path: Path):
+    batch = pa.record_batch({"n": [1], "at": pa.array([3_600_000_000], pa.time64("us"))})
+    written(tmp_path, batch, format="jsonl", partition_by=["at"])
+    assert read_back(FileSource(tmp_path, format="jsonl", schema=batch.schema)) == batch.to_pylist()
+
+
 def test_floats_that_a_file_sink_wrote_as_csv_are_read_as_they_were(tmp_path: Path):
     written(
         tmp_path, pa.record_batch({"real": [1.5, math.nan, math.inf, -math.inf, None], "n": range(5)}), format="csv"

@@ -271,7 +271,7 @@ class FileSource(ResettableSource):
         folders = [_as_read(named[column]) for column in _folder_columns(name) if column in named]
         texts = {field.name: field for field in folders}
         if self.format == "jsonl":
-            texts = {column: _in_json(field) for column, field in named.items()} | texts
+            texts |= {column: _in_json(field) for column, field in named.items() if column not in texts}
         return pyarrow.dataset.dataset(
             str(path),
             schema=schema and pa.schema([texts.get(field.name, field) for field in schema]),
