@@ -394,6 +394,15 @@ def test_a_row_whose_own_topic_does_not_exist_fails_the_epoch_soon_and_creates_n
         go_on_with(bench.sink, transaction, rows("1", "2", topic=[there, "typo"]))
     assert time.monotonic() - began < 5
     bench.sink.discard(transaction)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 250])
+def test_a_row_whose_own_topic_has_an_impossible_name_is_told_so(kafka, name):
+    bench = Bench(kafka.bootstrap_servers, None)
+    transaction = bench.sink.begin(bench.context())
+    with pytest.raises(KafkaError, match=f"'{name}' is no name of a topic: Kafka takes up to 249 letters"):
+        go_on_with(bench.sink, transaction, rows("1", topic=[name]))
+    bench.sink.discard(transaction)
     assert "typo" not in topics_of(kafka)
 
 

@@ -297,6 +297,17 @@ def test_a_key_without_its_own_unique_index_is_refused(database: Database, index
         make_sink(database, "upsert").validate(SCHEMA)
 
 
+def test_a_key_that_is_none_any_more_fails_the_epoch_before_its_decision(database: Database) -> None:
+    database.run("CREATE TABLE words (id bigint PRIMARY KEY, word text)")
+    sink = make_sink(database, "upsert")
+    sink.validate(SCHEMA)
+    batch = pa.record_batch({"id": [1], "word": ["a"]})
+    sink.commit(write(sink, context(), batch))
+    database.run("ALTER TABLE words DROP CONSTRAINT words_pkey, ADD PRIMARY KEY (id, word)")
+    with pytest.raises(SchemaError, match=r"words cannot be upserted by \['id'\]"):
+        write(sink, context(2), batch)
+
+
 def test_an_identity_that_only_an_insert_may_give_is_no_column_for_an_upsert(database: Database) -> None:
     """ON CONFLICT would have to update it, which PostgreSQL refuses whatever the rows are."""
     database.run("CREATE TABLE words (id bigint PRIMARY KEY, n bigint GENERATED ALWAYS AS IDENTITY, word text)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import sys
 from decimal import Decimal
 from typing import TYPE_CHECKING
@@ -59,6 +60,7 @@ EXPECTED = (
     [1, 2],
     None,
 )
+MAYBE = "if(id = 0, null, struct('x' AS never_null, parse_json('1') AS variant)) AS maybe"
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +71,7 @@ def _elsewhere(spark: SparkSession) -> Iterator[None]:
     spark.conf.set("spark.sql.session.timeZone", before)
 
 
-@pytest.fixture(params=[None, 2**20], ids=["tasks", "driver"])
+@pytest.fixture(params=[None, math.inf], ids=["tasks", "driver"])
 def _by_both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[EpochHandler.__module__], "driver_limit", lambda *_, **__: request.param)
 
@@ -102,7 +104,7 @@ def in_table(dsn: str) -> tuple[object, ...]:
 def test_by_exactly_once(typed: DataFrame, tmp_path: Path, table: str, how: str) -> None:
     sinks = [
         PostgresSink("typed", dsn=table, table="typed", commit=how),
-        FileSink("files", tmp_path / "out", select=["id", "at", "local_at", "amount"]),
+        FileSink("files", tmp_path / "out", select=["id", "at", "local_at", "amount", MAYBE]),
     ]
     writer = exactly_once(typed, *sinks, checkpoint=str(tmp_path / "checkpoint"), pipeline="typed")
     writer.trigger(availableNow=True).start().awaitTermination()
@@ -110,9 +112,23 @@ def test_by_exactly_once(typed: DataFrame, tmp_path: Path, table: str, how: str)
     rows = [
         row for path in (tmp_path / "out").glob("*.parquet") for row in pyarrow.parquet.read_table(path).to_pylist()
     ]
-    [row] = [row for row in rows if row["id"] == 1]
+    [before, row] = sorted(rows, key=lambda row: row["id"])
+    assert (before["maybe"], row["maybe"]["never_null"]) == (None, "x")
     assert row["at"].astimezone(dt.UTC) == EXPECTED[8]
     assert row["local_at"] == EXPECTED[10]
+
+
+def test_the_driver_writes_columns_that_are_never_null_into_a_sink_that_takes_some_rows(
+    typed: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that are not for the sink are null structs, which pyspark cannot collect with fields that never are."""
+    monkeypatch.setattr(sys.modules[EpochHandler.__module__], "driver_limit", lambda *_, **__: math.inf)
+    monkeypatch.setattr(EpochHandler, "_write_by_tasks", None)
+    sink = FileSink("late", tmp_path / "late", select=["id", "'late' AS reason"], where="id = 1")
+    writer = exactly_once(typed, sink, checkpoint=str(tmp_path / "checkpoint"), pipeline="typed")
+    writer.trigger(availableNow=True).start().awaitTermination()
+    [late] = (tmp_path / "late").glob("*.parquet")
+    assert pyarrow.parquet.read_table(late).to_pylist() == [{"id": 1, "reason": "late"}]
 
 
 def test_by_a_format(typed: DataFrame, tmp_path: Path, table: str) -> None:

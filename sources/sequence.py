@@ -43,7 +43,7 @@ class SequenceSource(ResettableSource):
             raise ConfigurationError(f"units and batch_rows must be 1 or more, not {units} and {batch_rows}")
         if not isinstance(rows, pa.Table) and not all(isinstance(row, Mapping) for row in rows):
             raise ConfigurationError("rows must be a pyarrow.Table or dicts")
-        table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(list(rows), schema=schema)
+        table = rows if isinstance(rows, pa.Table) else _table(rows, schema)
         self._table = table.cast(schema) if schema is not None else table
         self._units = units
         self._batch_rows = batch_rows
@@ -109,3 +109,13 @@ class SequenceSource(ResettableSource):
 
     def _size(self, unit: int) -> int:
         return len(range(unit, self._table.num_rows, self._units))
+
+
+def _table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema | None) -> pa.Table:
+    """All fields of all rows; pyarrow itself takes the first one's, and drops what it does not know."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    if schema is None:
+        return pa.Table.from_pydict({name: [row.get(name) for row in rows] for name in names})
+    if unknown := [name for name in names if name not in schema.names]:
+        raise ConfigurationError(f"rows have fields {unknown}, which are not in the schema {schema.names}")
+    return pa.Table.from_pylist(list(rows), schema=schema)

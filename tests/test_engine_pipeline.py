@@ -38,6 +38,7 @@ from onceward.core.errors import (
     EpochConflictError,
     FencedError,
     OperatorError,
+    SchemaError,
     StateDamagedError,
 )
 from onceward.core.log import MemoryStore
@@ -382,6 +383,52 @@ def test_map_filter_flat_map_map_batches_and_union():
     even.union(odd, duplicated).sink(TargetSink(target))
     p.run()
     assert target.counts("what") == {"even": 3000, "odd": 3000, "again": 3000, "batch": 6000}
+
+
+class Passes(ProcessFunction):
+    """Gives what it gets."""
+
+    def process(self, record: dict[str, Any], context: Any) -> Iterator[dict[str, Any]]:  # noqa: ARG002 - signature
+        yield record
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("ns"), pa.timestamp("ns", "Europe/Berlin"), pa.duration("ns")])
+@pytest.mark.parametrize("how", ["map", "process", "key_by"])
+def test_a_function_of_records_gets_no_time_that_python_would_cut(how: str, kind: pa.DataType):
+    def run(nanoseconds: int) -> list[Any]:
+        target = Target()
+        times = pa.table({"n": [1], "t": pa.array([[nanoseconds]], pa.list_(kind))})
+        p = pipeline(restart=RestartStrategy.none(), parallelism=2)
+        stream = p.source(SequenceSource(times))
+        if how == "map":
+            stream = stream.map(lambda record: record)
+        else:
+            stream = stream.key_by("t" if how == "key_by" else "n").process(Passes())
+        stream.sink(TargetSink(target))
+        p.run()
+        return [type(row["t"][0]).__module__ for row in target.rows]
+
+    assert run(86_400_000_001_000) == ["datetime"]  # not pandas
+    with pytest.raises(SchemaError, match=r"column 't' has a time with a fraction of a microsecond.*round it before"):
+        run(1)
+
+
+def test_a_sequence_has_the_fields_of_all_its_rows():
+    target = Target()
+    p = pipeline()
+    p.source(SequenceSource([{"n": 1}, {"n": 2, "late": "x"}, {}])).sink(TargetSink(target))
+    p.run()
+    assert target.rows == [{"n": 1, "late": None}, {"n": 2, "late": "x"}, {"n": None, "late": None}]
+
+
+def test_a_filter_keeps_nanoseconds():
+    target = Target()
+    p = pipeline()
+    times = pa.table({"t": pa.array([1, None], pa.timestamp("ns"))})
+    kept = p.source(SequenceSource(times)).filter(lambda record: record["t"] is not None)
+    kept.map_batches(lambda batch: pa.record_batch({"n": batch["t"].cast(pa.int64())})).sink(TargetSink(target))
+    p.run()
+    assert target.rows == [{"n": 1}]
 
 
 def test_filter_by_batches_drops_rows_for_which_the_mask_is_null():

@@ -111,6 +111,21 @@ def test_columns_that_duckdb_does_not_know_are_in_nobodys_way():
         projected(batch, ["half"])
 
 
+@pytest.mark.parametrize(
+    "durations",
+    [
+        pa.array([1_000, 1], pa.duration("ns")),
+        pa.array([1_000, 2**62], pa.duration("us")),
+        pa.array([[None], [1_001]], pa.list_(pa.duration("ns"))),
+    ],
+)
+def test_a_duration_that_duckdb_would_change_is_refused_where_it_is_looked_at(durations: pa.Array):
+    batch = pa.record_batch({"n": [1, 2], "took": durations})
+    assert projected(batch, where="n > 1").column("took").equals(durations.slice(1))
+    with pytest.raises(OperatorError, match=r"sink out: select .*column 'took' has a duration that DuckDB cannot keep"):
+        projected(batch, ["took"])
+
+
 def test_an_expression_that_fails_at_a_row_is_named():
     with pytest.raises(OperatorError, match=r"sink out: select .*cast.* failed: .*'no'"):
         projected(pa.record_batch({"s": ["1", "no"]}), ["cast(s AS int) AS n"])

@@ -634,6 +634,8 @@ COLUMNS = {
     "text": pa.array(["a", None, "a", "", "b", "b"]),
     "dictionary": pa.array(["a", None, "a", "", "b", "b"]).dictionary_encode(),
     "bytes": pa.array([b"a", b"", None, b"a", b"a", b"c"]),
+    "text view": pa.array(["a", None, "a", "", "b", "b"], pa.string_view()),
+    "bytes view": pa.array([b"a", b"", None, b"a", b"a", b"c"], pa.binary_view()),
     "number": pa.array([1, 1, None, -5, 2**63 - 1, 0]),
     "small": pa.array([1, 1, None, -5, 7, 0], pa.int8()),
     "truth": pa.array([True, None, False, True, True, None]),

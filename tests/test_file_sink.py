@@ -347,7 +347,7 @@ def test_rows_that_a_format_cannot_hold_are_an_error_of_ours(tmp_path: Path):
     for format_, row in (("jsonl", {"n": float("nan")}), ("csv", {"n": b"\xff"})):
         sink = FileSink("files", tmp_path, format=format_)
         transaction = sink.begin(context("files"))
-        with pytest.raises(SinkError, match="cannot be written as"):
+        with pytest.raises(SinkError, match=r"cannot be written as .*: column 'n'"):
             sink.write(transaction, pa.RecordBatch.from_pylist([row]))
         sink.discard(transaction)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
@@ -373,6 +373,28 @@ def test_a_null_alone_in_its_line_of_csv_is_refused(tmp_path: Path, partition_by
         with pytest.raises(SchemaError, match=r"'word' is null.*another format.*a second column.*\[sink files\]"):
             sink.write(transaction, batch)
         sink.discard(transaction)
+
+
+@pytest.mark.parametrize("format_", ["parquet", "jsonl", "arrow"])
+def test_a_struct_that_is_null_may_have_fields_that_never_are(tmp_path: Path, format_: str):
+    never = pa.struct([pa.field("reason", pa.string(), nullable=False)])
+    structs = pa.StructArray.from_buffers(never, 2, [pa.py_buffer(b"\2")], children=[pa.array([None, "late"])])
+    sink = FileSink("files", tmp_path, format=format_)
+    sink.commit(prepared(sink, pa.record_batch({"rejected": structs})))
+    assert shown(tmp_path, format_) == [{"rejected": None}, {"rejected": {"reason": "late"}}]
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("us"), pa.timestamp("ms", "Europe/Berlin"), pa.date32(), pa.date64()])
+def test_years_that_csv_cannot_hold_are_told_with_their_column(tmp_path: Path, kind: pa.DataType):
+    """Arrow writes `<value out of range: …>`, or of an instant with a zone another year."""
+    days = pa.array([None, 11 * 10**6, 12 * 10**6], pa.int32()).cast(pa.date32())  # of the years 32086 and 34824
+    batch = pa.record_batch({"n": [0, 1, 2], "at": days.cast(kind)})
+    sink = FileSink("files", tmp_path, format="csv")
+    transaction = sink.begin(context("files"))
+    sink.write(transaction, batch.slice(0, 2))
+    with pytest.raises(SchemaError, match=r"column 'at' has a time outside of the years -32767 to 32767.*sink files"):
+        sink.write(transaction, batch)
+    sink.discard(transaction)
 
 
 def test_bytes_that_csv_cannot_hold_are_told_with_their_column(tmp_path: Path):
@@ -431,7 +453,8 @@ def test_a_setting_without_sense_is_refused(tmp_path: Path, options: dict[str, A
         ({"partition_by": ["no"]}, {"a": 1}, r"names \['no'\]"),
         ({"partition_by": ["a"]}, {"a": 1}, "leaves no column"),
         ({"partition_by": ["a", "a"]}, {"a": 1, "b": 2}, "names a column twice"),
-        ({"format": "csv"}, {"a": [1]}, "CSV cannot hold column 'a'"),
+        ({"format": "csv"}, {"a": [1]}, "csv files cannot hold column 'a'"),
+        ({"format": "parquet"}, {"a": {}}, r"parquet files cannot hold column 'a' of type struct<> .*: cast it"),
         ({"format": "jsonl"}, {"a": pa.scalar(1, pa.timestamp("ns"))}, "column 'a' of type timestamp"),
         ({"partition_by": ["b"]}, {"a": 1, "b": b"x"}, "'b' is binary: cast it"),
         ({"partition_by": ["_b"]}, {"a": 1, "_b": 1}, "treat folders that begin with"),

@@ -262,6 +262,72 @@ def test_texts_that_a_file_sink_wrote_are_read_as_they_were(tmp_path: Path, form
     assert read_back(FileSource(tmp_path, format=format_)) == batch.to_pylist()
 
 
+@pytest.mark.parametrize(
+    "text", ['{"n": 2}', '{"n": 2} ', '{"n": 2}\n', '\n{"n": 2}', '{"n": 2, "t": "%s"}' % ("x" * 2**21)]
+)
+@pytest.mark.parametrize("schema", [None, pa.schema({"n": pa.int64()})])
+def test_a_row_of_json_whose_line_does_not_end_is_read(tmp_path: Path, text: str, schema: pa.Schema | None):
+    (tmp_path / "a.jsonl").write_text(text)
+    assert [row["n"] for row in read_back(FileSource(tmp_path, format="jsonl", schema=schema))] == [2]
+
+
+@pytest.mark.parametrize("late", ['{"n": 2, "new": 1}', '{"s": [{"a": 1, "new": 1}]}'])
+def test_a_field_of_json_lines_that_comes_late_is_not_lost(tmp_path: Path, late: str):
+    """Arrow looks at the first block for fields, and drops others."""
+    lines = ['{"n": 1, "s": [{"a": 1}]}', " " * 2**20, late]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    with pytest.raises(SourceError, match=r"a\.jsonl has fields that the beginning of the oldest file.*give schema="):
+        read_back(FileSource(tmp_path, format="jsonl"))
+    chosen = FileSource(tmp_path, format="jsonl", schema=pa.schema({"n": pa.int64()}))
+    assert len(read_back(chosen)) == 2
+
+
+@pytest.mark.parametrize("format_", ["jsonl", "parquet", "arrow"])
+def test_a_field_of_a_struct_that_the_oldest_file_does_not_have_is_not_lost(tmp_path: Path, format_: str):
+    written(tmp_path, pa.record_batch({"s": [[{"a": 1}]]}), format=format_)
+    source = FileSource(tmp_path, format=format_)
+    source.validate()
+    written(tmp_path, pa.record_batch({"s": [[{"a": 1, "b": 2}]]}), 2, format=format_)
+    with pytest.raises(SourceError, match=r"has columns \['s\.b'\], which the oldest file does not have: give schema="):
+        source.latest({})
+
+
+@pytest.mark.parametrize("format_", ["arrow", "parquet"])
+def test_views_are_read_as_texts_and_bytes_of_which_a_part_can_be_taken(tmp_path: Path, format_: str):
+    rows = {"n": [1, 2, 3], "text": pa.array(["a", None, ""], pa.string_view())}
+    rows |= {"list": pa.array([[b"a"], None, [None]], pa.list_(pa.binary_view()))}
+    batch = pa.record_batch(rows)
+    written(tmp_path, batch, format=format_)
+    target = Target()
+    p = pipeline(parallelism=2)
+    read = p.source(FileSource(tmp_path, format=format_, bounded=True)).filter(lambda record: record["n"] > 1)
+    read.key_by("text").map(dict).sink(TargetSink(target))
+    p.run()
+    assert sorted(target.rows, key=lambda row: row["n"]) == batch.to_pylist()[1:]
+
+
+@pytest.mark.parametrize("kind", [pa.date32(), pa.date64()])
+def test_dates_that_a_file_sink_wrote_as_json_are_read_as_they_were(tmp_path: Path, kind: pa.DataType):
+    rows = pa.record_batch({"day": pa.array([date(1, 1, 1), None, date(9999, 12, 31)], kind), "n": [1, 2, 3]})
+    written(tmp_path, rows, format="jsonl")
+    assert read_back(FileSource(tmp_path, format="jsonl", schema=rows.schema)) == rows.to_pylist()
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.list_(pa.binary()), pa.struct({"at": pa.time64("us")})])
+def test_what_json_holds_as_text_is_not_taken_for_what_it_stands_for(tmp_path: Path, kind: pa.DataType):
+    """Arrow would read AP8= as these four letters, not as the two bytes that a file sink has written."""
+    (tmp_path / "a.jsonl").write_text('{"x": null}\n')
+    source = FileSource(tmp_path, format="jsonl", schema=pa.schema([("x", kind)]))
+    with pytest.raises(ConfigurationError, match=r"schema: column 'x' is .*JSON lines hold bytes .*: give string"):
+        source.end()
+
+
+def test_a_time_of_day_in_the_name_of_a_folder_of_json_is_read(tmp_path: Path):
+    batch = pa.record_batch({"n": [1], "at": pa.array([3_600_000_000], pa.time64("us"))})
+    written(tmp_path, batch, format="jsonl", partition_by=["at"])
+    assert read_back(FileSource(tmp_path, format="jsonl", schema=batch.schema)) == batch.to_pylist()
+
+
 def test_floats_that_a_file_sink_wrote_as_csv_are_read_as_they_were(tmp_path: Path):
     written(
         tmp_path, pa.record_batch({"real": [1.5, math.nan, math.inf, -math.inf, None], "n": range(5)}), format="csv"

@@ -237,8 +237,8 @@ def test_values_are_text_and_nulls_have_no_field():
         ("hash", "k:{n}", rows(n=pa.array([1, None])), "column 'n' of the key is null"),
         ("hash", "{s}", rows(s=["onceward:1:p:cache"]), "reserved for markers"),
         ("stream", "k", rows(n=pa.array([None], pa.int64())), "all its columns are null"),
-        ("list", "k", rows(x=[float("nan")]), "not JSON compliant|Out of range"),
-        ("stream", "k", rows(x=[[float("nan")]]), "not JSON compliant|Out of range"),
+        ("list", "k", rows(n=[1], x=[float("nan")]), "column 'x': .*(not JSON compliant|Out of range)"),
+        ("stream", "k", rows(n=[float("nan")], x=[[float("nan")]]), "column 'x': .*(not JSON compliant|Out of range)"),
     ],
 )
 def test_a_row_that_cannot_be_written_is_an_error(form: str, key: str, batch: pa.RecordBatch, says: str):

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType, YearMonthIntervalType
 
@@ -14,6 +15,8 @@ from onceward.core.errors import SchemaError, SinkError
 from onceward.core.transaction import WriteContext
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from onceward.sinks import TwoPhaseCommitSink
 
 
@@ -68,6 +71,20 @@ def test_sinks_get_instants_in_utc_at_any_depth():
     assert given.to_pylist() == batch.to_pylist() == rows
     assert str(given["at"][0].as_py()) == "2025-10-26 00:30:00+00:00"
     assert in_utc(given) is given
+
+
+def test_a_struct_that_is_null_may_have_fields_that_never_are(tmp_path: Path):
+    """Spark sends nulls in them: of a variant that is null, and of each row that a sink's `where` leaves out."""
+    never = pa.struct([pa.field("reason", pa.string(), nullable=False)])
+    structs = pa.StructArray.from_buffers(never, 2, [pa.py_buffer(b"\2")], children=[pa.array([None, "late"])])
+    at = pa.array([datetime(2025, 10, 26, tzinfo=UTC), None], ZONED)
+    deep = pa.StructArray.from_arrays([structs, at], fields=[pa.field("inner", never), pa.field("at", ZONED)])
+    batch = pa.record_batch({"at": at, "rejected": structs, "deep": deep})
+    given = in_utc(batch.slice(0, 1))
+    assert given.schema.types[:2] == [pa.timestamp("us", "UTC"), pa.struct({"reason": pa.string()})]
+    assert given.to_pylist() == batch.to_pylist()[:1]
+    assert in_utc(batch).to_pylist() == batch.to_pylist()
+    pyarrow.parquet.write_table(pa.table(in_utc(batch)), tmp_path / "rows.parquet")
 
 
 def test_a_column_that_spark_cannot_hand_over_is_named():

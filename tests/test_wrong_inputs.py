@@ -148,6 +148,10 @@ UNTYPED: Any = SimpleNamespace(**{each.__name__: each for each in _TAKE})
         ),
         (lambda: UNTYPED.SequenceSource("ab"), "rows must be a pyarrow.Table or dicts"),
         (
+            lambda: SequenceSource([{"n": 1}, {"N": 2}], schema=pa.schema({"n": pa.int64()})),
+            "rows have fields ['N'], which are not in the schema ['n']",
+        ),
+        (
             lambda: UNTYPED.RedisSink("r", "x", url="redis://x", key="k", durable="no"),
             "durable must be true or false, not str",
         ),

@@ -6,6 +6,7 @@ import csv
 from typing import TYPE_CHECKING, BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.dataset
 
@@ -30,6 +31,8 @@ class CsvWriter:
                 f"column {batch.schema.names[0]!r} is null in a row, and the only column of a CSV file: readers skip "
                 "empty lines. Use another format, or write a second column"
             )
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            _check_years(name, column)
         try:
             self._writer.write_batch(batch)
         except pa.ArrowInvalid as error:
@@ -44,6 +47,19 @@ class CsvWriter:
 def _has_nulls(column: pa.Array) -> bool:
     plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
     return bool(plain.null_count)
+
+
+def _check_years(name: str, column: pa.Array) -> None:
+    """Refuse times of which Arrow would write `<value out of range: …>`, or with a zone another year."""
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp(column.type.unit))
+    elif not pa.types.is_date(column.type):
+        return
+    if any(str(end.cast(pa.string())).startswith("<") for end in pc.min_max(column).values()):
+        raise SchemaError(
+            f"column {name!r} has a time outside of the years -32767 to 32767, which CSV cannot hold: use another "
+            "format, or leave such rows out with where"
+        )
 
 
 def _check_text(name: str, column: pa.Array) -> None:

@@ -12,6 +12,7 @@ import os
 import shutil
 from contextlib import suppress
 from decimal import Decimal
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
@@ -20,7 +21,7 @@ import pyarrow.parquet
 
 from onceward.core.errors import SchemaError
 from onceward.core.folders import make_folder, sync_folder
-from onceward.core.kit.rows import check_columns, to_json
+from onceward.core.kit.rows import UNWRITABLE, check_columns, to_json, with_column
 from onceward.core.names import file_name
 from onceward.core.proof import JSON_LINE
 
@@ -62,8 +63,11 @@ FORMATS: Final[dict[str, Callable[[BinaryIO, pa.Schema], Any]]] = {
 
 def as_lines(batch: pa.RecordBatch, partition_by: Sequence[str] = ()) -> pa.RecordBatch:
     """Each row as a line of JSON, with values as in core/kit/rows.py, beside the columns that become folders."""
-    rows = batch.drop_columns(list(partition_by)).to_pylist()
-    lines = pa.array([to_json(row) for row in rows], pa.large_string())
+    rows = batch.drop_columns(list(partition_by))
+    try:
+        lines = pa.array([to_json(row) for row in rows.to_pylist()], pa.large_string())
+    except UNWRITABLE as error:
+        raise ValueError(with_column(error, rows, to_json)) from error
     return pa.RecordBatch.from_arrays(
         [*(batch.column(name) for name in partition_by), lines], names=[*partition_by, JSON_LINE]
     )
@@ -78,13 +82,18 @@ def check_format(sink: str, format_: str, schema: pa.Schema) -> None:
     if format_ == "jsonl":
         check_columns(sink, schema)
     for field in schema:
-        if format_ == "csv" and pa.types.is_nested(field.type):
-            raise SchemaError(f"sink {sink}: CSV cannot hold column {field.name!r} of type {field.type}")
-        if format_ == "parquet" and any(pa.types.is_decimal(kind) and kind.scale < 0 for kind in _types(field.type)):
+        if format_ == "parquet" and any(pa.types.is_decimal(kind) and kind.scale < 0 for kind in types_in(field.type)):
             raise SchemaError(
                 f"sink {sink}: Parquet cannot hold column {field.name!r} of type {field.type}, a decimal of negative "
                 "scale: cast it to a scale of 0"
             )
+        try:
+            FORMATS[format_](BytesIO(), pa.schema([field])).close()
+        except pa.ArrowException as error:
+            raise SchemaError(
+                f"sink {sink}: {format_} files cannot hold column {field.name!r} of type {field.type} ({error}): cast "
+                "it, or leave it out with select"
+            ) from None
 
 
 def check_names(sink: str, schema: pa.Schema) -> None:
@@ -104,14 +113,20 @@ def check_names(sink: str, schema: pa.Schema) -> None:
             )
 
 
-def _types(kind: pa.DataType) -> Iterator[pa.DataType]:
+def types_in(kind: pa.DataType) -> Iterator[pa.DataType]:
     """A type and those that it is made of."""
     yield kind
     if pa.types.is_dictionary(kind):
-        yield from _types(kind.value_type)
+        yield from types_in(kind.value_type)
     elif pa.types.is_nested(kind):
         for number in range(kind.num_fields):
-            yield from _types(kind.field(number).type)
+            yield from types_in(kind.field(number).type)
+
+
+def is_binary(kind: pa.DataType) -> bool:
+    """Whether values are bytes."""
+    kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+    return any(fits(kind) for fits in kinds)
 
 
 class _OpenFile:
@@ -230,7 +245,6 @@ _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 """Spark's and Hive's text of null and of the empty string."""
 _ENCODED: Final = {code: f"%{code:02X}" for code in (*range(0x20), 0x7F, *map(ord, "\"#%'*/:<=>?[\\]^{|"))}
 """What Spark encodes, and also what Spark encodes on Windows alone."""
-_BINARY: Final = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
 
 
 def check_partitions(sink: str, columns: Sequence[str], schema: pa.Schema) -> None:
@@ -244,7 +258,7 @@ def check_partitions(sink: str, columns: Sequence[str], schema: pa.Schema) -> No
         raise SchemaError(f"sink {sink}: partition_by names {missing}; the columns are {schema.names}")
     for column in columns:
         kind = schema.field(column).type
-        if pa.types.is_nested(kind) or any(is_binary(kind) for is_binary in _BINARY):
+        if pa.types.is_nested(kind) or is_binary(kind):
             raise SchemaError(f"sink {sink}: partition_by column {column!r} is {kind}: cast it to text")
         if column.startswith(("_", ".")):
             raise SchemaError(

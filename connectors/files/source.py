@@ -23,11 +23,12 @@ import pyarrow.json
 
 from onceward.core.errors import ConfigurationError, SourceError
 from onceward.core.kit.options import check_choice, check_types
+from onceward.core.kit.rows import with_leaves
 from onceward.core.source import Piece, Position, ResettableSource, Split
 
 from .blocks import batches_with_blocks, with_blocks
 from .csv_format import csv_dataset
-from .formats import FORMATS, visible_files
+from .formats import FORMATS, is_binary, types_in, visible_files
 
 if TYPE_CHECKING:
     import os
@@ -89,7 +90,7 @@ class FileSource(ResettableSource):
                     f"{self.directory} has folders that are named after columns {lost}: give schema=… with the "
                     "columns to read, which may be among them"
                 )
-            self._schema = found
+            self._schema = pa.schema([field.with_type(with_leaves(field.type, _as_taken)) for field in found])
         return self._schema
 
     @property
@@ -140,9 +141,7 @@ class FileSource(ResettableSource):
         at = 0
         name, size, changed = _of_unit(split.unit)
         try:
-            for batch in batches_with_blocks(
-                lambda block: self._dataset(name, block, self._schema).to_batches(batch_size=_BATCH_ROWS)
-            ):
+            for batch in batches_with_blocks(lambda block: self._batches(name, block)):
                 first, last = max(split.start - at, 0), min(split.end - at, batch.num_rows)
                 at += batch.num_rows
                 stat = (self.directory / name).stat()
@@ -205,16 +204,51 @@ class FileSource(ResettableSource):
     def _count(self, name: str) -> int:
         """Rows of a file, which has no column that would be lost."""
         if self._inferred:
-            found = [*self._own_schema(name).names, *_folder_columns(name)]
-            if more := sorted(set(found) - set(self.schema.names)):
+            found = [path for field in self._own_schema(name) for path in _paths(field.type, field.name)]
+            known = {path for field in self.schema for path in _paths(field.type, field.name)}
+            if more := sorted({*found, *_folder_columns(name)} - known):
                 raise SourceError(
                     f"{self.directory / name} has columns {more}, which the oldest file does not have: give schema=… "
                     "with the columns to read"
                 )
         try:
-            return int(with_blocks(lambda block: self._dataset(name, block, self._schema).count_rows()))
+            return with_blocks(lambda block: self._count_rows(name, block))
         except (OSError, pa.ArrowException) as error:
+            if "unexpected field" in str(error):
+                raise SourceError(
+                    f"{self.directory / name} has fields that the beginning of the oldest file does not have: give "
+                    "schema=… with the columns to read"
+                ) from error
             raise SourceError(f"cannot read {self.directory / name}: {error}") from error
+
+    def _count_rows(self, name: str, block: int) -> int:
+        if self.format == "jsonl":
+            return sum(batch.num_rows for batch in self._batches(name, block))
+        return int(self._dataset(name, block, self._schema).count_rows())
+
+    def _batches(self, name: str, block: int) -> Iterator[pa.RecordBatch]:
+        """The rows. Of JSON lines not by pyarrow.dataset (26.0), which makes nulls of a row whose line does not end."""
+        dataset = self._dataset(name, block, self._schema)
+        if self.format != "jsonl":
+            yield from dataset.to_batches(batch_size=_BATCH_ROWS)
+            return
+        folders = pyarrow.dataset.get_partition_keys(next(dataset.get_fragments()).partition_expression)
+        known = pyarrow.json.ParseOptions(
+            explicit_schema=pa.schema([field for field in dataset.schema if field.name not in folders]),
+            unexpected_field_behavior="error" if self._inferred else "ignore",
+        )
+        options = pyarrow.json.ReadOptions(block_size=block)
+        with pyarrow.json.open_json(self.directory / name, read_options=options, parse_options=known) as batches:
+            for batch in batches:
+                yield pa.RecordBatch.from_arrays(
+                    [
+                        pa.repeat(pa.scalar(folders[field.name], field.type), batch.num_rows)
+                        if field.name in folders
+                        else batch.column(field.name)
+                        for field in dataset.schema
+                    ],
+                    schema=dataset.schema,
+                )
 
     def _check_count(self, name: str, rows: int) -> None:
         """A file that was read to a part must have as many rows as then, or they would be others from there on."""
@@ -236,6 +270,8 @@ class FileSource(ResettableSource):
         named = {field.name: field for field in schema} if schema is not None else {}
         folders = [_as_read(named[column]) for column in _folder_columns(name) if column in named]
         texts = {field.name: field for field in folders}
+        if self.format == "jsonl":
+            texts |= {column: _in_json(field) for column, field in named.items() if column not in texts}
         return pyarrow.dataset.dataset(
             str(path),
             schema=schema and pa.schema([texts.get(field.name, field) for field in schema]),
@@ -243,6 +279,17 @@ class FileSource(ResettableSource):
             partitioning=pyarrow.dataset.partitioning(pa.schema(folders), flavor="hive"),
             partition_base_dir=str(self.directory),
         )
+
+
+def _paths(kind: pa.DataType, path: str) -> Iterator[str]:
+    """A column and the fields of the structs in it, by their paths."""
+    yield path
+    if pa.types.is_struct(kind):
+        for field in kind:
+            yield from _paths(field.type, f"{path}.{field.name}")
+    elif pa.types.is_nested(kind):
+        for number in range(kind.num_fields):
+            yield from _paths(kind.field(number).type, path)
 
 
 def _folder_columns(name: str) -> Iterable[str]:
@@ -254,6 +301,26 @@ def _folder_columns(name: str) -> Iterable[str]:
 def _as_read(field: pa.Field) -> pa.Field:
     """A folder's column as pyarrow.dataset reads it: it makes no decimals of text."""
     return field.with_type(pa.string()) if pa.types.is_decimal(field.type) else field
+
+
+def _as_taken(kind: pa.DataType) -> pa.DataType:
+    """Not views (Polars writes them), of whose rows Arrow can take no part."""
+    views = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    return views.get(kind, kind)
+
+
+def _in_json(field: pa.Field) -> pa.Field:
+    """A column as Arrow reads it out of JSON: it makes no dates of text.
+
+    Raises:
+        ConfigurationError: It makes no times of day either, and takes the Base64 of bytes for the bytes.
+    """
+    if any(is_binary(kind) or pa.types.is_time(kind) for kind in types_in(field.type)):
+        raise ConfigurationError(
+            f"schema: column {field.name!r} is {field.type}, but JSON lines hold bytes (in Base64) and times of day as "
+            "text: give string, and convert it in the pipeline"
+        )
+    return field.with_type(pa.string()) if pa.types.is_date(field.type) else field
 
 
 def _of_unit(unit: str) -> tuple[str, int, int]:

@@ -264,6 +264,10 @@ class Cluster:
         answer = self.wire.topic(topic, seconds=ASK_SECONDS)
         if answer.code == Code.UNKNOWN_TOPIC_OR_PARTITION:
             return 0
+        if answer.code == Code.INVALID_TOPIC_EXCEPTION:
+            raise KafkaError(
+                f"{topic!r} is no name of a topic: Kafka takes up to 249 letters, digits, '.', '_' and '-'"
+            )
         if answer.code:
             raise kafka_error(f"cannot look topic {topic} up", answer.code, answer.detail)
         return int(answer.response)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from onceward.core.errors import ConfigurationError, SchemaError, SinkError
-from onceward.core.kit.rows import check_columns, in_microseconds, plain, to_json
+from onceward.core.kit.rows import UNWRITABLE, check_columns, in_microseconds, plain, to_json, with_column
 from onceward.core.names import FORMAT
 
 if TYPE_CHECKING:
@@ -170,8 +170,9 @@ def written(sink: str, form: str, key: KeyTemplate, rows: pa.RecordBatch, maxlen
             f"rows written before the key was changed have no column {error}: run once with the former key",
             sink=sink,
         ) from None
-    except (ValueError, TypeError, OverflowError) as error:
-        raise SinkError(f"a row cannot be written: {error}", sink=sink) from error
+    except UNWRITABLE as error:
+        words = with_column(error, rows, to_json if form == "list" else cell)
+        raise SinkError(f"a row cannot be written: {words}", sink=sink) from error
 
 
 def _row(form: str, key: KeyTemplate, row: dict[str, Any], maxlen: int | None) -> Written:

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyspark import cloudpickle
+import pyarrow as pa
 
 from onceward.core.checkpoint import Admission, CommitPolicy, Coordinator, OnLost
 from onceward.core.checkpoint.subtask import DirectlyWritten
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -186,6 +185,8 @@ def check_pickles(sink: AnySink) -> None:
 
 
 def _not_pickled(value: object) -> Exception | None:
+    from pyspark import cloudpickle  # noqa: PLC0415 - needs a Spark installation
+
     try:
         cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
     except Exception as error:  # noqa: BLE001 - whatever a member raises
@@ -294,12 +295,17 @@ class EpochHandler:
         return self._write_by_tasks(frame, coordinator, batch)
 
     def _gathered(self, frame: DataFrame, limit: float) -> pa.Table | None:
-        """All rows in this process; None if one of them is larger than `limit` bytes."""
+        """All rows in this process; None if one is larger than `limit` bytes, or holds what pyspark cannot collect.
+
+        That is a null struct or variant whose fields are declared never null: pyspark 4.2 casts it, and Arrow refuses.
+        """
         from pyspark.errors import PySparkException  # noqa: PLC0415 - needs a Spark installation
 
         try:
             small = frame if limit == math.inf else frame.where(no_row_above(limit, self.row_size))
             return projected(small, self.sinks).toArrow()
+        except pa.ArrowInvalid:
+            pass
         except PySparkException as error:
             if TOO_LARGE not in str(error):
                 raise

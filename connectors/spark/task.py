@@ -138,9 +138,17 @@ def projected(frame: DataFrame, sinks: Sequence[Sink]) -> DataFrame:
     columns = []
     for number, sink in enumerate(sinks):
         row = sf.struct(*map(sf.expr, sink.select)) if sink.select is not None else sf.struct("*")
-        mine = sf.when(sf.expr(sink.where), row) if sink.where is not None else row
-        columns.append(mine.alias(f"sink_{number}"))
+        if sink.where is not None:
+            row = sf.when(sf.expr(sink.where), row.cast(_with_nulls(frame.select(row).schema[0].dataType)))
+        columns.append(row.alias(f"sink_{number}"))
     return frame.select(*columns)
+
+
+def _with_nulls(row: Any) -> StructType:
+    """A struct's type whose fields may be null, as they are in rows that are not for the sink, see `_gathered`."""
+    from pyspark.sql.types import StructField, StructType  # noqa: PLC0415 - needs a Spark installation
+
+    return StructType([StructField(field.name, field.dataType, metadata=field.metadata) for field in row])
 
 
 def with_plain_names(frame: DataFrame) -> tuple[DataFrame, Sequence[str] | None]:
@@ -235,7 +243,8 @@ def arrow_schema(schema: StructType) -> pa.Schema:
                 f"column {field.name} has type {field.dataType.simpleString()}, which Spark cannot pass to Python: "
                 "cast it, for example to a string"
             ) from None
-    return pa.schema(fields)
+    found = pa.schema(fields)
+    return _in_utc(found) or found
 
 
 def _to_arrow(schema: StructType) -> pa.Schema:

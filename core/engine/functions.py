@@ -6,6 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, OncewardError, StateError
+from ..kit.rows import in_python
 from .logic import Frozen, Guarded, Logic
 from .state.handles import ListHandle, SubtaskState
 from .state.keyed import NO_KEY, KeyedState, KeyScope, OperatorState, pack, unpack
@@ -146,11 +147,11 @@ class ProcessLogic(Logic):
         record, process, context = None, self._function.process, self._context
         try:
             if self._keys is None or self._scope is None:
-                for record in batch.to_pylist():
+                for record in in_python(batch).to_pylist():
                     made += process(record, context) or ()
                 return self._guarded.batch(made)
             found, enter = self._keys.distinct(batch), self._scope.enter
-            for record, code in zip(batch.to_pylist(), found.codes.to_pylist(), strict=True):
+            for record, code in zip(in_python(batch).to_pylist(), found.codes.to_pylist(), strict=True):
                 enter(found.values[code], found.encoded[code])
                 made += process(record, context) or ()
         except OncewardError:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import OncewardError, OperatorError
+from ..kit.rows import in_python
 from .state.handles import SubtaskState
 
 if TYPE_CHECKING:
@@ -149,7 +150,8 @@ class RecordLogic(Logic):
         self._function = function
 
     def rows(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        answers = [self._guarded.call(record, self._answer, record) for record in batch.to_pylist()]
+        given = batch if self._kind == "filter" else in_python(batch)
+        answers = [self._guarded.call(record, self._answer, record) for record in given.to_pylist()]
         if self._kind == "map":
             return self._guarded.batch(answers)
         if self._kind == "flat_map":

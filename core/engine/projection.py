@@ -6,11 +6,13 @@ On Spark the same two settings are Spark's SQL (connectors/spark/task.py).
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from ..errors import ConfigurationError, OperatorError
+from ..kit.rows import cast, with_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -154,11 +156,24 @@ class Projection:
         return batch if self._select is None else self._compute(batch, self._select)
 
     def _compute(self, batch: pa.RecordBatch, expressions: Sequence[_Expression]) -> pa.RecordBatch:
-        needed = self._needed(batch, expressions)
+        needed = self._kept(self._needed(batch, expressions))
         relation = self._database.from_arrow(pa.Table.from_batches([needed]))
         table: pa.Table = relation.project("\n,".join(e.text for e in expressions)).to_arrow_table()
         batches = table.combine_chunks().to_batches()
         return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+
+    def _kept(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch, of which DuckDB changes no duration: it counts microseconds, and gives back nanoseconds."""
+        for unit in (pa.duration("us"), pa.duration("ns")):
+            fields = [field.with_type(with_leaves(field.type, partial(_as_duration, unit))) for field in batch.schema]
+            batch = cast(batch, pa.schema(fields), self._changed_duration)
+        return batch
+
+    def _changed_duration(self, field: pa.Field, error: pa.ArrowException) -> OperatorError:
+        return OperatorError(
+            f"sink {self._sink}: {self._shown}: column {field.name!r} has a duration that DuckDB cannot keep, with a "
+            f"fraction of a microsecond or of more than 292 years ({error}): round it before the sink"
+        )
 
     def _needed(self, batch: pa.RecordBatch, expressions: Sequence[_Expression]) -> pa.RecordBatch:
         """Only what the expressions look at: DuckDB need not have the types of the other columns."""
@@ -169,6 +184,10 @@ class Projection:
         rows = pa.nulls(batch.num_rows, pa.bool_())  # so that a constant has as many
         columns = [batch.column(name) for name in chosen]
         return pa.RecordBatch.from_arrays([*columns, rows], names=[*chosen, "onceward_rows"])
+
+
+def _as_duration(unit: pa.DataType, kind: pa.DataType) -> pa.DataType:
+    return unit if pa.types.is_duration(kind) else kind
 
 
 def _short(error: Exception) -> str:

@@ -40,6 +40,10 @@ _SIMPLE: Final[tuple[Callable[[pa.DataType], bool], ...]] = (
 """Those that are written; not those that are refused, because Arrow adds types."""
 
 
+UNWRITABLE: Final = (ValueError, TypeError, OverflowError)
+"""Of dates after the year 9999, text that is not UTF-8, NaN in JSON."""
+
+
 def check_columns(sink: str, schema: pa.Schema) -> None:
     """Check that rows of this schema can be written as text.
 
@@ -95,6 +99,28 @@ def in_microseconds(rows: pa.RecordBatch) -> pa.RecordBatch:
     )
 
 
+def in_python(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows whose times are in microseconds, as Python's are: pyarrow would cut what is finer, or give those of pandas.
+
+    Raises:
+        SchemaError: A value has a fraction of a microsecond; the message names the column.
+    """
+    fields = [field.with_type(with_leaves(field.type, _in_python)) for field in rows.schema]
+    return cast(
+        rows,
+        pa.schema(fields, rows.schema.metadata),
+        lambda field, _: SchemaError(
+            f"column {field.name!r} has a time with a fraction of a microsecond, which Python's times have not: round "
+            "it before, for example in map_batches"
+        ),
+    )
+
+
+def _in_python(kind: pa.DataType) -> pa.DataType:
+    kinds = (pa.timestamp("us", getattr(kind, "tz", None)), pa.duration("us"), pa.time64("us"))
+    return next((fine for fine in kinds if fine.id == kind.id), kind)
+
+
 def cast(
     rows: pa.RecordBatch, schema: pa.Schema, refusal: Callable[[pa.Field, pa.ArrowException], Exception]
 ) -> pa.RecordBatch:
@@ -119,13 +145,17 @@ def _microseconds(kind: pa.DataType) -> pa.DataType:
 
 
 def with_leaves(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """A type with `change` applied to the types inside of its structs, lists and maps, at any depth, or to itself."""
+    """A type with `change` applied to the types inside of its structs, lists and maps, at any depth, or to itself.
+
+    Fields of structs may be null then: where a struct is null, its fields are, too, and Spark sends such a field as one
+    that never is. Arrow can neither cast such columns nor write them as Parquet.
+    """
 
     def changed(field: pa.Field) -> pa.Field:
         return field.with_type(with_leaves(field.type, change))
 
     if pa.types.is_struct(kind):
-        return pa.struct([changed(field) for field in kind])
+        return pa.struct([changed(field).with_nullable(True) for field in kind])
     if pa.types.is_list(kind):
         return pa.list_(changed(kind.value_field))
     if pa.types.is_map(kind):
@@ -141,8 +171,20 @@ def json_rows(sink: str, rows: pa.RecordBatch) -> list[str]:
     """
     try:
         return [to_json(row) for row in in_microseconds(rows).to_pylist()]
-    except (ValueError, TypeError, OverflowError) as error:  # dates after the year 9999, text that is not UTF-8
-        raise SinkError(f"a row cannot be written as JSON: {error}", sink=sink) from error
+    except UNWRITABLE as error:
+        raise SinkError(f"a row cannot be written as JSON: {with_column(error, rows, to_json)}", sink=sink) from error
+
+
+def with_column(error: Exception, rows: pa.RecordBatch, write: Callable[[Any], object]) -> str:
+    """An error of UNWRITABLE in words, after the name of the first column that has one."""
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        try:
+            for value in column.to_pylist():
+                if value is not None:
+                    write(value)
+        except UNWRITABLE as found:
+            return f"column {name!r}: {found}"
+    return str(error)
 
 
 def to_json(value: Any) -> str:

@@ -154,12 +154,7 @@ def check_writable(connection: Session, target: Target, path: CommitPath) -> Tab
     if refused:
         missing = ", ".join(row[0] for row in refused)
         raise ConfigurationError(f"the role may not {missing} on table {target.table}: GRANT {missing} ON it")
-    if target.key and read_unique_key(connection, target.table, target.key) is None:
-        why = (
-            f"{no_unique_key(target.key)}. A DEFERRABLE constraint does not count, and makes other unique indexes over "
-            "the same columns unusable for ON CONFLICT"
-        )
-        raise SchemaError(f"table {target.table} cannot be upserted by {list(target.key)}: {why}")
+    check_key(connection, target)
     rules = [row[0] for row in connection.execute(_RULES, {"oid": table.oid}).fetchall()] if target.key else []
     if rules:
         raise ConfigurationError(
@@ -208,6 +203,20 @@ HAVING array_agg(a.attname::text COLLATE "C" ORDER BY a.attname::text COLLATE "C
 ORDER BY bool_and(coalesce(l.collisdeterministic, true))
 """
 """Of several, first one that takes different texts for one."""
+
+
+def check_key(connection: Session, target: Target) -> None:
+    """Check that an upsert's key is one.
+
+    Raises:
+        SchemaError: No unique index is over it.
+    """
+    if target.key and read_unique_key(connection, target.table, target.key) is None:
+        why = (
+            f"{no_unique_key(target.key)}. A DEFERRABLE constraint does not count, and makes other unique indexes over "
+            "the same columns unusable for ON CONFLICT"
+        )
+        raise SchemaError(f"table {target.table} cannot be upserted by {list(target.key)}: {why}")
 
 
 def read_unique_key(connection: Session, table: TableName, key: Sequence[str]) -> tuple[str, ...] | None:

@@ -23,7 +23,7 @@ from ..engines import reading
 from ..own_tables import identity_row, insert_into, staged_handle, tables_of
 from ..target import STAGED, TableName
 from ..writing import HeldWriting
-from .catalog import read_checks, read_table
+from .catalog import check_key, read_checks, read_table
 from .copy import CopyWriter, conversions_for
 from .dialect import PostgreSql
 from .session import DURABLE, compiled, session
@@ -57,6 +57,7 @@ class TableWriting(HeldWriting):
 
     def _find_stage(self) -> Table:
         with session(self.connection) as lent:
+            check_key(lent, self.target)
             checks = read_checks(lent, self.table)
             self.stage = stage_name(self.target, self.context.sink, self.table, checks, self.context.epoch)
             found = read_table(lent, self.stage)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import ConfigurationError
+from ...kit.rows import in_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -113,7 +114,7 @@ class KeyEncoder:
         missing = [name for name in self.columns if name not in batch.schema.names]
         if missing:
             raise ConfigurationError(f"key_by names columns {missing}; the rows have {batch.schema.names}")
-        columns = [batch.column(name) for name in self.columns]
+        columns = in_python(batch.select(self.columns)).columns
         try:
             values, codes = _dictionary(columns)
         except pa.ArrowNotImplementedError:  # lists and structs
@@ -140,6 +141,8 @@ def _dictionary(columns: Sequence[pa.Array]) -> tuple[list[Any], pa.Array]:
 
 def _one_dictionary(column: pa.Array) -> tuple[list[Any], pa.Array]:
     plain = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+    if pa.types.is_string_view(plain.type) or pa.types.is_binary_view(plain.type):  # Arrow would take nulls for empty
+        plain = plain.cast(pa.large_string() if pa.types.is_string_view(plain.type) else pa.large_binary())
     encoded = plain.dictionary_encode(null_encoding="encode")
     return encoded.dictionary.to_pylist(), encoded.indices
 
