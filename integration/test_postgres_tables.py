@@ -357,6 +357,15 @@ def test_a_table_whose_rules_keep_on_conflict_out_is_refused_for_upserts(
     make_sink(database, "staging").validate(SCHEMA)
 
 
+def test_a_table_that_does_something_else_instead_of_insert_is_refused_for_staging(database: Database) -> None:
+    words_table(database)
+    database.run("CREATE RULE gone AS ON INSERT TO words DO INSTEAD NOTHING")
+    with pytest.raises(ConfigurationError, match=r"rules \['gone'\].*staged rows would be lost"):
+        make_sink(database, "staging").validate(SCHEMA)
+    commit(make_sink(database, "prepared"), words(1))
+    assert database.rows() == expected(1)
+
+
 def test_rules_that_on_conflict_allows_keep_no_upsert_out(database: Database) -> None:
     words_table(database)
     database.run("CREATE RULE gone AS ON DELETE TO words DO ALSO NOTIFY gone")

@@ -12,6 +12,7 @@ from onceward.core.checkpoint.recovery import TransactionStatus
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import pairs
 from onceward.core.log.writer import check_owner
+from onceward.core.names import check_pipeline_name
 
 from .. import show
 from ..options import AsJson, BootstrapServers, Dsn, KafkaConfig, LedgerSchema, Pipeline, Yes  # noqa: TC001 - typer reads them
@@ -51,6 +52,8 @@ class Search:
 
     def found(self, logs: Sequence[Log] | None = None) -> list[Found]:
         """What is there; of the log's pipeline alone, if one is given."""
+        if self.pipeline is not None:
+            check_pipeline_name(self.pipeline)
         if logs is None:
             logs = [open_log(url, self.pipeline) for url in self.store or []]
         return survey(logs, self.targets(), self.pipeline)

@@ -258,7 +258,7 @@ def check_partitions(sink: str, columns: Sequence[str], schema: pa.Schema) -> No
         raise SchemaError(f"sink {sink}: partition_by names {missing}; the columns are {schema.names}")
     for column in columns:
         kind = schema.field(column).type
-        if pa.types.is_nested(kind) or is_binary(kind):
+        if pa.types.is_nested(kind) or pa.types.is_duration(kind) or is_binary(kind):
             raise SchemaError(f"sink {sink}: partition_by column {column!r} is {kind}: cast it to text")
         if column.startswith(("_", ".")):
             raise SchemaError(

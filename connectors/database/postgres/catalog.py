@@ -127,9 +127,14 @@ SELECT conname::text FROM pg_catalog.pg_constraint WHERE conrelid = %(oid)s AND 
 """
 _RULES: Final = """
 SELECT rulename::text FROM pg_catalog.pg_rewrite
-WHERE ev_class = %(oid)s AND (ev_type = '2' OR ev_type = '3' AND ev_enabled IN ('O', 'A')) ORDER BY 1
+WHERE ev_class = %(oid)s AND (
+    ev_type = '2' AND %(upsert)s OR ev_type = '3' AND ev_enabled IN ('O', 'A') AND (is_instead OR %(upsert)s)
+) ORDER BY 1
 """
-"""Rules that ON CONFLICT refuses: on UPDATE (2), even if they are disabled, and on INSERT (3)."""
+"""Rules that ON CONFLICT refuses: on UPDATE (2), even if they are disabled, and on INSERT (3).
+
+Where there is no ON CONFLICT, those by which an INSERT does something else instead.
+"""
 
 
 def check_writable(connection: Session, target: Target, path: CommitPath) -> Table:
@@ -155,11 +160,17 @@ def check_writable(connection: Session, target: Target, path: CommitPath) -> Tab
         missing = ", ".join(row[0] for row in refused)
         raise ConfigurationError(f"the role may not {missing} on table {target.table}: GRANT {missing} ON it")
     check_key(connection, target)
-    rules = [row[0] for row in connection.execute(_RULES, {"oid": table.oid}).fetchall()] if target.key else []
-    if rules:
+    found = connection.execute(_RULES, {"oid": table.oid, "upsert": bool(target.key)}).fetchall()
+    rules = [row[0] for row in found]
+    if rules and target.key:
         raise ConfigurationError(
             f"table {target.table} has rules {rules} on INSERT or UPDATE, with which PostgreSQL refuses ON CONFLICT, "
             "and so every upsert: drop them, or use triggers"
+        )
+    if rules and path is not CommitPath.PREPARED:
+        raise ConfigurationError(
+            f"table {target.table} has rules {rules}, by which PostgreSQL does something else instead of INSERT: "
+            "staged rows would be lost. Drop them, use triggers, or commit='prepared', whose COPY no rule changes"
         )
     deferred = [row[0] for row in connection.execute(_DEFERRED, {"oid": table.oid}).fetchall()]
     if deferred and path is CommitPath.PREPARED:
