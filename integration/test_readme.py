@@ -195,13 +195,13 @@ def test_a_pipeline_survives_as_the_getting_started_page_says(installed: Shell) 
     assert "topic payments: created, partitions: 3\n" in installed.run(services)
     crashed = installed.run(crash)
     assert "killed\n" in crashed
-    assert "decided; prepared in PostgreSQL" in crashed
+    assert "decided; prepared in PostgreSQL" in crashed, crashed
     restarted = installed.run(restart)
     assert "finishing epoch 0, decided by an earlier writer\n" in restarted
     assert re.search(r"receipts starts after epoch 0, .*: 4 decided transactions committed, 0 others", restarted)
     assert not re.search(r"^20.* WARNING ", restarted, re.MULTILINE)
     assert restarted.splitlines()[-1] == "(999, Decimal('499500'))"
-    assert "topic, table" in installed.run(kill)
+    assert "topic 1998 rows, table 1998 rows in " in installed.run(kill)
     assert "PostgreSQL stopped, deleted\n" in installed.run(clean_up)
 
 
