@@ -70,7 +70,7 @@ def test_a_target_that_does_not_answer_keeps_no_other_waiting():
 
     class Slow(FakeSink):
         def check_claim(self, scope: Scope, newest: Progress) -> None:
-            if not asked.wait(10):
+            if not asked.wait(5):
                 raise AssertionError("the other was not asked")
             raise RetryableSinkError("no answer")
 
