@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DAEMON = Path(__file__).with_name("daemon")
+WARM_DAEMON = ("spark.python.daemon.module", "warm_daemon")
 # For short-lived JVMs: time spent on optimizing their code would not come back.
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 VARIABLES = {"spark": "JDK_JAVA_OPTIONS", "kafka": "KAFKA_JVM_PERFORMANCE_OPTS"}
@@ -44,7 +45,7 @@ def use_class_archives(folder: Path) -> None:
 def with_warm_workers(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of a Spark driver, with its daemon of Python workers replaced by `daemon/warm_daemon.py`."""
     path = os.pathsep.join(filter(None, [str(DAEMON), environment.get("PYTHONPATH")]))
-    options = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -Dspark.python.daemon.module=warm_daemon"
+    options = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -D{'='.join(WARM_DAEMON)}"
     return {**environment, "PYTHONPATH": path, "JDK_JAVA_OPTIONS": options}
 
 

@@ -20,7 +20,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from onceward.testing.services import KafkaServer, PostgresServer
 
-from .class_archives import use_class_archives, with_warm_workers
+from .class_archives import WARM_DAEMON, use_class_archives, with_warm_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -170,9 +170,10 @@ def spark(driver_environment: dict[str, str], tmp_path_factory: pytest.TempPathF
     from pyspark.sql import SparkSession
 
     patch = pytest.MonkeyPatch()
-    for key in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH", "SPARK_LOCAL_IP", "JDK_JAVA_OPTIONS"):
+    for key in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH", "SPARK_LOCAL_IP"):
         patch.setenv(key, driver_environment[key])
-    builder = SparkSession.builder.master("local[2]").appName("onceward tests")
+    # As a setting: the environment is also that of programs which do not find the module.
+    builder = SparkSession.builder.master("local[2]").appName("onceward tests").config(*WARM_DAEMON)
     for key, value in spark_settings(tmp_path_factory.mktemp("spark")).items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
