@@ -26,7 +26,7 @@ def one(sink: TwoPhaseCommitSink[Any], method: str, answer: object, kind: type[T
     """
     if isinstance(answer, kind):
         return answer
-    raise _wrong(sink, method, f"{_shown(answer)} where {_due(kind)} is due", epoch)
+    raise _wrong(sink, method, f"{_shown(answer)} instead of {_due(kind)}", epoch)
 
 
 def many(
@@ -48,7 +48,7 @@ def many(
     found = list(answer)
     for value in found:
         if not isinstance(value, kind):
-            raise _wrong(sink, method, f"{_shown(value)} where {_due(kind)} is due", epoch)
+            raise _wrong(sink, method, f"{_shown(value)} instead of {_due(kind)}", epoch)
     if count is not None and len(found) != count:
         raise _wrong(sink, method, f"{len(found)} values for {count} committables; give one for each", epoch)
     return found

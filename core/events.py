@@ -11,6 +11,8 @@ import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+from .transaction import rows_by_sink
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -101,10 +103,7 @@ class EpochCompleted(NamedTuple):
 
     def rows(self) -> dict[str, int]:
         """Rows of each sink that took any part."""
-        counted: dict[str, int] = {}
-        for committable in self.committables:
-            counted[committable.sink] = counted.get(committable.sink, 0) + committable.rows
-        return counted
+        return rows_by_sink(self.committables)
 
     def facts(self) -> dict[str, Any]:
         """What log lines and notes say of it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
@@ -12,6 +12,9 @@ from .names import Progress, Scope, TransactionName, parse_transaction_name
 from .outcome import AbortOutcome, AbortStatus, CommitOutcome, CommitStatus, Observation, abort_outcome, commit_outcome
 from .proof import NO_ROWS, Proof, Wrote
 from .sealed import decoded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "ANY_EPOCH",
@@ -27,6 +30,7 @@ __all__ = [
     "Written",
     "abort_outcome",
     "commit_outcome",
+    "rows_by_sink",
 ]
 
 T = TypeVar("T")
@@ -266,3 +270,11 @@ class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
         was made.
         """
         return writer < self.writer or (writer == self.writer and epoch <= self.completed)
+
+
+def rows_by_sink(committables: Iterable[Committable], sinks: Iterable[str] = ()) -> dict[str, int]:
+    """Rows of each sink; of these sinks, also where they took no part."""
+    counted = dict.fromkeys(sinks, 0)
+    for committable in committables:
+        counted[committable.sink] = counted.get(committable.sink, 0) + committable.rows
+    return counted

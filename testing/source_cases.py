@@ -94,11 +94,11 @@ class SourceConformance:
         splits = source.splits(start, end)
         assert splits is not None, "splits returned None"
         for split in splits:
-            assert isinstance(split, Split), f"splits returned {split!r} where a Split is due"
+            assert isinstance(split, Split), f"splits returned {split!r} instead of a Split"
             pieces = source.read(split)
             assert isinstance(pieces, Iterable), f"read returned {pieces!r}; it yields a Piece for each batch"
             for piece in pieces:
-                assert isinstance(piece, Piece), f"read yielded a {type(piece).__name__} where a Piece is due"
+                assert isinstance(piece, Piece), f"read yielded a {type(piece).__name__} instead of a Piece"
                 assert isinstance(piece.next, int), f"Piece.next is {piece.next!r}; it is where the split goes on"
                 assert piece.batch.num_rows, "read yielded a batch without rows"
                 assert piece.batch.schema.equals(source.schema), (

@@ -76,12 +76,12 @@ DONE = CommitOutcome(CommitStatus.COMMITTED)
         ),
         ({"pre_commit": "name"}, r"returned a value of type str, not a Committable"),
         ({"commit_many": None}, r"commit of Returning returned None, not a sequence of CommitOutcome"),
-        ({"commit_many": [True]}, r"commit of Returning returned a value of type bool where a CommitOutcome is due"),
+        ({"commit_many": [True]}, r"commit of Returning returned a value of type bool instead of a CommitOutcome"),
         ({"commit_many": [DONE, DONE]}, r"returned 2 values for 1 committables; give one for each"),
         ({"lingering": None}, r"lingering of Returning returned None, not a sequence of Committable"),
-        ({"lingering": ["name"]}, r"lingering of Returning returned a value of type str where a Committable is due"),
+        ({"lingering": ["name"]}, r"lingering of Returning returned a value of type str instead of a Committable"),
         ({"lingering": "name"}, r"lingering of Returning returned a value of type str, not a sequence of Committable"),
-        ({"check_claim": True}, r"check_claim of Returning returned a value of type bool where a Remembered is due"),
+        ({"check_claim": True}, r"check_claim of Returning returned a value of type bool instead of a Remembered"),
     ],
 )
 def test_what_a_method_must_not_return_is_named(answers: dict[str, Any], message: str):
@@ -97,7 +97,7 @@ def test_what_abort_must_not_return_is_named():
     own = WriteContext(pipeline="p", sink="a", log=coordinator.writer.token.log, writer=-1, epoch=0, subtask=0)
     sink.told["lingering"] = [prepared(own)]
     with pytest.raises(
-        LifecycleError, match=r"abort of Returning returned a value of type bool where an AbortOutcome is due"
+        LifecycleError, match=r"abort of Returning returned a value of type bool instead of an AbortOutcome"
     ):
         coordinator.give_up()
 

@@ -12,6 +12,7 @@ from onceward.core.errors import ConfigurationError, NoDecisionLogError
 from onceward.core.log import Resolved, Void, audit_records, open_store, read
 from onceward.core.log.objects import CONDITIONAL_PUT
 from onceward.core.log.store import IN_CHECKPOINT, local_folder, scheme_of
+from onceward.core.transaction import rows_by_sink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -147,7 +148,7 @@ def _epoch(pipeline: str, decision: Decide, completed: Completed | None, *, reta
         epoch=decision.epoch,
         decided=decision.at,
         completed=completed.at if completed is not None else None,
-        rows=decision.rows(),
+        rows=rows_by_sink(decision.committables, decision.sinks),
         transactions=len(decision.committables),
         input=decision.input.end,
         checkpoint=folder,

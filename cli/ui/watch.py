@@ -23,6 +23,7 @@ from onceward.core.log import Decide, DirectoryStore, read
 from onceward.core.log.entries import position_of
 from onceward.core.log.notes import FILE, notes
 from onceward.core.log.store import IN_CHECKPOINT, local_folder
+from onceward.core.transaction import rows_by_sink
 
 from ..operate.logs import Log, history, open_log
 from .model import Epoch, Pipeline, Start, Step, Transaction
@@ -203,7 +204,7 @@ def _log_folders(root: Path) -> Iterator[Path]:
 
 
 def _of_decision(decision: Decide, completed: str | None) -> Epoch:
-    rows = decision.rows()
+    rows = rows_by_sink(decision.committables, decision.sinks)
     return Epoch(
         epoch=decision.epoch,
         status="completed" if completed is not None else "decided",

@@ -90,13 +90,6 @@ class Decide(_Entry, frozen=True, kw_only=True, tag="DECIDE"):
     reached: dict[str, Progress] = {}
     """The newest commit of each sink in the epochs before, since the newest rewind; not there for one that had none."""
 
-    def rows(self) -> dict[str, int]:
-        """Rows of each sink."""
-        counted = dict.fromkeys(self.sinks, 0)
-        for committable in self.committables:
-            counted[committable.sink] = counted.get(committable.sink, 0) + committable.rows
-        return counted
-
 
 class Completed(_Entry, frozen=True, kw_only=True, tag="COMPLETED"):
     """Every transaction of the epoch's decision has ended. Entries below `floor` are void and may be deleted."""
