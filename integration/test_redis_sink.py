@@ -24,8 +24,8 @@ from onceward.connectors.redis.client import connect
 from onceward.connectors.redis.script import PRUNE
 from onceward.connectors.redis.sink import RedisSink
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator
+from onceward.core.checkpoint.recovery import sweep
 from onceward.core.checkpoint.subtask import SubtaskEpoch
-from onceward.core.checkpoint.sweep import sweep
 from onceward.core.errors import ConfigurationError, DataLossError, EpochConflictError, RetryableSinkError, SinkError
 from onceward.core.log import EpochInput, MemoryStore
 from onceward.core.names import NOTHING, Scope

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from onceward.core.checkpoint.kept import forgotten
+from onceward.core.checkpoint.losses import forgotten
 from onceward.core.checkpoint.recovery import Action, action
 from onceward.core.errors import EpochConflictError, NoDecisionLogError, OncewardError
 from onceward.core.log import Completed, Decide, Start

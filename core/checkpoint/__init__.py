@@ -4,7 +4,7 @@ from ..policy import Backoff, CommitPolicy, OnLost
 from .admission import Admission
 from .commit import finish
 from .coordinator import Coordinator
-from .sweep import Swept, sweep
+from .recovery import Swept, sweep
 
 __all__ = [
     "Admission",

@@ -27,8 +27,8 @@ from ..steps import Step, crash_point
 from ..transaction import Acknowledgement, Committable, WriteContext
 from .admission import Admission, admission, check_age, check_query, gather, goes_back, with_earlier
 from .commit import finish
-from .kept import check_kept
-from .sweep import Swept, sweep
+from .losses import check_kept
+from .recovery import Swept, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

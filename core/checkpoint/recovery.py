@@ -1,17 +1,45 @@
-"""Recovery as one table (after TigerBeetle's): what the log says of a transaction, what the target shows, what to do.
+"""Recovery: what the log says of a transaction and the target shows, in one table (after TigerBeetle's); and the sweep.
 
-The sweep runs on it, and the operator's commands read their advice from it.
+The sweep runs on the table, and the operator's commands read their advice from it. It aborts what lingers: open or
+prepared, and certainly named by no decision.
+
+Invariant 4: a transaction named by no decision is aborted only by a writer that has made it impossible for any
+decision naming it to be written. A sweep therefore takes three looks, in this order:
+
+1. list the exact handles in the target;
+2. see that the own START is still the newest in the log (so whoever made the listed ones before is fenced, and
+   whoever starts from now on was not listed);
+3. abort exactly the listed handles, never "whatever the name holds now".
+
+What the own writer made is swept only for epochs that are decided: its live epoch is left alone. What says no epoch
+is not of a live one: a sweep that is not `busy` comes when no subtask of the own writer is at work. While one is, only
+what certainly is an older writer's is swept: the name must say so.
+
+One sink's error leaves no other sink unswept. What belongs to sinks that the pipeline no longer has is found through
+the sinks that share their target.
 """
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from ..transaction import ANY_EPOCH, Committable, Observation
+from .. import answers
+from ..events import about
+from ..names import Scope
+from ..sink import by_urgency
+from ..steps import Step, crash_point
+from ..transaction import ANY_EPOCH, AbortOutcome, Committable, Observation
 
 if TYPE_CHECKING:
-    from ..log import LogView
+    from collections.abc import Collection, Iterable
+
+    from ..log import LogView, LogWriter
+    from ..sink import TwoPhaseCommitSink
+
+_log = logging.getLogger("onceward.sweep")
 
 
 class TransactionStatus(StrEnum):
@@ -109,3 +137,113 @@ def _skips_an_epoch(committable: Committable, view: LogView) -> bool:
     if view.newest is None or view.newest.follows is not None:
         return False
     return committable.epoch > view.decided + 1
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep did.
+
+    Attributes:
+        aborted: Gone.
+        reported: Left alone, because they are not this log's or this writer's.
+        left: To be aborted, but the target did not do it now: sweep again.
+    """
+
+    aborted: tuple[Committable, ...] = ()
+    reported: tuple[Committable, ...] = ()
+    left: tuple[Committable, ...] = ()
+
+
+def sweep(
+    writer: LogWriter,
+    sinks: Iterable[TwoPhaseCommitSink[Any]],
+    *,
+    only: Collection[tuple[str, str, str]] | None = None,
+    busy: bool = False,
+    abandoned: bool = False,
+    skip: Collection[str] = (),
+) -> Swept:
+    """Abort what lingers; a sweeper that is fenced aborts nothing.
+
+    Args:
+        writer: The newest writer.
+        sinks: All sinks of the pipeline, or those of the transactions in `only`.
+        only: Identities of the transactions that are meant; None: all.
+        busy: Subtasks of this writer are at work: touch only what names an older writer.
+        abandoned: Also what sinks have left behind that this pipeline had once.
+        skip: Names of sinks that are left alone.
+
+    Raises:
+        SinkError: A target did not answer; the others were swept.
+        StoreError: The log did not answer; nothing was aborted since.
+    """
+    crash_point(Step.SWEEP_BEFORE)
+    sinks = by_urgency(sinks)
+    names = {sink.name for sink in sinks}
+    aborted: list[Committable] = []
+    reported: list[Committable] = []
+    left: list[Committable] = []
+    errors: list[Exception] = []
+    for sink in (sink for sink in sinks if sink.name not in skip):
+        try:
+            found = sink.lingering(Scope(writer.pipeline, sink.name, writer.token.log))
+            listed = answers.many(sink, "lingering", found, Committable)
+            listed += _abandoned(sink, writer, names) if abandoned else ()
+        except Exception as error:  # noqa: BLE001 - whatever one sink raises, the others are swept
+            errors.append(error)
+            continue
+        listed = [c for c in listed if only is None or c.identity() in only]
+        listed = [c for c in listed if not busy or ANY_EPOCH < c.writer < writer.token.start]
+        if not listed:
+            continue
+        if not writer.still_newest():
+            break
+        for committable in listed:
+            what = action(status_for_sweeper(committable, writer.view, writer.token.start), Observation.PREPARED)
+            if what is Action.REPORT:
+                reported.append(committable)
+            elif what is Action.ABORT:
+                (aborted if _abort(sink, committable, errors) else left).append(committable)
+    crash_point(Step.SWEEP_AFTER)
+    for committable in reported:
+        _log.warning(
+            "left alone: another decision log or writer has %s open",
+            committable.transaction,
+            extra=about(committable),
+        )
+    if errors:
+        raise errors[0]
+    return Swept(tuple(aborted), tuple(reported), tuple(left))
+
+
+def _abandoned(sink: TwoPhaseCommitSink[Any], writer: LogWriter, names: Collection[str]) -> Iterable[Committable]:
+    found = sink.lingering_elsewhere(writer.pipeline, writer.token.log)
+    mine = [c for c in found if c.sink not in names and (c.pipeline, c.log) == (writer.pipeline, writer.token.log)]
+    for committable in mine:
+        _log.warning(
+            "%s is of sink %s, which this pipeline no longer has",
+            committable.transaction,
+            committable.sink,
+            extra=about(committable),
+        )
+    return mine
+
+
+def _abort(sink: TwoPhaseCommitSink[Any], committable: Committable, errors: list[Exception]) -> bool:
+    crash_point(Step.ABORT_BEFORE)
+    try:
+        outcome = answers.one(sink, "abort", sink.abort(committable), AbortOutcome, epoch=committable.epoch)
+    except Exception as error:  # noqa: BLE001 - as above
+        errors.append(error)
+        return False
+    crash_point(Step.ABORT_AFTER)
+    if outcome.done:
+        return True
+    _log.warning(
+        "could not abort %s: %s, %s",
+        committable.transaction,
+        outcome.status,
+        outcome.detail,
+        extra=about(committable),
+    )
+    return False
