@@ -156,14 +156,14 @@ class TestReading:
             fold(entries)
 
     def test_any_epoch_may_come_first_and_then_only_the_next(self):
-        check_next(fold([start(0)]), 7, "p")
+        check_next(fold([start(0)]), 7)
         view = fold([start(0), decide_entry(1, 7), completed_entry(2, 7, 1)])
-        check_next(view, 8, "p")
+        check_next(view, 8)
         for epoch in (6, 7, 9):
             with pytest.raises(EpochConflictError, match="only epoch 8 can be decided next"):
-                check_next(view, epoch, "p")
+                check_next(view, epoch)
         with pytest.raises(EpochConflictError, match="must be finished first"):
-            check_next(fold([start(0), decide_entry(1, 7)]), 8, "p")
+            check_next(fold([start(0), decide_entry(1, 7)]), 8)
 
 
 class TestRewindAndVoid:

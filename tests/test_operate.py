@@ -648,7 +648,7 @@ def test_a_driver_that_starts_meanwhile_wins(case: Case, monkeypatch: pytest.Mon
     def overtaken(writer: LogWriter) -> LogView:
         view = start(writer)
         monkeypatch.undo()
-        LogWriter(case.log.store, "orders", writer._policy).start()
+        LogWriter(case.log.store, "orders", writer.policy).start()
         return view
 
     monkeypatch.setattr(LogWriter, "start", overtaken)

@@ -98,9 +98,9 @@ def commit_decided(
     if permit is None:
         return None
     # What a target cannot answer now, it answers when it is told to commit.
-    checked = check_kept(writer, sinks, policy)
+    checked = check_kept(writer, sinks)
     lost = {name: error for name, error in checked.items() if isinstance(error, DataLossError)}
-    finish(permit, writer, sinks, policy, hold=lost)
+    finish(permit, writer, sinks, hold=lost)
     for loss in lost.values():
         raise loss
     given_up = sum(c.transaction in writer.view.skipped for c in decision.committables)

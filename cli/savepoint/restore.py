@@ -128,7 +128,7 @@ def examine(saved: Savepoint, checkpoint: str, store: str | None, why: str | Non
         )
     why = None if at_it else why
     if current is not None and why is not None:
-        goes_back(current.view, m.pipeline, _way_back(saved, why), None)  # or an error: it was done before
+        goes_back(current.view, _way_back(saved, why), None)  # or an error: it was done before
     return Restoration(saved, into, store, why, target.place, current)
 
 
@@ -176,7 +176,7 @@ def _way_back(saved: Savepoint, why: str) -> Rewound:
 
 def _go_back(writer: LogWriter, wanted: Rewound) -> None:
     view = writer.start()
-    if goes_back(view, writer.pipeline, wanted, None):
+    if goes_back(view, wanted, None):
         writer.rewind(with_earlier(wanted, view.rewind))
 
 

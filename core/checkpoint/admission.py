@@ -21,7 +21,7 @@ from ..transaction import Acknowledgement, Committable, Observation
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..log import EpochInput, LogView, Rewound, WriterToken
+    from ..log import EpochInput, LogView, LogWriter, Rewound
     from ..sink import TwoPhaseCommitSink
 
 _log = logging.getLogger("onceward.coordinator")
@@ -37,13 +37,12 @@ class Admission(StrEnum):
 
 
 def admission(
-    view: LogView, pipeline: str, epoch: int, epoch_input: EpochInput, *, adopt: bool = False, gaps: bool = False
+    view: LogView, epoch: int, epoch_input: EpochInput, *, adopt: bool = False, gaps: bool = False
 ) -> Admission:
     """Whether the epoch is new or the replay of the newest decided one (invariants 3 and 5).
 
     Args:
         view: What the log says.
-        pipeline: Whose log it is.
         epoch: What is offered.
         epoch_input: What it will be computed from.
         adopt: Accept any first epoch of an empty log.
@@ -53,14 +52,14 @@ def admission(
         EpochConflictError: Neither.
     """
     if view.undone is not None:
-        check_next(view, epoch, pipeline)
+        check_next(view, epoch)
     if _is_replay(view, epoch, epoch_input):
         return Admission.REPLAY
     if view.newest is not None and epoch == view.newest.epoch:
         raise EpochConflictError(
             "this epoch was decided with other input. The checkpoint's offsets differ from those of the decision: "
             "another checkpoint, another query, or a changed offsets file",
-            pipeline=pipeline,
+            pipeline=view.pipeline,
             epoch=epoch,
         )
     if view.decided == NONE and epoch != 0 and not (adopt or gaps or view.rewound):
@@ -68,29 +67,29 @@ def admission(
             "the decision log is empty but the query is not at its first epoch, so it is unknown whether the "
             "earlier epochs were written. If the query ran with another sink until now, set adopt=True (for a format: "
             "option('adopt', 'true')); if the log was deleted, restore it",
-            pipeline=pipeline,
+            pipeline=view.pipeline,
             epoch=epoch,
         )
-    check_next(view, epoch, pipeline, view.decided if gaps else None)
-    check_continues(view, pipeline, epoch, epoch_input, gaps=gaps)
+    check_next(view, epoch, view.decided if gaps else None)
+    check_continues(view, epoch, epoch_input, gaps=gaps)
     return Admission.NEW
 
 
-def check_continues(view: LogView, pipeline: str, epoch: int, epoch_input: EpochInput, *, gaps: bool) -> None:
+def check_continues(view: LogView, epoch: int, epoch_input: EpochInput, *, gaps: bool) -> None:
     """The right number is not enough (invariant 5): the input must go on where the newest decided one ended."""
-    check_query(view, pipeline, epoch_input.query, gaps=gaps)
+    check_query(view, epoch_input.query, gaps=gaps)
     before = view.before
     if before is not None and not epoch_input.follows(before):
         raise EpochConflictError(
             f"its input does not begin where the previous epoch ended ({epoch_input.start}, not {before.end}): rows "
             "would be skipped or written twice. Use the checkpoint that belongs to this pipeline, or go back on "
             "purpose with an explicit rewind",
-            pipeline=pipeline,
+            pipeline=view.pipeline,
             epoch=epoch,
         )
 
 
-def check_query(view: LogView, pipeline: str, query: str | None, *, gaps: bool) -> None:
+def check_query(view: LogView, query: str | None, *, gaps: bool) -> None:
     """Refuse a query that neither decided the newest epoch nor went back."""
     owner = view.before.query if view.before is not None else None
     if view.rewound and view.rewind is not None and not gaps:
@@ -100,11 +99,11 @@ def check_query(view: LogView, pipeline: str, query: str | None, *, gaps: bool) 
             f"another query ({owner}, not {query}) decided the newest epoch, or rewound the pipeline. Use the "
             "checkpoint that belongs to this pipeline, give the pipeline another name, or go back on purpose with an "
             "explicit rewind",
-            pipeline=pipeline,
+            pipeline=view.pipeline,
         )
 
 
-def goes_back(view: LogView, pipeline: str, wanted: Rewound | None, epoch_input: EpochInput | None) -> bool:
+def goes_back(view: LogView, wanted: Rewound | None, epoch_input: EpochInput | None) -> bool:
     """Whether the rewind that is asked for is still to be done.
 
     Raises:
@@ -123,7 +122,7 @@ def goes_back(view: LogView, pipeline: str, wanted: Rewound | None, epoch_input:
         raise EpochConflictError(
             f"a rewind with this reason ({wanted.why!r}) was done before, and epochs up to {view.decided} were "
             "decided since. To go back once more, give another reason",
-            pipeline=pipeline,
+            pipeline=view.pipeline,
             epoch=wanted.epoch,
         )
     return True
@@ -143,8 +142,7 @@ def _is_replay(view: LogView, epoch: int, epoch_input: EpochInput) -> bool:
 
 
 def gather(
-    token: WriterToken,
-    pipeline: str,
+    writer: LogWriter,
     sinks: Mapping[str, TwoPhaseCommitSink[Any]],
     epochs: range,
     acknowledgements: Sequence[Acknowledgement],
@@ -152,8 +150,7 @@ def gather(
     """The committables in the order of epochs and subtasks.
 
     Args:
-        token: The writer under which they were written.
-        pipeline: Its name.
+        writer: Under which they were written.
         sinks: All sinks by name.
         epochs: The last one is acknowledged; from the others there may be transactions that are not decided yet.
         acknowledgements: One of every subtask.
@@ -163,7 +160,7 @@ def gather(
     """
 
     def refuse(why: str) -> ProtocolError:
-        return ProtocolError(f"{why}; nothing was decided", pipeline=pipeline, epoch=epochs[-1])
+        return ProtocolError(f"{why}; nothing was decided", pipeline=writer.pipeline, epoch=epochs[-1])
 
     subtasks: set[int] = set()
     for ack in acknowledgements:
@@ -172,7 +169,7 @@ def gather(
         subtasks.add(ack.subtask)
     found = [c for ack in sorted(acknowledgements, key=lambda ack: ack.subtask) for c in ack.committables]
     found.sort(key=lambda c: c.epoch)
-    mine = (pipeline, token.log, token.start)
+    mine = (writer.pipeline, writer.token.log, writer.token.start)
     for c in found:
         if (c.pipeline, c.log, c.writer) != mine or c.epoch not in epochs or c.sink not in sinks:
             raise refuse(f"committable {c.transaction} was not written for this epoch by this writer")

@@ -24,15 +24,14 @@ from ..errors import (
     OncewardError,
 )
 from ..events import Committed, CommitWaits, about, moment, tell, wall_clock
-from ..names import Scope
-from ..policy import CommitPolicy, OnLost
+from ..policy import OnLost
 from ..sink import by_urgency
 from ..steps import Step, crash_point
 from ..transaction import CommitOutcome, CommitStatus
 from .losses import resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from ..log import CommitPermit, LogWriter
     from ..sink import TwoPhaseCommitSink
@@ -51,7 +50,6 @@ def finish(
     permit: CommitPermit,
     writer: LogWriter,
     sinks: Mapping[str, TwoPhaseCommitSink[Any]],
-    policy: CommitPolicy,
     *,
     hold: Collection[str] = (),
 ) -> bool:
@@ -59,9 +57,8 @@ def finish(
 
     Args:
         permit: The decision.
-        writer: The newest writer.
+        writer: The newest writer; its policy says for how long to try, and what to do with what is lost.
         sinks: The pipeline's, by name.
-        policy: For how long to try, and what to do with what is lost.
         hold: Sinks that get no commits, because their targets have lost earlier ones: after COMPLETED, what a target
             has would no longer show that.
 
@@ -76,7 +73,8 @@ def finish(
         FencedError: A newer writer has finished it, or will.
     """
     _check_sinks(permit, sinks)
-    shares = [_Share(permit, sink, writer, policy.monotonic) for sink in by_urgency(sinks.values())]
+    policy = writer.policy
+    shares = [_Share(permit, sink, writer) for sink in by_urgency(sinks.values())]
     deadline = policy.monotonic() + policy.commit_timeout
     held = [share for share in shares if share.waits and share.sink.name in hold]
     waiting = [share for share in shares if share.waits and share not in held]
@@ -97,7 +95,7 @@ def finish(
             break
     if held:
         return False
-    stands = _conclude(permit, shares, writer, policy)
+    stands = _conclude(permit, shares, writer)
     seconds = {share.sink.name: share.seconds for share in shares if share.took_part}
     tell(Committed(permit.decision.pipeline, permit.decision.epoch, seconds, voided=not stands))
     return stands
@@ -133,11 +131,10 @@ class _Share:
     only when those before it have ended, or an upsert that has to wait would overwrite a later one's rows.
     """
 
-    def __init__(
-        self, permit: CommitPermit, sink: TwoPhaseCommitSink[Any], writer: LogWriter, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, permit: CommitPermit, sink: TwoPhaseCommitSink[Any], writer: LogWriter) -> None:
         self.sink = sink
-        self._clock, self._began = clock, clock()
+        self._clock = writer.policy.monotonic
+        self._began = self._clock()
         self.failures: Failures = []
         self.error: Exception | None = None
         self.seconds = 0.0
@@ -149,7 +146,7 @@ class _Share:
         claimed, claims = sink.name in writer.view.claimed, sink.name in permit.decision.sinks
         self.owns = claimed or claims
         """Whether the sink owns its names in its target when all is answered."""
-        self._to_claim = None if claimed or not claims else Scope(writer.pipeline, sink.name, writer.token.log)
+        self._to_claim = None if claimed or not claims else writer.scope(sink.name)
 
     @property
     def waits(self) -> bool:
@@ -221,15 +218,17 @@ def _told_if_slow(sink: TwoPhaseCommitSink[Any], committable: Committable) -> It
         timer.cancel()
 
 
-def _conclude(permit: CommitPermit, shares: Sequence[_Share], writer: LogWriter, policy: CommitPolicy) -> bool:
+def _conclude(permit: CommitPermit, shares: Sequence[_Share], writer: LogWriter) -> bool:
     failures = [failure for share in shares for failure in share.failures]
     errors = [share.error for share in shares if share.error is not None]
     pending = [share for share in shares if share.waits]
     if pending:
         errors.append(_pending(permit, pending))
-    if failures and not (pending and policy.on_lost is OnLost.REPLAY):  # it may turn out that nothing was committed
+    if failures and not (
+        pending and writer.policy.on_lost is OnLost.REPLAY
+    ):  # it may turn out that nothing was committed
         try:
-            if not resolve(permit.decision, failures, writer, policy):
+            if not resolve(permit.decision, failures, writer):
                 return False
         except DataLossError as error:
             errors.insert(0, error)

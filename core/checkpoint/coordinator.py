@@ -21,7 +21,7 @@ from ..kit.options import check_type
 from ..log import EpochInput, LogStore, LogView, LogWriter, Rewound, WriterToken
 from ..log.notes import note_epoch, note_start
 from ..log.view import NONE
-from ..names import Scope, check_pipeline_name
+from ..names import check_pipeline_name
 from ..policy import CommitPolicy
 from ..steps import Step, crash_point
 from ..transaction import Acknowledgement, Committable, WriteContext
@@ -115,12 +115,12 @@ class Coordinator:
                 raise ConfigurationError("rewind is empty: say why the pipeline goes back", pipeline=self.pipeline)
             wanted = Rewound(query=query or "", epoch=NONE if first_epoch is None else first_epoch, why=rewind)
         before = self.writer.look() if query is not None or wanted is not None else None
-        if before is not None and not goes_back(before, self.pipeline, wanted, epoch_input):
-            check_query(before, self.pipeline, query, gaps=self.gaps)
+        if before is not None and not goes_back(before, wanted, epoch_input):
+            check_query(before, query, gaps=self.gaps)
         crash_point(Step.START_BEFORE)
         self.writer.start()
         crash_point(Step.START_AFTER)
-        back = goes_back(self.view, self.pipeline, wanted, epoch_input)
+        back = goes_back(self.view, wanted, epoch_input)
         unowned = self._own_names(release=back or self.view.rewound)
         unswept = self._sweep_now(abandoned=True, skip=unowned)
         finished = self._finish_decided({name for name, error in unowned.items() if isinstance(error, DataLossError)})
@@ -165,7 +165,7 @@ class Coordinator:
         Raises:
             EpochConflictError: Neither.
         """
-        admitted = admission(self.view, self.pipeline, epoch, epoch_input, adopt=adopt, gaps=self.gaps)
+        admitted = admission(self.view, epoch, epoch_input, adopt=adopt, gaps=self.gaps)
         if admitted is Admission.NEW:
             self._began = self.policy.monotonic()
         if admitted is Admission.NEW and not self.gaps:
@@ -215,7 +215,7 @@ class Coordinator:
         """
         before = self.view.decided
         epochs = range(before + 1 if self.gaps else epoch, epoch + 1)
-        committables = gather(self.writer.token, self.pipeline, self.sinks, epochs, acknowledgements)
+        committables = gather(self.writer, self.sinks, epochs, acknowledgements)
         old = self.policy.monotonic() - self._began if age is None else age
         self._check_age(epoch, committables, old)
         acknowledged = self.policy.monotonic()
@@ -229,7 +229,7 @@ class Coordinator:
             follows=before if self.gaps else None,
         )
         decided = self.policy.monotonic()
-        if not finish(permit, self.writer, self.sinks, self.policy):
+        if not finish(permit, self.writer, self.sinks):
             raise EpochConflictError(
                 "its decision was voided (on_lost='replay'); a restart writes it again",
                 pipeline=self.pipeline,
@@ -245,7 +245,7 @@ class Coordinator:
             self._sweep_after(epoch)
         for sink in self.sinks.values():
             try:
-                sink.completed(self._scope(sink), epoch)
+                sink.completed(self.writer.scope(sink.name), epoch)
             except Exception as error:  # noqa: BLE001 - the epoch is completed, whatever goes wrong afterwards
                 _log.warning(
                     "housekeeping of sink %s after epoch %s failed: %s",
@@ -283,9 +283,6 @@ class Coordinator:
     def _fields(self, epoch: int | None, **more: Any) -> dict[str, Any]:
         return {"pipeline": self.pipeline, "epoch": epoch, **more}
 
-    def _scope(self, sink: TwoPhaseCommitSink[Any]) -> Scope:
-        return Scope(self.pipeline, sink.name, self.writer.token.log)
-
     def _own_names(self, *, release: bool) -> dict[str, Exception]:
         """Refuse names that are not this log's, or make the targets forget whose they were before a rewind.
 
@@ -295,11 +292,11 @@ class Coordinator:
             other way round. One that has lost something gets no commits either.
         """
         if not release:
-            return check_kept(self.writer, self.sinks, self.policy)
+            return check_kept(self.writer, self.sinks)
         unanswered: dict[str, Exception] = {}
         for sink in self.sinks.values():
             try:
-                sink.release(self._scope(sink))
+                sink.release(self.writer.scope(sink.name))
             except ExternalError as error:
                 unanswered[sink.name] = error
         return unanswered
@@ -358,7 +355,7 @@ class Coordinator:
             return ()
         epoch = permit.decision.epoch
         _log.info("finishing epoch %s, decided by an earlier writer", epoch, extra=self._fields(epoch))
-        if not finish(permit, self.writer, self.sinks, self.policy, hold=hold):
+        if not finish(permit, self.writer, self.sinks, hold=hold):
             return ()
         self._tell_completed(permit.decision)
         return permit.decision.committables

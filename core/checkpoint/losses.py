@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from .. import answers
 from ..errors import DataLossError, ExternalError, FencedError, RetryableSinkError
 from ..events import about
-from ..names import NOTHING, Remembered, Scope
+from ..names import NOTHING, Remembered
 from ..outcome import PROVEN_NOT_COMMITTED
 from ..policy import OnLost
 from ..transaction import CommitOutcome, CommitStatus, Observation
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..log import Decide, LogView, LogWriter
-    from ..policy import CommitPolicy
     from ..sink import TwoPhaseCommitSink
     from ..transaction import Committable
 
@@ -36,17 +35,14 @@ TAKEN_BACK: Final = (
 )
 
 
-def check_kept(
-    writer: LogWriter, sinks: Mapping[str, TwoPhaseCommitSink[Any]], policy: CommitPolicy
-) -> dict[str, Exception]:
+def check_kept(writer: LogWriter, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> dict[str, Exception]:
     """See that each target knows no other log, and still has what was committed, as far as it can tell.
 
     All are asked at once: one that does not answer keeps none waiting whose transactions may expire.
 
     Args:
-        writer: The newest writer.
+        writer: The newest writer; its policy says what to do if something is gone.
         sinks: Whose targets, by name.
-        policy: What to do if something is gone.
 
     Returns:
         Of each sink whose target has lost something that the policy does not say to skip, a DataLossError, and of each
@@ -62,25 +58,23 @@ def check_kept(
 
     def ask(sink: TwoPhaseCommitSink[Any]) -> None:
         try:
-            answer = sink.check_claim(Scope(writer.pipeline, sink.name, writer.token.log), progress)
+            answer = sink.check_claim(writer.scope(sink.name), progress)
             remembered[sink.name] = None if answer is None else answers.one(sink, "check_claim", answer, Remembered)
         except Exception as error:  # noqa: BLE001 - raised below, when all were asked
             errors[sink.name] = error
 
-    policy.make_all([partial(ask, sink) for sink in sinks.values()])
+    writer.policy.make_all([partial(ask, sink) for sink in sinks.values()])
     for name, sink in sinks.items():
         try:
             if name in errors:
                 raise errors[name]
-            _check_kept(writer, sink, policy, remembered[name])
+            _check_kept(writer, sink, remembered[name])
         except (ExternalError, DataLossError) as error:
             errors[name] = error
     return errors
 
 
-def _check_kept(
-    writer: LogWriter, sink: TwoPhaseCommitSink[Any], policy: CommitPolicy, remembered: Remembered | None
-) -> None:
+def _check_kept(writer: LogWriter, sink: TwoPhaseCommitSink[Any], remembered: Remembered | None) -> None:
     """See that the target still has what was committed.
 
     A ledger is asked for each transaction of the newest completed decision, and what is prepared there again is
@@ -90,7 +84,7 @@ def _check_kept(
     done = view.newest.committables if view.newest is not None and view.undone is None and sink.keeps_ledger else ()
     mine = [c for c in done if c.sink == sink.name and c.transaction not in view.skipped]
     if why := forgotten(view, sink.name, remembered, told_apart=bool(mine)):
-        _go_on_without(writer, sink.name, why, policy)
+        _go_on_without(writer, sink.name, why)
         return
     if view.newest is None or not mine:
         return
@@ -112,7 +106,7 @@ def _check_kept(
             extra=about(committable),
         )
     if failures:
-        resolve(view.newest, failures, writer, policy)
+        resolve(view.newest, failures, writer)
 
 
 def forgotten(view: LogView, sink: str, remembered: Remembered | None, *, told_apart: bool = False) -> str:
@@ -139,10 +133,10 @@ def forgotten(view: LogView, sink: str, remembered: Remembered | None, *, told_a
     return f"what it knows of this pipeline and sink {known}. Epoch {reached.epoch} is missing: {TAKEN_BACK}"
 
 
-def _go_on_without(writer: LogWriter, sink: str, why: str, policy: CommitPolicy) -> None:
+def _go_on_without(writer: LogWriter, sink: str, why: str) -> None:
     """Accept what a target has, if the policy says so; otherwise, and if another writer has started, raise."""
     check_newest(writer)
-    view = writer.view
+    view, policy = writer.view, writer.policy
     if policy.on_lost is not OnLost.SKIP or CommitStatus.LOST not in policy.skips:
         raise DataLossError(
             f"the target is not as it was left: {why}. Choices: bring back what is missing; rewind='why', with an "
@@ -157,9 +151,10 @@ def _go_on_without(writer: LogWriter, sink: str, why: str, policy: CommitPolicy)
     writer.resolve(view.completed, "", action="skip", who=policy.skipped_by, why=why, sink=sink)
 
 
-def resolve(decision: Decide, failures: Failures, writer: LogWriter, policy: CommitPolicy) -> bool:
+def resolve(decision: Decide, failures: Failures, writer: LogWriter) -> bool:
     """Settle what cannot be committed as the policy says; whether the decision still stands."""
     check_newest(writer)
+    policy = writer.policy
     if policy.on_lost is OnLost.SKIP and all(outcome.status in policy.skips for _, outcome in failures):
         for committable, outcome in failures:
             seen = f"{outcome.status}: {outcome.detail}; {committable.rows} rows"
@@ -178,7 +173,7 @@ def resolve(decision: Decide, failures: Failures, writer: LogWriter, policy: Com
     if policy.on_lost is OnLost.REPLAY and len(proven) == len(decision.committables):
         writer.void(decision.epoch, [f"{c.transaction}: {outcome.detail}" for c, outcome in failures])
         return False
-    raise _data_loss(decision, failures, policy, waits=waits)
+    raise _data_loss(decision, failures, policy.on_lost, waits=waits)
 
 
 def check_newest(writer: LogWriter) -> None:
@@ -187,7 +182,7 @@ def check_newest(writer: LogWriter) -> None:
         raise FencedError("a newer writer has started", pipeline=writer.pipeline, epoch=writer.view.decided)
 
 
-def _data_loss(decision: Decide, failures: Failures, policy: CommitPolicy, *, waits: bool) -> DataLossError:
+def _data_loss(decision: Decide, failures: Failures, on_lost: OnLost, *, waits: bool) -> DataLossError:
     rows = sum(c.rows for c, _ in failures)
     listed = "; ".join(
         f"sink {c.sink} subtask {c.subtask} {c.transaction} ({c.rows} rows): {outcome.status}, {outcome.detail}"
@@ -195,7 +190,7 @@ def _data_loss(decision: Decide, failures: Failures, policy: CommitPolicy, *, wa
     )
     refused = (
         " Replay was requested but refused: not every transaction of the epoch is proven not committed."
-        if policy.on_lost is OnLost.REPLAY and waits
+        if on_lost is OnLost.REPLAY and waits
         else ""
     )
     replay = (

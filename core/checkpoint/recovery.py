@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .. import answers
 from ..events import about
-from ..names import Scope
 from ..sink import by_urgency
 from ..steps import Step, crash_point
 from ..transaction import ANY_EPOCH, AbortOutcome, Committable, Observation
@@ -186,7 +185,7 @@ def sweep(
     errors: list[Exception] = []
     for sink in (sink for sink in sinks if sink.name not in skip):
         try:
-            found = sink.lingering(Scope(writer.pipeline, sink.name, writer.token.log))
+            found = sink.lingering(writer.scope(sink.name))
             listed = answers.many(sink, "lingering", found, Committable)
             listed += _abandoned(sink, writer, names) if abandoned else ()
         except Exception as error:  # noqa: BLE001 - whatever one sink raises, the others are swept

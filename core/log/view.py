@@ -276,13 +276,12 @@ def may_follow(view: LogView, epoch: int, follows: int | None = None) -> bool:
     return _next_epoch(view) in (None, epoch)
 
 
-def check_next(view: LogView, epoch: int, pipeline: str, follows: int | None = None) -> None:
+def check_next(view: LogView, epoch: int, follows: int | None = None) -> None:
     """Check that `epoch` may be decided next (log rules 4 and 5).
 
     Args:
         view: What the log says.
         epoch: What is offered.
-        pipeline: Whose log it is.
         follows: The epoch before, where numbers may have gaps.
 
     Raises:
@@ -291,7 +290,7 @@ def check_next(view: LogView, epoch: int, pipeline: str, follows: int | None = N
     if view.undone is not None:
         raise EpochConflictError(
             f"epoch {view.undone.epoch} is decided and not completed; it must be finished first",
-            pipeline=pipeline,
+            pipeline=view.pipeline,
             epoch=epoch,
         )
     if not may_follow(view, epoch, follows):
@@ -300,6 +299,6 @@ def check_next(view: LogView, epoch: int, pipeline: str, follows: int | None = N
             f"the newest decided epoch is {view.decided}, so only epoch {expected} can be decided next. "
             "The checkpoint probably does not belong to this pipeline name. Use the checkpoint that does, give the "
             "pipeline another name, or go back on purpose with rewind='…'",
-            pipeline=pipeline,
+            pipeline=view.pipeline,
             epoch=epoch,
         )

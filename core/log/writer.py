@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from ..errors import DecisionInDoubtError, EpochConflictError, FencedError, ProtocolError, StoreError
+from ..names import Scope
 from ..steps import Step, crash_point
 from .entries import (
     Completed,
@@ -86,7 +87,7 @@ class LogWriter:
     def __init__(self, store: LogStore, pipeline: str, policy: CommitPolicy) -> None:
         self.store = store
         self.pipeline = pipeline
-        self._policy = policy
+        self.policy = policy
         self.token = WriterToken("", policy.token(), -1, -1)
         self.view = LogView()
         self._pending: tuple[int, bytes] | None = None
@@ -104,11 +105,11 @@ class LogWriter:
             self.view = read(self.store)
             check_owner(self.view, self.pipeline, self.store)
             position = self.view.tail + 1
-            log = self.view.log or self._policy.token()[:8]
+            log = self.view.log or self.policy.token()[:8]
             token = WriterToken(log, self.token.writer, position, position)
             if self._offer(key_of(position), encode(Start(**self._fields(token, position)))):
                 break
-            if not self._policy.puts.pause(attempt):
+            if not self.policy.puts.pause(attempt):
                 raise FencedError(f"another writer started first, {attempt + 1} times in a row", pipeline=self.pipeline)
         self.token, self._pending, self._barring = token, None, None
         self._look_at_tail(position)
@@ -147,7 +148,7 @@ class LogWriter:
                 finished this one already.
             DecisionInDoubtError: The store did not answer; the decision may exist.
         """
-        check_next(self.view, epoch, self.pipeline, follows)
+        check_next(self.view, epoch, follows)
         crash_point(Step.DECIDE_BEFORE)
         decision = Decide(
             **self._fields(),
@@ -220,13 +221,17 @@ class LogWriter:
         """
         position = self.token.last + 1
         if self._barring is None or self._barring[0].start != position:
-            token = WriterToken(self.token.log, self._policy.token(), position, position)
+            token = WriterToken(self.token.log, self.policy.token(), position, position)
             self._barring = token, encode(Start(**self._fields(token, position)))
         token, data = self._barring
         if not self._offer(key_of(position), data):
             raise self._fenced(f"entry {position} was there before")
         self.token, self._pending, self._barring = token, None, None  # the START took the slot of what was in doubt
         self._look_at_tail(position)
+
+    def scope(self, sink: str) -> Scope:
+        """Whose transactions a sink's are under this log."""
+        return Scope(self.pipeline, sink, self.token.log)
 
     def look(self) -> LogView:
         """What the log says, also without becoming a writer."""
@@ -294,7 +299,7 @@ class LogWriter:
             try:
                 return ask()
             except StoreError as error:
-                if not error.retryable or not self._policy.puts.pause(attempt):
+                if not error.retryable or not self.policy.puts.pause(attempt):
                     raise
                 attempt += 1
 
@@ -317,7 +322,7 @@ class LogWriter:
             "position": token.last + 1 if position is None else position,
             "writer": token.writer,
             "start": token.start,
-            "at": self._policy.now(),
+            "at": self.policy.now(),
         }
 
     def _fenced(self, why: str) -> FencedError:

@@ -52,7 +52,6 @@ from .run import Parts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from onceward.core.checkpoint import CommitPolicy
     from onceward.core.log import CommitPermit, Decide, EpochInput
     from onceward.core.names import TransactionName
 
@@ -234,7 +233,7 @@ class AbandonsEverything(Coordinator):
     def give_up(self) -> None:
         """Without a look at the log."""
         for sink in self.sinks.values():
-            for committable in sink.lingering(self._scope(sink)):
+            for committable in sink.lingering(self.writer.scope(sink.name)):
                 sink.abort(committable)
 
 
@@ -244,7 +243,7 @@ class AbandonsWithoutBar(Coordinator):
     def give_up(self) -> None:
         """Acts on what it saw when it resumed."""
         for sink in self.sinks.values():
-            for committable in sink.lingering(self._scope(sink)):
+            for committable in sink.lingering(self.writer.scope(sink.name)):
                 if not self.view.named(committable):
                     sink.abort(committable)
 
@@ -264,34 +263,34 @@ class CountsForItself(Coordinator):
         return Admission.NEW
 
 
-def _finish_too_early(permit: CommitPermit, log: LogWriter, sinks: Any, policy: CommitPolicy, **_: Any) -> bool:
+def _finish_too_early(permit: CommitPermit, log: LogWriter, sinks: Any, **_: Any) -> bool:
     log.complete(permit.decision.epoch)
-    for share in [commit._Share(permit, sink, log, policy.monotonic) for sink in sinks.values()]:
-        for attempt in range(policy.commits.attempts or 0):
+    for share in [commit._Share(permit, sink, log) for sink in sinks.values()]:
+        for attempt in range(log.policy.commits.attempts or 0):
             if share.waits:
                 share.ask()
-                policy.commits.pause(attempt)
+                log.policy.commits.pause(attempt)
     return True
 
 
-def _resolve_voiding_parts(decision: Decide, failures: Any, log: LogWriter, _policy: CommitPolicy) -> bool:
+def _resolve_voiding_parts(decision: Decide, failures: Any, log: LogWriter) -> bool:
     log.void(decision.epoch, [c.transaction for c, _ in failures])
     return False
 
 
-def _finish_in_turns(permit: CommitPermit, log: LogWriter, sinks: Any, policy: CommitPolicy, **_: Any) -> bool:
+def _finish_in_turns(permit: CommitPermit, log: LogWriter, sinks: Any, **_: Any) -> bool:
     """Sink after sink, as they are given; the first that does not answer ends it."""
-    shares = [commit._Share(permit, sink, log, policy.monotonic) for sink in sinks.values()]
+    shares = [commit._Share(permit, sink, log) for sink in sinks.values()]
     for share in shares:
         attempt = 0
         while share.waits:
             share.ask()
-            if share.waits and not policy.commits.pause(attempt):
-                return commit._conclude(permit, shares, log, policy)
+            if share.waits and not log.policy.commits.pause(attempt):
+                return commit._conclude(permit, shares, log)
             attempt += 1
         if share.error is not None:
             raise share.error
-    return commit._conclude(permit, shares, log, policy)
+    return commit._conclude(permit, shares, log)
 
 
 def _complete_whatever_the_store_says(self: LogWriter, epoch: int, claimed: Any = None) -> None:
@@ -318,15 +317,15 @@ class GivesUpWithoutBar(Coordinator):
         sweep(self.writer, self.sinks.values())
 
 
-def _goes_back_again(view: LogView, _pipeline: str, wanted: Any, epoch_input: EpochInput | None) -> bool:
+def _goes_back_again(view: LogView, wanted: Any, epoch_input: EpochInput | None) -> bool:
     newest = view.newest
     same = newest is not None and epoch_input is not None and newest.input.same_as(epoch_input)
     return wanted is not None and not same
 
 
-def _goes_back_to_later(view: LogView, pipeline: str, wanted: Any, epoch_input: EpochInput | None) -> bool:
+def _goes_back_to_later(view: LogView, wanted: Any, epoch_input: EpochInput | None) -> bool:
     try:
-        return _REAL_GOES_BACK(view, pipeline, wanted, epoch_input)
+        return _REAL_GOES_BACK(view, wanted, epoch_input)
     except EpochConflictError:
         if wanted.epoch == view.rewind.epoch:  # type: ignore[union-attr]
             raise
