@@ -1,14 +1,18 @@
-"""Folders whose names survive a power cut, and files in them that nobody sees a part of."""
+"""Folders whose names survive a power cut, and files in them that nobody sees a part of, or ends beside another."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
+from .errors import RetryableSinkError, SinkError
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 _TEMPORARY: Final = ".put-"
@@ -66,3 +70,58 @@ def _link(temporary: Path, path: Path) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+@contextmanager
+def file_errors(sink: str | None, place: str | Path) -> Iterator[None]:
+    """Raise the errors of a file system (full, away, stale handles) as RetryableSinkError, which names the place."""
+    try:
+        yield
+    except OSError as error:
+        raise RetryableSinkError(f"{place}: {error}", sink=sink) from error
+
+
+@contextmanager
+def sole(path: Path) -> Iterator[bool]:
+    """Be the only one who commits or aborts what is in a file that both delete at their end.
+
+    The file is opened for writing: on NFSv4 no other is locked (flock(2), "NFS details": EBADF).
+
+    Yields:
+        Whether it is there; False also if somebody has ended it meanwhile.
+
+    Raises:
+        RetryableSinkError: Another process holds it, or it cannot be opened.
+        SinkError: Its file system has no locks.
+    """
+    try:
+        handle = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        yield False
+        return
+    except OSError as error:
+        raise RetryableSinkError(f"cannot open {path}: {error}") from error
+    try:
+        _lock(handle, path)
+        try:
+            with file_errors(None, path):
+                there = path.exists()  # it may have been deleted before it was locked
+            yield there
+        finally:
+            # Not by closing it alone: a process that was forked meanwhile has a copy, and would keep the lock.
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_UN)
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int, path: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise RetryableSinkError(f"another process is committing or aborting {path}") from error
+    except OSError as error:
+        raise SinkError(
+            f"cannot lock {path}: {error}. Its file system must have locks (flock), and over NFS a lock service that "
+            "all machines reach"
+        ) from error

@@ -73,13 +73,16 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
         kind: str,
         name: TransactionName,
         *,
+        transaction: str | None = None,
+        version: int = 1,
         rows: int = 0,
         proof: Proof | None = None,
         handle: dict[str, Any] | None = None,
     ) -> Self:
-        """Make the handle of a listed transaction from its name, which says what it belongs to."""
+        """Make the handle of a transaction from its name, which says what it belongs to, or of one called otherwise."""
         return cls(
             kind=kind,
+            version=version,
             pipeline=name.scope.pipeline,
             sink=name.scope.sink,
             log=name.scope.log,
@@ -87,11 +90,16 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
             epoch=name.epoch,
             subtask=name.subtask,
             attempt=name.attempt,
-            transaction=str(name),
+            transaction=str(name) if transaction is None else transaction,
             handle=handle or {},
             rows=rows,
             proof=proof,
         )
+
+    @property
+    def scope(self) -> Scope:
+        """Whose it is."""
+        return Scope(self.pipeline, self.sink, self.log)
 
     def identity(self) -> tuple[str, str, str]:
         """What makes it this transaction and no other: sink, name and handle."""
@@ -127,13 +135,9 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
         name = parse_transaction_name(self.transaction)
         mine = (self.pipeline, self.sink, self.log, self.writer, self.epoch, self.subtask, self.attempt)
         if name is None or mine != (*name.scope, name.start, name.epoch, name.subtask, name.attempt):
-            raise LogDamagedError(
+            raise self._altered(
                 f"{self.transaction!r} is not the name of this transaction, which is of subtask {self.subtask}, "
-                f"attempt {self.attempt}, under generation {self.writer} of decision log {self.log!r}",
-                pipeline=self.pipeline,
-                sink=self.sink,
-                epoch=self.epoch,
-                transaction=self.transaction,
+                f"attempt {self.attempt}, under generation {self.writer} of decision log {self.log!r}"
             )
         return name
 
@@ -146,13 +150,12 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return msgspec.convert(self.handle, layout)
         except msgspec.ValidationError as error:
-            raise LogDamagedError(
-                f"the handle of a committable of kind {self.kind!r} cannot be read: {error}",
-                pipeline=self.pipeline,
-                sink=self.sink,
-                epoch=self.epoch,
-                transaction=self.transaction,
-            ) from error
+            raise self._altered(f"the handle of a committable of kind {self.kind!r} cannot be read: {error}") from error
+
+    def _altered(self, why: str) -> LogDamagedError:
+        return LogDamagedError(
+            why, pipeline=self.pipeline, sink=self.sink, epoch=self.epoch, transaction=self.transaction
+        )
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -247,20 +250,14 @@ class WriteContext(msgspec.Struct, frozen=True, kw_only=True):
             version: Layout of `handle` for this kind.
             proof: Hash of its rows.
         """
-        return Committable(
-            kind=kind,
-            version=version,
-            pipeline=self.pipeline,
-            sink=self.sink,
-            log=self.log,
-            writer=self.writer,
-            epoch=self.epoch,
-            subtask=self.subtask,
-            attempt=self.attempt,
+        return Committable.named(
+            kind,
+            TransactionName(self.scope, self.writer, self.epoch, self.subtask, self.attempt, ""),
             transaction=transaction,
-            handle=handle or {},
+            version=version,
             rows=rows,
             proof=proof,
+            handle=handle,
         )
 
     def may_reuse(self, writer: int, epoch: int) -> bool:

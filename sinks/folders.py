@@ -13,21 +13,17 @@ copy of it. What is neither pending nor proven was never committed, unless its p
 
 from __future__ import annotations
 
-import fcntl
-import os
 import secrets
 from abc import abstractmethod
-from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar
 
-from onceward.core.errors import ConfigurationError, LogDamagedError, RetryableSinkError, SinkError
-from onceward.core.folders import make_folder, put_once, sync_folder
+from onceward.core.errors import ConfigurationError, LogDamagedError, RetryableSinkError
+from onceward.core.folders import file_errors, make_folder, put_once, sync_folder
 from onceward.core.names import (
     NOTHING,
     Remembered,
-    Scope,
     file_name,
     other_log,
     outdated_log,
@@ -45,9 +41,9 @@ from onceward.core.transaction import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from onceward.core.names import TransactionName
+    from onceward.core.names import Scope, TransactionName
 
 IDENTITY: Final = ".identity"
 RELEASED: Final = ".released"
@@ -59,15 +55,6 @@ _NOT_CLAIMED: Final = (
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 _Sink = TypeVar("_Sink", bound="FolderSink[Any]")
-
-
-@contextmanager
-def file_errors(sink: str | None, place: str | Path) -> Iterator[None]:
-    """Raise the errors of a file system (full, away, stale handles) as RetryableSinkError, which names the place."""
-    try:
-        yield
-    except OSError as error:
-        raise RetryableSinkError(f"{place}: {error}", sink=sink) from error
 
 
 def with_file_errors(
@@ -172,9 +159,9 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
 
         All of it waits if the folder does not know of the claim, which comes before any commit: no disk is mounted.
         """
-        claims, scopes = FolderClaims(self._place), {Scope(c.pipeline, c.sink, c.log) for c in committables}
+        claims = FolderClaims(self._place)
         with file_errors(self.name, self.directory):
-            claimed = all(claims.known(scope) == scope.log for scope in scopes)
+            claimed = all(claims.known(scope) == scope.log for scope in {c.scope for c in committables})
         waits = "" if claimed else f"{self._place} {_NOT_CLAIMED}"
         outcomes: list[CommitOutcome] = []
         for committable in committables:
@@ -255,7 +242,7 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
 
     def _is_outlived(self, committable: Committable) -> bool:
         """Whether the proof of its commit, if there was one, may be deleted already."""
-        known = self._committed_up_to(Scope(committable.pipeline, committable.sink, committable.log))
+        known = self._committed_up_to(committable.scope)
         return Progress(committable.writer, committable.epoch) < known
 
     def _identity(self) -> str:
@@ -291,52 +278,6 @@ def newest_of(names: Iterable[TransactionName]) -> Progress:
 def names_of(texts: Iterable[str]) -> list[TransactionName]:
     """The transactions among the names of files or folders."""
     return [name for name in map(parse_file_name, texts) if name is not None]
-
-
-@contextmanager
-def sole(path: Path) -> Iterator[bool]:
-    """Be the only one who commits or aborts what is in a file that both delete at their end.
-
-    The file is opened for writing: on NFSv4 no other is locked (flock(2), "NFS details": EBADF).
-
-    Yields:
-        Whether it is there; False also if somebody has ended it meanwhile.
-
-    Raises:
-        RetryableSinkError: Another process holds it, or it cannot be opened.
-        SinkError: Its file system has no locks.
-    """
-    try:
-        handle = os.open(path, os.O_RDWR)
-    except FileNotFoundError:
-        yield False
-        return
-    except OSError as error:
-        raise RetryableSinkError(f"cannot open {path}: {error}") from error
-    try:
-        _lock(handle, path)
-        try:
-            with file_errors(None, path):
-                there = path.exists()  # it may have been deleted before it was locked
-            yield there
-        finally:
-            # Not by closing it alone: a process that was forked meanwhile has a copy, and would keep the lock.
-            with suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_UN)
-    finally:
-        os.close(handle)
-
-
-def _lock(handle: int, path: Path) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise RetryableSinkError(f"another process is committing or aborting {path}") from error
-    except OSError as error:
-        raise SinkError(
-            f"cannot lock {path}: {error}. Its file system must have locks (flock), and over NFS a lock service that "
-            "all machines reach"
-        ) from error
 
 
 class FolderClaims:

@@ -21,7 +21,7 @@ import msgspec
 import pyarrow as pa
 
 from onceward.core.errors import ConfigurationError, DataLossError
-from onceward.core.folders import sync_folder
+from onceward.core.folders import file_errors, sole, sync_folder
 from onceward.core.kit.options import check_types
 from onceward.core.names import file_name
 from onceward.core.row_hash import RowHash, covers, proof_of
@@ -37,7 +37,7 @@ from onceward.core.transaction import (
     commit_outcome,
 )
 
-from .folders import FolderSink, file_errors, names_of, sole, with_file_errors
+from .folders import FolderSink, names_of, with_file_errors
 from .segments import DONE, MARKS, PARTIAL, SEGMENT, Marks, Segment, read_segment
 
 if TYPE_CHECKING:
