@@ -26,7 +26,8 @@ def one(sink: TwoPhaseCommitSink[Any], method: str, answer: object, kind: type[T
     """
     if isinstance(answer, kind):
         return answer
-    raise _wrong(sink, method, f"{_shown(answer)} instead of {_due(kind)}", epoch)
+    due = f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
+    raise _wrong(sink, method, f"{_shown(answer)} instead of {due}", epoch)
 
 
 def many(
@@ -45,10 +46,7 @@ def many(
     """
     if not isinstance(answer, Iterable) or isinstance(answer, str):
         raise _wrong(sink, method, f"{_shown(answer)}, not a sequence of {kind.__name__}", epoch)
-    found = list(answer)
-    for value in found:
-        if not isinstance(value, kind):
-            raise _wrong(sink, method, f"{_shown(value)} instead of {_due(kind)}", epoch)
+    found = [one(sink, method, value, kind, epoch=epoch) for value in answer]
     if count is not None and len(found) != count:
         raise _wrong(sink, method, f"{len(found)} values for {count} committables; give one for each", epoch)
     return found
@@ -85,10 +83,6 @@ def _not_json(value: object, path: str) -> Iterable[tuple[str, object]]:
                 yield from _not_json(inner, f"{path}[{number}]")
         case _:
             yield path, value
-
-
-def _due(kind: type) -> str:
-    return f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
 
 
 def _shown(value: object) -> str:

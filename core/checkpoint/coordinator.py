@@ -135,7 +135,7 @@ class Coordinator:
         started = Started(
             pipeline=self.pipeline,
             epoch=self.view.decided if self.view.newest is not None else None,
-            completed=self._completed_at(),
+            completed=next((moment(done.at) for _, done in reversed(self.view.decisions) if done is not None), None),
             log=self.view.log,
             store=self.writer.store.describe(),
             finished=finished,
@@ -275,10 +275,6 @@ class Coordinator:
             if not self.writer.still_newest():  # a newer writer has swept them
                 raise FencedError("a newer writer of this pipeline has started", pipeline=self.pipeline) from error
             raise
-
-    def _completed_at(self) -> float | None:
-        """When the newest epoch was completed, by whichever run."""
-        return next((moment(done.at) for _, done in reversed(self.view.decisions) if done is not None), None)
 
     def _fields(self, epoch: int | None, **more: Any) -> dict[str, Any]:
         return {"pipeline": self.pipeline, "epoch": epoch, **more}

@@ -9,7 +9,7 @@ from ..errors import ConfigurationError, OncewardError, StateError
 from ..kit.rows import in_python
 from .logic import Frozen, Guarded, Logic
 from .state.handles import ListHandle, SubtaskState
-from .state.keyed import NO_KEY, KeyedState, KeyScope, OperatorState, pack, unpack
+from .state.keyed import NO_KEY, KeyedState, KeyScope, OperatorState, State, pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -104,12 +104,10 @@ class ProcessFunction:
         """Called once at the end, even after a failure."""
 
 
-def states_of(function: ProcessFunction) -> dict[str, KeyedState | OperatorState]:
+def states_of(function: ProcessFunction) -> dict[str, State]:
     """The states that a function declares, by name."""
-    found: dict[str, KeyedState | OperatorState] = {}
-    for kind in reversed(type(function).__mro__):
-        found |= {name: value for name, value in vars(kind).items() if isinstance(value, KeyedState | OperatorState)}
-    return found
+    kinds = reversed(type(function).__mro__)
+    return {name: value for kind in kinds for name, value in vars(kind).items() if isinstance(value, State)}
 
 
 def kinds_of(operator: Operator) -> dict[str, str]:
@@ -213,7 +211,7 @@ class ProcessLogic(Logic):
             if isinstance(declared, OperatorState):
                 bound[name] = declared.bound([unpack(item) for item in lists.get(name, ())])
                 setattr(self._function, name, bound[name])
-            elif self._scope is not None:
+            elif isinstance(declared, KeyedState) and self._scope is not None:
                 setattr(self._function, name, declared.bound(self._scope))
             else:
                 raise ConfigurationError(

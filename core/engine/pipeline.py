@@ -181,16 +181,9 @@ class Stream:
         return Stream(self._pipeline, graph.add(kind, what, inputs, uid=uid, parallelism=parallelism, schema=schema))
 
 
-def _check_kinds(checkpoint: object, backend: object, restart: object) -> None:
-    """Refuse what is none of the engine's own settings."""
-    given = [
-        ("checkpoint", checkpoint, isinstance(checkpoint, CheckpointConfig), "a CheckpointConfig"),
-        ("restart", restart, isinstance(restart, RestartStrategy), "a RestartStrategy"),
-        ("backend", backend, isinstance(backend, StateBackend), "a MemoryBackend, a FileBackend or a RocksDBBackend"),
-    ]
-    for name, value, fits, kind in given:
-        if value is not None and not fits:
-            raise ConfigurationError(f"{name} must be {kind}, not {type(value).__name__}")
+def _check_kind(name: str, value: object, kind: type, what: str) -> None:
+    if not isinstance(value, kind | None):
+        raise ConfigurationError(f"{name} must be {what}, not {type(value).__name__}")
 
 
 def _opened(store: LogStore | str | os.PathLike[str] | None, pipeline: str) -> LogStore:
@@ -240,7 +233,9 @@ class Pipeline:
         world: EngineWorld | None = None,
     ) -> None:
         self.name = check_pipeline_name(name)
-        _check_kinds(checkpoint, backend, restart)
+        _check_kind("checkpoint", checkpoint, CheckpointConfig, "a CheckpointConfig")
+        _check_kind("restart", restart, RestartStrategy, "a RestartStrategy")
+        _check_kind("backend", backend, StateBackend, "a MemoryBackend, a FileBackend or a RocksDBBackend")
         check_type("parallelism", parallelism, int)
         check_type("max_parallelism", max_parallelism, int)
         if store is None:

@@ -32,11 +32,7 @@ _SETTINGS = (
 
 
 def projection_of(sink: Sink) -> Projection | None:
-    """What one subtask takes of batches for a sink's `select` and `where`; None: all.
-
-    Raises:
-        ConfigurationError: DuckDB is not installed, or something is no expression over a single row.
-    """
+    """What one subtask takes of batches for a sink's `select` and `where`, or a ConfigurationError; None: all."""
     return None if sink.select is None and sink.where is None else Projection(sink.name, sink.select, sink.where)
 
 

@@ -58,7 +58,7 @@ def check_columns(sink: str, schema: pa.Schema) -> None:
     for field in schema:
         if _holds_variant(field.type):
             raise SchemaError(f"sink {sink}: column {field.name!r} is a variant: turn it into text with to_json")
-        if not _fits(_microseconds(field.type)):
+        if not _fits(with_leaves(field.type, _time_of_day)):
             fine = " (nanoseconds: cast it to microseconds)" if getattr(field.type, "unit", "") == "ns" else ""
             raise SchemaError(f"sink {sink}: column {field.name!r} of type {field.type} is not supported{fine}")
 
@@ -87,16 +87,7 @@ def in_microseconds(rows: pa.RecordBatch) -> pa.RecordBatch:
     Raises:
         SchemaError: A value has a fraction of a microsecond; the message names the column.
     """
-    fields = [field.with_type(_microseconds(field.type)) for field in rows.schema]
-    if fields == list(rows.schema):
-        return rows
-    return cast(
-        rows,
-        pa.schema(fields, rows.schema.metadata),
-        lambda field, _: SchemaError(
-            f"column {field.name!r} has a time of day with a fraction of a microsecond: round it in the query"
-        ),
-    )
+    return _with_leaves(rows, _time_of_day, "a time of day with a fraction of a microsecond: round it in the query")
 
 
 def in_python(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -105,20 +96,29 @@ def in_python(rows: pa.RecordBatch) -> pa.RecordBatch:
     Raises:
         SchemaError: A value has a fraction of a microsecond; the message names the column.
     """
-    fields = [field.with_type(with_leaves(field.type, _in_python)) for field in rows.schema]
-    return cast(
+    return _with_leaves(
         rows,
-        pa.schema(fields, rows.schema.metadata),
-        lambda field, _: SchemaError(
-            f"column {field.name!r} has a time with a fraction of a microsecond, which Python's times have not: round "
-            "it before, for example in map_batches"
-        ),
+        _in_python,
+        "a time with a fraction of a microsecond, which Python's times have not: round it before, for example in "
+        "map_batches",
     )
 
 
 def _in_python(kind: pa.DataType) -> pa.DataType:
     kinds = (pa.timestamp("us", getattr(kind, "tz", None)), pa.duration("us"), pa.time64("us"))
     return next((fine for fine in kinds if fine.id == kind.id), kind)
+
+
+def _time_of_day(kind: pa.DataType) -> pa.DataType:
+    return pa.time64("us") if kind == pa.time64("ns") else kind
+
+
+def _with_leaves(rows: pa.RecordBatch, change: Callable[[pa.DataType], pa.DataType], refused: str) -> pa.RecordBatch:
+    fields = [field.with_type(with_leaves(field.type, change)) for field in rows.schema]
+    if fields == list(rows.schema):
+        return rows
+    schema = pa.schema(fields, rows.schema.metadata)
+    return cast(rows, schema, lambda field, _: SchemaError(f"column {field.name!r} has {refused}"))
 
 
 def cast(
@@ -138,10 +138,6 @@ def cast(
         except pa.ArrowException as error:
             raise refusal(given, error) from error
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _microseconds(kind: pa.DataType) -> pa.DataType:
-    return with_leaves(kind, lambda leaf: pa.time64("us") if leaf == pa.time64("ns") else leaf)
 
 
 def with_leaves(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:

@@ -103,18 +103,24 @@ class KeyScope:
         return None
 
 
-class KeyedState:
-    """Base of all keyed states. A class attribute of a ProcessFunction; its name is the attribute's."""
+class State:
+    """Base of all states. A class attribute of a ProcessFunction; its name is the attribute's."""
 
-    layout: ClassVar[str] = "value"
-    """How it lies in the table, for checkpoints: one of another layout cannot read it."""
-
-    def __init__(self) -> None:
-        self.name = ""
-        self._scope: KeyScope | None = None
+    layout: ClassVar[str]
+    """How it lies in a checkpoint: one of another layout cannot read it."""
+    name = ""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
+
+
+class KeyedState(State):
+    """Base of all keyed states."""
+
+    layout = "value"
+
+    def __init__(self) -> None:
+        self._scope: KeyScope | None = None
 
     def bound(self, scope: KeyScope) -> Self:
         """This state in one subtask's table."""
@@ -227,24 +233,20 @@ class MapState(KeyedState):
             yield unpack(column), unpack(value)
 
 
-class OperatorState:
+class OperatorState(State):
     """A list that belongs to a subtask, not to a key.
 
     Args:
         redistribute: At a restore: "split" distributes the items of all subtasks, "union" gives all of them to each.
     """
 
-    layout: ClassVar[str] = "operator"
+    layout = "operator"
 
     def __init__(self, redistribute: str = "split") -> None:
         if redistribute not in {"split", "union"}:
             raise ConfigurationError(f"OperatorState(redistribute={redistribute!r}): give 'split' or 'union'")
         self.redistribute = redistribute
-        self.name = ""
         self.items: list[Any] = []
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
 
     def bound(self, items: list[Any]) -> OperatorState:
         """This state in one subtask."""
