@@ -19,11 +19,7 @@ T = TypeVar("T")
 
 
 def one(sink: TwoPhaseCommitSink[Any], method: str, answer: object, kind: type[T], *, epoch: int | None = None) -> T:
-    """The answer, if it is of this type.
-
-    Raises:
-        LifecycleError: It is something else.
-    """
+    """The answer, if it is of this type; a LifecycleError if it is something else."""
     if isinstance(answer, kind):
         return answer
     due = f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
@@ -39,11 +35,7 @@ def many(
     count: int | None = None,
     epoch: int | None = None,
 ) -> list[T]:
-    """The answers, if there are `count` of this type (None: any number).
-
-    Raises:
-        LifecycleError: It is something else.
-    """
+    """The answers, if there are `count` of this type (None: any number); a LifecycleError if not."""
     if not isinstance(answer, Iterable) or isinstance(answer, str):
         raise _wrong(sink, method, f"{_shown(answer)}, not a sequence of {kind.__name__}", epoch)
     found = [one(sink, method, value, kind, epoch=epoch) for value in answer]
@@ -53,11 +45,7 @@ def many(
 
 
 def prepared(sink: TwoPhaseCommitSink[Any], answer: object, epoch: int) -> Committable:
-    """What `pre_commit` returned, if any process can read it from the decision log.
-
-    Raises:
-        LifecycleError: It is no committable, or its handle holds what JSON cannot.
-    """
+    """What `pre_commit` returned; a LifecycleError if another process cannot read it from the decision log."""
     if not isinstance(answer, Committable):
         what = f"{_shown(answer)}, not a Committable; end it with `return context.committable(…)`"
         raise _wrong(sink, "pre_commit", what, epoch)

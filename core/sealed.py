@@ -55,11 +55,7 @@ def opened(name: str, data: bytes, kind: type[T], error: type[OncewardError], wh
 
 
 def decoded(data: str | bytes, kind: type[T], error: type[OncewardError], what: str) -> T:
-    """What JSON says, as this type.
-
-    Raises:
-        OncewardError: Of the type `error`: it says something else; `what` is the subject of the message.
-    """
+    """What JSON says, as this type; an `error` with the subject `what` if it says something else."""
     try:
         return msgspec.json.decode(data, type=kind)
     except UNREADABLE as unreadable:
@@ -67,11 +63,7 @@ def decoded(data: str | bytes, kind: type[T], error: type[OncewardError], what: 
 
 
 def check_format(name: str, header: bytes, what: str, *, newest: int = 1) -> None:
-    """Refuse a format that is newer than the newest that is known.
-
-    Raises:
-        NewerFormatError: The header says so; `what` is the subject of the message.
-    """
+    """Refuse a format that is newer than the newest that is known, with a NewerFormatError about `what`."""
     found = _HEADER.fullmatch(header)
     if found is not None and found[1].decode() == name and int(found[2]) > newest:
         raise NewerFormatError(

@@ -190,11 +190,7 @@ class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Acknowledgement:
-        """Read what to_json wrote.
-
-        Raises:
-            LogDamagedError: Not an acknowledgement.
-        """
+        """Read what to_json wrote; a LogDamagedError if it is not an acknowledgement."""
         return decoded(text, cls, LogDamagedError, "an acknowledgement")
 
 

@@ -130,11 +130,7 @@ class FolderSink(TwoPhaseCommitSink[Txn]):
         """Delete the proof of a commit. One that was not finished is left alone, or given up: then it is pending."""
 
     def _check(self, committable: Committable) -> None:
-        """Refuse what somebody has altered: names become paths.
-
-        Raises:
-            LogDamagedError: It cannot be one of this sink's.
-        """
+        """Refuse what somebody has altered, with a LogDamagedError: names become paths."""
         if (committable.kind, committable.version) != (self.kind, 1):
             raise LogDamagedError(
                 f"a committable of kind {committable.kind!r}, version {committable.version} is not a "

@@ -82,11 +82,7 @@ class Segment:
 
 
 def read_segment(path: Path, sha256: str) -> list[pa.RecordBatch]:
-    """All batches of a segment.
-
-    Raises:
-        DataLossError: It is not what was written.
-    """
+    """All batches of a segment; a DataLossError if it is not what was written."""
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != sha256:
         raise DataLossError(f"segment {path} is damaged: {_damage(data)}")

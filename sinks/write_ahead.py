@@ -184,7 +184,6 @@ class WriteAheadLogSink(FolderSink[Segment]):
         transaction.discard()
 
     def _commit(self, committable: Committable) -> CommitOutcome:
-        """Send what is not sent yet."""
         segment = self._path(committable, SEGMENT)
         try:
             with sole(segment) as there:
@@ -236,7 +235,6 @@ class WriteAheadLogSink(FolderSink[Segment]):
         return AbortOutcome(AbortStatus.UNKNOWN, f"{self.directory} holds no trace of {committable.transaction}")
 
     def _is_sent(self, committable: Committable) -> bool:
-        """Whether its sending has begun."""
         return self._path(committable, DONE).exists() or self._path(committable, MARKS).exists()
 
     def _pending(self) -> list[TransactionName]:

@@ -184,7 +184,6 @@ def _unpack(stored: Sequence[bytes | None], parts: int) -> list[list[Any]]:
 
 
 def _type_of(part: Part, schema: pa.Schema) -> pa.DataType:
-    """Arrow type of a part."""
     is_ = pa.types
     if part.function == "count":
         return pa.int64()

@@ -181,7 +181,6 @@ class Attempt(ABC):
         return made
 
     def _connect(self) -> tuple[dict[TaskId, list[Channel]], dict[TaskId, list[Output]]]:
-        """Each task's input channels and outputs."""
         inputs: defaultdict[TaskId, list[Channel]] = defaultdict(list)
         outputs: defaultdict[TaskId, list[Output]] = defaultdict(list)
         edges = [(reader, *edge) for reader in self._graph.operators for edge in reader.inputs]

@@ -205,7 +205,6 @@ class ProcessLogic(Logic):
                 self._scope.table.close()
 
     def _bind(self, lists: Mapping[str, list[bytes]]) -> dict[str, OperatorState]:
-        """Put states of this subtask in the place of the declarations."""
         bound: dict[str, OperatorState] = {}
         for name, declared in states_of(self._function).items():
             if isinstance(declared, OperatorState):

@@ -260,11 +260,7 @@ class Job:
 
 
 def _target(path: str | Path) -> str:
-    """A savepoint's location.
-
-    Raises:
-        ConfigurationError: It can be no folder, or there is something in it.
-    """
+    """A savepoint's location; a ConfigurationError if it can be no folder, or there is something in it."""
     storage = CheckpointStorage(path)
     try:
         if storage.is_empty:

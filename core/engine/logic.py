@@ -113,11 +113,7 @@ class Guarded:
         )
 
     def batch(self, records: list[Record]) -> list[pa.RecordBatch]:
-        """Records as a batch, if there are any.
-
-        Raises:
-            OperatorError: They do not fit together, or not the schema.
-        """
+        """Records as a batch, if there are any; an OperatorError if they do not fit together, or not the schema."""
         if not records:
             return []
         try:

@@ -191,7 +191,6 @@ def _short(error: Exception) -> str:
 
 
 def _parts(tree: Any) -> Iterator[dict[str, Any]]:
-    """All nodes of a parse tree."""
     if isinstance(tree, dict):
         yield tree
         tree = list(tree.values())

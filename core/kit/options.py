@@ -98,11 +98,7 @@ def plain(option: str) -> str:
 
 
 def distinct(options: Iterable[str], meaning: Callable[[str], str] = plain) -> dict[str, str]:
-    """Options by what they mean.
-
-    Raises:
-        ConfigurationError: Two of them mean the same.
-    """
+    """Options by what they mean; a ConfigurationError if two of them mean the same."""
     found: dict[str, str] = {}
     for option in options:
         other = found.setdefault(meaning(option), option)
@@ -122,11 +118,7 @@ def option_names(
 
 
 def as_value(option: str, annotation: Any, text: str) -> Any:
-    """The value of one option, of the type that a signature asks for.
-
-    Raises:
-        ConfigurationError: It cannot be read.
-    """
+    """The value of one option, of the type that a signature asks for; a ConfigurationError if it cannot be read."""
     kinds = [kind for kind in _choices(annotation) if kind is not type(None)]
     lists = [kind for kind in kinds if get_origin(kind) is list]
     try:
@@ -171,11 +163,7 @@ def _check_mapping(name: str, value: Any) -> None:
 
 
 def check_type(name: str, value: Any, annotation: Any) -> None:
-    """Refuse a value of another type.
-
-    Raises:
-        ConfigurationError: It has another type; the message does not repeat the value.
-    """
+    """Refuse a value of another type, with a ConfigurationError that does not repeat the value."""
     if isinstance(value, os.PathLike):
         plain_value: Any = os.fspath(value)
     elif isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
@@ -190,21 +178,13 @@ def check_type(name: str, value: Any, annotation: Any) -> None:
 
 
 def check_seconds(name: str, seconds: float) -> None:
-    """Refuse a timeout that no socket takes.
-
-    Raises:
-        ConfigurationError: It is one.
-    """
+    """Refuse a timeout that no socket takes, with a ConfigurationError."""
     if not 0 < seconds <= MOST_SECONDS:
         raise ConfigurationError(f"{name} must be above 0 seconds and at most a day, not {seconds}")
 
 
 def check_choice(name: str, value: str, choices: Collection[str]) -> str:
-    """Return a value, if it is one of the choices.
-
-    Raises:
-        ConfigurationError: It is none of them.
-    """
+    """Return a value, if it is one of the choices; a ConfigurationError if it is none of them."""
     if value not in choices:
         raise ConfigurationError(f"{name} {value!r} is unknown: give one of {', '.join(choices)}")
     return value

@@ -45,11 +45,7 @@ UNWRITABLE: Final = (ValueError, TypeError, OverflowError)
 
 
 def check_columns(sink: str, schema: pa.Schema) -> None:
-    """Check that rows of this schema can be written as text.
-
-    Raises:
-        SchemaError: They cannot; the message names the column.
-    """
+    """Check that rows of this schema can be written as text; a SchemaError names a column that cannot."""
     if not schema.names:
         raise SchemaError(f"sink {sink}: there are no columns")
     twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
@@ -160,11 +156,7 @@ def with_leaves(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType])
 
 
 def json_rows(sink: str, rows: pa.RecordBatch) -> list[str]:
-    """Each row as a JSON object.
-
-    Raises:
-        SinkError: A value cannot be written as JSON, for example NaN.
-    """
+    """Each row as a JSON object; a SinkError if a value cannot be written as JSON, for example NaN."""
     try:
         return [to_json(row) for row in in_microseconds(rows).to_pylist()]
     except UNWRITABLE as error:
@@ -184,11 +176,7 @@ def with_column(error: Exception, rows: pa.RecordBatch, write: Callable[[Any], o
 
 
 def to_json(value: Any) -> str:
-    """A value as JSON.
-
-    Raises:
-        ValueError: It holds NaN or an infinity.
-    """
+    """A value as JSON; a ValueError if it holds NaN or an infinity."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain)
 
 

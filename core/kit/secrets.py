@@ -33,11 +33,7 @@ def shown_url(url: str) -> str:
 
 
 def refuse_login(url: str) -> None:
-    """Refuse a bucket's URL with a password: it would be taken for a part of the bucket's name, and shown.
-
-    Raises:
-        ConfigurationError: There is one; the message does not repeat it.
-    """
+    """Refuse a bucket's URL with a password: it would be taken for a part of the bucket's name, and shown."""
     if shown_url(url) != url:
         raise ConfigurationError(
             f"{shown_url(url)} holds a password, and no object store reads it there: give the credentials to fsspec, "

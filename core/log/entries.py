@@ -143,11 +143,7 @@ def _json(value: Any) -> bytes:
 
 
 def encode(entry: Entry) -> bytes:
-    """Write an entry down; equal entries give equal bytes.
-
-    Raises:
-        LogDamagedError: It could not be read back.
-    """
+    """Write an entry down; equal entries give equal bytes. A LogDamagedError if it could not be read back."""
     data = seal(_FORMAT, _json(entry))
     decode(data, entry.position)
     return data

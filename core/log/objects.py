@@ -134,11 +134,7 @@ class ObjectFiles:
 
 
 def open_objects(url: str) -> tuple[AbstractFileSystem, str]:
-    """The file system of a URL such as s3://bucket/folder, and the path in it.
-
-    Raises:
-        ConfigurationError: Nothing here can open it.
-    """
+    """The file system of a URL such as s3://bucket/folder, and the path in it, or a ConfigurationError."""
     refuse_login(url)
     try:
         import fsspec  # noqa: PLC0415 - an extra

@@ -207,11 +207,7 @@ def open_store(url: str, *, pipeline: str = "default", existing: bool = False) -
 
 
 def scheme_of(url: str) -> str:
-    """The kind of a store that is no local folder, without its driver.
-
-    Raises:
-        ConfigurationError: It cannot hold a decision log.
-    """
+    """The kind of a store that is no local folder, without its driver; a ConfigurationError if it can hold no log."""
     scheme = urlsplit(url).scheme.split("+")[0]
     if scheme not in _SQL and scheme not in CONDITIONAL_PUT:
         raise ConfigurationError(

@@ -62,11 +62,7 @@ class WriterToken(msgspec.Struct, frozen=True):
 
 
 def check_owner(view: LogView, pipeline: str, store: LogStore) -> None:
-    """Refuse the log of another pipeline, and one that goes on elsewhere.
-
-    Raises:
-        EpochConflictError: It is one.
-    """
+    """Refuse the log of another pipeline, and one that goes on elsewhere, with an EpochConflictError."""
     if view.pipeline not in {"", pipeline}:
         raise EpochConflictError(
             f"the decision log in {store.describe()} belongs to pipeline {view.pipeline!r}: use that name, or a "

@@ -119,10 +119,5 @@ def is_metadata(data: bytes) -> bool:
 
 
 def decode_metadata(data: bytes, where: str) -> Metadata:
-    """Read it back.
-
-    Raises:
-        StateDamagedError: The bytes are not what was written.
-        NewerFormatError: A newer version of the library wrote them.
-    """
+    """Read it back; a StateDamagedError if it is damaged, a NewerFormatError if a newer version wrote it."""
     return opened(_FORMAT, data, Metadata, StateDamagedError, f"the checkpoint's metadata file {where}")
