@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from onceward.core.checkpoint import CommitPolicy, OnLost
 from onceward.core.checkpoint.subtask import DirectlyWritten
-from onceward.core.engine.graph import of_sink, of_source, weaker_parts
+from onceward.core.engine.graph import OF_MODE, of_sink, of_source
 from onceward.core.engine.state.memory import MemoryBackend
 from onceward.core.log.store import DirectoryStore, MemoryStore, UnopenedStore, local_folder
 from onceward.core.sink import Guarantee
@@ -109,7 +109,7 @@ def described_pipeline(pipeline: Pipeline) -> Described:
     graph.check()
     sources = [(operator.uid, operator.what) for operator in graph.of_kind("source")]
     sinks = [operator.what for operator in graph.of_kind("sink")]
-    mode = [part for part in weaker_parts(graph, setup.config) if part.name == "the engine"]
+    mode = OF_MODE.get(setup.config.mode)
     return Described(
         name=pipeline.name,
         pipeline=pipeline.name,
@@ -119,7 +119,7 @@ def described_pipeline(pipeline: Pipeline) -> Described:
         sources=[source for _, source in sources],
         findings=[
             *[part_finding("source", of_source(uid, source), uid, _REPLAYED) for uid, source in sources],
-            *[part_finding("engine", part, "", "") for part in mode],
+            *([part_finding("engine", mode, "", "")] if mode is not None else []),
             _checkpoints(pipeline),
             *_store(setup.store),
             *sink_findings(sinks, setup.policy),

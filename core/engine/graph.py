@@ -13,7 +13,7 @@ nothing is better than at-most-once. With no checkpoints the input's end is the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..errors import ConfigurationError
 from ..sink import Guarantee
@@ -132,29 +132,27 @@ def weakest(levels: Iterable[Guarantee]) -> Guarantee:
     return max(levels, key=list(Guarantee).index, default=Guarantee.EXACTLY_ONCE)
 
 
+OF_MODE: Final = {
+    Mode.AT_LEAST_ONCE: Part("the engine", Guarantee.AT_LEAST_ONCE, "does not align barriers (mode at-least-once)"),
+    Mode.AT_MOST_ONCE: Part(
+        "the engine", Guarantee.AT_MOST_ONCE, "reads nothing again after a failure (mode at-most-once)"
+    ),
+}
+"""The engine, in the modes in which it weakens the guarantee."""
+_OF_SINK: Final = {
+    Guarantee.EFFECTIVELY_ONCE: "is idempotent, not transactional: after a failure older values may be visible",
+    Guarantee.AT_LEAST_ONCE: "makes rows visible as they are written, and again after a failure",
+    Guarantee.AT_MOST_ONCE: "may lose rows that its target acknowledged",
+}
+
+
 def end_to_end(graph: Graph, config: CheckpointConfig) -> EndToEnd:
     """The weakest of all parts, and which parts are weaker than exactly-once."""
-    parts = weaker_parts(graph, config)
-    return EndToEnd(weakest(part.level for part in parts), tuple(f"{part.name} {part.why}" for part in parts))
-
-
-def weaker_parts(graph: Graph, config: CheckpointConfig) -> list[Part]:
-    """The parts that are weaker than exactly-once."""
-    parts = [_of_mode(config.mode)]
+    parts = [OF_MODE.get(config.mode)]
     parts += [of_source(operator.uid, operator.what) for operator in graph.of_kind("source")]
     parts += [of_sink(operator.uid, operator.what.guarantee) for operator in graph.of_kind("sink")]
-    return [part for part in parts if part is not None]
-
-
-def _of_mode(mode: Mode) -> Part | None:
-    match mode:
-        case Mode.EXACTLY_ONCE:
-            return None
-        case Mode.AT_LEAST_ONCE:
-            return Part("the engine", Guarantee.AT_LEAST_ONCE, "does not align barriers (mode at-least-once)")
-        case Mode.AT_MOST_ONCE:
-            why = "reads nothing again after a failure (mode at-most-once)"
-            return Part("the engine", Guarantee.AT_MOST_ONCE, why)
+    weak = [part for part in parts if part is not None]
+    return EndToEnd(weakest(part.level for part in weak), tuple(f"{part.name} {part.why}" for part in weak))
 
 
 def of_source(name: str, source: Source) -> Part | None:
@@ -167,12 +165,4 @@ def of_source(name: str, source: Source) -> Part | None:
 
 def of_sink(name: str, level: Guarantee) -> Part | None:
     """A sink; None if it is exactly-once."""
-    if level is Guarantee.EXACTLY_ONCE:
-        return None
-    if level is Guarantee.EFFECTIVELY_ONCE:
-        why = "is idempotent, not transactional: after a failure older values may be visible"
-    elif level is Guarantee.AT_MOST_ONCE:
-        why = "may lose rows that its target acknowledged"
-    else:
-        why = "makes rows visible as they are written, and again after a failure"
-    return Part(f"sink {name}", level, why)
+    return Part(f"sink {name}", level, _OF_SINK[level]) if level is not Guarantee.EXACTLY_ONCE else None
