@@ -304,16 +304,14 @@ class Coordinator:
 
         What a target did not abort now holds locks and readers; the next epoch's end tries again.
         """
-        self._swept = self.policy.monotonic()
+        self._swept, self._left_behind = self.policy.monotonic(), True
         try:
-            swept = sweep(self.writer, self.sinks.values(), busy=busy, abandoned=abandoned, skip=skip)
-            self._left_behind = bool(swept.left)
-            self._last_sweep = swept
+            self._last_sweep = sweep(self.writer, self.sinks.values(), busy=busy, abandoned=abandoned, skip=skip)
         except StoreError:
             raise
         except Exception as error:  # noqa: BLE001 - a sink's
-            self._left_behind = True
             return error
+        self._left_behind = bool(self._last_sweep.left)
         return None
 
     def _sweep_after(self, epoch: int) -> None:
@@ -321,7 +319,7 @@ class Coordinator:
         try:
             error = self._sweep_now(busy=self.gaps)
         except StoreError as unanswered:
-            error, self._left_behind = unanswered, True
+            error = unanswered
         if error is not None:
             _log.warning(
                 "the sweep after epoch %s failed and will be repeated after the next one: %s",
