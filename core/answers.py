@@ -27,21 +27,25 @@ def one(sink: TwoPhaseCommitSink[Any], method: str, answer: object, kind: type[T
 
 
 def many(
-    sink: TwoPhaseCommitSink[Any],
-    method: str,
-    answer: object,
-    kind: type[T],
-    *,
-    count: int | None = None,
-    epoch: int | None = None,
+    sink: TwoPhaseCommitSink[Any], method: str, answer: object, kind: type[T], *, epoch: int | None = None
 ) -> list[T]:
-    """The answers, if there are `count` of this type (None: any number); a LifecycleError if not."""
+    """The answers, if all are of this type; a LifecycleError if not."""
     if not isinstance(answer, Iterable) or isinstance(answer, str):
         raise _wrong(sink, method, f"{_shown(answer)}, not a sequence of {kind.__name__}", epoch)
-    found = [one(sink, method, value, kind, epoch=epoch) for value in answer]
-    if count is not None and len(found) != count:
-        raise _wrong(sink, method, f"{len(found)} values for {count} committables; give one for each", epoch)
-    return found
+    return [one(sink, method, value, kind, epoch=epoch) for value in answer]
+
+
+def of_each(
+    sink: TwoPhaseCommitSink[Any], method: str, committables: Sequence[Committable], answer: object, kind: type[T]
+) -> list[tuple[Committable, T]]:
+    """The committables, each with its answer, if there is one of this type for each; a LifecycleError if not."""
+    epoch = committables[0].epoch
+    found = many(sink, method, answer, kind, epoch=epoch)
+    if len(found) != len(committables):
+        raise _wrong(
+            sink, method, f"{len(found)} values for {len(committables)} committables; give one for each", epoch
+        )
+    return list(zip(committables, found, strict=True))
 
 
 def prepared(sink: TwoPhaseCommitSink[Any], answer: object, epoch: int) -> Committable:

@@ -211,9 +211,8 @@ def check_age(
             timeout,
             extra={"pipeline": pipeline, "sink": sink.name, "epoch": epoch},
         )
-        seen = answers.many(sink, "inspect_many", sink.inspect_many(mine), Observation, count=len(mine), epoch=epoch)
-        states = zip(mine, seen, strict=True)
-        gone = [c for c, state in states if state in (Observation.ABORTED, Observation.EXPIRED, Observation.ABSENT)]
+        seen = answers.of_each(sink, "inspect_many", mine, sink.inspect_many(mine), Observation)
+        gone = [c for c, state in seen if state in (Observation.ABORTED, Observation.EXPIRED, Observation.ABSENT)]
         if gone:
             error = DataLossError(
                 f"{len(gone)} transactions ended before they were decided, after {age:.0f} s (timeout {timeout:.0f} "

@@ -188,8 +188,8 @@ class _Share:
         with _told_if_slow(self.sink, epoch[0]):
             answer = self.sink.commit_many(epoch)
         crash_point(Step.COMMIT_AFTER)
-        outcomes = answers.many(self.sink, "commit", answer, CommitOutcome, count=len(epoch), epoch=epoch[0].epoch)
-        unsettled = [(c, outcome) for c, outcome in zip(epoch, outcomes, strict=True) if not outcome.settled]
+        outcomes = answers.of_each(self.sink, "commit", epoch, answer, CommitOutcome)
+        unsettled = [(c, outcome) for c, outcome in outcomes if not outcome.settled]
         later = [(c, outcome) for c, outcome in unsettled if outcome.status is CommitStatus.RETRY_LATER]
         self.failures += [(c, outcome) for c, outcome in unsettled if outcome.status is not CommitStatus.RETRY_LATER]
         self.detail = later[0][1].detail if later else ""

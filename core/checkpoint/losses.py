@@ -88,13 +88,13 @@ def _check_kept(writer: LogWriter, sink: TwoPhaseCommitSink[Any], remembered: Re
         return
     if view.newest is None or not mine:
         return
-    states = answers.many(sink, "inspect_many", sink.inspect_many(mine), Observation, count=len(mine))
-    seen = list(zip(mine, states, strict=True))
+    seen = answers.of_each(sink, "inspect_many", mine, sink.inspect_many(mine), Observation)
     failures: Failures = [
         (c, CommitOutcome(CommitStatus.LOST, TAKEN_BACK)) for c, at in seen if at is Observation.ABORTED
     ]
     again = [c for c, at in seen if at is Observation.PREPARED]
-    for committable, outcome in zip(again, sink.commit_many(again) if again else (), strict=True):
+    outcomes = answers.of_each(sink, "commit", again, sink.commit_many(again), CommitOutcome) if again else []
+    for committable, outcome in outcomes:
         if outcome.status is CommitStatus.RETRY_LATER:
             raise RetryableSinkError(f"cannot commit again what the target has lost: {outcome.detail}", sink=sink.name)
         if not outcome.settled:
