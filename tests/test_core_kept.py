@@ -20,7 +20,7 @@ from onceward.cli.operate.targets import sinks_target
 from onceward.connectors.database.engines import engine_of
 from onceward.core.checkpoint import Coordinator, OnLost
 from onceward.core.checkpoint.subtask import SubtaskEpoch
-from onceward.core.errors import CommitPendingError, DataLossError, RetryableSinkError
+from onceward.core.errors import CommitPendingError, DataLossError, LifecycleError, RetryableSinkError
 from onceward.core.log import DirectoryStore, EpochInput, Resolved
 from onceward.core.names import NOTHING, Progress, Remembered, Scope
 from onceward.core.steps import Step, hooked
@@ -103,6 +103,13 @@ def test_a_target_that_does_not_answer_then_fails_the_start():
     bench = Bench(PREPARED)
     bench.sink.answers = [CommitStatus.RETRY_LATER]
     with pytest.raises(RetryableSinkError, match="cannot commit again"):
+        bench.open()
+
+
+def test_what_a_sink_must_not_return_from_a_repeated_commit_is_named(monkeypatch: pytest.MonkeyPatch):
+    bench = Bench(PREPARED)
+    monkeypatch.setattr(bench.sink, "commit_many", lambda _: None)
+    with pytest.raises(LifecycleError, match="commit of FakeSink returned None, not a sequence of CommitOutcome"):
         bench.open()
 
 
