@@ -39,12 +39,7 @@ PARTIAL, SEGMENT, MARKS, DONE = ".partial", ".segment", ".marks", ".done"
 
 
 class Segment:
-    """A segment that is being written.
-
-    Args:
-        folder: Where.
-        context: Of the attempt that writes it.
-    """
+    """A segment that an attempt is writing."""
 
     def __init__(self, folder: Path, context: WriteContext) -> None:
         make_folder(folder)
@@ -111,9 +106,6 @@ def _damage(data: bytes) -> str:
 
 class Marks:
     """How many of a segment's rows are delivered.
-
-    Args:
-        path: The file.
 
     Attributes:
         sent: How many were delivered when the file was opened.

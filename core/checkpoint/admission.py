@@ -39,17 +39,9 @@ class Admission(StrEnum):
 def admission(
     view: LogView, epoch: int, epoch_input: EpochInput, *, adopt: bool = False, gaps: bool = False
 ) -> Admission:
-    """Whether the epoch is new or the replay of the newest decided one (invariants 3 and 5).
+    """Whether an epoch is new or the replay of the newest decided one (invariants 3 and 5), or an EpochConflictError.
 
-    Args:
-        view: What the log says.
-        epoch: What is offered.
-        epoch_input: What it will be computed from.
-        adopt: Accept any first epoch of an empty log.
-        gaps: Numbers may be left out.
-
-    Raises:
-        EpochConflictError: Neither.
+    With `adopt`, any first epoch of an empty log is accepted; with `gaps`, numbers may be left out.
     """
     if view.undone is not None:
         check_next(view, epoch)
@@ -147,13 +139,9 @@ def gather(
     epochs: range,
     acknowledgements: Sequence[Acknowledgement],
 ) -> list[Committable]:
-    """The committables in the order of epochs and subtasks.
+    """The committables of every subtask's acknowledgement, in the order of epochs and subtasks.
 
-    Args:
-        writer: Under which they were written.
-        sinks: All sinks by name.
-        epochs: The last one is acknowledged; from the others there may be transactions that are not decided yet.
-        acknowledgements: One of every subtask.
+    The last of the epochs is acknowledged; from the others there may be transactions that are not decided yet.
 
     Raises:
         ProtocolError: An acknowledgement or committable is not of this epoch and writer, or counts twice.
@@ -186,17 +174,9 @@ def check_age(
     *,
     age: float,
 ) -> None:
-    """Ask the targets whether old transactions are still there, before a decision names them.
+    """Ask the targets whether old transactions are still there, before a decision names them; else a DataLossError.
 
-    Args:
-        pipeline: Whose they are.
-        sinks: All sinks by name.
-        epoch: What is to be decided.
-        committables: What was acknowledged.
-        age: Seconds since the epoch began.
-
-    Raises:
-        DataLossError: One has ended.
+    `age` is in seconds since the epoch began.
     """
     for sink in sinks.values():
         mine = [c for c in committables if c.sink == sink.name]

@@ -40,10 +40,6 @@ def check_kept(writer: LogWriter, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) 
 
     All are asked at once: one that does not answer keeps none waiting whose transactions may expire.
 
-    Args:
-        writer: The newest writer; its policy says what to do if something is gone.
-        sinks: Whose targets, by name.
-
     Returns:
         Of each sink whose target has lost something that the policy does not say to skip, a DataLossError, and of each
         whose target did not answer, what it raised.
@@ -110,13 +106,9 @@ def _check_kept(writer: LogWriter, sink: TwoPhaseCommitSink[Any], remembered: Re
 
 
 def forgotten(view: LogView, sink: str, remembered: Remembered | None, *, told_apart: bool = False) -> str:
-    """What a target must have forgotten; empty if nothing says so.
+    """What a sink's target must have forgotten, by what it remembers of this log; empty if nothing says so.
 
-    Args:
-        view: What the log says.
-        sink: Its name.
-        remembered: What the target remembers of this log.
-        told_apart: The target is asked for each transaction of the sink's newest epoch.
+    With `told_apart`, the target is asked for each transaction of the sink's newest epoch.
     """
     if remembered is None:
         return ""

@@ -44,13 +44,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def note(store: LogStore, what: str, fields: Any) -> None:
-    """Append a note. Fails nothing.
-
-    Args:
-        store: Of the decision log.
-        what: Kind of the note.
-        fields: JSON values, or a Struct.
-    """
+    """Append a note of this kind; its fields are JSON values, or a Struct. Fails nothing."""
     if not isinstance(store, DirectoryStore):
         return
     with suppress(OSError, TypeError):
@@ -85,12 +79,7 @@ def note_epoch(store: LogStore, event: EpochCompleted) -> None:
 
 
 def notes(folder: Path, most: int) -> list[Note]:
-    """The newest notes in a log's directory, oldest first; lines that are not notes are left out.
-
-    Args:
-        folder: The directory.
-        most: How many at most.
-    """
+    """The newest notes in a log's directory, oldest first; lines that are not notes are left out."""
     found: list[Note] = []
     for name in (FILE, OLDER):
         if len(found) < most:

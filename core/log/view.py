@@ -277,12 +277,7 @@ def may_follow(view: LogView, epoch: int, follows: int | None = None) -> bool:
 
 
 def check_next(view: LogView, epoch: int, follows: int | None = None) -> None:
-    """Check that `epoch` may be decided next (log rules 4 and 5).
-
-    Args:
-        view: What the log says.
-        epoch: What is offered.
-        follows: The epoch before, where numbers may have gaps.
+    """Check that `epoch` may be decided next (log rules 4 and 5); with gaps if it names the one that it follows.
 
     Raises:
         EpochConflictError: A decision is still to be completed, or another epoch is next.
