@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Final
 
 from .errors import ConfigurationError
-from .kit.options import check_type
+from .kit.options import check_types
 from .transaction import CommitStatus
 
 
@@ -140,9 +140,7 @@ class CommitPolicy:
         Raises:
             ConfigurationError: A setting is not usable.
         """
-        check_type("on_lost", on_lost, str)
-        check_type("commit_timeout", commit_timeout, float)
-        check_type("commit_backoff", commit_backoff, float)
+        check_types(cls.of, locals())
         choices = [choice.value for choice in OnLost]
         if on_lost.lower() not in choices:
             raise ConfigurationError(f"on_lost is {on_lost!r}; give one of {choices}")

@@ -73,13 +73,12 @@ class SubtaskState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator's subtasks stored, in their order, and the names of the states that its function declares."""
+    """What an operator's subtasks stored, in their order, and the states that its function declares."""
 
     kind: str
     subtasks: list[SubtaskState]
-    states: list[str] = []
     kinds: dict[str, str] = {}
-    """Layouts of the states, by their names; older checkpoints have none."""
+    """Layouts of the states, by their names."""
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True):

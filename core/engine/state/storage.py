@@ -239,7 +239,6 @@ class _LocalFiles:
         return (self._root / path).exists()
 
     def names(self, folder: str) -> list[str]:
-        """What is right below a folder; nothing if there is no folder."""
         try:
             return [path.name for path in (self._root / folder).iterdir()]
         except FileNotFoundError:
@@ -248,7 +247,6 @@ class _LocalFiles:
             raise ConfigurationError(f"{error.filename} is a file, not a folder") from None
 
     def walk(self) -> dict[str, Any]:
-        """All files by their paths, with what changes when one is written again."""
         found: dict[str, Any] = {}
         for folder, _, names in os.walk(self._root):
             for path in (Path(folder, name) for name in names):
@@ -261,7 +259,6 @@ class _LocalFiles:
         (self._root / path).unlink(missing_ok=True)
 
     def delete_folder(self, folder: str) -> None:
-        """Delete a folder with all that is in it, as far as that works."""
         shutil.rmtree(self._root / folder, ignore_errors=True)
 
     def delete_empty(self, folder: str) -> None:
