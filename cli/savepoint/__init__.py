@@ -96,9 +96,9 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List savepoints: of which pipeline and epoch, when they were made, and where they were restored to."""
-    from . import listing  # noqa: PLC0415 - the embedded engine
+    from . import manifest  # noqa: PLC0415 - the embedded engine
 
-    found = listing.listed(folder)
+    found = manifest.listed(folder)
     if as_json:
         show.print_json(found)
         return
@@ -132,11 +132,11 @@ def restore_(
 
     If the sinks have gone on since the savepoint, this is refused without --rewind: rows would be written twice.
     """
-    from . import listing, manifest, restore  # noqa: PLC0415 - the embedded engine
+    from . import manifest, restore  # noqa: PLC0415 - the embedded engine
 
     if rewind is not None and not rewind.strip():
         raise ConfigurationError("--rewind needs a reason, which is recorded in the decision log")
-    found = listing.found_at(folder)
+    found = manifest.found_at(folder)
     if found.kind == "engine":
         raise ConfigurationError(
             f"{found.place} is a savepoint of the embedded engine: its program restores it, with "
@@ -154,13 +154,13 @@ def restore_(
 @app.command()
 def delete(folder: Folder, *, yes: Yes = False) -> None:
     """Delete a savepoint, or what an interrupted copy has left of one."""
-    from . import listing  # noqa: PLC0415 - the embedded engine
+    from . import manifest  # noqa: PLC0415 - the embedded engine
 
-    found = listing.found_at(folder)
+    found = manifest.found_at(folder)
     only = found.retired and not found.restored_to
     left = f", which is all that is left of pipeline {found.pipeline}: it moves, and was never restored" if only else ""
     if not yes:
         show.would(f"delete {found.place} ({found.kind}, pipeline {found.pipeline}){left}")
         return
-    listing.delete(folder)
+    manifest.delete(folder)
     typer.echo(f"deleted {found.place}")
