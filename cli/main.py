@@ -18,12 +18,12 @@ import typer
 from typer.main import get_command
 
 from onceward.core.errors import ConfigurationError, OncewardError
-from onceward.core.kit.options import pairs
+from onceward.testing.machine import needing
 
 from .dev import app as dev_app
 from .operate import app as txn_app
 from .operate import checkpoints
-from .options import AsJson, BootstrapServers, Dsn, KafkaConfig, LedgerSchema  # noqa: TC001 - typer reads them
+from .options import Access, AsJson, grouped
 from .run import run
 from .savepoint import app as savepoint_app
 from .show import console, print_json
@@ -75,20 +75,18 @@ def demo(
     picture: Annotated[Path, typer.Option(help="File for the picture (PNG or SVG).")] = Path(".run/demo.png"),
 ) -> None:
     """Run Kafka → Spark → Kafka and PostgreSQL with random kills, and check that each row is written exactly once."""
-    try:
-        from .demo.command import demo as run_demo  # noqa: PLC0415 - needs the extra `demo`
-    except ImportError as error:
-        raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[demo]'") from error
+    with needing("demo"):
+        from .demo.command import demo as run_demo  # noqa: PLC0415 - an extra
     raise typer.Exit(
         run_demo(orders=orders, users=users, kills=kills, seed=seed, home=home.absolute(), picture=picture)
     )
 
 
 @app.command()
+@grouped
 def doctor(
+    access: Access,
     *,
-    bootstrap_servers: BootstrapServers = None,
-    kafka: KafkaConfig = None,
     topic: Annotated[
         list[str] | None,
         typer.Option(help="A topic of a sink or source, to check existence and permissions; repeatable."),
@@ -96,8 +94,6 @@ def doctor(
     pipeline: Annotated[
         str | None, typer.Option(help="Name of the pipeline whose transactional ids and decision log to check.")
     ] = None,
-    dsn: Dsn = None,
-    ledger_schema: LedgerSchema = None,
     store: Annotated[
         str | None, typer.Option(help="URL of the decision log's store, or the checkpoint folder.")
     ] = None,
@@ -113,21 +109,12 @@ def doctor(
     from .doctor import Finding, Health, exit_code, show  # noqa: PLC0415 - looks at extras
     from .doctor.checks import run_checks  # noqa: PLC0415
 
-    if bootstrap_servers is None and (kafka or topic):
+    if access.bootstrap_servers is None and (access.kafka or topic):
         raise ConfigurationError("--kafka and --topic need --bootstrap-servers")
-    if ledger_schema is not None and dsn is None:
-        raise ConfigurationError("--ledger-schema needs --dsn")
+    access.check()
     if not all(topic or []):
         raise ConfigurationError("--topic needs a name")
-    findings = run_checks(
-        bootstrap_servers=bootstrap_servers,
-        kafka_config=pairs("--kafka", kafka),
-        topics=topic or [],
-        pipeline=pipeline,
-        dsn=dsn,
-        ledger_schema=ledger_schema,
-        store=store,
-    )
+    findings = run_checks(access, topics=topic or [], pipeline=pipeline, store=store)
     if query is None:
         findings.append(Finding("query", Health.SKIPPED, "give --query to check a plan for what weakens the guarantee"))
     else:

@@ -37,6 +37,19 @@ _JAVA_ADVICE = (
 )
 
 
+@contextmanager
+def needing(extras: str) -> Iterator[None]:
+    """Say which extras to install if what the block imports is not there.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[{extras}]'") from error
+
+
 def free_port(taken: Collection[int] = ()) -> int:
     """A port of the loopback address on which nobody listens.
 
@@ -74,11 +87,9 @@ def accepts_connections(port: int) -> bool:
 
 def broker_answers(bootstrap_servers: str) -> bool:
     """Whether a registered broker answers at this address with the cluster's metadata; waits a second at most."""
-    try:
+    with needing("kafka"):
         from confluent_kafka import KafkaException  # noqa: PLC0415 - optional dependency
         from confluent_kafka.admin import AdminClient  # noqa: PLC0415
-    except ImportError as error:
-        raise ConfigurationError("confluent-kafka is needed: pip install 'onceward[kafka]'") from error
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
     try:
         return bool(admin.list_topics(timeout=1).brokers)

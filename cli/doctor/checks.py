@@ -20,17 +20,17 @@ from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.testing.machine import find_java, java_version
 
 from ..operate.logs import open_log
-from ..operate.targets import kafka_target, postgres_target
+from ..operate.targets import server_targets
 from . import Finding, failed, ok, skipped, warning
 from .log import DECIDED, OWNERSHIP, STARTS, check_pipeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from onceward.core.log import LogView
 
-    from ..operate.targets import Target
+    from ..options import Access
 
 _OLDEST: Final = {"pyspark": (4, 0), "pandas": (2, 2)}
 """Spark asks for pandas wherever Arrow goes in or out of a Python function."""
@@ -38,50 +38,35 @@ _LOG: Final = "decision log"
 
 
 def run_checks(
-    *,
-    bootstrap_servers: str | None = None,
-    kafka_config: Mapping[str, str] | None = None,
-    topics: Sequence[str] = (),
-    pipeline: str | None = None,
-    dsn: str | None = None,
-    ledger_schema: str | None = None,
-    store: str | None = None,
+    access: Access, *, topics: Sequence[str] = (), pipeline: str | None = None, store: str | None = None
 ) -> list[Finding]:
     """Check this machine, and the services that are named.
 
     Args:
-        bootstrap_servers: Kafka's address.
-        kafka_config: Further settings of the connection, under librdkafka's names.
+        access: How Kafka and PostgreSQL are reached.
         topics: Topics whose permissions are checked.
         pipeline: Pipeline whose transactional ids are checked, and whose log.
-        dsn: PostgreSQL's connection string.
-        ledger_schema: Schema of onceward's own tables there; None: the default.
         store: URL of the decision log's store, or the checkpoint folder.
     """
 
     def kafka() -> list[Finding]:
         from .kafka import check_kafka  # noqa: PLC0415 - an extra
 
-        if bootstrap_servers is None:
+        if access.bootstrap_servers is None:
             return [skipped("kafka", "give --bootstrap-servers to check it")]
         from onceward.connectors.kafka.settings import KafkaSettings  # noqa: PLC0415
 
-        return check_kafka(KafkaSettings(bootstrap_servers, kafka_config or {}), topics, pipeline)
+        return check_kafka(KafkaSettings(access.bootstrap_servers, access.config), topics, pipeline)
 
     def postgres() -> list[Finding]:
         from .postgres import check_postgres, target_of  # noqa: PLC0415 - an extra
 
-        if dsn is None:
+        if access.dsn is None:
             return [skipped("postgresql", "give --dsn to check it")]
         from onceward.connectors.database.target import Url  # noqa: PLC0415
 
-        return check_postgres(target_of(Url.from_dsn(dsn), ledger_schema))
+        return check_postgres(target_of(Url.from_dsn(access.dsn), access.ledger_schema))
 
-    targets: list[Callable[[], Target]] = []
-    if bootstrap_servers is not None:
-        targets.append(lambda: kafka_target(bootstrap_servers, kafka_config or {}))
-    if dsn is not None:
-        targets.append(lambda: postgres_target(dsn, ledger_schema))
     return [
         check_java(),
         *[check_package(name, oldest) for name, oldest in _OLDEST.items()],
@@ -92,23 +77,23 @@ def run_checks(
             f"{COMMIT_TIMEOUT:g} s, with pauses of up to {COMMIT_BACKOFF:g} s, unless the pipeline sets it: for "
             "that long a decided commit is retried before CommitPendingError",
         ),
-        *findings_of("kafka", kafka, asked=bootstrap_servers is not None),
-        *findings_of("postgres", postgres, asked=dsn is not None),
-        *_check_names(store, pipeline, targets),
+        *findings_of("kafka", kafka, asked=access.bootstrap_servers is not None),
+        *findings_of("postgres", postgres, asked=access.dsn is not None),
+        *_check_names(store, pipeline, access),
     ]
 
 
-def _check_names(store: str | None, pipeline: str | None, targets: Sequence[Callable[[], Target]]) -> list[Finding]:
+def _check_names(store: str | None, pipeline: str | None, access: Access) -> list[Finding]:
     """What the log and the targets say of the pipeline's name, under whatever sinks' names it has written."""
-    if store is None or not targets:
+    if store is None or (access.bootstrap_servers is None and access.dsn is None):
         return [
             skipped(name, "give --store, and --bootstrap-servers or --dsn") for name in (STARTS, DECIDED, OWNERSHIP)
         ]
     try:
-        return check_pipeline(store, pipeline, [target() for target in targets])
-    except ModuleNotFoundError:
-        return []  # told already
+        return check_pipeline(store, pipeline, server_targets(access))
     except OncewardError as error:
+        if isinstance(error.__cause__, ImportError):
+            return []  # told already
         return [skipped(name, str(error)) for name in (STARTS, DECIDED, OWNERSHIP)]
 
 

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any
 from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.errors import ConfigurationError
 from onceward.sinks import DirectSink, Sink, TwoPhaseCommitSink
+from onceward.testing.machine import needing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from ..options import Access
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +44,23 @@ class Target:
     sink: Callable[[str], TwoPhaseCommitSink[Any]]
 
 
-def kafka_target(bootstrap_servers: str, config: Mapping[str, str]) -> Target:
-    """A Kafka cluster; `config` has further settings of the connection, under librdkafka's names."""
+def server_targets(access: Access) -> list[Target]:
+    """The Kafka cluster and the PostgreSQL database that are named.
+
+    Raises:
+        ConfigurationError: An extra is not installed.
+    """
+    targets = []
+    if access.bootstrap_servers is not None:
+        with needing("kafka"):
+            targets.append(_kafka(access.bootstrap_servers, access.config))
+    if access.dsn is not None:
+        with needing("postgres"):
+            targets.append(_postgres(access.dsn, access.ledger_schema))
+    return targets
+
+
+def _kafka(bootstrap_servers: str, config: Mapping[str, str]) -> Target:
     from onceward.connectors.kafka.admin import check_reachable, cluster_of  # noqa: PLC0415 - an extra
     from onceward.connectors.kafka.ownership import open_names, sinks_of  # noqa: PLC0415
     from onceward.connectors.kafka.settings import KafkaSettings  # noqa: PLC0415
@@ -64,8 +82,7 @@ def kafka_target(bootstrap_servers: str, config: Mapping[str, str]) -> Target:
     )
 
 
-def postgres_target(dsn: str, ledger_schema: str | None) -> Target:
-    """A PostgreSQL database, with onceward's own tables in this schema; None: the default."""
+def _postgres(dsn: str, ledger_schema: str | None) -> Target:
     from onceward.connectors.database.sinks import PostgresSink  # noqa: PLC0415 - an extra
     from onceward.connectors.database.target import PREPARED, STAGED, Url  # noqa: PLC0415
 

@@ -9,13 +9,13 @@ import msgspec
 import typer
 
 from onceward.core.errors import ConfigurationError
-from onceward.core.kit.options import pairs
 from onceward.testing.judge import Verdict as Compared
 
 from ..operate.logs import open_log
-from ..options import AsJson, BootstrapServers, Dsn, KafkaConfig, LedgerSchema, Pipeline  # noqa: TC001 - typer reads them
+from ..options import AsJson, Pipeline, grouped
 from ..show import console, print_json
 from .audit import Verdict
+from .places import Place, Systems, load_function
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _STYLE: Final = {Verdict.PROVEN: "green", Verdict.DIFFERS: "red", Verdict.UNPROVEN: "yellow"}
 
 
+@grouped
 def verify(
     store: Annotated[
         str | None,
@@ -55,14 +56,7 @@ def verify(
     key: Annotated[str | None, typer.Option(help="Column that identifies a row.")] = None,
     epochs: Annotated[str | None, typer.Option(metavar="A:B", help="Only epochs from A to B.")] = None,
     pipeline: Pipeline = None,
-    bootstrap_servers: BootstrapServers = None,
-    kafka: KafkaConfig = None,
-    dsn: Dsn = None,
-    url: Annotated[
-        str | None,
-        typer.Option(help="Where sql:TABLE or redis:KEY is: SQLAlchemy's URL of a database, or a redis://… URL."),
-    ] = None,
-    ledger_schema: LedgerSchema = None,
+    access: Systems,
     as_json: AsJson = False,
 ) -> None:
     """Prove that targets still hold exactly the rows that were written, or name the epochs and rows that differ.
@@ -70,11 +64,9 @@ def verify(
     With a decision log, each target is read again and compared with the number and the hash of the rows that each epoch
     recorded. Without one, a source and a target are compared by key. Changes nothing.
     """
-    from .places import Access, Place, load_function  # noqa: PLC0415 - extras
-    from .rows import compared  # noqa: PLC0415
+    from .rows import compared  # noqa: PLC0415 - Arrow
     from .run import Question, audits  # noqa: PLC0415
 
-    access = Access(bootstrap_servers, pairs("--kafka", kafka), dsn, url, ledger_schema)
     origin = Place.parse(source, access) if source is not None else None
     function = load_function(mapping) if mapping is not None else None
     if store is None:

@@ -13,7 +13,7 @@ from onceward.core.row_hash import RowHash
 from onceward.testing.judge import compare
 
 from .audit import FOREIGN, Audit, Expected, Verdict, check_overlap, check_stopped, grouped, judge, tally, with_starts
-from .places import Access, Place
+from .places import Place, Systems
 from .rows import mapped, records, shown
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Question(NamedTuple):
     """Column that identifies a row."""
 
 
-def audits(question: Question, targets: Sequence[str], access: Access) -> list[Audit]:
+def audits(question: Question, targets: Sequence[str], access: Systems) -> list[Audit]:
     """Audit each target, given as SINK=PLACE.
 
     Raises:
@@ -53,7 +53,7 @@ def audits(question: Question, targets: Sequence[str], access: Access) -> list[A
     return [_audit(question, sink, place) for sink, place in _targets(question.log, targets, access)]
 
 
-def _targets(log: Log, given: Sequence[str], access: Access) -> list[tuple[str, Place]]:
+def _targets(log: Log, given: Sequence[str], access: Systems) -> list[tuple[str, Place]]:
     view = log.view
     known = sorted({*view.proofs.total, *(view.newest.sinks if view.newest is not None else ())})
     found = []

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from onceward.core.errors import ConfigurationError, ExternalError
 
 from ..judge import Record
+from ..machine import needing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -316,15 +317,13 @@ def _sql_errors() -> type[Exception]:
 @contextmanager
 def connected(url: str) -> Iterator[sa.Connection]:
     """A connection that commits each statement, to PostgreSQL by its URI or to any database by SQLAlchemy's URL."""
-    try:
+    with needing("postgres"):
         import sqlalchemy as sa  # noqa: PLC0415 - optional dependency
 
         target = sa.make_url(url)
         if target.drivername == "postgresql":
             target = target.set(drivername="postgresql+psycopg")
         engine = sa.create_engine(target, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
-    except ImportError as error:
-        raise ConfigurationError(f"a table needs {error.name}: pip install 'onceward[postgres]'") from error
     with engine.connect() as connection:
         yield connection
 
