@@ -20,13 +20,13 @@ from typer.main import get_command
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.testing.machine import needing
 
+from . import show
 from .dev import app as dev_app
 from .operate import app as txn_app
 from .operate import checkpoints
 from .options import Access, AsJson, grouped
 from .run import run
 from .savepoint import app as savepoint_app
-from .show import console, print_json
 from .ui import ui
 from .verify import verify
 
@@ -106,8 +106,7 @@ def doctor(
 
     Changes nothing.
     """
-    from .doctor import Finding, Health, exit_code, show  # noqa: PLC0415 - looks at extras
-    from .doctor.checks import run_checks  # noqa: PLC0415
+    from .doctor import run_checks  # noqa: PLC0415 - looks at extras
 
     if access.bootstrap_servers is None and (access.kafka or topic):
         raise ConfigurationError("--kafka and --topic need --bootstrap-servers")
@@ -116,14 +115,14 @@ def doctor(
         raise ConfigurationError("--topic needs a name")
     findings = run_checks(access, topics=topic or [], pipeline=pipeline, store=store)
     if query is None:
-        findings.append(Finding("query", Health.SKIPPED, "give --query to check a plan for what weakens the guarantee"))
+        findings.append(show.skipped("query", "give --query to check a plan for what weakens the guarantee"))
     else:
         from .explain import together  # noqa: PLC0415
         from .explain.load import load  # noqa: PLC0415
 
         findings += [finding for explanation in together(load(query)) for finding in explanation.findings]
-    show(findings, as_json=as_json)
-    raise typer.Exit(exit_code(findings))
+    show.findings(findings, as_json=as_json)
+    raise typer.Exit(int(show.any_failed(findings)))
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -150,7 +149,7 @@ def explain(
 
     explanations = together(load(query, arguments or []), look=look)
     if as_json:
-        print_json(explanations)
+        show.print_json(explanations)
     else:
         for explanation in explanations:
             explanation.show()
@@ -230,10 +229,10 @@ def main() -> None:
     try:
         command()()
     except OncewardError as error:
-        console(stderr=True).print(f"error: {error}", style="red")
+        show.console(stderr=True).print(f"error: {error}", style="red")
         sys.exit(EXIT_MISUSED if isinstance(error, ConfigurationError) else EXIT_FAILED)
     except OSError as error:  # a folder that is a file, a full disk, an object store that does not answer
-        console(stderr=True).print(f"error: {error}", style="red")
+        show.console(stderr=True).print(f"error: {error}", style="red")
         sys.exit(EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

@@ -11,9 +11,9 @@ import pytest
 from psycopg import sql
 
 from onceward import FileBackend, Pipeline, PostgresSink, SequenceSource
-from onceward.cli.doctor import Finding, Health
-from onceward.cli.doctor.checks import run_checks
+from onceward.cli.doctor import run_checks
 from onceward.cli.options import Access
+from onceward.cli.show import Finding, Health
 from onceward.connectors.kafka.admin import publish_offsets
 from onceward.connectors.kafka.settings import KafkaSettings
 

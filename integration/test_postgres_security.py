@@ -19,9 +19,9 @@ from psycopg import sql
 from tests.hostile import TEXTS, check_altered
 
 from onceward import FileBackend, Pipeline, PostgresSink, RestartStrategy, SequenceSource, SqlAlchemySink
-from onceward.cli.doctor import Health
-from onceward.cli.doctor.checks import run_checks
+from onceward.cli.doctor import run_checks
 from onceward.cli.options import Access
+from onceward.cli.show import Health
 from onceward.connectors.database.engines import close_idle
 from onceward.connectors.database.postgres.reread import reread
 from onceward.core.errors import OncewardError, PostgresError, SqlError, StoreError

@@ -23,7 +23,7 @@ from onceward.connectors.kafka.positions import LATEST, Partition
 from onceward.core.errors import KafkaError, SourceError
 from onceward.core.names import FORMAT, check_pipeline_name
 
-from . import Finding, failed, ok, skipped, warning
+from ..show import Finding, failed, ok, skipped, warning
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

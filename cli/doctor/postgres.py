@@ -10,7 +10,7 @@ from onceward.connectors.database.engines import dialect_for, reading
 from onceward.connectors.database.target import LEDGER_SCHEMA, TableName, Target, Url
 from onceward.core.errors import SinkError
 
-from . import Finding, failed, ok, warning
+from ..show import Finding, failed, ok, warning
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

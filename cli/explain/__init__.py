@@ -16,11 +16,10 @@ from onceward.core.errors import ConfigurationError, SinkError
 from onceward.core.log.store import EXPLAINING
 from onceward.core.sink import Guarantee, TwoPhaseCommitSink
 
-from ..doctor import Finding, Health, exit_code, failed, ok, show, warning
-from ..doctor.checks import check_log, findings_of
-from ..doctor.log import check_pipeline
+from .. import show
+from ..doctor import check_log, check_pipeline, findings_of
 from ..operate.targets import sinks_target
-from ..show import console
+from ..show import Finding, Health, failed, ok, warning
 from .described import Described, described_pipeline, shared_names
 
 if TYPE_CHECKING:
@@ -48,14 +47,14 @@ class Explanation(msgspec.Struct, frozen=True):
     @property
     def exit_code(self) -> int:
         """0: exactly once. 1: weaker than that, or something does not work."""
-        return int(self.guarantee is not Guarantee.EXACTLY_ONCE or exit_code(self.findings))
+        return int(self.guarantee is not Guarantee.EXACTLY_ONCE or show.any_failed(self.findings))
 
     def show(self) -> None:
         """Print it."""
         counts = [(health, sum(one.health is health for one in self.findings)) for health in Health]
         told = ", ".join(f"{count} {health}" for health, count in counts if count)
-        console().print(f"{self.name}: {self.guarantee} ({told})", style="bold")
-        show(self.findings)
+        show.console().print(f"{self.name}: {self.guarantee} ({told})", style="bold")
+        show.findings(self.findings)
 
 
 def explain(

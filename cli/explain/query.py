@@ -15,7 +15,7 @@ from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.log.store import local_folder
 from onceward.core.sink import Guarantee
 
-from ..doctor import Finding, failed, ok, skipped, warning
+from ..show import Finding, failed, ok, skipped, warning
 from .described import Described, part_finding, sink_findings, store_url
 
 if TYPE_CHECKING:
