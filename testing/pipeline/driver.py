@@ -29,7 +29,6 @@ from onceward.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
-    from contextlib import AbstractContextManager
 
 Command: TypeAlias = Sequence[str | Path] | Callable[[], object]
 
@@ -151,10 +150,6 @@ class DriverProcess:
         for process in alive:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-
-    def paused(self) -> AbstractContextManager[None]:
-        """SIGSTOP the driver and all its descendants while the block runs."""
-        return paused(self.family())
 
 
 def _is_worker(process: psutil.Process) -> bool:

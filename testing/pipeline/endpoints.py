@@ -23,6 +23,7 @@ from ..machine import needing
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
+    from types import ModuleType
 
     import confluent_kafka
     import sqlalchemy as sa
@@ -171,10 +172,8 @@ class KafkaTopic(Endpoint):
             raise UnreadableError(f"rows could not be produced to topic {self.name}: {errors or 'no answer'}")
 
     def read(self, addresses: Addresses) -> list[Record]:
-        import confluent_kafka  # noqa: PLC0415 - optional dependency
-
         found: list[Record] = []
-        with _kafka(), self._consumer(addresses, "read_committed") as consumer:
+        with _kafka() as confluent_kafka, self._consumer(addresses, "read_committed") as consumer:
             consumer.assign([confluent_kafka.TopicPartition(self.name, n, 0) for n in self._numbers(consumer)])
             unread, deadline = set(self._numbers(consumer)), time.monotonic() + _SECONDS
             while unread:
@@ -204,9 +203,7 @@ class KafkaTopic(Endpoint):
         ]
 
     def _ends(self, addresses: Addresses, isolation: str) -> dict[int, int]:
-        import confluent_kafka  # noqa: PLC0415 - optional dependency
-
-        with _kafka(), self._consumer(addresses, isolation) as consumer:
+        with _kafka() as confluent_kafka, self._consumer(addresses, isolation) as consumer:
             partitions = [confluent_kafka.TopicPartition(self.name, n) for n in self._numbers(consumer)]
             return {p.partition: consumer.get_watermark_offsets(p, timeout=_SECONDS)[1] for p in partitions}
 
@@ -236,11 +233,12 @@ def _producer(addresses: Addresses) -> confluent_kafka.Producer:
 
 
 @contextmanager
-def _kafka() -> Iterator[None]:
+def _kafka() -> Iterator[ModuleType]:
+    """Give the client, whose errors become ours."""
     import confluent_kafka  # noqa: PLC0415 - optional dependency
 
     try:
-        yield
+        yield confluent_kafka
     except confluent_kafka.KafkaException as error:
         raise UnreadableError(f"Kafka: {error}") from error
 
@@ -301,17 +299,13 @@ class Table(Endpoint):
 
     @contextmanager
     def _connection(self, addresses: Addresses) -> Iterator[sa.Connection]:
+        with needing("postgres"):
+            import sqlalchemy as sa  # noqa: PLC0415 - optional dependency
         try:
             with connected(self.url.format(folder=addresses.folder) or addresses.dsn) as connection:
                 yield connection
-        except _sql_errors() as error:
+        except sa.exc.DBAPIError as error:
             raise UnreadableError(f"table {self.name}: {error}") from error
-
-
-def _sql_errors() -> type[Exception]:
-    import sqlalchemy as sa  # noqa: PLC0415 - optional dependency
-
-    return sa.exc.DBAPIError
 
 
 @contextmanager
