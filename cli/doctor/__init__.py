@@ -27,7 +27,7 @@ from onceward.core.names import NOTHING, Scope
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.testing.machine import find_java, java_version
 
-from ..operate.logs import history, open_log
+from ..operate.logs import given_up, open_log
 from ..operate.survey import survey
 from ..operate.targets import server_targets
 from ..show import Finding, failed, ok, skipped, warning
@@ -244,7 +244,7 @@ def _starts(view: LogView) -> Finding:
 
 def _decided(log: Log, targets: Sequence[Target]) -> Finding:
     """Whether what is decided can still be committed, and whether anybody has given something up."""
-    name, given_up = _DECIDED, history(log).given_up
+    name, skipped_ever = _DECIDED, given_up(log)
     try:
         found = [one for one in survey([log], targets, log.pipeline) if one.listed is False]
     except OncewardError as error:
@@ -253,8 +253,9 @@ def _decided(log: Log, targets: Sequence[Target]) -> Finding:
     if lost:
         told = f"{len(lost)} of epoch {lost[0].committable.epoch} were ended otherwise, for example {lost[0].name}"
         return failed(name, told, f"{lost[0].next}. Leave names that begin with `onceward:` alone")
-    if given_up:
-        told = f"{len(given_up)} were given up, the newest at {given_up[-1].at} by {given_up[-1].who}"
+    if skipped_ever:
+        newest = skipped_ever[-1]
+        told = f"{len(skipped_ever)} were given up, the newest at {newest.at} by {newest.who}"
         return warning(name, told, "see `onceward checkpoints`")
     return ok(name, "none waits for its commit" if log.view.undone is None else "wait for their commit")
 

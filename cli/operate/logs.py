@@ -115,20 +115,19 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     given_up: list[GivenUp]
 
 
-def history(log: Log, *, retained: bool = True) -> History:
-    """What a decision log tells of the past. It is pruned at each completion, so there are few epochs.
+def history(log: Log) -> History:
+    """What a decision log tells of the past. It is pruned at each completion, so there are few epochs."""
+    epochs = {decision.epoch: _epoch(log.pipeline, decision, done) for decision, done in log.view.decisions}
+    return History(epochs=list(epochs.values()), given_up=given_up(log))
 
-    Args:
-        log: The decision log.
-        retained: Look for earlier checkpoints of the embedded engine, too: this reads the metadata of each.
-    """
+
+def given_up(log: Log) -> list[GivenUp]:
+    """All that was ever given up."""
     records = {record.position: record for record in audit_records(log.store)}
-    view = log.view
-    for entry in view.entries:
+    for entry in log.view.entries:
         if isinstance(entry, Resolved | Void):
             records.setdefault(entry.position, entry)
-    epochs = {d.epoch: _epoch(log.pipeline, d, done, retained=retained) for d, done in view.decisions}
-    return History(epochs=list(epochs.values()), given_up=[_given_up(record) for record in records.values()])
+    return [_given_up(record) for record in records.values()]
 
 
 def _given_up(record: Resolved | Void) -> GivenUp:
@@ -138,7 +137,7 @@ def _given_up(record: Resolved | Void) -> GivenUp:
     return msgspec.convert(record, GivenUp, from_attributes=True)
 
 
-def _epoch(pipeline: str, decision: Decide, completed: Completed | None, *, retained: bool) -> Epoch:
+def _epoch(pipeline: str, decision: Decide, completed: Completed | None) -> Epoch:
     from onceward.core.engine.reference import Decided, older_checkpoints  # noqa: PLC0415 - the embedded engine
 
     decided = Decided.of(decision)
@@ -152,5 +151,5 @@ def _epoch(pipeline: str, decision: Decide, completed: Completed | None, *, reta
         transactions=len(decision.committables),
         input=decision.input.end,
         checkpoint=folder,
-        retained=older_checkpoints(folder, decision.epoch) if retained and folder is not None else (),
+        retained=older_checkpoints(folder, decision.epoch) if folder is not None else (),
     )

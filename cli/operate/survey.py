@@ -8,8 +8,8 @@ lost.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from onceward.core.checkpoint.recovery import Action, TransactionStatus, action, status_of
 from onceward.core.names import Scope
@@ -116,13 +116,6 @@ class Found:
         }
 
 
-class _Sighting(NamedTuple):
-    committable: Committable
-    target: Target | None
-    state: Observation
-    listed: bool
-
-
 def survey(logs: Sequence[Log], targets: Sequence[Target], pipeline: str | None = None) -> list[Found]:
     """What is open, prepared, or waits for its commit.
 
@@ -137,16 +130,16 @@ def survey(logs: Sequence[Log], targets: Sequence[Target], pipeline: str | None 
         StoreError: A store did not answer.
     """
     known = {log.pipeline for log in logs} | ({pipeline} if pipeline is not None else set())
-    seen: dict[tuple[str, ...], _Sighting] = {}
+    seen: dict[tuple[str, ...], Found] = {}
     for target in targets:
         for owner, sink in sorted(target.names(known)):
             if pipeline in (None, owner):
-                for sighting in _listed(target, owner, sink):
-                    seen.setdefault((owner, *sighting.committable.identity()), sighting)
+                for one in _listed(target, owner, sink):
+                    seen.setdefault((owner, *one.committable.identity()), one)
     views = _newest([(log.pipeline, log.view) for log in logs if pipeline in (None, log.pipeline)])
-    listed = {_name(sighting.committable) for sighting in seen.values()}
-    waiting = [sighting for _, view in views for sighting in _waiting(view, targets, listed)]
-    return [_found(sighting, views) for sighting in [*seen.values(), *waiting]]
+    listed = {_name(one.committable) for one in seen.values()}
+    waiting = [one for _, view in views for one in _waiting(view, targets, listed)]
+    return [_judged(one, views) for one in [*seen.values(), *waiting]]
 
 
 def _newest(views: Iterable[tuple[str, LogView]]) -> list[tuple[str, LogView]]:
@@ -158,16 +151,16 @@ def _newest(views: Iterable[tuple[str, LogView]]) -> list[tuple[str, LogView]]:
     return list(newest.values())
 
 
-def _listed(target: Target, pipeline: str, name: str) -> Iterable[_Sighting]:
+def _listed(target: Target, pipeline: str, name: str) -> Iterable[Found]:
     sink = target.sink(name)
     listed = list(sink.lingering(Scope(pipeline, name, "")))
     for committable, state in zip(listed, sink.inspect_many(listed), strict=True):
         # To be listed is an answer, where the target gives no better one.
         state = Observation.PREPARED if state in UNPROVEN else state  # noqa: PLW2901
-        yield _Sighting(committable, target, state, listed=True)
+        yield Found(committable, target, TransactionStatus.UNKNOWN, state, listed=True)
 
 
-def _waiting(view: LogView, targets: Sequence[Target], listed: set[tuple[str, ...]]) -> Iterable[_Sighting]:
+def _waiting(view: LogView, targets: Sequence[Target], listed: set[tuple[str, ...]]) -> Iterable[Found]:
     """What the undone decision names and no listing showed."""
     by_sink: dict[tuple[str, str], list[Committable]] = defaultdict(list)
     for committable in view.undone.committables if view.undone is not None else ():
@@ -178,14 +171,14 @@ def _waiting(view: LogView, targets: Sequence[Target], listed: set[tuple[str, ..
         unknown = [Observation.UNKNOWN for _ in committables]
         states = target.sink(sink).inspect_many(committables) if target is not None else unknown
         for committable, state in zip(committables, states, strict=True):
-            yield _Sighting(committable, target, state, listed=False)
+            yield Found(committable, target, TransactionStatus.UNKNOWN, state, listed=False)
 
 
 def _name(committable: Committable) -> tuple[str, ...]:
     return (committable.pipeline, committable.sink, committable.transaction)
 
 
-def _found(seen: _Sighting, views: Sequence[tuple[str, LogView]]) -> Found:
+def _judged(seen: Found, views: Sequence[tuple[str, LogView]]) -> Found:
     """With what its own log says if that is among them, else another one of its pipeline."""
     c = seen.committable
     of_pipeline = [view for pipeline, view in views if pipeline == c.pipeline]
@@ -194,4 +187,4 @@ def _found(seen: _Sighting, views: Sequence[tuple[str, LogView]]) -> Found:
     decided = view.named(c) if view is not None and status is TransactionStatus.DECIDED else None
     given_up = decided is not None and view is not None and c.transaction in view.skipped
     # The decision's committable knows more than the listing's.
-    return Found(decided or c, seen.target, status, seen.state, seen.listed, given_up)
+    return replace(seen, committable=decided or c, status=status, given_up=given_up)

@@ -15,8 +15,7 @@ from onceward.testing.machine import needing
 
 from ..operate import Search  # noqa: TC001 - typer reads it
 from ..options import grouped
-from .desk import Desk
-from .watch import Watch
+from .desk import Desk, Watch
 
 PORT = 8461
 
