@@ -20,8 +20,7 @@ from onceward.testing.pipeline.endpoints import Addresses
 from onceward.testing.services import dev_services
 from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
-from .run import Story, run
-from .scenario import TARGETS, expected, generate, plan
+from .run import TARGETS, Story, expected, generate, plan, run
 
 if TYPE_CHECKING:
     from pathlib import Path
