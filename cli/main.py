@@ -117,8 +117,7 @@ def doctor(
     if query is None:
         findings.append(show.skipped("query", "give --query to check a plan for what weakens the guarantee"))
     else:
-        from .explain import together  # noqa: PLC0415
-        from .explain.load import load  # noqa: PLC0415
+        from .explain import load, together  # noqa: PLC0415
 
         findings += [finding for explanation in together(load(query)) for finding in explanation.findings]
     show.findings(findings, as_json=as_json)
@@ -144,8 +143,7 @@ def explain(
 
     Exit codes: 0 exactly once; 1 weaker, or something does not work; 2 it could not be explained.
     """
-    from .explain import together  # noqa: PLC0415 - looks at extras
-    from .explain.load import load  # noqa: PLC0415
+    from .explain import load, together  # noqa: PLC0415 - looks at extras
 
     explanations = together(load(query, arguments or []), look=look)
     if as_json:

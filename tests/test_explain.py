@@ -28,8 +28,7 @@ from onceward import (
     open_store,
 )
 from onceward.cli.doctor import check_pipeline, check_store
-from onceward.cli.explain import Explanation, described, together
-from onceward.cli.explain.load import load
+from onceward.cli.explain import Explanation, described, load, together
 from onceward.cli.operate.targets import sinks_target
 from onceward.cli.show import Finding, Health
 from onceward.core.errors import ConfigurationError, OncewardError
