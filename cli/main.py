@@ -24,7 +24,7 @@ from . import show
 from .dev import app as dev_app
 from .operate import app as txn_app
 from .operate import checkpoints
-from .options import Access, AsJson, grouped
+from .options import Access, AsJson, with_group
 from .run import run
 from .savepoint import app as savepoint_app
 from .ui import ui
@@ -83,7 +83,7 @@ def demo(
 
 
 @app.command()
-@grouped
+@with_group
 def doctor(
     access: Access,
     *,

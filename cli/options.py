@@ -51,7 +51,7 @@ class Access:
             raise ConfigurationError("--ledger-schema needs --dsn")
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
+def with_group(command: Callable[..., None]) -> Callable[..., None]:
     """Let a command take the fields of one parameter, which is a dataclass, as options: a subclass's own come first."""
     parameters = inspect.signature(command, eval_str=True).parameters
     [group] = [name for name, one in parameters.items() if is_dataclass(one.annotation)]

@@ -13,10 +13,11 @@ from onceward.core.log.writer import check_owner
 from onceward.core.names import check_pipeline_name
 
 from .. import show
-from ..options import Access, AsJson, Pipeline, Yes, grouped
+from ..options import Access, AsJson, Pipeline, Yes, with_group
 from .logs import Log, history, open_log
 from .resolve import abort_orphaned, abort_undecided, chosen, commit_decided, committing
 from .survey import Found, survey
+from .targets import load_sinks, server_targets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,8 +62,6 @@ class Search(Access):
 
     def targets(self) -> list[Target]:
         """The targets given."""
-        from .targets import load_sinks, server_targets  # noqa: PLC0415 - Arrow, and extras
-
         self.check()
         targets = [] if self.sinks is None else [load_sinks(self.sinks)]
         targets += server_targets(self)
@@ -74,14 +73,14 @@ class Search(Access):
 
 
 @app.command("list")
-@grouped
+@with_group
 def list_(search: Search, *, as_json: AsJson = False) -> None:
     """List transactions under onceward's names that are open, prepared or awaiting commit, and what to do with each."""
     show.table(search.found(), as_json=as_json)
 
 
 @app.command("inspect")
-@grouped
+@with_group
 def inspect(
     search: Search,
     *,
@@ -96,7 +95,7 @@ def inspect(
 
 
 @app.command("commit")
-@grouped
+@with_group
 def commit(
     search: Search,
     *,
@@ -134,7 +133,7 @@ def commit(
 
 
 @app.command("abort")
-@grouped
+@with_group
 def abort(
     search: Search,
     *,

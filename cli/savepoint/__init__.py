@@ -7,11 +7,15 @@ from typing import Annotated
 import typer
 
 from onceward.core.checkpoint import CommitPolicy
+from onceward.core.engine.channels import Kind
+from onceward.core.engine.requests import ask
+from onceward.core.engine.state.storage import CheckpointStorage, locate
 from onceward.core.errors import ConfigurationError
 
 from .. import show
 from ..operate.logs import open_log
 from ..options import AsJson, Pipeline, Yes  # noqa: TC001 - typer reads them
+from . import copies, manifest, restore
 
 app = typer.Typer(no_args_is_help=True, help="Make, list, restore and delete savepoints.")
 
@@ -52,10 +56,6 @@ def create(
             end = " and end" if stop or drain else ""
             show.would(f"ask the running pipeline {log.pipeline} to make a savepoint{end}")
             return
-        from onceward.core.engine.channels import Kind  # noqa: PLC0415 - the embedded engine
-        from onceward.core.engine.requests import ask  # noqa: PLC0415
-        from onceward.core.engine.state.storage import locate  # noqa: PLC0415
-
         kind = Kind.DRAIN if drain else Kind.SUSPEND if stop else Kind.SAVEPOINT
         typer.echo(f"savepoint {ask(log.store, kind, locate(folder), timeout=timeout)}")
         return
@@ -69,10 +69,6 @@ def create(
 
 
 def _create(folder: str, checkpoint: str, store: str | None, pipeline: str | None, *, retire: bool, yes: bool) -> None:
-    from onceward.core.engine.state.storage import CheckpointStorage  # noqa: PLC0415 - the embedded engine
-
-    from . import copies  # noqa: PLC0415
-
     log = open_log(store or CheckpointStorage(checkpoint).root, pipeline, writing=yes)
     quiet = copies.QUIET_SECONDS
     if not yes:
@@ -96,8 +92,6 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List savepoints: of which pipeline and epoch, when they were made, and where they were restored to."""
-    from . import manifest  # noqa: PLC0415 - the embedded engine
-
     found = manifest.listed(folder)
     if as_json:
         show.print_json(found)
@@ -132,8 +126,6 @@ def restore_(
 
     If the sinks have gone on since the savepoint, this is refused without --rewind: rows would be written twice.
     """
-    from . import manifest, restore  # noqa: PLC0415 - the embedded engine
-
     if rewind is not None and not rewind.strip():
         raise ConfigurationError("--rewind needs a reason, which is recorded in the decision log")
     found = manifest.found_at(folder)
@@ -154,8 +146,6 @@ def restore_(
 @app.command()
 def delete(folder: Folder, *, yes: Yes = False) -> None:
     """Delete a savepoint, or what an interrupted copy has left of one."""
-    from . import manifest  # noqa: PLC0415 - the embedded engine
-
     found = manifest.found_at(folder)
     only = found.retired and not found.restored_to
     left = f", which is all that is left of pipeline {found.pipeline}: it moves, and was never restored" if only else ""

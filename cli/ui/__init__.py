@@ -14,13 +14,13 @@ from onceward.core.log.store import local_folder
 from onceward.testing.machine import needing
 
 from ..operate import Search  # noqa: TC001 - typer reads it
-from ..options import grouped
+from ..options import with_group
 from .desk import Desk, Watch
 
 PORT = 8461
 
 
-@grouped
+@with_group
 def ui(
     search: Search,
     *,

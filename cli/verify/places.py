@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 
     Rows = Callable[[pa.RecordBatch], pa.RecordBatch]
 
-KINDS: Final = {"kafka": "TOPIC", "postgres": "TABLE", "sql": "TABLE", "redis": "KEY", "files": "FOLDER"}
+KINDS: Final = {
+    "kafka": ("TOPIC", "bootstrap_servers"),
+    "postgres": ("TABLE", "dsn"),
+    "sql": ("TABLE", "url"),
+    "redis": ("KEY", "url"),
+    "files": ("FOLDER", None),
+}
+"""What names a place of each kind, and the option that says where its system is."""
 
 
 @dataclass(kw_only=True)
@@ -59,17 +66,11 @@ class Place:
         """
         kind, _, name = text.partition(":")
         if kind not in KINDS or not name:
-            forms = " or ".join(f"{known}:{what}" for known, what in KINDS.items())
+            forms = " or ".join(f"{known}:{what}" for known, (what, _) in KINDS.items())
             raise ConfigurationError(f"{text!r} is no place: give {forms}")
-        options = {
-            "kafka": ("--bootstrap-servers", access.bootstrap_servers),
-            "postgres": ("--dsn", access.dsn),
-            "sql": ("--url", access.url),
-            "redis": ("--url", access.url),
-        }
-        option, given = options.get(kind, ("", ""))
-        if given is None:
-            raise ConfigurationError(f"{text} needs {option}")
+        option = KINDS[kind][1]
+        if option is not None and getattr(access, option) is None:
+            raise ConfigurationError(f"{text} needs --{option.replace('_', '-')}")
         return cls(kind, name, access)
 
     @property
