@@ -16,7 +16,7 @@ import pytest
 import s3fs
 from botocore.exceptions import BotoCoreError
 
-from onceward.cli.operate.logs import open_log
+from onceward.cli.options import open_log
 from onceward.cli.savepoint.copies import create
 from onceward.cli.savepoint.manifest import Savepoint, delete, listed
 from onceward.cli.savepoint.restore import examine, restore

@@ -29,7 +29,7 @@ from onceward import (
 )
 from onceward.cli.doctor import check_pipeline, check_store
 from onceward.cli.explain import Explanation, described, load, together
-from onceward.cli.operate.targets import sinks_target
+from onceward.cli.options import sinks_target
 from onceward.cli.show import Finding, Health
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.log import DirectoryStore, LogWriter, read

@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from onceward.cli.main import app, main
-from onceward.cli.operate.logs import open_log
+from onceward.cli.options import open_log
 from onceward.cli.savepoint import copies
 from onceward.cli.savepoint.copies import create
 from onceward.cli.savepoint.manifest import Manifest, Savepoint, delete, listed

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from onceward.cli.main import app
-from onceward.cli.operate.logs import open_log
+from onceward.cli.options import open_log
 from onceward.cli.ui.desk import Unsynced, Watch
 from onceward.cli.ui.model import EPOCHS
 from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, read

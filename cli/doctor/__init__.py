@@ -27,9 +27,8 @@ from onceward.core.names import NOTHING, Scope
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 from onceward.testing.machine import find_java, java_version
 
-from ..operate.logs import given_up, open_log
-from ..operate.survey import survey
-from ..operate.targets import server_targets
+from ..operate.survey import given_up, survey
+from ..options import open_log, server_targets
 from ..show import Finding, failed, ok, skipped, warning
 
 if TYPE_CHECKING:
@@ -39,9 +38,7 @@ if TYPE_CHECKING:
     from onceward.core.log import LogView
     from onceward.core.sink import TwoPhaseCommitSink
 
-    from ..operate.logs import Log
-    from ..operate.targets import Target
-    from ..options import Access
+    from ..options import Access, Log, Target
 
 _OLDEST: Final = {"pyspark": (4, 0), "pandas": (2, 2)}
 """Spark asks for pandas wherever Arrow goes in or out of a Python function."""

@@ -25,7 +25,7 @@ from onceward.core.sink import Guarantee, TwoPhaseCommitSink
 
 from .. import show
 from ..doctor import check_log, check_pipeline, findings_of
-from ..operate.targets import sinks_target
+from ..options import sinks_target
 from ..show import Finding, Health, ok, warning
 from .described import Described, described_pipeline, shared_names
 

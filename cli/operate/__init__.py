@@ -13,16 +13,24 @@ from onceward.core.log.writer import check_owner
 from onceward.core.names import check_pipeline_name
 
 from .. import show
-from ..options import Access, AsJson, Pipeline, Yes, with_group
-from .logs import Log, history, open_log
+from ..options import (
+    Access,
+    AsJson,
+    Log,
+    Pipeline,
+    Yes,
+    load_sinks,
+    open_log,
+    server_targets,
+    with_group,
+)
 from .resolve import abort_orphaned, abort_undecided, chosen, commit_decided, committing
-from .survey import Found, survey
-from .targets import load_sinks, server_targets
+from .survey import Found, history, survey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .targets import Target
+    from ..options import Target
 
 app = typer.Typer(no_args_is_help=True, help="List, inspect, commit and abort transactions that are in doubt.")
 

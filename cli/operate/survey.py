@@ -1,4 +1,4 @@
-"""Look at everything under onceward's names: what the targets hold, and what the decision logs say of it.
+"""Look at everything under onceward's names: what the targets hold, what the decision logs say of it and of the past.
 
 The targets are listed first and the logs read afterwards, so that what is decided in between is not called in doubt.
 What a waiting decision names is added even where the target no longer has it open: it may be committed already, or
@@ -11,17 +11,19 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from onceward.core.checkpoint.recovery import Action, TransactionStatus, action, status_of
+from onceward.core.log import Resolved, Void, audit_records
 from onceward.core.names import Scope
-from onceward.core.transaction import ANY_EPOCH, Committable, Observation
+from onceward.core.transaction import ANY_EPOCH, Committable, Observation, rows_by_sink
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from onceward.core.log import LogView
+    from onceward.core.log import Completed, Decide, LogView
 
-    from .logs import Log
-    from .targets import Target
+    from ..options import Log, Target
 
 _REPORT: Final = {
     TransactionStatus.COMPLETED: "its decision is completed, but the target still has it open: ask the target's "
@@ -188,3 +190,82 @@ def _judged(seen: Found, views: Sequence[tuple[str, LogView]]) -> Found:
     given_up = decided is not None and view is not None and c.transaction in view.skipped
     # The decision's committable knows more than the listing's.
     return replace(seen, committable=decided or c, status=status, given_up=given_up)
+
+
+class Epoch(msgspec.Struct, frozen=True, kw_only=True):
+    """An epoch, as `--json` shows it; times are UTC."""
+
+    pipeline: str
+    epoch: int
+    decided: str
+    completed: str | None = None
+    """None while it waits for its commit."""
+    rows: dict[str, int]
+    """Of each sink."""
+    transactions: int
+    input: Any
+    """Offsets where its input ended."""
+    checkpoint: str | None
+    """Folder of the embedded engine's checkpoint."""
+    retained: tuple[str, ...]
+    """Earlier checkpoints beside it, from which a run can be restored too."""
+
+
+class GivenUp(msgspec.Struct, frozen=True, kw_only=True):
+    """The audit record of a transaction that was given up (RESOLVED), or of an epoch that was written again (VOID)."""
+
+    epoch: int
+    transaction: str
+    """Empty for all of the epoch."""
+    action: str
+    """What was done: "skip" or "replay"."""
+    who: str
+    why: str
+    at: str
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """What a decision log tells of the past: the epochs that it still holds, oldest first, and all ever given up."""
+
+    epochs: list[Epoch]
+    given_up: list[GivenUp]
+
+
+def history(log: Log) -> History:
+    """What a decision log tells of the past. It is pruned at each completion, so there are few epochs."""
+    epochs = {decision.epoch: _epoch(log.pipeline, decision, done) for decision, done in log.view.decisions}
+    return History(epochs=list(epochs.values()), given_up=given_up(log))
+
+
+def given_up(log: Log) -> list[GivenUp]:
+    """All that was ever given up."""
+    records = {record.position: record for record in audit_records(log.store)}
+    for entry in log.view.entries:
+        if isinstance(entry, Resolved | Void):
+            records.setdefault(entry.position, entry)
+    return [_given_up(record) for record in records.values()]
+
+
+def _given_up(record: Resolved | Void) -> GivenUp:
+    if isinstance(record, Void):
+        said: dict[str, str] = {"transaction": "", "action": "replay", "who": "policy on_lost=replay"}
+        return GivenUp(epoch=record.epoch, why="; ".join(record.proofs), at=record.at, **said)
+    return msgspec.convert(record, GivenUp, from_attributes=True)
+
+
+def _epoch(pipeline: str, decision: Decide, completed: Completed | None) -> Epoch:
+    from onceward.core.engine.reference import Decided, older_checkpoints  # noqa: PLC0415 - the embedded engine
+
+    decided = Decided.of(decision)
+    folder = decided.checkpoint.folder if decided is not None else None
+    return Epoch(
+        pipeline=pipeline,
+        epoch=decision.epoch,
+        decided=decision.at,
+        completed=completed.at if completed is not None else None,
+        rows=rows_by_sink(decision.committables, decision.sinks),
+        transactions=len(decision.committables),
+        input=decision.input.end,
+        checkpoint=folder,
+        retained=older_checkpoints(folder, decision.epoch) if folder is not None else (),
+    )

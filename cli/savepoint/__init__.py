@@ -13,8 +13,7 @@ from onceward.core.engine.state.storage import CheckpointStorage, locate
 from onceward.core.errors import ConfigurationError
 
 from .. import show
-from ..operate.logs import open_log
-from ..options import AsJson, Pipeline, Yes  # noqa: TC001 - typer reads them
+from ..options import AsJson, Pipeline, Yes, open_log
 from . import copies, manifest, restore
 
 app = typer.Typer(no_args_is_help=True, help="Make, list, restore and delete savepoints.")

@@ -22,8 +22,8 @@ from onceward.core.log.entries import position_of
 from onceward.core.log.store import IN_CHECKPOINT, local_folder
 
 from .. import show
-from ..operate.logs import Log, open_log
 from ..operate.resolve import abort_undecided, chosen, commit_decided
+from ..options import Log, open_log
 from .model import SEARCH_EVERY, Watched
 
 if TYPE_CHECKING:

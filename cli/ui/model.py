@@ -22,13 +22,15 @@ from onceward.core.log import Decide, DirectoryStore
 from onceward.core.log.notes import FILE, notes
 from onceward.core.transaction import rows_by_sink
 
-from ..operate.logs import GivenUp, Log, given_up
+from ..operate.survey import GivenUp, given_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from onceward.core.log.notes import Note
+
+    from ..options import Log
 
 EPOCHS: Final = 50
 TRANSACTIONS: Final = 200

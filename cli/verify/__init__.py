@@ -15,8 +15,7 @@ from onceward.core.row_hash import RowHash
 from onceward.testing.judge import Verdict as Compared
 from onceward.testing.judge import compare
 
-from ..operate.logs import open_log
-from ..options import AsJson, Pipeline, with_group
+from ..options import AsJson, Pipeline, open_log, with_group
 from ..show import console, print_json
 from .audit import FOREIGN, Audit, Expected, Verdict, check_overlap, check_stopped, grouped, judge, tally, with_starts
 from .places import Place, Systems, load_function
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from onceward.core.proof import ProvenEpoch
     from onceward.testing.judge import Comparison
 
-    from ..operate.logs import Log
+    from ..options import Log
     from .audit import Line
     from .places import Rows
 

@@ -10,8 +10,7 @@ import typer
 from onceward.core.errors import ConfigurationError
 from onceward.testing.machine import needing
 
-from ..operate.targets import imported
-from ..options import Access
+from ..options import Access, imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
