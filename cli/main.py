@@ -226,11 +226,8 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", handlers=[warnings])
     try:
         command()()
-    except OncewardError as error:
+    except (OncewardError, OSError) as error:  # a full disk, for example, or an object store that does not answer
         show.console(stderr=True).print(f"error: {error}", style="red")
         sys.exit(EXIT_MISUSED if isinstance(error, ConfigurationError) else EXIT_FAILED)
-    except OSError as error:  # a folder that is a file, a full disk, an object store that does not answer
-        show.console(stderr=True).print(f"error: {error}", style="red")
-        sys.exit(EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 import subprocess
+from collections import deque
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -141,6 +142,14 @@ def run_program(
         env=env,
         **as_user(user),
     )
+
+
+def end_of(log: Path, lines: int) -> str:
+    """The last lines of a log, if there is one."""
+    if not log.exists():
+        return ""
+    with log.open(errors="replace") as content:
+        return "".join(deque(content, maxlen=lines))
 
 
 def as_user(user: pwd.struct_passwd | None) -> dict[str, Any]:

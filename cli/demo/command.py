@@ -47,7 +47,7 @@ def demo(*, orders: int, users: int, kills: int, seed: int, home: Path, picture:
         picture: Where the picture goes (PNG or SVG).
     """
     console = Console()
-    signal.signal(signal.SIGTERM, _interrupt)  # so that whoever ends the demo leaves no process behind
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that whoever ends the demo leaves no process behind
     console.print("setting up: jars, a Kafka broker, a PostgreSQL server …")
     ensure_jars(PEER_JARS)
     shutil.rmtree(home, ignore_errors=True)
@@ -65,10 +65,6 @@ def demo(*, orders: int, users: int, kills: int, seed: int, home: Path, picture:
     console.print(summary(story))
     console.print(f"picture: {picture}   logs: {home}")
     return 0 if all(verdict.exact for verdict in story.verdicts[:2]) else 1
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def live_view(story: Story) -> RenderableType:

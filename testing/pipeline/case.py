@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 from onceward.core.errors import ConfigurationError
 
 from ..judge import Verdict, compare
+from ..machine import end_of
 from .driver import Start, Supervisor, arguments_of
 from .endpoints import KAFKA, POSTGRES, Addresses, Endpoint, UnreadableError
 from .faults import NothingToHitError, PlannedFault, Scene
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS: Final = 0.2
 _LOOK_SECONDS: Final = 0.1
+_LOG_LINES: Final = 25
 _FIRST_SHARE: Final = 0.2
 _FEEDS: Final = 20
 _LIVES_BEFORE_OUTPUT: Final = 3
@@ -65,7 +67,7 @@ class Case:
         reference: ReferenceRun | None = None,
     ) -> None:
         self._spec, self._fault, self._reference = spec, fault, reference
-        self._expectation = from_function(spec.expected) if reference is None else reference.expectation
+        self._expectation = from_function(spec.expected) if reference is None else lambda *_: reference.outputs
         self._name = type(spec).__name__
         self._dice = Random(fault.id)  # noqa: S311 - repeatable on purpose
         self._inputs, self._outputs = spec.endpoints("inputs"), spec.endpoints("outputs")
@@ -169,7 +171,7 @@ class Case:
         head = f"fault {self._fault.name}, seed {self._fault.seed}; {self._fed} rows were fed"
         codes = f"exit codes of the driver: {', '.join(map(str, self._supervisor.exit_codes))}"
         verdict = self.verdict.lines() if self.verdict else []
-        words = self._supervisor.start.last_words()
+        words = end_of(self._supervisor.start.log, _LOG_LINES)
         return "\n".join([head, *self._notes, codes, *verdict, f"the end of the driver's log:\n{words}"])
 
     def _note(self, text: str) -> None:

@@ -10,7 +10,7 @@ import time
 import uuid
 import zlib
 from abc import ABC, abstractmethod
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -193,13 +193,11 @@ class KafkaTopic(Endpoint):
 
     def left_open(self, addresses: Addresses) -> list[str]:
         """Partitions whose last stable offset is below the end: a transaction is open and holds readers up."""
-        ends = {level: self._ends(addresses, level) for level in ("read_committed", "read_uncommitted")}
+        stable, ends = (self._ends(addresses, level) for level in ("read_committed", "read_uncommitted"))
         return [
-            f"topic {self.name}-{partition}: a transaction is open; readers wait at offset {stable}"
-            for (partition, stable), end in zip(
-                ends["read_committed"].items(), ends["read_uncommitted"].values(), strict=True
-            )
-            if stable < end
+            f"topic {self.name}-{partition}: a transaction is open; readers wait at offset {offset}"
+            for partition, offset in stable.items()
+            if offset < ends[partition]
         ]
 
     def _ends(self, addresses: Addresses, isolation: str) -> dict[int, int]:
@@ -210,17 +208,12 @@ class KafkaTopic(Endpoint):
     def _numbers(self, consumer: confluent_kafka.Consumer) -> list[int]:
         return sorted(consumer.list_topics(self.name, timeout=_SECONDS).topics[self.name].partitions)
 
-    @contextmanager
-    def _consumer(self, addresses: Addresses, isolation: str) -> Iterator[confluent_kafka.Consumer]:
+    def _consumer(self, addresses: Addresses, isolation: str) -> closing[confluent_kafka.Consumer]:
         import confluent_kafka  # noqa: PLC0415 - optional dependency
 
         settings = {"enable.auto.commit": False, "enable.partition.eof": True, "log_level": 0}
         settings |= {"isolation.level": isolation, "group.id": uuid.uuid4().hex, "fetch.wait.max.ms": 10}
-        consumer = confluent_kafka.Consumer({"bootstrap.servers": addresses.bootstrap_servers, **settings})
-        try:
-            yield consumer
-        finally:
-            consumer.close()
+        return closing(confluent_kafka.Consumer({"bootstrap.servers": addresses.bootstrap_servers, **settings}))
 
 
 @lru_cache(maxsize=1)
