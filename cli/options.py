@@ -10,7 +10,6 @@ import importlib
 import inspect
 import sys
 from dataclasses import dataclass, is_dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
@@ -50,10 +49,8 @@ class Access:
     dsn: Annotated[str | None, typer.Option(help="PostgreSQL's connection string.")] = None
     ledger_schema: Annotated[str | None, typer.Option(help="Schema of onceward's own tables in PostgreSQL.")] = None
 
-    @cached_property
-    def config(self) -> dict[str, str]:
-        """Settings of the connection to Kafka, under librdkafka's names."""
-        return pairs("--kafka", self.kafka)
+    def __post_init__(self) -> None:
+        self.config = pairs("--kafka", self.kafka)
 
     def check(self) -> None:
         """Refuse an option without the one that it belongs to.
