@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,18 +63,11 @@ def free_port(taken: Collection[int] = ()) -> int:
     choose = random.SystemRandom()
     for _ in range(ATTEMPTS):
         port = choose.randrange(FIRST, LAST)
-        if port not in taken and _bindable(port):
-            return port
+        if port not in taken:
+            with suppress(OSError), socket.socket() as probe:
+                probe.bind((LOOPBACK, port))
+                return port
     raise DevServiceError(f"no free TCP port between {FIRST} and {LAST} on {LOOPBACK}")
-
-
-def _bindable(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError:
-            return False
-        return True
 
 
 def accepts_connections(port: int) -> bool:

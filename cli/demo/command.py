@@ -36,16 +36,7 @@ _COLORS: Final = {"driver": "#b22222", "broker": "#6a3d9a", "database": "#1f78b4
 
 
 def demo(*, orders: int, users: int, kills: int, seed: int, home: Path, picture: Path) -> int:
-    """Run the demo; 0 if nothing is missing and nothing duplicated in the exactly-once targets, else 1.
-
-    Args:
-        orders: How many orders to produce.
-        users: How many users they belong to.
-        kills: How often the driver is killed; broker and database are killed once each besides.
-        seed: Of the orders and of the kills.
-        home: Folder for services, checkpoints and logs; emptied first.
-        picture: Where the picture goes (PNG or SVG).
-    """
+    """Run the demo; 0 if nothing is missing and nothing duplicated in the exactly-once targets, else 1."""
     console = Console()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that whoever ends the demo leaves no process behind
     console.print("setting up: jars, a Kafka broker, a PostgreSQL server …")
