@@ -97,17 +97,14 @@ def run_checks(
 
 def _check_names(store: str | None, pipeline: str | None, access: Access) -> list[Finding]:
     """What the log and the targets say of the pipeline's name, under whatever sinks' names it has written."""
-    if store is None or (access.bootstrap_servers is None and access.dsn is None):
-        return _all_skipped("give --store, and --bootstrap-servers or --dsn")
-    try:
-        return check_pipeline(store, pipeline, server_targets(access))
-    except OncewardError as error:
-        if isinstance(error.__cause__, ImportError):
-            return []  # told already
-        return _all_skipped(str(error))
-
-
-def _all_skipped(why: str) -> list[Finding]:
+    why = "give --store, and --bootstrap-servers or --dsn"
+    if store is not None and {access.bootstrap_servers, access.dsn} != {None}:
+        try:
+            return check_pipeline(store, pipeline, server_targets(access))
+        except OncewardError as error:
+            if isinstance(error.__cause__, ImportError):
+                return []  # told already
+            why = str(error)
     return [skipped(name, why) for name in (_STARTS, _DECIDED, _OWNERSHIP)]
 
 
