@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onceward.core.errors import ConfigurationError
+from onceward.testing.machine import needing
 
 from .options import AsJson  # noqa: TC001 - typer reads them
 from .show import console, print_json
@@ -105,10 +106,8 @@ def env(*, home: Home = None) -> None:
 
 
 def _services(home: Path | None, *, kafka: bool = True, postgres: bool = True) -> DevServices:
-    try:
+    with needing("dev-services,kafka"):
         from onceward.testing.services import services_at  # noqa: PLC0415 - so that other commands work without this extra
-    except ImportError as error:
-        raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[dev-services,kafka]'") from error
     return services_at(home, kafka=kafka, postgres=postgres, detached=True)
 
 
@@ -144,10 +143,8 @@ def _create_topics(services: DevServices, topics: list[tuple[str, int]]) -> Iter
 def _create_tables(services: DevServices, tables: list[str]) -> Iterator[str]:
     if not tables:
         return
-    try:
+    with needing("postgres"):
         import psycopg  # noqa: PLC0415
-    except ImportError as error:
-        raise ConfigurationError("psycopg is needed: pip install 'onceward[postgres]'") from error
     with psycopg.connect(services.dsn) as connection:
         said: list[str | None] = []
         connection.add_notice_handler(lambda notice: said.append(notice.message_primary))

@@ -18,15 +18,15 @@ import typer
 from typer.main import get_command
 
 from onceward.core.errors import ConfigurationError, OncewardError
-from onceward.core.kit.options import pairs
+from onceward.testing.machine import needing
 
+from . import show
 from .dev import app as dev_app
 from .operate import app as txn_app
 from .operate import checkpoints
-from .options import AsJson, BootstrapServers, Dsn, KafkaConfig, LedgerSchema  # noqa: TC001 - typer reads them
+from .options import Access, AsJson, with_group
 from .run import run
 from .savepoint import app as savepoint_app
-from .show import console, print_json
 from .ui import ui
 from .verify import verify
 
@@ -75,20 +75,18 @@ def demo(
     picture: Annotated[Path, typer.Option(help="File for the picture (PNG or SVG).")] = Path(".run/demo.png"),
 ) -> None:
     """Run Kafka → Spark → Kafka and PostgreSQL with random kills, and check that each row is written exactly once."""
-    try:
-        from .demo.command import demo as run_demo  # noqa: PLC0415 - needs the extra `demo`
-    except ImportError as error:
-        raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[demo]'") from error
+    with needing("demo"):
+        from .demo.command import demo as run_demo  # noqa: PLC0415 - an extra
     raise typer.Exit(
         run_demo(orders=orders, users=users, kills=kills, seed=seed, home=home.absolute(), picture=picture)
     )
 
 
 @app.command()
+@with_group
 def doctor(
+    access: Access,
     *,
-    bootstrap_servers: BootstrapServers = None,
-    kafka: KafkaConfig = None,
     topic: Annotated[
         list[str] | None,
         typer.Option(help="A topic of a sink or source, to check existence and permissions; repeatable."),
@@ -96,8 +94,6 @@ def doctor(
     pipeline: Annotated[
         str | None, typer.Option(help="Name of the pipeline whose transactional ids and decision log to check.")
     ] = None,
-    dsn: Dsn = None,
-    ledger_schema: LedgerSchema = None,
     store: Annotated[
         str | None, typer.Option(help="URL of the decision log's store, or the checkpoint folder.")
     ] = None,
@@ -110,33 +106,22 @@ def doctor(
 
     Changes nothing.
     """
-    from .doctor import Finding, Health, exit_code, show  # noqa: PLC0415 - looks at extras
-    from .doctor.checks import run_checks  # noqa: PLC0415
+    from .doctor import run_checks  # noqa: PLC0415 - looks at extras
 
-    if bootstrap_servers is None and (kafka or topic):
+    if access.bootstrap_servers is None and (access.kafka or topic):
         raise ConfigurationError("--kafka and --topic need --bootstrap-servers")
-    if ledger_schema is not None and dsn is None:
-        raise ConfigurationError("--ledger-schema needs --dsn")
+    access.check()
     if not all(topic or []):
         raise ConfigurationError("--topic needs a name")
-    findings = run_checks(
-        bootstrap_servers=bootstrap_servers,
-        kafka_config=pairs("--kafka", kafka),
-        topics=topic or [],
-        pipeline=pipeline,
-        dsn=dsn,
-        ledger_schema=ledger_schema,
-        store=store,
-    )
+    findings = run_checks(access, topics=topic or [], pipeline=pipeline, store=store)
     if query is None:
-        findings.append(Finding("query", Health.SKIPPED, "give --query to check a plan for what weakens the guarantee"))
+        findings.append(show.skipped("query", "give --query to check a plan for what weakens the guarantee"))
     else:
-        from .explain import together  # noqa: PLC0415
-        from .explain.load import load  # noqa: PLC0415
+        from .explain import load, together  # noqa: PLC0415
 
         findings += [finding for explanation in together(load(query)) for finding in explanation.findings]
-    show(findings, as_json=as_json)
-    raise typer.Exit(exit_code(findings))
+    show.findings(findings, as_json=as_json)
+    raise typer.Exit(int(show.any_failed(findings)))
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -158,12 +143,11 @@ def explain(
 
     Exit codes: 0 exactly once; 1 weaker, or something does not work; 2 it could not be explained.
     """
-    from .explain import together  # noqa: PLC0415 - looks at extras
-    from .explain.load import load  # noqa: PLC0415
+    from .explain import load, together  # noqa: PLC0415 - looks at extras
 
     explanations = together(load(query, arguments or []), look=look)
     if as_json:
-        print_json(explanations)
+        show.print_json(explanations)
     else:
         for explanation in explanations:
             explanation.show()
@@ -242,11 +226,8 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", handlers=[warnings])
     try:
         command()()
-    except OncewardError as error:
-        console(stderr=True).print(f"error: {error}", style="red")
+    except (OncewardError, OSError) as error:  # a full disk, for example, or an object store that does not answer
+        show.console(stderr=True).print(f"error: {error}", style="red")
         sys.exit(EXIT_MISUSED if isinstance(error, ConfigurationError) else EXIT_FAILED)
-    except OSError as error:  # a folder that is a file, a full disk, an object store that does not answer
-        console(stderr=True).print(f"error: {error}", style="red")
-        sys.exit(EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

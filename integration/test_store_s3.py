@@ -16,10 +16,9 @@ import pytest
 import s3fs
 from botocore.exceptions import BotoCoreError
 
-from onceward.cli.operate.logs import open_log
+from onceward.cli.options import open_log
 from onceward.cli.savepoint.copies import create
-from onceward.cli.savepoint.listing import delete, listed
-from onceward.cli.savepoint.manifest import Savepoint
+from onceward.cli.savepoint.manifest import Savepoint, delete, listed
 from onceward.cli.savepoint.restore import examine, restore
 from onceward.core.checkpoint import CommitPolicy
 from onceward.core.engine.state.storage import CheckpointStorage

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from testcontainers.core.container import DockerContainer
 
-from onceward.core.errors import ConfigurationError, ExternalError
+from onceward.core.errors import ExternalError
 
-from .machine import LOOPBACK, broker_answers, free_port
+from .machine import LOOPBACK, broker_answers, free_port, needing
 from .services.kafka import FAST_ONE_NODE, listener_settings
 
 if TYPE_CHECKING:
@@ -162,12 +162,10 @@ class _Database(_Crashable):
 
     def answers(self) -> bool:
         """Whether the server takes a connection."""
-        try:
+        with needing("postgres,mariadb"):
             import sqlalchemy as sa  # noqa: PLC0415 - optional dependency
 
             engine = sa.create_engine(self.url, poolclass=sa.NullPool, connect_args={"connect_timeout": 2})
-        except ImportError as error:
-            raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[postgres,mariadb]'") from error
         try:
             engine.connect().close()
         except sa.exc.DBAPIError:

@@ -21,7 +21,7 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from onceward.core.errors import ConfigurationError, RetryableSinkError, SourceError, StoreError
 
@@ -116,13 +116,6 @@ class InjectedStoreError(StoreError):
     """An injected fault, at a store: the put is in doubt."""
 
 
-class _Random(NamedTuple):
-    seed: int
-    rate: float
-    kinds: tuple[Kind, ...]
-    calls: tuple[str, ...]
-
-
 @dataclass
 class _History:
     """What has happened in this process to all copies of one `Faults`."""
@@ -146,7 +139,9 @@ class Faults:
 
     def __init__(self, *faults: Fault) -> None:
         self._faults = faults
-        self._random: _Random | None = None
+        self._seed, self._rate = 0, 0.0
+        self._kinds: Sequence[Kind] = ()
+        self._calls: Sequence[str] = ()
         self._id = uuid.uuid4().hex
 
     @classmethod
@@ -172,7 +167,7 @@ class Faults:
         if not 0 <= rate <= 1 or not kinds:
             raise ConfigurationError(f"rate is a probability from 0 to 1, and kinds are at least one: {rate}, {kinds}")
         faults = cls()
-        faults._random = _Random(seed, rate, tuple(kinds), tuple(calls))
+        faults._seed, faults._rate, faults._kinds, faults._calls = seed, rate, tuple(kinds), tuple(calls)
         return faults
 
     @property
@@ -217,8 +212,7 @@ class Faults:
 
     @property
     def _history(self) -> _History:
-        seed = self._random.seed if self._random is not None else 0
-        return _histories.setdefault(self._id, _History(random.Random(seed)))  # noqa: S311 - no secret
+        return _histories.setdefault(self._id, _History(random.Random(self._seed)))  # noqa: S311 - no secret
 
     def _next(self, call: str, *, again: bool) -> Fault | None:
         history = self._history
@@ -239,7 +233,6 @@ class Faults:
         return None
 
     def _by_chance(self, call: str, dice: random.Random) -> Fault | None:
-        chance = self._random
-        if chance is None or (chance.calls and call not in chance.calls) or dice.random() >= chance.rate:
+        if (self._calls and call not in self._calls) or dice.random() >= self._rate:
             return None
-        return Fault(dice.choice(chance.kinds), call, seconds=dice.random() / 5)
+        return Fault(dice.choice(self._kinds), call, seconds=dice.random() / 5)

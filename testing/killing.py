@@ -78,7 +78,7 @@ def kill_everywhere(sink: TwoPhaseCommitSink[Any], pipeline: str, parts: list[pa
     spawn = multiprocessing.get_context("spawn")
     try:
         with ProcessPoolExecutor(1, spawn, initializer=_import_from, initargs=(str(Path.cwd()),)) as pool:
-            return pool.submit(_kill_everywhere, sink, pipeline, parts, folder).result()
+            return pool.submit(_Killer(sink, pipeline, parts, folder).all).result()
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ConfigurationError(
             f"sink {sink.name} cannot be pickled, so no other process can run it: {error}"
@@ -94,18 +94,10 @@ def _import_from(folder: str) -> None:
     sys.path.insert(0, folder)
 
 
-def _kill_everywhere(sink: TwoPhaseCommitSink[Any], pipeline: str, parts: list[pa.Table], folder: Path) -> Report:
-    return _Killer(sink, pipeline, parts, folder).all()
-
-
 class _Killer:
     def __init__(self, sink: TwoPhaseCommitSink[Any], pipeline: str, parts: list[pa.Table], folder: Path) -> None:
-        self._sink = sink
-        self._name = pipeline
-        self._parts = parts
-        self._folder = folder
-        self._report = Report()
-        self._part = 0
+        self._sink, self._name, self._parts, self._folder = sink, pipeline, parts, folder
+        self._report, self._part = Report(), 0
 
     def all(self) -> Report:
         points, modules = self._fork("") or ([], [])

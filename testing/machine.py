@@ -9,7 +9,8 @@ import re
 import shutil
 import socket
 import subprocess
-from contextlib import contextmanager
+from collections import deque
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,19 @@ _JAVA_ADVICE = (
 )
 
 
+@contextmanager
+def needing(extras: str) -> Iterator[None]:
+    """Say which extras to install if what the block imports is not there.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[{extras}]'") from error
+
+
 def free_port(taken: Collection[int] = ()) -> int:
     """A port of the loopback address on which nobody listens.
 
@@ -49,18 +63,11 @@ def free_port(taken: Collection[int] = ()) -> int:
     choose = random.SystemRandom()
     for _ in range(ATTEMPTS):
         port = choose.randrange(FIRST, LAST)
-        if port not in taken and _bindable(port):
-            return port
+        if port not in taken:
+            with suppress(OSError), socket.socket() as probe:
+                probe.bind((LOOPBACK, port))
+                return port
     raise DevServiceError(f"no free TCP port between {FIRST} and {LAST} on {LOOPBACK}")
-
-
-def _bindable(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError:
-            return False
-        return True
 
 
 def accepts_connections(port: int) -> bool:
@@ -74,11 +81,9 @@ def accepts_connections(port: int) -> bool:
 
 def broker_answers(bootstrap_servers: str) -> bool:
     """Whether a registered broker answers at this address with the cluster's metadata; waits a second at most."""
-    try:
+    with needing("kafka"):
         from confluent_kafka import KafkaException  # noqa: PLC0415 - optional dependency
         from confluent_kafka.admin import AdminClient  # noqa: PLC0415
-    except ImportError as error:
-        raise ConfigurationError("confluent-kafka is needed: pip install 'onceward[kafka]'") from error
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
     try:
         return bool(admin.list_topics(timeout=1).brokers)
@@ -130,6 +135,14 @@ def run_program(
         env=env,
         **as_user(user),
     )
+
+
+def end_of(log: Path, lines: int) -> str:
+    """The last lines of a log, if there is one."""
+    if not log.exists():
+        return ""
+    with log.open(errors="replace") as content:
+        return "".join(deque(content, maxlen=lines))
 
 
 def as_user(user: pwd.struct_passwd | None) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
 
 from onceward.connectors.files.sink import FileSink
@@ -26,11 +25,13 @@ from onceward.core.steps import Step, hooked
 from onceward.sources import Piece, ResettableSource, Split
 
 from .faults import Faults, fail, lose_answer
-from .sink_case import fast_pipeline, not_applicable
+from .sink_case import fast_pipeline, not_applicable, numbered
 from .wrappers import FaultySource
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pyarrow as pa
 
 MOST_SHARES = 4
 
@@ -231,7 +232,7 @@ class SourceConformance:
         target = folder / "target"
         pipeline = fast_pipeline("sources-conformance")
         rows = pipeline.source(source, uid="source", parallelism=2)
-        numbers = rows.map_batches(lambda batch: _only_numbers(source_under_test.numbers(batch)), uid="numbers")
+        numbers = rows.map_batches(lambda batch: numbered(source_under_test.numbers(batch)), uid="numbers")
         numbers.sink(FileSink("target", target, format="jsonl"))
         with hooked(hook):
             pipeline.start()
@@ -247,7 +248,3 @@ def _check_position(method: str, position: object) -> None:
     except TypeError:
         reread = None
     assert reread == position, f"{method} returned {position!r}, which JSON changes or cannot hold"
-
-
-def _only_numbers(numbers: list[int]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({"n": pa.array(numbers, pa.int64())})

@@ -13,10 +13,9 @@ import pyarrow as pa
 import pytest
 
 from onceward import FileSink, SqlAlchemySink
-from onceward.cli.operate.logs import open_log
 from onceward.cli.operate.resolve import commit_decided
 from onceward.cli.operate.survey import survey
-from onceward.cli.operate.targets import sinks_target
+from onceward.cli.options import open_log, sinks_target
 from onceward.connectors.database.engines import engine_of
 from onceward.core.checkpoint import Coordinator, OnLost
 from onceward.core.checkpoint.subtask import SubtaskEpoch

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from onceward.cli.demo.run import _said, judge
-from onceward.cli.demo.scenario import SAID, TARGETS, VICTIMS, expected, generate, plan
+from onceward.cli.demo.run import SAID, TARGETS, VICTIMS, _said, expected, generate, judge, plan
 from onceward.testing.judge import Kind, Record
 from onceward.testing.pipeline.faults import FAULTS
 

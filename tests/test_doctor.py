@@ -14,8 +14,7 @@ from urllib.parse import quote
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from onceward.cli.doctor import kafka
-from onceward.cli.doctor.checks import check_store
+from onceward.cli.doctor import check_store, kafka
 from onceward.core.log import DirectoryStore, EpochInput, LogWriter, open_store
 from onceward.core.policy import CommitPolicy
 

@@ -27,12 +27,10 @@ from onceward import (
     explain,
     open_store,
 )
-from onceward.cli.doctor import Finding, Health
-from onceward.cli.doctor.checks import check_store
-from onceward.cli.doctor.log import check_pipeline
-from onceward.cli.explain import Explanation, described, together
-from onceward.cli.explain.load import load
-from onceward.cli.operate.targets import sinks_target
+from onceward.cli.doctor import check_pipeline, check_store
+from onceward.cli.explain import Explanation, described, load, together
+from onceward.cli.options import sinks_target
+from onceward.cli.show import Finding, Health
 from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.log import DirectoryStore, LogWriter, read
 from onceward.core.policy import CommitPolicy

@@ -20,10 +20,9 @@ from typer.testing import CliRunner
 from onceward import FileSink
 from onceward.cli import show
 from onceward.cli.main import app, main
-from onceward.cli.operate.logs import GivenUp, History, Log, history, open_log
 from onceward.cli.operate.resolve import Committed, abort_orphaned, abort_undecided, chosen, commit_decided
-from onceward.cli.operate.survey import Found, advice, survey
-from onceward.cli.operate.targets import sinks_target
+from onceward.cli.operate.survey import Found, GivenUp, History, advice, history, survey
+from onceward.cli.options import Log, open_log, sinks_target
 from onceward.core import CheckpointConfig, FileBackend
 from onceward.core.checkpoint import Backoff, CommitPolicy, Coordinator, OnLost, Swept
 from onceward.core.checkpoint.recovery import TransactionStatus, status_of

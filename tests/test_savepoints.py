@@ -18,11 +18,10 @@ import pytest
 from typer.testing import CliRunner
 
 from onceward.cli.main import app, main
-from onceward.cli.operate.logs import open_log
+from onceward.cli.options import open_log
 from onceward.cli.savepoint import copies
 from onceward.cli.savepoint.copies import create
-from onceward.cli.savepoint.listing import delete, listed
-from onceward.cli.savepoint.manifest import Manifest, Savepoint
+from onceward.cli.savepoint.manifest import Manifest, Savepoint, delete, listed
 from onceward.cli.savepoint.restore import examine, restore
 from onceward.connectors.spark.exactly_once import EpochHandler
 from onceward.core.engine.state.storage import CheckpointStorage

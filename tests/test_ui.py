@@ -12,8 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from onceward.cli.main import app
-from onceward.cli.operate.logs import open_log
-from onceward.cli.ui.watch import EPOCHS, Unsynced, Watch
+from onceward.cli.options import open_log
+from onceward.cli.ui.desk import Unsynced, Watch
+from onceward.cli.ui.model import EPOCHS
 from onceward.core.log import DirectoryStore, LogWriter, MemoryStore, read
 from onceward.core.log.notes import FILE, MOST_BYTES, OLDER, note, notes
 from onceward.core.transaction import Committable
@@ -425,7 +426,7 @@ def test_committables_of_many_transactions_are_shown_in_part(folder: Folder) -> 
     decision = read(store).newest
     assert decision is not None
     many = tuple(msgspec.structs.replace(decision.committables[0], subtask=n) for n in range(1000))
-    from onceward.cli.ui.watch import TRANSACTIONS, _of_decision
+    from onceward.cli.ui.model import TRANSACTIONS, _of_decision
 
     row = _of_decision(msgspec.structs.replace(decision, committables=many), None)
     assert (row.transactions, len(row.written)) == (1000, TRANSACTIONS)

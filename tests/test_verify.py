@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from onceward import FileSink, SqlAlchemySink
 from onceward.cli.main import app
-from onceward.cli.verify.places import Access, Place
+from onceward.cli.verify.places import Place, Systems
 from onceward.cli.verify.rows import compared, mapped, records, shown
 from onceward.connectors.files import blocks
 from onceward.core.checkpoint import Coordinator
@@ -307,7 +307,7 @@ def test_an_epoch_that_waits_for_its_commit_is_named_and_not_judged(tmp_path: Pa
 @pytest.mark.parametrize("value", [b"no json", b"[1]"])
 def test_a_message_that_is_no_json_object_is_told_with_one_hint(value: bytes) -> None:
     batch = pa.record_batch({"value": [value]})
-    place = Place("postgres", "orders", Access(dsn="host=x"))
+    place = Place("postgres", "orders", Systems(dsn="host=x"))
     with pytest.raises(ConfigurationError, match="not a JSON object") as refused:
         list(mapped([batch], place, pa.schema([("id", pa.int64())]), None))
     assert str(refused.value).count("--map") == 1

@@ -9,8 +9,7 @@ import pytest
 
 from onceward import FileSink
 from onceward.cli.operate import Search
-from onceward.cli.ui.desk import Desk
-from onceward.cli.ui.watch import Watch
+from onceward.cli.ui.desk import Desk, Watch
 from onceward.core import CheckpointConfig, FileBackend
 from onceward.core.log import DirectoryStore
 from onceward.core.steps import Step, hooked

@@ -20,8 +20,7 @@ from onceward.testing.pipeline.endpoints import Addresses
 from onceward.testing.services import dev_services
 from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
-from .run import Story, run
-from .scenario import TARGETS, expected, generate, plan
+from .run import TARGETS, Story, expected, generate, plan, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,18 +36,9 @@ _COLORS: Final = {"driver": "#b22222", "broker": "#6a3d9a", "database": "#1f78b4
 
 
 def demo(*, orders: int, users: int, kills: int, seed: int, home: Path, picture: Path) -> int:
-    """Run the demo; 0 if nothing is missing and nothing duplicated in the exactly-once targets, else 1.
-
-    Args:
-        orders: How many orders to produce.
-        users: How many users they belong to.
-        kills: How often the driver is killed; broker and database are killed once each besides.
-        seed: Of the orders and of the kills.
-        home: Folder for services, checkpoints and logs; emptied first.
-        picture: Where the picture goes (PNG or SVG).
-    """
+    """Run the demo; 0 if nothing is missing and nothing duplicated in the exactly-once targets, else 1."""
     console = Console()
-    signal.signal(signal.SIGTERM, _interrupt)  # so that whoever ends the demo leaves no process behind
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that whoever ends the demo leaves no process behind
     console.print("setting up: jars, a Kafka broker, a PostgreSQL server …")
     ensure_jars(PEER_JARS)
     shutil.rmtree(home, ignore_errors=True)
@@ -66,10 +56,6 @@ def demo(*, orders: int, users: int, kills: int, seed: int, home: Path, picture:
     console.print(summary(story))
     console.print(f"picture: {picture}   logs: {home}")
     return 0 if all(verdict.exact for verdict in story.verdicts[:2]) else 1
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def live_view(story: Story) -> RenderableType:

@@ -24,7 +24,7 @@ from onceward.connectors.spark import exactly_once
 from onceward.testing.pipeline.endpoints import Addresses
 from onceward.testing.services.jars import PEER_JARS, ensure_jars
 
-from .scenario import AT_LEAST_ONCE, CENTS_PER_UNIT, EXACTLY_ONCE, SAID, SOURCE_TOPIC, checkpoint
+from .run import AT_LEAST_ONCE, CENTS_PER_UNIT, EXACTLY_ONCE, SAID, SOURCE_TOPIC, checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

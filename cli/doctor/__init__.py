@@ -1,93 +1,317 @@
-"""What `onceward doctor` and `onceward explain` find, and how it is shown."""
+"""`onceward doctor`: all checks, and those of this machine, of the decision log, and of what targets know of it.
+
+Nothing is changed.
+"""
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+import os
+from importlib import metadata
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
-import msgspec
+from onceward.core.checkpoint.losses import forgotten
+from onceward.core.checkpoint.recovery import Action, action
+from onceward.core.errors import (
+    ConfigurationError,
+    EpochConflictError,
+    LogDamagedError,
+    NoDecisionLogError,
+    OncewardError,
+)
+from onceward.core.log import Completed, Decide, Start
+from onceward.core.log.store import local_folder
+from onceward.core.log.writer import check_owner
+from onceward.core.names import NOTHING, Scope
+from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
+from onceward.testing.machine import find_java, java_version
 
-from onceward.core.sink import Guarantee
-
-from ..show import console, print_json
+from ..operate.survey import given_up, survey
+from ..options import open_log, server_targets
+from ..show import Finding, failed, ok, skipped, warning
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from onceward.core.log import LogView
+    from onceward.core.sink import TwoPhaseCommitSink
+
+    from ..options import Access, Log, Target
+
+_OLDEST: Final = {"pyspark": (4, 0), "pandas": (2, 2)}
+"""Spark asks for pandas wherever Arrow goes in or out of a Python function."""
+_LOG: Final = "decision log"
+_OWNERSHIP: Final = "ownership"
+_STARTS: Final = "starts"
+_DECIDED: Final = "decided transactions"
+_MANY_STARTS: Final = 3
 
 
-class Health(StrEnum):
-    """How bad it is."""
+def run_checks(
+    access: Access, *, topics: Sequence[str] = (), pipeline: str | None = None, store: str | None = None
+) -> list[Finding]:
+    """Check this machine, and the services that are named.
 
-    OK = "ok"
-    WARNING = "warning"
-    """It works, and weakens the guarantee or may fail later."""
-    FAILED = "failed"
-    """It does not work."""
-    SKIPPED = "skipped"
-    """Not asked for, or not to be had without what failed before."""
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """One check's result.
-
-    Attributes:
-        check: What was checked. README's table of what weakens the guarantee names it.
-        health: How bad it is.
-        found: What was seen.
-        advice: What to do; empty if nothing.
-        where: Of which part: a sink, a source, a topic, an address; empty if there is only one.
-        guarantee: What is left of the guarantee because of this; None if it stays as it is.
+    Args:
+        access: How Kafka and PostgreSQL are reached.
+        topics: Topics whose permissions are checked.
+        pipeline: Pipeline whose transactional ids are checked, and whose log.
+        store: URL of the decision log's store, or the checkpoint folder.
     """
 
-    check: str
-    health: Health
-    found: str
-    advice: str = ""
-    where: str = ""
-    guarantee: Guarantee | None = None
+    def kafka() -> list[Finding]:
+        from .kafka import check_kafka  # noqa: PLC0415 - an extra
 
-    def of(self, where: str) -> Finding:
-        """The same, of this part."""
-        return msgspec.structs.replace(self, where=where)
+        if access.bootstrap_servers is None:
+            return [skipped("kafka", "give --bootstrap-servers to check it")]
+        from onceward.connectors.kafka.settings import KafkaSettings  # noqa: PLC0415
 
+        return check_kafka(KafkaSettings(access.bootstrap_servers, access.config), topics, pipeline)
 
-def ok(check: str, found: str, where: str = "") -> Finding:
-    """Nothing to do."""
-    return Finding(check, Health.OK, found, where=where)
+    def postgres() -> list[Finding]:
+        from .postgres import check_postgres, target_of  # noqa: PLC0415 - an extra
 
+        if access.dsn is None:
+            return [skipped("postgresql", "give --dsn to check it")]
+        from onceward.connectors.database.target import Url  # noqa: PLC0415
 
-def warning(check: str, found: str, advice: str, where: str = "", guarantee: Guarantee | None = None) -> Finding:
-    """Better changed."""
-    return Finding(check, Health.WARNING, found, advice, where, guarantee)
+        return check_postgres(target_of(Url.from_dsn(access.dsn), access.ledger_schema))
 
-
-def failed(check: str, found: str, advice: str, where: str = "") -> Finding:
-    """Must be changed."""
-    return Finding(check, Health.FAILED, found, advice, where)
-
-
-def skipped(check: str, why: str, where: str = "") -> Finding:
-    """Not looked at."""
-    return Finding(check, Health.SKIPPED, why, where=where)
-
-
-_STYLE: Final = {Health.OK: "green", Health.WARNING: "yellow", Health.FAILED: "red", Health.SKIPPED: "dim"}
-
-
-def show(findings: Sequence[Finding], *, as_json: bool = False) -> None:
-    """Print findings: a line each, and one with the advice. Nothing is cut or wrapped, so that it can be copied."""
-    if as_json:
-        print_json(findings)
-        return
-    out = console()
-    for finding in findings:
-        where = f" ({finding.where})" if finding.where else ""
-        out.print(f"{finding.health:8}", style=_STYLE[finding.health], end=" ")
-        out.print(f"{finding.check}{where}: {' '.join(finding.found.split())}")
-        if finding.advice:
-            out.print(f"         → {finding.advice}")
+    return [
+        _java(),
+        *[_package(name, oldest) for name, oldest in _OLDEST.items()],
+        _python(),
+        *findings_of("sql", lambda: check_log(store, pipeline)),
+        ok(
+            "commit_timeout",
+            f"{COMMIT_TIMEOUT:g} s, with pauses of up to {COMMIT_BACKOFF:g} s, unless the pipeline sets it: for "
+            "that long a decided commit is retried before CommitPendingError",
+        ),
+        *findings_of("kafka", kafka, asked=access.bootstrap_servers is not None),
+        *findings_of("postgres", postgres, asked=access.dsn is not None),
+        *_check_names(store, pipeline, access),
+    ]
 
 
-def exit_code(findings: Sequence[Finding]) -> int:
-    """1 if something does not work."""
-    return int(any(finding.health is Health.FAILED for finding in findings))
+def _check_names(store: str | None, pipeline: str | None, access: Access) -> list[Finding]:
+    """What the log and the targets say of the pipeline's name, under whatever sinks' names it has written."""
+    why = "give --store, and --bootstrap-servers or --dsn"
+    if store is not None and {access.bootstrap_servers, access.dsn} != {None}:
+        try:
+            return check_pipeline(store, pipeline, server_targets(access))
+        except OncewardError as error:
+            if isinstance(error.__cause__, ImportError):
+                return []  # told already
+            why = str(error)
+    return [skipped(name, why) for name in (_STARTS, _DECIDED, _OWNERSHIP)]
+
+
+def findings_of(extra: str, check: Callable[[], Iterable[Finding]], *, asked: bool = True) -> Iterator[Finding]:
+    """What a check finds, and what it lacks or cannot do.
+
+    Args:
+        extra: Whose packages it needs.
+        check: The check.
+        asked: Whether somebody has asked for it, or uses what it checks.
+    """
+    try:
+        yield from check()
+    except ModuleNotFoundError as error:
+        name, found, advice = f"{extra} client", f"{error.name} is not installed", f"pip install 'onceward[{extra}]'"
+        yield failed(name, found, advice) if asked else skipped(name, f"{found}; if it is needed: {advice}")
+    except OncewardError as error:
+        yield failed(extra, str(error), "correct it")
+
+
+def _java() -> Finding:
+    try:
+        java = find_java()
+        return ok("java", f"Java {java_version(java)} ({java})")
+    except ConfigurationError as error:
+        return failed("java", error.message, "see the message")
+
+
+def _package(name: str, oldest: tuple[int, int]) -> Finding:
+    advice = "pip install 'onceward[spark]'"
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return failed(name, "not installed", advice)
+    if tuple(int(part) for part in version.split(".")[:2]) < oldest:
+        return failed(name, f"{version} is older than {oldest[0]}.{oldest[1]}", advice)
+    return ok(name, version)
+
+
+def _python() -> Finding:
+    """The executors' Python, if they run on this machine, has the driver's version and packages."""
+    check = "python of the executors"
+    try:
+        from onceward.connectors.spark import cluster  # noqa: PLC0415 - doctor also looks at what is not installed
+    except ImportError:
+        return skipped(check, "pyspark is not installed")
+    chosen = os.environ.get("PYSPARK_PYTHON")
+    found = cluster.obstacle(chosen or cluster.DEFAULT)
+    if not found:
+        return ok(check, chosen or cluster.DEFAULT)
+    if not chosen:
+        return warning(
+            check, f"{found}, and PYSPARK_PYTHON is not set", f"unless the program sets it: {cluster.ADVICE}"
+        )
+    return failed(check, found, cluster.ADVICE)
+
+
+def check_log(url: str | None, pipeline: str | None) -> Iterator[Finding]:
+    """A decision log's store, and the standbys of its server; the arguments are those of check_store."""
+    yield check_store(url, pipeline)
+    scheme = urlsplit(url or "").scheme.partition("+")[0]
+    if scheme in ("mariadb", "mysql"):
+        yield skipped("standbys", "of PostgreSQL only: see whether this server is replicated synchronously")
+    if url is not None and scheme == "postgresql":
+        from .postgres import check_log_server  # noqa: PLC0415 - an extra
+
+        yield check_log_server(url)
+
+
+def check_store(url: str | None, pipeline: str | None) -> Finding:
+    """Whether the store can be read, what its log says, and whether other machines see it.
+
+    Args:
+        url: Of the store, or the checkpoint folder; None: skipped.
+        pipeline: Whose log; a folder tells it by itself.
+    """
+    if url is None:
+        return skipped(_LOG, "give --store (or the checkpoint folder) to check it")
+    folder, shared = local_folder(url) or (None, False)
+    if folder is None and pipeline is None:
+        return skipped(_LOG, "a database or bucket holds the logs of several pipelines: give --pipeline too")
+    local = urlsplit(url).scheme == "sqlite" or (folder is not None and not shared)
+    try:
+        log = open_log(url, pipeline)
+        check_owner(log.view, log.pipeline, log.store)
+        found, local = f"{log.store.describe()}: pipeline {log.pipeline}, {_progress(log.view)}", not log.store.shared
+    except NoDecisionLogError as error:
+        obstacle = _obstacle(folder) if folder is not None else ""
+        if obstacle:
+            return failed(_LOG, obstacle, "make it writable for the driver, or choose another store")
+        found = f"no decision log exists yet ({error}). The first start creates it"
+    except OncewardError as error:
+        refused = isinstance(error, ConfigurationError | EpochConflictError | LogDamagedError)
+        away = "make it reachable for the driver, or choose another store"
+        return failed(_LOG, str(error), "the pipeline's next start is refused: see the message" if refused else away)
+    if not local:
+        return ok(_LOG, found)
+    advice = "suitable only if the driver always runs on this machine. Otherwise use a database, an object store or a "
+    return warning(_LOG, found, f"{advice}shared folder")
+
+
+def _progress(view: LogView) -> str:
+    newest = f"newest decided epoch {view.decided}" if view.newest is not None else "nothing decided"
+    return f"{newest}, which waits for its commit" if view.undone is not None else newest
+
+
+def _obstacle(folder: Path) -> str:
+    """What keeps the driver from making this folder."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        return f"{there} is not a folder"
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"{there} is not writable"
+
+
+def _starts(view: LogView) -> Finding:
+    """How often the pipeline was started since it last decided something."""
+    since = takewhile(lambda entry: not isinstance(entry, Decide | Completed), reversed(view.entries))
+    starts = [entry for entry in since if isinstance(entry, Start)]
+    if not starts:
+        return ok(_STARTS, "none since the newest decision")
+    told = f"{len(starts)} since the newest decision, the newest at {starts[0].at}"
+    if len({start.writer for start in starts}) < _MANY_STARTS:
+        return ok(_STARTS, told)
+    return warning(
+        _STARTS,
+        f"{told}, and nothing was decided in between",
+        "either the pipeline fails repeatedly, or two jobs run under one name and log and fence each other: run "
+        "it only once at a time",
+    )
+
+
+def _decided(log: Log, targets: Sequence[Target]) -> Finding:
+    """Whether what is decided can still be committed, and whether anybody has given something up."""
+    name, skipped_ever = _DECIDED, given_up(log)
+    try:
+        found = [one for one in survey([log], targets, log.pipeline) if one.listed is False]
+    except OncewardError as error:
+        return skipped(name, str(error))
+    lost = [one for one in found if action(one.status, one.state) is Action.LOST]
+    if lost:
+        told = f"{len(lost)} of epoch {lost[0].committable.epoch} were ended otherwise, for example {lost[0].name}"
+        return failed(name, told, f"{lost[0].next}. Leave names that begin with `onceward:` alone")
+    if skipped_ever:
+        newest = skipped_ever[-1]
+        told = f"{len(skipped_ever)} were given up, the newest at {newest.at} by {newest.who}"
+        return warning(name, told, "see `onceward checkpoints`")
+    return ok(name, "none waits for its commit" if log.view.undone is None else "wait for their commit")
+
+
+def check_pipeline(url: str, pipeline: str | None, targets: Sequence[Target]) -> list[Finding]:
+    """What the decision log, and the targets, know of the pipeline.
+
+    Args:
+        url: Of the decision log's store, or the checkpoint folder.
+        pipeline: Its name; a folder tells it by itself.
+        targets: Where its transactions are.
+    """
+    try:
+        log = open_log(url, pipeline)
+    except NoDecisionLogError:
+        return _owned_by(None, pipeline, targets, _searched(url)) if pipeline is not None else []
+    except OncewardError:
+        return []  # check_store tells
+    return [_starts(log.view), _decided(log, targets), *_owned_by(log.view, log.pipeline, targets)]
+
+
+def _searched(url: str) -> str:
+    """Where there is no decision log, as a sentence; a path may be meant from another folder."""
+    folder, _ = local_folder(url) or (None, False)
+    if folder is None:
+        return ""
+    relative = "" if folder.is_absolute() else f" ({folder} is relative to the current folder)"
+    return f". There is none in {folder.absolute()}{relative}"
+
+
+def _owned_by(view: LogView | None, pipeline: str, targets: Sequence[Target], searched: str = "") -> list[Finding]:
+    found = []
+    for target in targets:
+        try:
+            names = list(target.known(pipeline))
+        except OncewardError as error:
+            found.append(skipped(_OWNERSHIP, str(error), target.title))
+            continue
+        found += [
+            _owned(target.sink(name), Scope(pipeline, name, view.log if view is not None else ""), view, searched)
+            for name in names
+        ]
+        if not names:
+            used = ", ".join(sorted(view.claimed)) if view is not None else ""
+            elsewhere = f"; the decision log has sinks that have written: {used}" if used else ""
+            found.append(ok(_OWNERSHIP, f"no sink of {pipeline} has written here{elsewhere}", target.title))
+    return found
+
+
+def _owned(sink: TwoPhaseCommitSink[Any], scope: Scope, view: LogView | None, searched: str) -> Finding:
+    """Whether the target knows the name from another decision log, from a newer state of this one, or no longer.
+
+    Without a log, the first start makes one, which nobody knows yet.
+    """
+    try:
+        remembered = sink.check_claim(scope, view.progress if view is not None else NOTHING)
+    except EpochConflictError as error:
+        return failed(
+            _OWNERSHIP, error.message + searched, "the pipeline's next start is refused: see the message", sink.name
+        )
+    except OncewardError as error:
+        return skipped(_OWNERSHIP, str(error), sink.name)
+    if view is not None and (why := forgotten(view, sink.name, remembered)):
+        return failed(_OWNERSHIP, why, "the pipeline's next start is refused: bring back what is missing", sink.name)
+    return ok(_OWNERSHIP, "no other decision log has this name", sink.name)

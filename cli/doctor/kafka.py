@@ -20,13 +20,15 @@ from onceward.connectors.kafka.admin import GROUP_SECONDS, admin_of, check_reach
 from onceward.connectors.kafka.errors import Code, code_name
 from onceward.connectors.kafka.lookup import Lookup
 from onceward.connectors.kafka.positions import LATEST, Partition
+from onceward.connectors.kafka.sink import KafkaSink
+from onceward.connectors.kafka.source import KafkaSource
 from onceward.core.errors import KafkaError, SourceError
 from onceward.core.names import FORMAT, check_pipeline_name
 
-from . import Finding, failed, ok, skipped, warning
+from ..show import Finding, failed, ok, skipped, warning
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from confluent_kafka.admin import AdminClient
 
@@ -66,8 +68,24 @@ def check_kafka(settings: KafkaSettings, topics: Sequence[str] = (), pipeline: s
     return found
 
 
-def check_topics(settings: KafkaSettings, topics: Sequence[str]) -> list[Finding]:
-    """Topics that are read only."""
+def check_parts(sinks: Sequence[Any], sources: Sequence[Any], pipeline: str | None) -> Iterator[Finding]:
+    """Each cluster once, with the topics of all these sinks and sources."""
+    written: dict[KafkaSettings, list[str]] = {}
+    read: dict[KafkaSettings, list[str]] = {}
+    for sink in sinks:
+        if isinstance(sink, KafkaSink):  # a topic that the sink may create need not be there
+            topics = [sink.topic] if sink.topic and not sink.create_topic else []
+            written.setdefault(sink.settings.connection(), []).extend(topics)
+    for source in sources:
+        if isinstance(source, KafkaSource):
+            read.setdefault(source.settings.connection(), []).extend(source.selection.topics or [])
+    for settings, topics in written.items():
+        yield from check_kafka(settings, list(dict.fromkeys(topics)), pipeline)
+    for settings, topics in read.items():
+        yield from _read_only(settings, [topic for topic in topics if topic not in written.get(settings, [])])
+
+
+def _read_only(settings: KafkaSettings, topics: Sequence[str]) -> list[Finding]:
     try:
         check_reachable(settings)
     except KafkaError as error:

@@ -1,4 +1,4 @@
-"""Checks of a PostgreSQL server: what the commit protocol, and a decision log, need of it."""
+"""Checks of a database, above all of a PostgreSQL server: what the commit protocol, and a decision log, need of it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg as _psycopg  # noqa: F401 - a missing package is reported here, not at the first question
 
+from onceward.connectors.database.checks import read_server
 from onceward.connectors.database.engines import dialect_for, reading
 from onceward.connectors.database.target import LEDGER_SCHEMA, TableName, Target, Url
 from onceward.core.errors import SinkError
 
-from . import Finding, failed, ok, warning
+from ..show import Finding, failed, ok, warning
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import sqlalchemy as sa
 
     from onceward.connectors.database.dialect import ServerFacts
@@ -60,6 +63,22 @@ def check_postgres(target: Target) -> list[Finding]:
             ]
     except SinkError as error:
         return [failed("postgresql server", str(error), "check address, role and password")]
+
+
+def check_database(target: Target) -> Iterator[Finding]:
+    """A sink's database, of any kind, with its address beside each finding."""
+    where = str(target.url)
+    if target.url.backend == "postgresql":
+        yield from (finding if finding.where else finding.of(where) for finding in check_postgres(target))
+        return
+    try:
+        facts = read_server(target)
+    except SinkError as error:
+        yield failed("database", str(error), "check address, role and password", where)
+        return
+    yield from (warning("durability", text, "turn it on", where) for text in facts.warnings)
+    if facts.unusable:
+        yield failed("database", facts.unusable, "name the primary", where)
 
 
 def check_log_server(url: str) -> Finding:

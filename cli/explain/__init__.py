@@ -1,35 +1,43 @@
 """`onceward explain`: the end-to-end guarantee of a query or pipeline that is described but not started.
 
-Nothing is started or written: queries are read from their plans, pipelines from their graphs, targets are asked.
+Nothing is started or written: queries are read from their plans, pipelines from their graphs, targets are asked. A
+program is run up to where it would start its queries. What is not onceward's or Spark's, it does: a file that creates a
+topic before its first start creates it.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import importlib
+import runpy
+import sys
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from unittest.mock import patch
 
 import msgspec
 
 from onceward.core.engine.graph import weakest
 from onceward.core.engine.pipeline import Pipeline
-from onceward.core.errors import ConfigurationError, SinkError
+from onceward.core.errors import ConfigurationError
 from onceward.core.log.store import EXPLAINING
 from onceward.core.sink import Guarantee, TwoPhaseCommitSink
 
-from ..doctor import Finding, Health, exit_code, failed, ok, show, warning
-from ..doctor.checks import check_log, findings_of
-from ..doctor.log import check_pipeline
-from ..operate.targets import sinks_target
-from ..show import console
+from .. import show
+from ..doctor import check_log, check_pipeline, findings_of
+from ..options import sinks_target
+from ..show import Finding, Health, ok, warning
 from .described import Described, described_pipeline, shared_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _SHORT_SECONDS: Final = 15 * 60
+_BATCH_WRITES = ("save", "saveAsTable", "insertInto", "json", "parquet", "text", "csv", "xml", "orc", "jdbc")
+_BATCH_WRITES_V2 = ("create", "replace", "createOrReplace", "append", "overwrite", "overwritePartitions")
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -48,14 +56,14 @@ class Explanation(msgspec.Struct, frozen=True):
     @property
     def exit_code(self) -> int:
         """0: exactly once. 1: weaker than that, or something does not work."""
-        return int(self.guarantee is not Guarantee.EXACTLY_ONCE or exit_code(self.findings))
+        return int(self.guarantee is not Guarantee.EXACTLY_ONCE or show.any_failed(self.findings))
 
     def show(self) -> None:
         """Print it."""
         counts = [(health, sum(one.health is health for one in self.findings)) for health in Health]
         told = ", ".join(f"{count} {health}" for health, count in counts if count)
-        console().print(f"{self.name}: {self.guarantee} ({told})", style="bold")
-        show(self.findings)
+        show.console().print(f"{self.name}: {self.guarantee} ({told})", style="bold")
+        show.findings(self.findings)
 
 
 def explain(
@@ -139,50 +147,19 @@ def _look_at_targets(one: Described) -> Iterator[Finding]:
 
 
 def _kafka(one: Described) -> Iterator[Finding]:
-    """Each cluster once, with the topics of all sinks and sources."""
-    if not any(type(part).__name__ in ("KafkaSink", "KafkaSource") for part in (*one.sinks, *one.sources)):
-        return
-    from onceward.connectors.kafka.sink import KafkaSink  # noqa: PLC0415 - an extra
-    from onceward.connectors.kafka.source import KafkaSource  # noqa: PLC0415
+    if any(type(part).__name__ in ("KafkaSink", "KafkaSource") for part in (*one.sinks, *one.sources)):
+        from ..doctor.kafka import check_parts  # noqa: PLC0415 - an extra
 
-    from ..doctor.kafka import check_kafka, check_topics  # noqa: PLC0415
-
-    written: dict[Any, list[str]] = {}
-    read: dict[Any, list[str]] = {}
-    for sink in one.sinks:
-        if isinstance(sink, KafkaSink):  # a topic that the sink may create need not be there
-            topics = [sink.topic] if sink.topic and not sink.create_topic else []
-            written.setdefault(sink.settings.connection(), []).extend(topics)
-    for source in one.sources:
-        if isinstance(source, KafkaSource):
-            read.setdefault(source.settings.connection(), []).extend(source.selection.topics or [])
-    for settings, topics in written.items():
-        yield from check_kafka(settings, list(dict.fromkeys(topics)), one.pipeline)
-    for settings, topics in read.items():
-        yield from check_topics(settings, [topic for topic in topics if topic not in written.get(settings, [])])
+        yield from check_parts(one.sinks, one.sources, one.pipeline)
 
 
 def _databases(one: Described) -> Iterator[Finding]:
-    """Each database once."""
     targets = {sink.target.url: sink.target for sink in one.sinks if hasattr(sink, "commit_path")}
-    if not targets:
-        return
-    from onceward.connectors.database.checks import read_server  # noqa: PLC0415 - an extra
+    if targets:
+        from ..doctor.postgres import check_database  # noqa: PLC0415 - an extra
 
-    from ..doctor.postgres import check_postgres  # noqa: PLC0415
-
-    for url, target in targets.items():
-        if url.backend == "postgresql":
-            yield from (finding if finding.where else finding.of(str(url)) for finding in check_postgres(target))
-            continue
-        try:
-            facts = read_server(target)
-        except SinkError as error:
-            yield failed("database", str(error), "check address, role and password", str(url))
-            continue
-        yield from (warning("durability", text, "turn it on", str(url)) for text in facts.warnings)
-        if facts.unusable:
-            yield failed("database", facts.unusable, "name the primary", str(url))
+        for target in targets.values():
+            yield from check_database(target)
 
 
 def _timeouts(one: Described) -> Iterator[Finding]:
@@ -201,3 +178,105 @@ def _timeouts(one: Described) -> Iterator[Finding]:
             yield warning(name, told, advice, sink.name)
         else:
             yield ok(name, f"{seconds:g} s: the longest outage after a decision that the rows survive", sink.name)
+
+
+class _Ended(BaseException):
+    """The program waits for what it has started, or wants to write: it has said what it will."""
+
+
+class NotStarted:
+    """In place of a started query or job; whoever waits for it, or asks how it is, has started all there is."""
+
+    id = runId = name = "not started"  # noqa: N815 - as Spark calls it
+
+    def __getattr__(self, name: str) -> Any:
+        raise _Ended
+
+
+def load(reference: str, arguments: Sequence[str] = ()) -> list[Any]:
+    """The queries and pipelines of a program.
+
+    Args:
+        reference: `module:function` of a function that returns a DataStreamWriter or a Pipeline, or several of them;
+            `file.py:function`; or a file, which is run up to where it would wait for what it has started.
+        arguments: Of the program (`sys.argv`).
+
+    Raises:
+        ConfigurationError: There is no such thing, it fails, or it describes no query.
+    """
+    place, _, name = reference.partition(":")
+    is_file = place.endswith(".py")
+    if (is_file and not Path(place).is_file()) or (not is_file and not name.isidentifier()):
+        raise ConfigurationError(f"there is no {reference!r}: give a file, file.py:function or module:function")
+    found: list[Any] = []
+    with explaining(), _intercepted(found), patch.object(sys, "argv", [place, *arguments]):
+        sys.path.insert(0, str(Path(place).parent.absolute() if is_file else Path.cwd()))
+        try:
+            with redirect_stdout(sys.stderr):
+                found += _returned(place, name, is_file=is_file)
+        except _Ended:
+            pass
+        except (Exception, SystemExit) as error:
+            raise ConfigurationError(f"{reference} failed: {type(error).__name__}: {error}") from error
+        finally:
+            sys.path.pop(0)
+    if not found:
+        raise ConfigurationError(
+            f"{reference} started no query and returned none: name a function that returns what exactly_once returns, "
+            "or a Pipeline"
+        )
+    return found
+
+
+def _returned(place: str, name: str, *, is_file: bool) -> list[Any]:
+    if not name:
+        runpy.run_path(place, run_name="__main__")
+        return []
+    what = runpy.run_path(place)[name] if is_file else getattr(importlib.import_module(place), name)
+    made = what() if callable(what) else what
+    made = list(made) if isinstance(made, list | tuple) else [made]
+    return [one for one in made if one is not None and not isinstance(one, NotStarted)]
+
+
+@contextmanager
+def _intercepted(found: list[Any]) -> Iterator[None]:
+    """Nothing is started or written by Spark or by the embedded engine; what would be is put into the list."""
+
+    def start(query: Any, *_: Any, **__: Any) -> Any:
+        found.append(query)
+        return NotStarted()
+
+    def run(pipeline: Any, **_: Any) -> None:
+        found.append(pipeline)
+        raise _Ended
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(Pipeline, "start", start))
+        stack.enter_context(patch.object(Pipeline, "run", run))
+        with suppress(ImportError):  # pyspark is an extra
+            for owner, name, replacement in _of_spark(start):
+                stack.enter_context(patch.object(owner, name, replacement))
+        yield
+
+
+def _of_spark(start: Callable[[Any], Any]) -> Iterator[tuple[type, str, Any]]:
+    from pyspark.sql.readwriter import DataFrameWriter, DataFrameWriterV2  # noqa: PLC0415 - an extra
+    from pyspark.sql.streaming.query import StreamingQueryManager  # noqa: PLC0415
+    from pyspark.sql.streaming.readwriter import DataStreamWriter  # noqa: PLC0415
+
+    def start_writer(writer: Any, path: str | None = None, **options: Any) -> Any:
+        """Takes the arguments of `start` and `toTable`, whose first one changes nothing here."""
+        for setting in ("format", "outputMode", "partitionBy", "queryName"):
+            value = options.pop(setting, None)
+            if value is not None:
+                getattr(writer, setting)(value)
+        writer.options(**options, **({} if path is None else {"path": path}))
+        return start(writer)
+
+    def end(*_: Any, **__: Any) -> None:
+        raise _Ended
+
+    yield from ((DataStreamWriter, name, start_writer) for name in ("start", "toTable"))
+    yield from ((DataFrameWriter, name, end) for name in _BATCH_WRITES)
+    yield from ((DataFrameWriterV2, name, end) for name in _BATCH_WRITES_V2)
+    yield StreamingQueryManager, "awaitAnyTermination", end

@@ -16,7 +16,7 @@ from onceward.core.engine.state.memory import MemoryBackend
 from onceward.core.log.store import DirectoryStore, MemoryStore, UnopenedStore, local_folder
 from onceward.core.sink import Guarantee
 
-from ..doctor import Finding, failed, ok, warning
+from ..show import Finding, failed, ok, warning
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

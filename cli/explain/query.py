@@ -15,7 +15,7 @@ from onceward.core.errors import ConfigurationError, OncewardError
 from onceward.core.log.store import local_folder
 from onceward.core.sink import Guarantee
 
-from ..doctor import Finding, failed, ok, skipped, warning
+from ..show import Finding, failed, ok, skipped, warning
 from .described import Described, part_finding, sink_findings, store_url
 
 if TYPE_CHECKING:
@@ -214,7 +214,12 @@ def _complete(sink: Any) -> Finding:
 
 
 def _checkpoint(query: PlannedQuery, one: Described) -> list[Finding]:
-    name = [] if one.pipeline is not None or not one.sinks else [_nameless()]
+    name = []
+    if one.sinks and one.pipeline is None:
+        told = (
+            "none: the query's id is used instead, so a deleted checkpoint is not noticed, and rows are written again"
+        )
+        name = [warning("pipeline name", told, "give pipeline=…")]
     if query.checkpoint is None:
         if one.sinks:
             told = "none: Spark makes a temporary one, and onceward refuses the query's first epoch"
@@ -228,8 +233,3 @@ def _checkpoint(query: PlannedQuery, one: Described) -> list[Finding]:
         except ConfigurationError as error:
             return [*name, failed("decision log", error.message, "set store=…")]
     return name
-
-
-def _nameless() -> Finding:
-    told = "none: the query's id is used instead, so a deleted checkpoint is not noticed, and rows are written again"
-    return warning("pipeline name", told, "give pipeline=…")

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-import inspect as signatures
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from onceward.core.checkpoint.recovery import TransactionStatus
 from onceward.core.errors import ConfigurationError
-from onceward.core.kit.options import pairs
 from onceward.core.log.writer import check_owner
 from onceward.core.names import check_pipeline_name
 
 from .. import show
-from ..options import AsJson, BootstrapServers, Dsn, KafkaConfig, LedgerSchema, Pipeline, Yes  # noqa: TC001 - typer reads them
-from .logs import Log, history, open_log
+from ..options import (
+    Access,
+    AsJson,
+    Log,
+    Pipeline,
+    Yes,
+    load_sinks,
+    open_log,
+    server_targets,
+    with_group,
+)
 from .resolve import abort_orphaned, abort_undecided, chosen, commit_decided, committing
-from .survey import Found, survey
+from .survey import Found, history, survey
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from .targets import Target
+    from ..options import Target
 
 app = typer.Typer(no_args_is_help=True, help="List, inspect, commit and abort transactions that are in doubt.")
 
@@ -36,15 +43,11 @@ Store = Annotated[
 
 
 @dataclass(kw_only=True)
-class Search:
+class Search(Access):
     """Where to look: the options of all `txn` commands."""
 
     store: Store = None
     pipeline: Pipeline = None
-    bootstrap_servers: BootstrapServers = None
-    kafka: KafkaConfig = None
-    dsn: Dsn = None
-    ledger_schema: LedgerSchema = None
     sinks: Annotated[
         str | None,
         typer.Option(metavar="MODULE:NAME", help="The pipeline's own sinks, of any class, to import and search."),
@@ -67,21 +70,9 @@ class Search:
 
     def targets(self) -> list[Target]:
         """The targets given."""
-        from .targets import kafka_target, load_sinks, postgres_target  # noqa: PLC0415 - Arrow, and extras
-
-        settings = pairs("--kafka", self.kafka)
-        if (settings and self.bootstrap_servers is None) or (self.ledger_schema is not None and self.dsn is None):
-            raise ConfigurationError("--kafka needs --bootstrap-servers, and --ledger-schema needs --dsn")
+        self.check()
         targets = [] if self.sinks is None else [load_sinks(self.sinks)]
-        extra = "kafka"
-        try:
-            if self.bootstrap_servers is not None:
-                targets.append(kafka_target(self.bootstrap_servers, settings))
-            extra = "postgres"
-            if self.dsn is not None:
-                targets.append(postgres_target(self.dsn, self.ledger_schema))
-        except ModuleNotFoundError as error:
-            raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[{extra}]'") from error
+        targets += server_targets(self)
         if not targets:
             raise ConfigurationError(
                 "no target was given. Pass --bootstrap-servers, --dsn, or the pipeline's own --sinks module:name"
@@ -89,31 +80,15 @@ class Search:
         return targets
 
 
-def searching(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of Search in place of its first parameter."""
-    options = signatures.signature(Search, eval_str=True).parameters
-    own = list(signatures.signature(command, eval_str=True).parameters.values())[1:]
-
-    def run(**given: Any) -> None:
-        search = Search(**{name: given.pop(name) for name in options})
-        command(search, **given)
-
-    run.__doc__ = command.__doc__
-    run.__annotations__ = {one.name: one.annotation for one in [*options.values(), *own]}
-    parameters = [one.replace(kind=signatures.Parameter.KEYWORD_ONLY) for one in [*options.values(), *own]]
-    vars(run)["__signature__"] = signatures.Signature(parameters)
-    return run
-
-
 @app.command("list")
-@searching
+@with_group
 def list_(search: Search, *, as_json: AsJson = False) -> None:
     """List transactions under onceward's names that are open, prepared or awaiting commit, and what to do with each."""
     show.table(search.found(), as_json=as_json)
 
 
 @app.command("inspect")
-@searching
+@with_group
 def inspect(
     search: Search,
     *,
@@ -128,7 +103,7 @@ def inspect(
 
 
 @app.command("commit")
-@searching
+@with_group
 def commit(
     search: Search,
     *,
@@ -166,7 +141,7 @@ def commit(
 
 
 @app.command("abort")
-@searching
+@with_group
 def abort(
     search: Search,
     *,

@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from onceward.core.log import Decide
     from onceward.core.transaction import AbortOutcome
 
-    from .logs import Log
+    from ..options import Log, Target
     from .survey import Found
-    from .targets import Target
 
 _WHY_NOT = {
     TransactionStatus.DECIDED: "a decision names it: it is committed, never aborted (`txn commit`)",

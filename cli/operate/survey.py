@@ -1,4 +1,4 @@
-"""Look at everything under onceward's names: what the targets hold, and what the decision logs say of it.
+"""Look at everything under onceward's names: what the targets hold, what the decision logs say of it and of the past.
 
 The targets are listed first and the logs read afterwards, so that what is decided in between is not called in doubt.
 What a waiting decision names is added even where the target no longer has it open: it may be committed already, or
@@ -8,20 +8,22 @@ lost.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from onceward.core.checkpoint.recovery import Action, TransactionStatus, action, status_of
+from onceward.core.log import Resolved, Void, audit_records
 from onceward.core.names import Scope
-from onceward.core.transaction import ANY_EPOCH, Committable, Observation
+from onceward.core.transaction import ANY_EPOCH, Committable, Observation, rows_by_sink
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from onceward.core.log import LogView
+    from onceward.core.log import Completed, Decide, LogView
 
-    from .logs import Log
-    from .targets import Target
+    from ..options import Log, Target
 
 _REPORT: Final = {
     TransactionStatus.COMPLETED: "its decision is completed, but the target still has it open: ask the target's "
@@ -116,13 +118,6 @@ class Found:
         }
 
 
-class _Sighting(NamedTuple):
-    committable: Committable
-    target: Target | None
-    state: Observation
-    listed: bool
-
-
 def survey(logs: Sequence[Log], targets: Sequence[Target], pipeline: str | None = None) -> list[Found]:
     """What is open, prepared, or waits for its commit.
 
@@ -137,16 +132,16 @@ def survey(logs: Sequence[Log], targets: Sequence[Target], pipeline: str | None 
         StoreError: A store did not answer.
     """
     known = {log.pipeline for log in logs} | ({pipeline} if pipeline is not None else set())
-    seen: dict[tuple[str, ...], _Sighting] = {}
+    seen: dict[tuple[str, ...], Found] = {}
     for target in targets:
         for owner, sink in sorted(target.names(known)):
             if pipeline in (None, owner):
-                for sighting in _listed(target, owner, sink):
-                    seen.setdefault((owner, *sighting.committable.identity()), sighting)
+                for one in _listed(target, owner, sink):
+                    seen.setdefault((owner, *one.committable.identity()), one)
     views = _newest([(log.pipeline, log.view) for log in logs if pipeline in (None, log.pipeline)])
-    listed = {_name(sighting.committable) for sighting in seen.values()}
-    waiting = [sighting for _, view in views for sighting in _waiting(view, targets, listed)]
-    return [_found(sighting, views) for sighting in [*seen.values(), *waiting]]
+    listed = {_name(one.committable) for one in seen.values()}
+    waiting = [one for _, view in views for one in _waiting(view, targets, listed)]
+    return [_judged(one, views) for one in [*seen.values(), *waiting]]
 
 
 def _newest(views: Iterable[tuple[str, LogView]]) -> list[tuple[str, LogView]]:
@@ -158,16 +153,16 @@ def _newest(views: Iterable[tuple[str, LogView]]) -> list[tuple[str, LogView]]:
     return list(newest.values())
 
 
-def _listed(target: Target, pipeline: str, name: str) -> Iterable[_Sighting]:
+def _listed(target: Target, pipeline: str, name: str) -> Iterable[Found]:
     sink = target.sink(name)
     listed = list(sink.lingering(Scope(pipeline, name, "")))
     for committable, state in zip(listed, sink.inspect_many(listed), strict=True):
         # To be listed is an answer, where the target gives no better one.
         state = Observation.PREPARED if state in UNPROVEN else state  # noqa: PLW2901
-        yield _Sighting(committable, target, state, listed=True)
+        yield Found(committable, target, TransactionStatus.UNKNOWN, state, listed=True)
 
 
-def _waiting(view: LogView, targets: Sequence[Target], listed: set[tuple[str, ...]]) -> Iterable[_Sighting]:
+def _waiting(view: LogView, targets: Sequence[Target], listed: set[tuple[str, ...]]) -> Iterable[Found]:
     """What the undone decision names and no listing showed."""
     by_sink: dict[tuple[str, str], list[Committable]] = defaultdict(list)
     for committable in view.undone.committables if view.undone is not None else ():
@@ -178,14 +173,14 @@ def _waiting(view: LogView, targets: Sequence[Target], listed: set[tuple[str, ..
         unknown = [Observation.UNKNOWN for _ in committables]
         states = target.sink(sink).inspect_many(committables) if target is not None else unknown
         for committable, state in zip(committables, states, strict=True):
-            yield _Sighting(committable, target, state, listed=False)
+            yield Found(committable, target, TransactionStatus.UNKNOWN, state, listed=False)
 
 
 def _name(committable: Committable) -> tuple[str, ...]:
     return (committable.pipeline, committable.sink, committable.transaction)
 
 
-def _found(seen: _Sighting, views: Sequence[tuple[str, LogView]]) -> Found:
+def _judged(seen: Found, views: Sequence[tuple[str, LogView]]) -> Found:
     """With what its own log says if that is among them, else another one of its pipeline."""
     c = seen.committable
     of_pipeline = [view for pipeline, view in views if pipeline == c.pipeline]
@@ -194,4 +189,83 @@ def _found(seen: _Sighting, views: Sequence[tuple[str, LogView]]) -> Found:
     decided = view.named(c) if view is not None and status is TransactionStatus.DECIDED else None
     given_up = decided is not None and view is not None and c.transaction in view.skipped
     # The decision's committable knows more than the listing's.
-    return Found(decided or c, seen.target, status, seen.state, seen.listed, given_up)
+    return replace(seen, committable=decided or c, status=status, given_up=given_up)
+
+
+class Epoch(msgspec.Struct, frozen=True, kw_only=True):
+    """An epoch, as `--json` shows it; times are UTC."""
+
+    pipeline: str
+    epoch: int
+    decided: str
+    completed: str | None = None
+    """None while it waits for its commit."""
+    rows: dict[str, int]
+    """Of each sink."""
+    transactions: int
+    input: Any
+    """Offsets where its input ended."""
+    checkpoint: str | None
+    """Folder of the embedded engine's checkpoint."""
+    retained: tuple[str, ...]
+    """Earlier checkpoints beside it, from which a run can be restored too."""
+
+
+class GivenUp(msgspec.Struct, frozen=True, kw_only=True):
+    """The audit record of a transaction that was given up (RESOLVED), or of an epoch that was written again (VOID)."""
+
+    epoch: int
+    transaction: str
+    """Empty for all of the epoch."""
+    action: str
+    """What was done: "skip" or "replay"."""
+    who: str
+    why: str
+    at: str
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """What a decision log tells of the past: the epochs that it still holds, oldest first, and all ever given up."""
+
+    epochs: list[Epoch]
+    given_up: list[GivenUp]
+
+
+def history(log: Log) -> History:
+    """What a decision log tells of the past. It is pruned at each completion, so there are few epochs."""
+    epochs = {decision.epoch: _epoch(log.pipeline, decision, done) for decision, done in log.view.decisions}
+    return History(epochs=list(epochs.values()), given_up=given_up(log))
+
+
+def given_up(log: Log) -> list[GivenUp]:
+    """All that was ever given up."""
+    records = {record.position: record for record in audit_records(log.store)}
+    for entry in log.view.entries:
+        if isinstance(entry, Resolved | Void):
+            records.setdefault(entry.position, entry)
+    return [_given_up(record) for record in records.values()]
+
+
+def _given_up(record: Resolved | Void) -> GivenUp:
+    if isinstance(record, Void):
+        said: dict[str, str] = {"transaction": "", "action": "replay", "who": "policy on_lost=replay"}
+        return GivenUp(epoch=record.epoch, why="; ".join(record.proofs), at=record.at, **said)
+    return msgspec.convert(record, GivenUp, from_attributes=True)
+
+
+def _epoch(pipeline: str, decision: Decide, completed: Completed | None) -> Epoch:
+    from onceward.core.engine.reference import Decided, older_checkpoints  # noqa: PLC0415 - the embedded engine
+
+    decided = Decided.of(decision)
+    folder = decided.checkpoint.folder if decided is not None else None
+    return Epoch(
+        pipeline=pipeline,
+        epoch=decision.epoch,
+        decided=decision.at,
+        completed=completed.at if completed is not None else None,
+        rows=rows_by_sink(decision.committables, decision.sinks),
+        transactions=len(decision.committables),
+        input=decision.input.end,
+        checkpoint=folder,
+        retained=older_checkpoints(folder, decision.epoch) if folder is not None else (),
+    )

@@ -7,11 +7,14 @@ from typing import Annotated
 import typer
 
 from onceward.core.checkpoint import CommitPolicy
+from onceward.core.engine.channels import Kind
+from onceward.core.engine.requests import ask
+from onceward.core.engine.state.storage import CheckpointStorage, locate
 from onceward.core.errors import ConfigurationError
 
 from .. import show
-from ..operate.logs import open_log
-from ..options import AsJson, Pipeline, Yes  # noqa: TC001 - typer reads them
+from ..options import AsJson, Pipeline, Yes, open_log
+from . import copies, manifest, restore
 
 app = typer.Typer(no_args_is_help=True, help="Make, list, restore and delete savepoints.")
 
@@ -52,10 +55,6 @@ def create(
             end = " and end" if stop or drain else ""
             show.would(f"ask the running pipeline {log.pipeline} to make a savepoint{end}")
             return
-        from onceward.core.engine.channels import Kind  # noqa: PLC0415 - the embedded engine
-        from onceward.core.engine.requests import ask  # noqa: PLC0415
-        from onceward.core.engine.state.storage import locate  # noqa: PLC0415
-
         kind = Kind.DRAIN if drain else Kind.SUSPEND if stop else Kind.SAVEPOINT
         typer.echo(f"savepoint {ask(log.store, kind, locate(folder), timeout=timeout)}")
         return
@@ -69,10 +68,6 @@ def create(
 
 
 def _create(folder: str, checkpoint: str, store: str | None, pipeline: str | None, *, retire: bool, yes: bool) -> None:
-    from onceward.core.engine.state.storage import CheckpointStorage  # noqa: PLC0415 - the embedded engine
-
-    from . import copies  # noqa: PLC0415
-
     log = open_log(store or CheckpointStorage(checkpoint).root, pipeline, writing=yes)
     quiet = copies.QUIET_SECONDS
     if not yes:
@@ -96,9 +91,7 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List savepoints: of which pipeline and epoch, when they were made, and where they were restored to."""
-    from . import listing  # noqa: PLC0415 - the embedded engine
-
-    found = listing.listed(folder)
+    found = manifest.listed(folder)
     if as_json:
         show.print_json(found)
         return
@@ -132,11 +125,9 @@ def restore_(
 
     If the sinks have gone on since the savepoint, this is refused without --rewind: rows would be written twice.
     """
-    from . import listing, manifest, restore  # noqa: PLC0415 - the embedded engine
-
     if rewind is not None and not rewind.strip():
         raise ConfigurationError("--rewind needs a reason, which is recorded in the decision log")
-    found = listing.found_at(folder)
+    found = manifest.found_at(folder)
     if found.kind == "engine":
         raise ConfigurationError(
             f"{found.place} is a savepoint of the embedded engine: its program restores it, with "
@@ -154,13 +145,11 @@ def restore_(
 @app.command()
 def delete(folder: Folder, *, yes: Yes = False) -> None:
     """Delete a savepoint, or what an interrupted copy has left of one."""
-    from . import listing  # noqa: PLC0415 - the embedded engine
-
-    found = listing.found_at(folder)
+    found = manifest.found_at(folder)
     only = found.retired and not found.restored_to
     left = f", which is all that is left of pipeline {found.pipeline}: it moves, and was never restored" if only else ""
     if not yes:
         show.would(f"delete {found.place} ({found.kind}, pipeline {found.pipeline}){left}")
         return
-    listing.delete(folder)
+    manifest.delete(folder)
     typer.echo(f"deleted {found.place}")

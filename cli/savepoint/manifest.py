@@ -7,7 +7,8 @@
     <savepoint>/claimed          where the first restore of a retired one was begun
     <savepoint>/restored         where the last restore was finished
 
-What has no manifest is no savepoint: a copy that was interrupted is never restored.
+What has no manifest is no savepoint: a copy that was interrupted is never restored. The listing knows the embedded
+engine's savepoints, too.
 """
 
 from __future__ import annotations
@@ -17,9 +18,15 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.core.engine.state.handles import FileRef
-from onceward.core.engine.state.storage import CheckpointStorage
-from onceward.core.errors import ConfigurationError, EpochConflictError, StateDamagedError
+from onceward.core.engine.state.handles import FileRef, decode_metadata, is_metadata
+from onceward.core.engine.state.storage import METADATA, CheckpointStorage, inside
+from onceward.core.errors import (
+    ConfigurationError,
+    EpochConflictError,
+    NewerFormatError,
+    StateDamagedError,
+    StateError,
+)
 from onceward.core.names import Progress
 from onceward.core.sealed import opened, seal
 
@@ -78,16 +85,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """As it stands in the savepoint, with its checksum."""
         return seal(_NAME, msgspec.json.encode(self))
 
-    @classmethod
-    def decode(cls, data: bytes, where: str) -> Manifest:
-        """Read what `encode` wrote.
-
-        Raises:
-            StateDamagedError: It is not what was written.
-            NewerFormatError: A newer version of the library wrote it.
-        """
-        return opened(_NAME, data, cls, StateDamagedError, f"the savepoint's manifest {where}")
-
 
 @dataclass(frozen=True)
 class Savepoint:
@@ -108,7 +105,8 @@ class Savepoint:
         storage = CheckpointStorage(place)
         data = storage.read_if_there(MANIFEST)
         if data:
-            return cls(storage, Manifest.decode(data, storage.at(MANIFEST)))
+            what = f"the savepoint's manifest {storage.at(MANIFEST)}"
+            return cls(storage, opened(_NAME, data, Manifest, StateDamagedError, what))
         if storage.read_if_there(BEGUN):
             raise ConfigurationError(
                 f"{storage.root} holds only a part of a savepoint: the copy was interrupted. Create it again, or "
@@ -152,3 +150,100 @@ class Savepoint:
         for ref in (*self.manifest.files, *self.manifest.entries):
             for _ in self.storage.proven(ref):
                 pass
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """A savepoint, as `--json` shows it."""
+
+    place: str
+    kind: str
+    """"spark", "engine", "incomplete", "damaged", or "newer": of a newer version of the library."""
+    pipeline: str
+    epoch: int | None = None
+    made: str = ""
+    size: int | None = None
+    """Bytes."""
+    retired: bool = False
+    restored_to: str = ""
+    problem: str = ""
+
+
+def _look(place: str) -> Listed | None:
+    """What a folder holds; None if that is no savepoint."""
+    storage = CheckpointStorage(place)
+    begun = storage.read_if_there(BEGUN).decode()
+    try:
+        if not begun:
+            return _of_engine(storage)
+        if not storage.read_if_there(MANIFEST):
+            return Listed(place=storage.root, kind="incomplete", pipeline=begun)
+        saved = Savepoint.load(place)
+    except (StateDamagedError, NewerFormatError) as error:
+        kind = "damaged" if isinstance(error, StateDamagedError) else "newer"
+        return Listed(place=storage.root, kind=kind, pipeline=begun, problem=str(error))
+    m = saved.manifest
+    return Listed(
+        place=storage.root,
+        kind="spark",
+        pipeline=m.pipeline,
+        epoch=m.epoch,
+        made=m.made,
+        size=m.size,
+        retired=m.retired,
+        restored_to=saved.restored_to,
+    )
+
+
+def _of_engine(storage: CheckpointStorage) -> Listed | None:
+    data = storage.read_if_there(METADATA)
+    if not is_metadata(data):  # a Spark checkpoint has a file of that name too
+        return None
+    made = decode_metadata(data, storage.at(METADATA))
+    size = sum(ref.size for ref in made.files)
+    told = Listed(place=storage.root, kind="engine", pipeline=made.pipeline, epoch=made.checkpoint, size=size)
+    return told if made.savepoint else None
+
+
+def listed(place: str) -> list[Listed]:
+    """The savepoint in a folder, or those in the folders right below it.
+
+    Raises:
+        ConfigurationError: There is no such folder.
+    """
+    storage = CheckpointStorage(place)
+    names = storage.names()
+    if not names:
+        raise ConfigurationError(f"{storage.root}: there is no such folder, or it is empty")
+    own = _look(storage.root)
+    found = [own] if own is not None else [_look(inside(storage.root, name)) for name in sorted(names)]
+    return [one for one in found if one is not None]
+
+
+def found_at(place: str) -> Listed:
+    """What a folder holds.
+
+    Raises:
+        ConfigurationError: That is no savepoint.
+    """
+    found = _look(place)
+    if found is None:
+        raise ConfigurationError(f"{CheckpointStorage(place).root} is not a savepoint")
+    return found
+
+
+def delete(place: str) -> None:
+    """Delete a savepoint, or a part of one: first the file without which nobody takes the rest for one.
+
+    Raises:
+        ConfigurationError: The folder is not a savepoint.
+        StateError: Something could not be deleted.
+    """
+    pipeline, storage = found_at(place).pipeline, CheckpointStorage(place)
+    try:
+        if not storage.read_if_there(BEGUN):
+            storage.write(BEGUN, [pipeline.encode()])  # so that the rest of it is known for what it is
+        storage.delete([MANIFEST, METADATA])
+        storage.delete(path for path in storage.walk() if path != BEGUN)
+        storage.delete_folder("")
+    except OSError as error:
+        raise StateError(f"{storage.root} is only partly deleted: {error}. Repeat this") from error

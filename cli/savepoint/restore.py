@@ -69,7 +69,7 @@ class Restoration:
         saved: The savepoint.
         checkpoint: The new folder.
         store: URL of the store where the log will be; None: in the checkpoint.
-        why: Why the pipeline goes back; None if it does not.
+        back: How the pipeline goes back; None if it does not.
         place: Where the log will be, for people and for the next restore.
         current: The log in use; None if it cannot be found.
     """
@@ -77,7 +77,7 @@ class Restoration:
     saved: Savepoint
     checkpoint: CheckpointStorage
     store: str | None
-    why: str | None
+    back: Rewound | None
     place: str
     current: LogAt | None
 
@@ -85,7 +85,7 @@ class Restoration:
         """For people, in one sentence."""
         m = self.saved.manifest
         said = f"restore epoch {m.epoch} of pipeline {m.pipeline} to {self.checkpoint.root}"
-        if self.why is not None:
+        if self.back is not None:
             said += f"; epochs from {m.epoch + 1} on are written again"
         if self.current is not None and self.current.store is not None and self.current.place != self.place:
             said += f"; the query can no longer be started from {self.current.place}"
@@ -126,10 +126,10 @@ def examine(saved: Savepoint, checkpoint: str, store: str | None, why: str | Non
             f"epoch {current.view.undone.epoch} is decided and not committed everywhere: `onceward txn commit` first",
             pipeline=m.pipeline,
         )
-    why = None if at_it else why
-    if current is not None and why is not None:
-        goes_back(current.view, _way_back(saved, why), None)  # or an error: it was done before
-    return Restoration(saved, into, store, why, target.place, current)
+    back = None if at_it or why is None else Rewound(query=m.query, epoch=m.epoch + 1, why=why)
+    if current is not None and back is not None:
+        goes_back(current.view, back, None)  # or an error: it was done before
+    return Restoration(saved, into, store, back, target.place, current)
 
 
 def restore(asked: Restoration, policy: CommitPolicy) -> None:
@@ -140,11 +140,10 @@ def restore(asked: Restoration, policy: CommitPolicy) -> None:
         EpochConflictError: It has decided another epoch meanwhile.
         StateError: A file could not be written. Repeat it.
     """
-    saved, into, current, old = asked.saved, asked.checkpoint, asked.current, None
+    saved, into, current, back, old = asked.saved, asked.checkpoint, asked.current, asked.back, None
     m = saved.manifest
     target = open_store(_log_url(into, asked.store), pipeline=m.pipeline)
     place = into.root if asked.store is None else target.describe()
-    back = _way_back(saved, asked.why) if asked.why is not None else None
     if current is None and back is not None:
         _go_back(LogWriter(target, m.pipeline, policy), back)
     elif current is not None and current.store is None:
@@ -168,10 +167,6 @@ def restore(asked: Restoration, policy: CommitPolicy) -> None:
             raise
         _log.warning("cannot record in the savepoint that it was restored to %s: %s", place, error)
     _put_file(saved, into, identity)
-
-
-def _way_back(saved: Savepoint, why: str) -> Rewound:
-    return Rewound(query=saved.manifest.query, epoch=saved.manifest.epoch + 1, why=why)
 
 
 def _go_back(writer: LogWriter, wanted: Rewound) -> None:

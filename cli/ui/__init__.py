@@ -11,15 +11,16 @@ import typer
 
 from onceward.core.errors import ConfigurationError, NoDecisionLogError
 from onceward.core.log.store import local_folder
+from onceward.testing.machine import needing
 
-from ..operate import Search, searching
-from .desk import Desk
-from .watch import Watch
+from ..operate import Search  # noqa: TC001 - typer reads it
+from ..options import with_group
+from .desk import Desk, Watch
 
 PORT = 8461
 
 
-@searching
+@with_group
 def ui(
     search: Search,
     *,
@@ -37,12 +38,10 @@ def ui(
     --store is a checkpoint folder, or a folder that contains several; repeatable. With --bootstrap-servers, --dsn or
     --sinks, the page also shows what is open in the targets, and can commit and abort as `onceward txn` does.
     """
-    try:
-        import uvicorn  # noqa: PLC0415 - the extra `ui`
+    with needing("ui"):
+        import uvicorn  # noqa: PLC0415 - an extra
 
         from .web import make_app  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[ui]'") from error
     _check(search, host, expose=expose)
     watch = Watch(search.store or [], search.pipeline)
     desk, token = Desk(watch, search, actions=not read_only), secrets.token_urlsafe(24)

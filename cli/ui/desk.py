@@ -1,36 +1,45 @@
 """What the page asks for: pipelines, what the targets show, and two actions, done by the functions of `onceward txn`.
 
-The state is read from files, at most once a second however many pages are open. Targets are asked only when somebody
-presses a button. An action names what its user has seen (the decision's position, or transactions by name), and the
-pipeline in words: what has changed since is refused and not acted on.
+Pipelines are searched for below the given stores. The state is read from files, at most once a second however many
+pages are open. Targets are asked only when somebody presses a button. An action names what its user has seen (the
+decision's position, or transactions by name), and the pipeline in words: what has changed since is refused.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
+from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from onceward.core.errors import ConfigurationError, EpochConflictError
+from onceward.core.errors import ConfigurationError, EpochConflictError, NoDecisionLogError, OncewardError
+from onceward.core.log import DirectoryStore, read
+from onceward.core.log.entries import position_of
+from onceward.core.log.store import IN_CHECKPOINT, local_folder
 
 from .. import show
-from ..operate.logs import open_log
 from ..operate.resolve import abort_undecided, chosen, commit_decided
-from .model import Pipeline
+from ..options import Log, open_log
+from .model import SEARCH_EVERY, Watched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from ..operate import Search
-    from .watch import Watch, Watched
 
 _PAUSE: Final = 1.0
 """Seconds for which what was read is shown again."""
 _FOUND: Final = 500
 """How many transactions of the targets are shown."""
+_FOLDERS: Final = 500
+"""How many folders are looked into for decision logs."""
+_NAMES: Final = 50
+"""How many names of a folder are looked at to tell whether it is a decision log."""
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,16 +61,89 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     confirm: str
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the page shows without asking a target."""
+class Unsynced(DirectoryStore):
+    """A decision log's directory for reading without syncing it: nobody acts on what is shown here."""
 
-    pipelines: list[Pipeline]
-    errors: list[str]
-    actions: bool
-    """Whether transactions can be ended from the page."""
-    targets: str
-    """Where it looks for transactions; empty: it was given no target."""
-    warnings: dict[str, str]
+    def __init__(self, path: Path) -> None:
+        self.path, self.shared = path, False
+
+    def get(self, key: str) -> bytes | None:
+        with self._doing(f"read entry {key} in"), suppress(FileNotFoundError):
+            return self.contents(key)
+        return None
+
+    def list_keys(self) -> list[str]:
+        with self._doing("list"):
+            return sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
+
+
+class Watch:
+    """All pipelines under the given stores.
+
+    Args:
+        stores: URLs of decision logs; of a local folder, its subfolders are searched, too.
+        pipeline: Show this one alone; a store that is no folder needs it.
+        clock: Seconds.
+    """
+
+    def __init__(self, stores: Sequence[str], pipeline: str | None = None, clock: Any = time.monotonic) -> None:
+        self._stores, self._pipeline, self._clock = stores, pipeline, clock
+        self._found: dict[str, Watched] = {}
+        self._searched: float | None = None
+        self.errors: list[str] = []
+
+    def look(self) -> list[Watched]:
+        """The pipelines as they are now."""
+        now = self._clock()
+        if self._searched is None or now - self._searched >= SEARCH_EVERY:
+            self._searched, self.errors = now, []
+            for url in self._stores:
+                try:
+                    self._search(url)
+                except NoDecisionLogError:
+                    pass  # it comes with the pipeline's first start
+                except OncewardError as error:
+                    self.errors.append(str(error))
+        for watched in self._found.values():
+            watched.look()
+        return list(self._found.values())
+
+    def _search(self, url: str) -> None:
+        local = local_folder(url)
+        if local is None:
+            if url not in self._found:
+                self._found[url] = Watched(open_log(url, self._pipeline), url)
+            return
+        for folder in _log_folders(local[0]):
+            if str(folder) in self._found:
+                continue
+            store = Unsynced(folder)
+            try:
+                name = read(store).pipeline
+            except OncewardError as error:  # the folders after it may be sound
+                self.errors.append(f"{folder}: {error}")
+                continue
+            if name and self._pipeline in (None, name):
+                self._found[str(folder)] = Watched(Log(name, store), str(folder))
+
+
+def _log_folders(root: Path) -> Iterator[Path]:
+    """Folders with a decision log: the root itself, and down to three levels below it, where checkpoints have them."""
+    level, left = [root], _FOLDERS
+    for _ in range(4):
+        below: list[Path] = []
+        for folder in level[:left]:
+            with suppress(OSError), os.scandir(folder) as entries:
+                some = [entry for entry, _ in zip(entries, range(_FOLDERS), strict=False)]
+                if any(position_of(entry.name) is not None for entry in some[:_NAMES]):
+                    yield folder
+                else:  # the log of a checkpoint first: Spark's own folders beside it may be many
+                    inside = sorted(entry.name for entry in some if entry.is_dir(follow_symlinks=False))
+                    below += [folder / name for name in sorted(inside, key=lambda name: name != IN_CHECKPOINT)]
+        left -= len(level)
+        level = below
+        if left <= 0:
+            return
 
 
 class Desk:
@@ -85,16 +167,16 @@ class Desk:
         self._actions = actions and bool(self._titles)
 
     def state(self) -> bytes:
-        """The state, as JSON."""
+        """All that the page shows without asking a target, as JSON."""
         with self._reading:
             if self._clock() - self._read_at >= _PAUSE:
-                state = State(
-                    pipelines=[watched.shown for watched in self._watch.look()],
-                    errors=self._watch.errors,
-                    actions=self._actions,
-                    targets=", ".join(self._titles),
-                    warnings={"fences": show.FENCES, "copy": show.COPY},
-                )
+                state = {
+                    "pipelines": [watched.shown for watched in self._watch.look()],
+                    "errors": self._watch.errors,
+                    "actions": self._actions,  # whether transactions can be ended from the page
+                    "targets": ", ".join(self._titles),  # empty: it was given no target
+                    "warnings": {"fences": show.FENCES, "copy": show.COPY},
+                }
                 self._state = msgspec.json.encode(state)
                 self._read_at = self._clock()
             return self._state

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
 
 from onceward.core.errors import ConfigurationError
+from onceward.testing.machine import needing
 
-from ..operate.targets import imported
+from ..options import Access, imported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -19,18 +22,24 @@ if TYPE_CHECKING:
 
     Rows = Callable[[pa.RecordBatch], pa.RecordBatch]
 
-KINDS: Final = {"kafka": "TOPIC", "postgres": "TABLE", "sql": "TABLE", "redis": "KEY", "files": "FOLDER"}
+KINDS: Final = {
+    "kafka": ("TOPIC", "bootstrap_servers"),
+    "postgres": ("TABLE", "dsn"),
+    "sql": ("TABLE", "url"),
+    "redis": ("KEY", "url"),
+    "files": ("FOLDER", None),
+}
+"""What names a place of each kind, and the option that says where its system is."""
 
 
-@dataclass(frozen=True)
-class Access:
+@dataclass(kw_only=True)
+class Systems(Access):
     """How systems are reached: the options that all places share."""
 
-    servers: str | None = None
-    config: Mapping[str, str] | None = None
-    dsn: str | None = None
-    url: str | None = None
-    ledger_schema: str | None = None
+    url: Annotated[
+        str | None,
+        typer.Option(help="Where sql:TABLE or redis:KEY is: SQLAlchemy's URL of a database, or a redis://… URL."),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -45,10 +54,10 @@ class Place:
 
     kind: str
     name: str
-    access: Access
+    access: Systems
 
     @classmethod
-    def parse(cls, text: str, access: Access) -> Place:
+    def parse(cls, text: str, access: Systems) -> Place:
         """Read `kafka:TOPIC` or one of the other KINDS.
 
         Raises:
@@ -56,17 +65,11 @@ class Place:
         """
         kind, _, name = text.partition(":")
         if kind not in KINDS or not name:
-            forms = " or ".join(f"{known}:{what}" for known, what in KINDS.items())
+            forms = " or ".join(f"{known}:{what}" for known, (what, _) in KINDS.items())
             raise ConfigurationError(f"{text!r} is no place: give {forms}")
-        options = {
-            "kafka": ("--bootstrap-servers", access.servers),
-            "postgres": ("--dsn", access.dsn),
-            "sql": ("--url", access.url),
-            "redis": ("--url", access.url),
-        }
-        option, given = options.get(kind, ("", ""))
-        if given is None:
-            raise ConfigurationError(f"{text} needs {option}")
+        option = KINDS[kind][1]
+        if option is not None and getattr(access, option) is None:
+            raise ConfigurationError(f"{text} needs --{option.replace('_', '-')}")
         return cls(kind, name, access)
 
     @property
@@ -81,11 +84,11 @@ class Place:
             SinkError: Its system does not answer, or refuses.
             ConfigurationError: An extra is not installed.
         """
-        try:
+        with needing(self.kind):
             if self.kind == "kafka":
                 from onceward.connectors.kafka import reread as kafka  # noqa: PLC0415 - an extra
 
-                return kafka.reread(self.access.servers or "", self.access.config or {}, self.name)
+                return kafka.reread(self.access.bootstrap_servers or "", self.access.config, self.name)
             if self.kind == "files":
                 from onceward.connectors.files import reread as files  # noqa: PLC0415 - pyarrow's readers
 
@@ -110,8 +113,6 @@ class Place:
             from onceward.connectors.database.postgres import reread as postgres  # noqa: PLC0415
 
             return postgres.reread(target, scope, columns)
-        except ModuleNotFoundError as error:
-            raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[{self.kind}]'") from error
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All rows, as they are."""
@@ -120,7 +121,7 @@ class Place:
             return
         from onceward.connectors.kafka.reread import messages  # noqa: PLC0415 - an extra
 
-        yield from messages(self.access.servers or "", self.access.config or {}, self.name)
+        yield from messages(self.access.bootstrap_servers or "", self.access.config, self.name)
 
     def of_epoch(self, epoch: ProvenEpoch) -> Iterator[pa.RecordBatch]:
         """What an epoch read from it; it must be a topic.
@@ -138,7 +139,7 @@ class Place:
             raise ConfigurationError(f"epoch {epoch.epoch}: the decision log names no offsets of {self.title}")
         position = {self.name: dict.fromkeys(end, 0) | start}
         access = self.access
-        yield from messages(access.servers or "", access.config or {}, self.name, position, {self.name: end})
+        yield from messages(access.bootstrap_servers or "", access.config, self.name, position, {self.name: end})
 
 
 def load_function(reference: str) -> Rows:

@@ -49,9 +49,13 @@ def _values(column: pa.Array, field: pa.Field) -> list[Any]:
         values = column.cast(pa.large_binary()).to_pylist()
     except (OverflowError, ValueError):
         return [_value(scalar) for scalar in column]
-    if UUID_BYTES.encode() in (field.metadata or {}):
+    if _has(field, UUID_BYTES):
         return [value if value is None else str(UUID(bytes=value)) for value in values]
     return values
+
+
+def _has(field: pa.Field, mark: str) -> bool:
+    return mark.encode() in (field.metadata or {})
 
 
 def _value(scalar: pa.Scalar) -> Any:
@@ -109,15 +113,15 @@ def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
-    if PARTITION.encode() in (field.metadata or {}):
+    if _has(field, PARTITION):
         from onceward.connectors.files.reread import folder_texts  # noqa: PLC0415 - for files alone
 
         return folder_texts(array)
-    if UUID_BYTES.encode() in (field.metadata or {}) and pa.types.is_string(array.type):
+    if _has(field, UUID_BYTES) and pa.types.is_string(array.type):
         from onceward.connectors.database.postgres.conversions import encode_uuids  # noqa: PLC0415 - an extra
 
         return encode_uuids(array).cast(field.type)
-    if NUMBER.encode() not in (field.metadata or {}):
+    if not _has(field, NUMBER):
         if pa.types.is_decimal(array.type) and pa.types.is_floating(field.type):  # Arrow's cast may be one digit off
             return pa.array([None if value is None else float(value) for value in array.to_pylist()], field.type)
         return array.cast(field.type)
@@ -139,11 +143,7 @@ def _from_json(batch: pa.RecordBatch, place: Place, schema: pa.Schema) -> pa.Rec
     columns = {name: _column([row.get(name) for row in rows]) for name in names}
     if place.kind != "redis":  # where everything is bytes
         for field in schema:
-            if (
-                field.name in columns
-                and pa.types.is_binary(field.type)
-                and UUID_BYTES.encode() not in (field.metadata or {})
-            ):
+            if field.name in columns and pa.types.is_binary(field.type) and not _has(field, UUID_BYTES):
                 columns[field.name] = _bytes(columns[field.name])
     return pa.RecordBatch.from_pydict(columns)
 

@@ -10,23 +10,24 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+import threading
 import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import urlsplit
 
 from onceward.core.errors import ConfigurationError
 
 from ..judge import Verdict, compare
+from ..machine import end_of
 from .driver import Start, Supervisor, arguments_of
-from .endpoints import KAFKA, POSTGRES, Addresses, UnreadableError
+from .endpoints import KAFKA, POSTGRES, Addresses, Endpoint, UnreadableError
 from .faults import NothingToHitError, PlannedFault, Scene
-from .readers import BlockedReaders
 from .servers import empty_kafka, new_database
 from .spec import ReferenceRun, counted, from_function
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from .spec import PipelineSpec
 
 _POLL_SECONDS: Final = 0.2
+_LOOK_SECONDS: Final = 0.1
+_LOG_LINES: Final = 25
 _FIRST_SHARE: Final = 0.2
 _FEEDS: Final = 20
 _LIVES_BEFORE_OUTPUT: Final = 3
@@ -64,7 +67,7 @@ class Case:
         reference: ReferenceRun | None = None,
     ) -> None:
         self._spec, self._fault, self._reference = spec, fault, reference
-        self._expectation = from_function(spec.expected) if reference is None else reference.expectation
+        self._expectation = from_function(spec.expected) if reference is None else lambda *_: reference.outputs
         self._name = type(spec).__name__
         self._dice = Random(fault.id)  # noqa: S311 - repeatable on purpose
         self._inputs, self._outputs = spec.endpoints("inputs"), spec.endpoints("outputs")
@@ -123,10 +126,12 @@ class Case:
             if not problem:
                 with self._feeding(rest) as until:
                     self._inject(until)
-                    blocked = BlockedReaders(self._outputs if limit is not None else [], self.addresses)
+                    blocked = _BlockedReaders(self._outputs if limit is not None else [], self.addresses)
                     watch.enter_context(blocked)
                 self._supervisor.stop_others(self._spec.stop_seconds)
-                problem = self._other_inputs() or self._not_settled()
+                problem = self._other_inputs()
+                if not problem and not self._settled(self._spec.quiet, lambda verdict: not verdict.may_improve):
+                    problem = f"{self._name} is not exactly once, {self._spec.timeout:g} s after the last row was fed"
         self._supervisor.stop(self._spec.stop_seconds)
         self.verdict = self._judged()
         if problem or not self.verdict.exact:
@@ -139,11 +144,6 @@ class Case:
         if self._reference is None or counted(self._rows_in()) == self._reference.inputs:
             return ""
         return f"other rows went into {self._name} than in the run without faults: is row() random?"
-
-    def _not_settled(self) -> str:
-        if self._settled(self._spec.quiet, lambda verdict: not verdict.may_improve):
-            return ""
-        return f"{self._name} is not exactly once, {self._spec.timeout:g} s after the last row was fed"
 
     def record(self) -> tuple[ReferenceRun | None, str]:
         """Run until the outputs have not changed for five times `quiet` seconds: what is in them, or why not."""
@@ -171,7 +171,7 @@ class Case:
         head = f"fault {self._fault.name}, seed {self._fault.seed}; {self._fed} rows were fed"
         codes = f"exit codes of the driver: {', '.join(map(str, self._supervisor.exit_codes))}"
         verdict = self.verdict.lines() if self.verdict else []
-        words = self._supervisor.start.last_words()
+        words = end_of(self._supervisor.start.log, _LOG_LINES)
         return "\n".join([head, *self._notes, codes, *verdict, f"the end of the driver's log:\n{words}"])
 
     def _note(self, text: str) -> None:
@@ -263,3 +263,36 @@ class Case:
             self._spec.key,
             sources,
         )
+
+
+class _BlockedReaders:
+    """Watches, while the block runs, for how long (`longest`) readers of outputs are blocked at one place (`where`).
+
+    What blocks them is told apart by its words, which name the transaction or the offset: as long as an output says the
+    same, it has not moved on.
+    """
+
+    def __init__(self, outputs: Sequence[Endpoint], addresses: Addresses) -> None:
+        self.longest, self.where = 0.0, ""
+        self._outputs, self._addresses = outputs, addresses
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="blocked readers", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        since: dict[str, float] = {}
+        while not self._stopped.wait(_LOOK_SECONDS):
+            with suppress(UnreadableError):
+                found = [what for output in self._outputs for what in output.left_open(self._addresses)]
+                now = time.monotonic()
+                since = {what: since.get(what, now) for what in found}
+                for what, began in since.items():
+                    if now - began > self.longest:
+                        self.longest, self.where = now - began, what

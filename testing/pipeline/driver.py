@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -29,13 +28,11 @@ from onceward.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
-    from contextlib import AbstractContextManager
 
 Command: TypeAlias = Sequence[str | Path] | Callable[[], object]
 
 _LEFTOVER_SECONDS: Final = 10.0
 _RESTART_SECONDS: Final = 0.5
-_LOG_LINES: Final = 25
 _DRIVER_URL: Final = re.compile(r"--driver-url\0[^\0]*:(\d+)(?:\0|$)")
 _CALL: Final = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='driver')[sys.argv[2]]()"
 
@@ -65,13 +62,6 @@ class Start:
     environment: Mapping[str, str]
     folder: Path
     log: Path
-
-    def last_words(self) -> str:
-        """The last lines of the log."""
-        if not self.log.exists():
-            return ""
-        with self.log.open(errors="replace") as lines:
-            return "".join(deque(lines, maxlen=_LOG_LINES))
 
 
 class DriverProcess:
@@ -151,10 +141,6 @@ class DriverProcess:
         for process in alive:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-
-    def paused(self) -> AbstractContextManager[None]:
-        """SIGSTOP the driver and all its descendants while the block runs."""
-        return paused(self.family())
 
 
 def _is_worker(process: psutil.Process) -> bool:

@@ -10,7 +10,7 @@ import time
 import uuid
 import zlib
 from abc import ABC, abstractmethod
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from onceward.core.errors import ConfigurationError, ExternalError
 
 from ..judge import Record
+from ..machine import needing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
+    from types import ModuleType
 
     import confluent_kafka
     import sqlalchemy as sa
@@ -170,10 +172,8 @@ class KafkaTopic(Endpoint):
             raise UnreadableError(f"rows could not be produced to topic {self.name}: {errors or 'no answer'}")
 
     def read(self, addresses: Addresses) -> list[Record]:
-        import confluent_kafka  # noqa: PLC0415 - optional dependency
-
         found: list[Record] = []
-        with _kafka(), self._consumer(addresses, "read_committed") as consumer:
+        with _kafka() as confluent_kafka, self._consumer(addresses, "read_committed") as consumer:
             consumer.assign([confluent_kafka.TopicPartition(self.name, n, 0) for n in self._numbers(consumer)])
             unread, deadline = set(self._numbers(consumer)), time.monotonic() + _SECONDS
             while unread:
@@ -193,36 +193,27 @@ class KafkaTopic(Endpoint):
 
     def left_open(self, addresses: Addresses) -> list[str]:
         """Partitions whose last stable offset is below the end: a transaction is open and holds readers up."""
-        ends = {level: self._ends(addresses, level) for level in ("read_committed", "read_uncommitted")}
+        stable, ends = (self._ends(addresses, level) for level in ("read_committed", "read_uncommitted"))
         return [
-            f"topic {self.name}-{partition}: a transaction is open; readers wait at offset {stable}"
-            for (partition, stable), end in zip(
-                ends["read_committed"].items(), ends["read_uncommitted"].values(), strict=True
-            )
-            if stable < end
+            f"topic {self.name}-{partition}: a transaction is open; readers wait at offset {offset}"
+            for partition, offset in stable.items()
+            if offset < ends[partition]
         ]
 
     def _ends(self, addresses: Addresses, isolation: str) -> dict[int, int]:
-        import confluent_kafka  # noqa: PLC0415 - optional dependency
-
-        with _kafka(), self._consumer(addresses, isolation) as consumer:
+        with _kafka() as confluent_kafka, self._consumer(addresses, isolation) as consumer:
             partitions = [confluent_kafka.TopicPartition(self.name, n) for n in self._numbers(consumer)]
             return {p.partition: consumer.get_watermark_offsets(p, timeout=_SECONDS)[1] for p in partitions}
 
     def _numbers(self, consumer: confluent_kafka.Consumer) -> list[int]:
         return sorted(consumer.list_topics(self.name, timeout=_SECONDS).topics[self.name].partitions)
 
-    @contextmanager
-    def _consumer(self, addresses: Addresses, isolation: str) -> Iterator[confluent_kafka.Consumer]:
+    def _consumer(self, addresses: Addresses, isolation: str) -> closing[confluent_kafka.Consumer]:
         import confluent_kafka  # noqa: PLC0415 - optional dependency
 
         settings = {"enable.auto.commit": False, "enable.partition.eof": True, "log_level": 0}
         settings |= {"isolation.level": isolation, "group.id": uuid.uuid4().hex, "fetch.wait.max.ms": 10}
-        consumer = confluent_kafka.Consumer({"bootstrap.servers": addresses.bootstrap_servers, **settings})
-        try:
-            yield consumer
-        finally:
-            consumer.close()
+        return closing(confluent_kafka.Consumer({"bootstrap.servers": addresses.bootstrap_servers, **settings}))
 
 
 @lru_cache(maxsize=1)
@@ -235,11 +226,12 @@ def _producer(addresses: Addresses) -> confluent_kafka.Producer:
 
 
 @contextmanager
-def _kafka() -> Iterator[None]:
+def _kafka() -> Iterator[ModuleType]:
+    """Give the client, whose errors become ours."""
     import confluent_kafka  # noqa: PLC0415 - optional dependency
 
     try:
-        yield
+        yield confluent_kafka
     except confluent_kafka.KafkaException as error:
         raise UnreadableError(f"Kafka: {error}") from error
 
@@ -300,31 +292,25 @@ class Table(Endpoint):
 
     @contextmanager
     def _connection(self, addresses: Addresses) -> Iterator[sa.Connection]:
+        with needing("postgres"):
+            import sqlalchemy as sa  # noqa: PLC0415 - optional dependency
         try:
             with connected(self.url.format(folder=addresses.folder) or addresses.dsn) as connection:
                 yield connection
-        except _sql_errors() as error:
+        except sa.exc.DBAPIError as error:
             raise UnreadableError(f"table {self.name}: {error}") from error
-
-
-def _sql_errors() -> type[Exception]:
-    import sqlalchemy as sa  # noqa: PLC0415 - optional dependency
-
-    return sa.exc.DBAPIError
 
 
 @contextmanager
 def connected(url: str) -> Iterator[sa.Connection]:
     """A connection that commits each statement, to PostgreSQL by its URI or to any database by SQLAlchemy's URL."""
-    try:
+    with needing("postgres"):
         import sqlalchemy as sa  # noqa: PLC0415 - optional dependency
 
         target = sa.make_url(url)
         if target.drivername == "postgresql":
             target = target.set(drivername="postgresql+psycopg")
         engine = sa.create_engine(target, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
-    except ImportError as error:
-        raise ConfigurationError(f"a table needs {error.name}: pip install 'onceward[postgres]'") from error
     with engine.connect() as connection:
         yield connection
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -102,52 +103,43 @@ _WORKER: Final = _Part("Python worker", DriverProcess.python_workers)
 _JVM: Final = _Part("JVM", DriverProcess.jvms)
 
 
-def _kill_server(system: str) -> Inject:
-    def kill(scene: Scene) -> None:
-        scene.note(f"SIGKILL to {system}")
-        scene.servers[system].kill()
+def _kill_server(system: str, scene: Scene) -> None:
+    scene.note(f"SIGKILL to {system}")
+    scene.servers[system].kill()
+    time.sleep(scene.dice.uniform(0.2, 2.0))
+    scene.servers[system].start_again()
+    scene.note(f"{system} answers again")
+
+
+def _pause_server(system: str, scene: Scene) -> None:
+    scene.note(f"{system} is paused")
+    scene.servers[system].pause()
+    try:
+        time.sleep(scene.dice.uniform(1.0, 5.0))
+    finally:
+        scene.servers[system].resume()
+    scene.note(f"{system} goes on")
+
+
+def _cut(system: str, scene: Scene) -> None:
+    if system not in scene.proxies:
+        raise NothingToHitError(f"the driver does not reach {system} through a proxy")
+    proxy, requests = scene.proxies[system], scene.dice.random() < _ANSWERS_ONLY
+    try:
+        scene.note(f"network to {system}: {'answers' if requests else 'packets'} are lost")
+        proxy.cut(requests=requests)
+        time.sleep(scene.dice.uniform(0.5, 3.0))
+        scene.note(f"network to {system}: connections are reset, new ones refused")
+        proxy.refuse()
         time.sleep(scene.dice.uniform(0.2, 2.0))
-        scene.servers[system].start_again()
-        scene.note(f"{system} answers again")
-
-    return kill
-
-
-def _pause_server(system: str) -> Inject:
-    def pause(scene: Scene) -> None:
-        scene.note(f"{system} is paused")
-        scene.servers[system].pause()
-        try:
-            time.sleep(scene.dice.uniform(1.0, 5.0))
-        finally:
-            scene.servers[system].resume()
-        scene.note(f"{system} goes on")
-
-    return pause
-
-
-def _cut(system: str) -> Inject:
-    def cut(scene: Scene) -> None:
-        if system not in scene.proxies:
-            raise NothingToHitError(f"the driver does not reach {system} through a proxy")
-        proxy, requests = scene.proxies[system], scene.dice.random() < _ANSWERS_ONLY
-        try:
-            scene.note(f"network to {system}: {'answers' if requests else 'packets'} are lost")
-            proxy.cut(requests=requests)
-            time.sleep(scene.dice.uniform(0.5, 3.0))
-            scene.note(f"network to {system}: connections are reset, new ones refused")
-            proxy.refuse()
-            time.sleep(scene.dice.uniform(0.2, 2.0))
-        finally:
-            proxy.mend()
-        scene.note(f"network to {system}: as before")
-
-    return cut
+    finally:
+        proxy.mend()
+    scene.note(f"network to {system}: as before")
 
 
 def _pause_driver(scene: Scene) -> None:
     scene.note("the driver is paused (SIGSTOP)")
-    with scene.supervisor.driver.paused():
+    with paused(scene.supervisor.driver.family()):
         time.sleep(scene.dice.uniform(1.0, 4.0))
     scene.note("the driver goes on (SIGCONT)")
 
@@ -159,7 +151,7 @@ def _second_driver(scene: Scene) -> None:
 
 def _replace_paused_driver(scene: Scene) -> None:
     scene.note("the driver is paused (SIGSTOP), and another is started in its place")
-    with scene.supervisor.driver.paused():
+    with paused(scene.supervisor.driver.family()):
         scene.supervisor.start_another()
         time.sleep(scene.dice.uniform(2.0, 6.0))
     scene.note("the first driver goes on beside it (SIGCONT)")
@@ -181,17 +173,17 @@ FAULTS: Final[Mapping[str, Inject]] = {
     "kill-driver": _kill_driver,
     "kill-worker": _WORKER.kill,
     "kill-jvm": _JVM.kill,
-    "kill-kafka": _kill_server(KAFKA),
-    "kill-postgres": _kill_server(POSTGRES),
-    "cut-kafka": _cut(KAFKA),
-    "cut-postgres": _cut(POSTGRES),
+    "kill-kafka": partial(_kill_server, KAFKA),
+    "kill-postgres": partial(_kill_server, POSTGRES),
+    "cut-kafka": partial(_cut, KAFKA),
+    "cut-postgres": partial(_cut, POSTGRES),
     "pause-driver": _pause_driver,
     "second-driver": _second_driver,
     "replace-paused-driver": _replace_paused_driver,
     "pause-worker": _WORKER.pause,
     "pause-jvm": _JVM.pause,
-    "pause-kafka": _pause_server(KAFKA),
-    "pause-postgres": _pause_server(POSTGRES),
+    "pause-kafka": partial(_pause_server, KAFKA),
+    "pause-postgres": partial(_pause_server, POSTGRES),
     "delete-newest-commit": _delete_newest_commit,
 }
 """The faults of every pipeline, by name."""

@@ -8,9 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
-from onceward.core.errors import ConfigurationError
-
-from ..machine import LOOPBACK, free_port
+from ..machine import LOOPBACK, free_port, needing
 from ..proxy import Proxy
 from .endpoints import KAFKA, POSTGRES, connected
 
@@ -76,7 +74,7 @@ def _kafka(container: bool, folder: Path) -> tuple[Any, Proxy]:
 
         server: Any = KafkaContainer(behind_proxy=behind_proxy).start()
     else:
-        with _local_services():
+        with needing("dev-services"):
             from ..services import KafkaServer  # noqa: PLC0415 - optional dependency
 
             server = KafkaServer(folder / KAFKA, behind_proxy=behind_proxy)
@@ -89,20 +87,12 @@ def _postgres(container: bool, folder: Path) -> tuple[Any, Proxy]:
 
         server: Any = PostgresContainer().start()
     else:
-        with _local_services():
+        with needing("dev-services"):
             from ..services import PostgresServer  # noqa: PLC0415 - optional dependency
 
             server = PostgresServer(folder / POSTGRES)
     where = urlsplit(server.dsn)
     return server, Proxy(where.hostname or LOOPBACK, where.port or 0)
-
-
-@contextmanager
-def _local_services() -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        raise ConfigurationError(f"{error.name} is needed: pip install 'onceward[dev-services]'") from error
 
 
 @cache

@@ -99,15 +99,11 @@ class ReferenceRun(NamedTuple):
 
     Attributes:
         inputs: How often each row is in the inputs.
-        outputs: The rows of each output.
+        outputs: The rows of each output, which are expected again.
     """
 
     inputs: Counter[str]
     outputs: list[Sequence[Row]]
-
-    def expectation(self, inputs: Sequence[Record], outputs: Sequence[Endpoint]) -> list[Sequence[Row]]:  # noqa: ARG002
-        """Expect the same again."""
-        return self.outputs
 
 
 def counted(records: Sequence[Record]) -> Counter[str]:

@@ -214,14 +214,11 @@ def _installed_programs() -> Iterator[Path]:
     if spec is not None and spec.origin is not None:
         places.insert(0, (Path(spec.origin).parent, "pginstall*/bin"))
     for place, pattern in places:
-        yield from sorted(place.glob(pattern), key=_release, reverse=True)
+        release = {folder: int("".join(filter(str.isdigit, folder.parent.name)) or 0) for folder in place.glob(pattern)}
+        yield from sorted(release, key=release.__getitem__, reverse=True)
     on_path = shutil.which("postgres") or shutil.which("pg_ctl")
     if on_path:
         yield Path(on_path).resolve().parent
-
-
-def _release(bin_folder: Path) -> int:
-    return int("".join(character for character in bin_folder.parent.name if character.isdigit()) or 0)
 
 
 def _can_run(folder: Path, user: pwd.struct_passwd) -> bool:

@@ -9,14 +9,13 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from contextlib import suppress
 from signal import SIGCONT, SIGSTOP, Signals
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import psutil
 
-from ..machine import DevServiceError, as_user, locked
+from ..machine import DevServiceError, as_user, end_of, locked
 from . import guard
 
 if TYPE_CHECKING:
@@ -237,11 +236,7 @@ class Service(ABC):
             self._guard = None
 
     def _end_of_log(self) -> str:
-        if not self.log.exists():
-            return "It was never started."
-        with self.log.open(errors="replace") as lines:
-            tail = "".join(deque(lines, maxlen=15))
-        return f"The end of {self.log}:\n{tail}"
+        return f"The end of {self.log}:\n{end_of(self.log, 15)}" if self.log.exists() else "It was never started."
 
 
 def _start_guard(pid: int, created: float) -> subprocess.Popen[bytes]:

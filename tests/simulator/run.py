@@ -6,10 +6,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from onceward.cli.operate.logs import Log
 from onceward.cli.operate.resolve import abort_undecided, chosen, commit_decided
 from onceward.cli.operate.survey import survey
-from onceward.cli.operate.targets import Target
+from onceward.cli.options import Log, Target
 from onceward.connectors.spark.exactly_once import EpochHandler
 from onceward.core.checkpoint import Coordinator, OnLost
 from onceward.core.errors import DataLossError, EpochConflictError, OncewardError
