@@ -25,7 +25,7 @@ from onceward.core.kit.rows import UNWRITABLE, check_columns, to_json, with_colu
 from onceward.core.names import file_name
 from onceward.core.proof import JSON_LINE
 
-from .csv_format import CsvWriter
+from .text import CsvWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
