@@ -13,7 +13,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+import msgspec
+
 from onceward.core.errors import SchemaError, SqlError
+
+from .target import TableName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
     from onceward.core.names import Scope, TransactionName
     from onceward.core.row_hash import RowHash
 
-    from .target import Access, TableName
+    from .target import Access
 
 READ_ONLY: Final = "onceward_read_only"
 """Execution option of a transaction that only reads."""
@@ -186,13 +190,19 @@ class RowDialect(Dialect):
         return "" if frozenset(key) in uniques else no_unique_key(key)
 
 
-class Movement(NamedTuple):
-    """Rows that were staged in the same way and are moved by one statement."""
+class Movement(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a writer notes beside its staged rows. It becomes SQL, so every field is checked when it is read.
 
-    stage: str
+    Those of one epoch that are alike but for their ids are moved by one statement.
+    """
+
     target: TableName
-    columns: tuple[str, ...]
-    key: tuple[str, ...]
+    key: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    id: int = 0
+    """Of its rows in a staging table."""
+    sha256: str = ""
+    """Of the pieces; empty where rows are in a staging table, and if an earlier version staged them."""
 
 
 class Part(NamedTuple):

@@ -1,4 +1,10 @@
-"""Matching a batch's columns to a table's, by name, before anything is written; and rows for executemany."""
+"""Matching a batch's columns to a table's, by name, before anything is written; and rows for executemany.
+
+A change column is none of the table's: it says which rows of an upsert delete. Its values are those of the usual change
+feeds: Debezium's `op` (c, u, r, d), Delta Lake's `_change_type` (insert, update_preimage, update_postimage, delete) and
+Flink's RowKind (+I, -U, +U, -D). What was there before an update says nothing that the row after it does not say, so
+such rows are ignored.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import sqlalchemy as sa
 
 from onceward.core.errors import SchemaError
 from onceward.core.row_hash import RowHash
 
-from .conversions import Conversion, UnfitError, as_read_back, conversion, read_back
+from .conversions import Conversion, UnfitError, as_read_back, conversion, is_text, read_back
 from .dialect import RowWriter
 
 if TYPE_CHECKING:
@@ -26,6 +33,10 @@ C = TypeVar("C")
 
 GENERATED: Final = "the column is generated; leave it out"
 _ROWS_AT_ONCE: Final = 5_000
+_UPSERTS: Final = ("insert", "update", "upsert", "update_postimage", "c", "u", "r", "+i", "+u")
+_DELETES: Final = ("delete", "d", "-d")
+_IGNORED: Final = ("update_preimage", "-u")
+_CHANGES: Final = (*_UPSERTS, *_DELETES, *_IGNORED)
 
 
 @dataclass(frozen=True)
@@ -122,6 +133,39 @@ def check_same(schema: pa.Schema, first: pa.Schema) -> None:
     """Raise SchemaError unless a later batch has the columns of the first one."""
     if schema.names != first.names or schema.types != first.types:
         raise SchemaError(f"a batch has schema {schema} after others with {first}")
+
+
+def without_change(schema: pa.Schema, change: str | None) -> pa.Schema:
+    """The schema of what is written into the table.
+
+    Raises:
+        SchemaError: The change column is not there, or holds no text.
+    """
+    if not change:
+        return schema
+    if schema.names.count(change) != 1:
+        raise SchemaError(f"change column {change!r} is not in the data, which has {schema.names}")
+    kind = schema.field(change).type
+    if not is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
+        raise SchemaError(f"change column {change!r} holds {kind}: it must be text, one of {', '.join(_CHANGES)}")
+    return schema.remove(schema.get_field_index(change))
+
+
+def split_changes(batch: pa.RecordBatch, change: str) -> tuple[pa.RecordBatch, pa.Array]:
+    """The rows to write, without the change column, and for each whether it deletes (bool).
+
+    Raises:
+        SchemaError: A value of the change column is none that is known.
+    """
+    values = pc.utf8_lower(batch.column(change).cast(pa.string()))
+    known = pc.is_in(values, value_set=pa.array(_CHANGES))
+    if not pc.all(known, min_count=0).as_py():
+        strange = values.filter(pc.invert(known))[0].as_py()
+        raise SchemaError(f"change column {change!r} holds {strange!r}: give one of {', '.join(_CHANGES)}")
+    rows = batch.remove_column(batch.schema.get_field_index(change))
+    kept = pc.invert(pc.is_in(values, value_set=pa.array(_IGNORED)))
+    deletes = pc.is_in(values, value_set=pa.array(_DELETES))
+    return rows.filter(kept), deletes.filter(kept)
 
 
 @dataclass(frozen=True)

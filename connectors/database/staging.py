@@ -14,10 +14,10 @@ key needs, triggers, partitions, and whatever changes meanwhile.
 from __future__ import annotations
 
 import hashlib
-import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import pyarrow as pa
 import sqlalchemy as sa
 
@@ -25,7 +25,7 @@ from onceward.core.errors import OncewardError, SqlError
 from onceward.core.transaction import Committable, WriteContext
 
 from . import ledger
-from .dialect import RowDialect
+from .dialect import Movement, RowDialect
 from .engines import dialect_for, transaction
 from .own_tables import identity_row, staged_handle, tables_of
 from .plan import check_same
@@ -115,8 +115,8 @@ class PieceWriting(Writing):
         self._waiting, self._bytes = [], 0
 
     def _movement(self) -> str:
-        how = {"target": self.target.table, "key": self.target.key, "sha256": self._digest.hexdigest()}
-        return json.dumps(how)
+        how = Movement(self.target.table, self.target.key, sha256=self._digest.hexdigest())
+        return msgspec.json.encode(how).decode()
 
     def _try_rows(self, connection: sa.Connection) -> None:
         """Have the database take the waiting rows and forget them; its error says why it refuses them."""

@@ -15,10 +15,10 @@ from sqlalchemy.schema import CreateIndex, CreateSchema, CreateTable, Executable
 
 from onceward.core.errors import SchemaError
 
-from .changes import without_change
 from .conversions import is_binary, is_text
 from .dialect import no_such_table
 from .engines import dialect_for, reading, transaction
+from .plan import without_change
 from .target import unusable
 
 if TYPE_CHECKING:

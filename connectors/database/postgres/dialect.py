@@ -15,15 +15,14 @@ from sqlalchemy import event, exc
 from onceward.core.errors import PostgresError
 from onceward.core.names import parse_transaction_name
 
-from ..changes import without_change
 from ..dialect import HOW_TO_STAGE, Answer, ChangedError, Dialect, ServerFacts, Trial, TwoPhase
 from ..failures import code, words
+from ..plan import without_change
 from ..target import CommitPath, TableName, own_name
-from .altered import check_types, types_query
 from .catalog import check_own_tables, check_writable, read_checks, read_table
 from .copy import CopyWriter, conversions_for
 from .session import DURABLE, Answering, compiled, limited, session
-from .stage import LOCK_CREATION, create_stages, merge_statements, rows_of, truncated
+from .stage import LOCK_CREATION, check_types, create_stages, merge_statements, rows_of, truncated, types_query
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -252,34 +251,34 @@ class PostgreSql(Dialect):
         """
         return CopyWriter(connection, table, schema, hashed)
 
-    def move(self, connection: sa.Connection, ledger_schema: str, movement: Movement, parts: Sequence[Part]) -> None:
+    def move(self, connection: sa.Connection, stage: TableName, movement: Movement, parts: Sequence[Part]) -> None:
         """Copy staged rows into their table; `remove` comes when all of a staging table is moved."""
-        place = TableName(ledger_schema, movement.stage)
-        stage = place.quoted
-        count = f"SELECT count(*) FROM {stage} WHERE {rows_of(part.id for part in parts)}"  # noqa: S608 - quoted names
+        count = f"SELECT count(*) FROM {stage.quoted} WHERE {rows_of(part.id for part in parts)}"  # noqa: S608 - quoted names
         expected = sum(part.rows for part in parts)
         with session(connection) as lent:
             # The lock that the INSERT takes anyway. All in one round trip; as one text, for a merge may be small, and
             # a pipeline of psycopg's costs as much as the statements.
             lock = f"LOCK TABLE ONLY {movement.target.quoted} IN ROW EXCLUSIVE MODE"
-            answers = lent.execute(f"{lock}; {types_query(place, movement.target)}; {count}".encode())
+            answers = lent.execute(f"{lock}; {types_query(stage, movement.target)}; {count}".encode())
             answers.nextset()
             types = answers.fetchall()
             answers.nextset()
             (found,) = answers.fetchone() or (0,)
             if found != expected:
-                raise ChangedError(f"staging table {stage} holds {found} rows of {expected}: somebody changed it")
-            check_types(lent, movement, place, types)
+                raise ChangedError(
+                    f"staging table {stage.quoted} holds {found} rows of {expected}: somebody changed it"
+                )
+            check_types(lent, movement, stage, types)
             for statement in merge_statements(lent, movement, parts, stage):
                 lent.execute(statement.encode())
 
-    def remove(self, connection: sa.Connection, ledger_schema: str, stage: str, ids: Sequence[int]) -> None:
+    def remove(self, connection: sa.Connection, stage: TableName, ids: Sequence[int]) -> None:
         """Delete staged rows, whose rows in the ledger's `staged` are gone already."""
         # The table has no index: with few dead rows in it, reading all of it is the quickest way, and writing is twice
         # as fast.
-        delete = f"DELETE FROM {TableName(ledger_schema, stage).quoted} WHERE {rows_of(ids)}"  # noqa: S608 - as above
+        delete = f"DELETE FROM {stage.quoted} WHERE {rows_of(ids)}"  # noqa: S608 - as above
         with session(connection) as lent:
-            if not truncated(lent, ledger_schema, stage):
+            if not truncated(lent, stage):
                 lent.execute(delete.encode())
 
 
