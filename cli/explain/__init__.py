@@ -167,7 +167,7 @@ def _databases(one: Described) -> Iterator[Finding]:
     targets = {sink.target.url: sink.target for sink in one.sinks if hasattr(sink, "commit_path")}
     if not targets:
         return
-    from onceward.connectors.database.checks import read_server  # noqa: PLC0415 - an extra
+    from onceward.connectors.database.engines import read_server  # noqa: PLC0415 - an extra
 
     from ..doctor.postgres import check_postgres  # noqa: PLC0415
 

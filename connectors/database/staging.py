@@ -29,8 +29,9 @@ from .dialect import Movement, RowDialect
 from .engines import dialect_for, transaction
 from .own_tables import identity_row, staged_handle, tables_of
 from .plan import check_same
+from .tables import plan_for
 from .target import STAGED
-from .writing import SLOWEST, Writing, plan_for
+from .writing import SLOWEST, Writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -205,17 +205,14 @@ class PostgreSql(Dialect):
             lent.execute(f"CREATE TEMPORARY TABLE {_TRIAL.table} {bare if changed else like}".encode())
         yield Trial(_TRIAL, has_keys=not changed)
 
-    def check_own_tables(self, connection: sa.Connection, schema: str, tables: Sequence[str]) -> None:
-        """See that the role may use onceward's own tables.
-
-        Raises:
-            ConfigurationError: It may not; the message names what is missing.
-        """
-        with session(connection) as lent:
-            check_own_tables(lent, schema, tables)
-
-    def check_table(
-        self, connection: sa.Connection, target: Target, sink: str, schema: pa.Schema, path: CommitPath
+    def check_table(  # noqa: PLR0917 - what is checked, and for whom
+        self,
+        connection: sa.Connection,
+        target: Target,
+        sink: str,
+        schema: pa.Schema,
+        path: CommitPath,
+        own: Sequence[str],
     ) -> None:
         """See that `schema` fits, that the role may write, that a key is unique; create staging tables if need be.
 
@@ -224,6 +221,7 @@ class PostgreSql(Dialect):
             ConfigurationError: The table is of a kind that cannot be written, or privileges are missing.
         """
         with session(connection) as lent:
+            check_own_tables(lent, target.ledger_schema or "", own)
             table = check_writable(lent, target, path)
             conversions_for(without_change(schema, target.change), table, target.key)
             checks = read_checks(lent, table)
