@@ -86,8 +86,6 @@ class Scripted:
     def prepare(self, connection: sa.Connection, name: TransactionName, insert: Any, row: dict[str, Any]) -> None:
         self.noted.append(row["name"] == str(name) and insert.table.name == "onceward_ledger")
         connection.rollback()
-
-    def hand_over(self, connection: sa.Connection) -> None:
         connection.close()
 
     def end(self, *_: object) -> tuple[Answer, str]:
@@ -222,6 +220,9 @@ class Asked:
         self.said.append(said)
         return SimpleNamespace(statusmessage=self.status if said.startswith("PREPARE") else "INSERT 0 1")
 
+    def invalidate(self) -> None:
+        self.invalidated = True
+
     def close(self) -> None:
         pass
 
@@ -264,6 +265,7 @@ def test_mariadbs_ledger_row_is_in_the_transaction_that_is_prepared() -> None:
     XaTransactions().prepare(connection, NAME, tables_of(POSTGRES).ledger.insert(), identity_row(NAME, 1))
     assert [said.split(" ")[0] for said in connection.said] == ["INSERT", "SET", "XA", "XA"]
     assert connection.said[-1].startswith("XA PREPARE")
+    assert connection.invalidated  # else nobody else could end it
 
 
 def test_rows_are_merged_by_synchronous_commits() -> None:

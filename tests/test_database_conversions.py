@@ -18,7 +18,7 @@ from onceward.connectors.database.plan import Column, make_plan
 from onceward.connectors.database.postgres.catalog import PgType, Table
 from onceward.connectors.database.postgres.conversions import conversion as postgres_conversion
 from onceward.connectors.database.postgres.conversions import encode_arrays, encode_uuids
-from onceward.connectors.database.postgres.copy import conversions_for
+from onceward.connectors.database.postgres.session import conversions_for
 from onceward.connectors.database.postgres.stage import keeps_values
 from onceward.connectors.database.tables import column_type
 from onceward.core.errors import SchemaError

@@ -66,7 +66,7 @@ class Answer(Enum):
 class TwoPhase(Protocol):
     """The commands of one database. Each takes a connection in autocommit mode that is in no transaction.
 
-    A writer calls begin → (inserts) → prepare → hand_over; any other process end.
+    A writer calls begin → (inserts) → prepare; any other process end.
     """
 
     def begin(
@@ -86,10 +86,10 @@ class TwoPhase(Protocol):
         """
 
     def prepare(self, connection: sa.Connection, name: TransactionName, insert: Insert, row: dict[str, Any]) -> None:
-        """Insert a last row and prepare: when this returns the transaction survives the server's crash."""
+        """Insert a last row, prepare, and release the connection.
 
-    def hand_over(self, connection: sa.Connection) -> None:
-        """Release the connection, so that other sessions can commit or roll back the prepared transaction."""
+        When this returns the transaction survives the server's crash, and other sessions can end it.
+        """
 
     def end(self, connection: sa.Connection, command: str, name: TransactionName) -> tuple[Answer, str]:
         """COMMIT or ROLLBACK it by name; the answer, and the server's words."""

@@ -44,8 +44,7 @@ class PreparedWriting(HeldWriting):
         with self.limited(self.rows):  # deferred constraints are checked here, row by row
             self.finish_rows()
             two_phase(self.target).prepare(self.connection, self.name, insert, identity_row(self.name, self.rows))
-            connection, self.held = self.connection, None
-            two_phase(self.target).hand_over(connection)
+            self.held = None
         return Committable.named(PREPARED, self.name, rows=self.rows, proof=self.proof)
 
 

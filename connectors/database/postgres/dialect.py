@@ -20,8 +20,7 @@ from ..failures import code, words
 from ..plan import without_change
 from ..target import CommitPath, TableName, own_name
 from .catalog import check_own_tables, check_writable, read_checks, read_table
-from .copy import CopyWriter, conversions_for
-from .session import DURABLE, Answering, compiled, limited, session
+from .session import DURABLE, Answering, CopyWriter, compiled, conversions_for, limited, session
 from .stage import LOCK_CREATION, check_types, create_stages, merge_statements, rows_of, truncated, types_query
 
 if TYPE_CHECKING:
@@ -107,8 +106,6 @@ class GidTransactions:
             if answer.statusmessage != "PREPARE TRANSACTION":
                 said = answer.statusmessage
                 raise PostgresError(f"PREPARE TRANSACTION answered {said!r}: the transaction had failed")
-
-    def hand_over(self, connection: sa.Connection) -> None:
         connection.close()  # the session has nothing more to do with what it prepared
 
     def end(self, connection: sa.Connection, command: str, name: TransactionName) -> tuple[Answer, str]:

@@ -22,8 +22,7 @@ from ..engines import autocommitting
 from ..failures import translated
 from ..target import TableName, quoted
 from .catalog import read_table
-from .copy import is_hashed
-from .session import session
+from .session import is_hashed, session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from ..plan import Column
     from ..target import Target
-    from .session import Session
+    from .catalog import Session
 
 _ROWS_AT_ONCE: Final = 10_000
 _ARROW: Final = {

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
     from ..dialect import Movement, Part
     from ..target import Target
-    from .catalog import PgType
-    from .session import Session
+    from .catalog import PgType, Session
 
 ID: Final = "onceward_id"
 ROW: Final = "onceward_row"

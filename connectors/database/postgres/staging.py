@@ -24,9 +24,8 @@ from ..plan import split_changes, without_change
 from ..target import STAGED, TableName
 from ..writing import HeldWriting
 from .catalog import check_key, read_checks, read_table
-from .copy import CopyWriter, conversions_for
 from .dialect import PostgreSql
-from .session import DURABLE, compiled, session
+from .session import DURABLE, CopyWriter, compiled, conversions_for, session
 from .stage import DELETE, ID, ROW, create_stage, merge_statements, stage_name
 
 if TYPE_CHECKING:
