@@ -174,7 +174,7 @@ def test_columns_that_fill_themselves_may_be_left_out() -> None:
         sa.Column("n", sa.BIGINT),
     )
     plan = make_plan(pa.schema([("n", pa.int64())]), made, "sqlite")
-    assert plan.rows(pa.record_batch([[1, 2]], names=["n"])) == [{"c0": 1}, {"c0": 2}]
+    assert list(plan.pieces(pa.record_batch([[1, 2]], names=["n"]))) == [[{"c0": 1}, {"c0": 2}]]
     with pytest.raises(SchemaError, match=r"'double'.*generated"):
         make_plan(pa.schema([("double", pa.int64())]), made, "sqlite")
 

@@ -82,7 +82,7 @@ def _merge(target: Target, committables: Sequence[Committable]) -> list[str]:
             if heads:
                 _check_unchanged(heads, committables)
                 _note(target, connection, heads)
-                _forget_staged(target, connection, heads)
+                _delete(connection, tables_of(target).staged, heads)
                 _move(target, connection, heads)
                 _remove(target, connection, heads)
     except RetryableSinkError:
@@ -119,10 +119,9 @@ def _note(target: Target, connection: sa.Connection, heads: list[Any]) -> None:
     connection.execute(table.insert(), [{column: getattr(head, column) for column in columns} for head in heads])
 
 
-def _forget_staged(target: Target, connection: sa.Connection, heads: list[Any]) -> None:
-    staged = tables_of(target).staged
+def _delete(connection: sa.Connection, table: sa.Table, heads: list[Any]) -> None:
     for names in parts([head.name for head in heads]):
-        connection.execute(staged.delete().where(staged.c.name.in_(names)))
+        connection.execute(table.delete().where(table.c.name.in_(names)))
 
 
 def _move(target: Target, connection: sa.Connection, heads: list[Any]) -> None:
@@ -136,10 +135,9 @@ def _move(target: Target, connection: sa.Connection, heads: list[Any]) -> None:
 
 
 def _remove(target: Target, connection: sa.Connection, heads: list[Any]) -> None:
-    dialect, pieces = dialect_for(target), tables_of(target).pieces
+    dialect = dialect_for(target)
     if isinstance(dialect, RowDialect):
-        for names in parts([head.name for head in heads]):
-            connection.execute(pieces.delete().where(pieces.c.name.in_(names)))
+        _delete(connection, tables_of(target).pieces, heads)
         return
     ids: dict[TableName, list[int]] = {}
     for stage, _, of_movement in _movements(target, heads):
@@ -231,7 +229,7 @@ def abort_staged(target: Target, committable: Committable) -> AbortOutcome:
                 return AbortOutcome(AbortStatus.ABORTED, "this database has no ledger, so nothing is staged in it")
         with transaction(target, "cannot abort") as connection:
             taken = _lock(target, connection, [committable])
-            _forget_staged(target, connection, taken)
+            _delete(connection, tables_of(target).staged, taken)
             _remove(target, connection, taken)
         if taken:
             return AbortOutcome(AbortStatus.ABORTED)

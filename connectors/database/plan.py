@@ -207,17 +207,16 @@ class Plan:
             to.add(pa.record_batch({name: as_read_back(by_name[name], kind) for name, kind in self.compared.items()}))
 
     def pieces(self, batch: pa.RecordBatch, hashed: RowHash | None = None) -> Iterator[list[dict[str, Any]]]:
-        """The batch's rows in chunks for executemany; each chunk is added to `hashed`, if given."""
-        for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-            yield self.rows(batch.slice(start, _ROWS_AT_ONCE), hashed)
+        """The batch's rows in chunks for executemany; each chunk is added to `hashed`, if given.
 
-    def rows(self, batch: pa.RecordBatch, hashed: RowHash | None = None) -> list[dict[str, Any]]:
-        """The batch as parameters of `insert`: columns' own names may hold anything, so parameters have numbers."""
-        arrays = self.check(batch)
-        self.add(arrays, hashed)
-        columns = [step.python(array) for step, array in zip(self.conversions, arrays, strict=True)]
-        names = [f"c{number}" for number in range(len(columns))]
-        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+        As parameters of `insert`: columns' own names may hold anything, so parameters have numbers.
+        """
+        names = [f"c{number}" for number in range(len(self.conversions))]
+        for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+            arrays = self.check(batch.slice(start, _ROWS_AT_ONCE))
+            self.add(arrays, hashed)
+            columns = [step.python(array) for step, array in zip(self.conversions, arrays, strict=True)]
+            yield [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
     def insert(
         self, dialect: RowDialect | None = None, key: Sequence[str] = (), into: TableName | None = None

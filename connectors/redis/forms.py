@@ -41,19 +41,8 @@ _SPECIAL: Final = re.compile(rb"[\]\[*?^\\-]")
 """What has a meaning in a pattern of SCAN."""
 
 
-class Form(NamedTuple):
-    """A form of rows.
-
-    Attributes:
-        command: That writes a row.
-        kind: Type of the key, as TYPE says it.
-    """
-
-    command: str
-    kind: str
-
-
-FORMS: Final = {"stream": Form("XADD", "stream"), "hash": Form("HSET", "hash"), "list": Form("RPUSH", "list")}
+FORMS: Final = {"stream": "XADD", "hash": "HSET", "list": "RPUSH"}
+"""What writes a row of each form. A form is called as TYPE calls its key."""
 
 
 class Written(NamedTuple):

@@ -21,7 +21,17 @@ from ..plan import without_change
 from ..target import CommitPath, TableName, own_name
 from .catalog import check_own_tables, check_writable, read_checks, read_table
 from .session import DURABLE, Answering, CopyWriter, compiled, conversions_for, limited, session
-from .stage import LOCK_CREATION, check_types, create_stages, merge_statements, rows_of, truncated, types_query
+from .stage import (
+    LOCK_CREATION,
+    TURNS,
+    check_types,
+    create_stage,
+    merge_statements,
+    rows_of,
+    stage_name,
+    truncated,
+    types_query,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -223,7 +233,8 @@ class PostgreSql(Dialect):
             conversions_for(without_change(schema, target.change), table, target.key)
             checks = read_checks(lent, table)
         if path is CommitPath.STAGING:
-            create_stages(connection, target, sink, table, checks)
+            for epoch in range(TURNS):
+                create_stage(connection, target, stage_name(target, sink, table, checks, epoch), table, checks)
 
     def lock_and_read(self, connection: sa.Connection, name: TableName) -> Table:
         """The table, which nobody alters until the transaction ends; an error of SQLAlchemy's if it is missing."""

@@ -37,7 +37,7 @@ DELETE: Final = "onceward_delete"
 """Whether a row of an upsert deletes; only where the sink has a change column."""
 LOCK_CREATION: Final = f"SELECT pg_advisory_xact_lock({0x0CEBA2D})"
 """For creating tables: CREATE … IF NOT EXISTS alone races with itself."""
-_TURNS: Final = 4
+TURNS: Final = 4
 _WORTH_A_TRUNCATE: Final = 4 * 2**20
 """Bytes from which a staging table is emptied whole: below, deleting rows is cheaper, and the next scan is short."""
 _WIDER: Final = frozenset(
@@ -137,13 +137,7 @@ def stage_name(target: Target, sink: str, table: Table, checks: Checks, epoch: i
     layout = [[c.name, c.declared, c.collation, c.not_null and not c.has_default] for c in table.columns]
     more = [*([checks] if checks else []), *([DELETE] if target.change else [])]
     text = json.dumps([sink, table.schema, table.name, layout, *more])
-    return TableName(target.ledger_schema, f"stage_{hashlib.sha256(text.encode()).hexdigest()[:24]}_{epoch % _TURNS}")
-
-
-def create_stages(connection: sa.Connection, target: Target, sink: str, table: Table, checks: Checks) -> None:
-    """Create all staging tables of a target, see stage_name."""
-    for turn in range(_TURNS):
-        create_stage(connection, target, stage_name(target, sink, table, checks, turn), table, checks)
+    return TableName(target.ledger_schema, f"stage_{hashlib.sha256(text.encode()).hexdigest()[:24]}_{epoch % TURNS}")
 
 
 def create_stage(connection: sa.Connection, target: Target, stage: TableName, table: Table, checks: Checks) -> None:
