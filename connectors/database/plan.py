@@ -22,7 +22,7 @@ from .conversions import Conversion, UnfitError, as_read_back, conversion, is_te
 from .dialect import RowWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from sqlalchemy.sql.dml import Insert
 
@@ -168,6 +168,25 @@ def split_changes(batch: pa.RecordBatch, change: str) -> tuple[pa.RecordBatch, p
     return rows.filter(kept), deletes.filter(kept)
 
 
+def converted(
+    batch: pa.RecordBatch, steps: Sequence[Callable[[pa.Array], pa.Array]], required: Collection[str] = ()
+) -> list[pa.Array]:
+    """A batch's columns, each after its step; those in `required` have no nulls.
+
+    Raises:
+        SchemaError: A value does not fit; the message names the column.
+    """
+    arrays = []
+    for name, array, step in zip(batch.schema.names, batch.columns, steps, strict=True):
+        if array.null_count and name in required:
+            raise SchemaError(f"column {name!r} has nulls, and it must have none; the epoch's rows are not written")
+        try:
+            arrays.append(step(array))
+        except (ValueError, pa.ArrowException) as error:
+            raise SchemaError(f"column {name!r}: {error}; the epoch's rows are not written") from error
+    return arrays
+
+
 @dataclass(frozen=True)
 class Plan:
     """For each column of the arriving schema, in its order, how it is written by executemany."""
@@ -186,15 +205,7 @@ class Plan:
         Raises:
             SchemaError: A value does not fit; the message names the column.
         """
-        arrays = []
-        for name, array, step in zip(self.schema.names, batch.columns, self.conversions, strict=True):
-            if array.null_count and name in self.required:
-                raise SchemaError(f"column {name!r} has nulls, and it must have none; the epoch's rows are not written")
-            try:
-                arrays.append(step.prepare(array))
-            except (ValueError, pa.ArrowException) as error:
-                raise SchemaError(f"column {name!r}: {error}; the epoch's rows are not written") from error
-        return arrays
+        return converted(batch, [step.prepare for step in self.conversions], self.required)
 
     def new_hash(self) -> RowHash | None:
         """What adds up the hashes of rows; None if no column can be compared."""

@@ -143,13 +143,9 @@ def _pieces(
         cursor.execute(query.encode())
         while rows := cursor.fetchmany(_ROWS_AT_ONCE):
             marks, places, *cells = map(list, zip(*rows, strict=True))
-            yield Piece(_batch(cells, schema), marks, [f"{target.table}@{place}" for place in places])
-
-
-def _batch(cells: list[Any], schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [_column(column, kind) for column, kind in zip(cells, schema.types, strict=True)], schema=schema
-    )
+            arrays = [_column(column, kind) for column, kind in zip(cells, schema.types, strict=True)]
+            batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+            yield Piece(batch, marks, [f"{target.table}@{place}" for place in places])
 
 
 def _column(values: list[Any], kind: pa.DataType) -> pa.Array:

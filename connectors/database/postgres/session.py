@@ -25,7 +25,7 @@ from onceward.core.errors import SchemaError
 from onceward.core.row_hash import RowHash
 
 from ..dialect import RowWriter
-from ..plan import check_same, match
+from ..plan import check_same, converted, match
 from ..target import TableName, quoted
 from .conversions import Conversion, conversion
 
@@ -175,7 +175,8 @@ class CopyWriter(RowWriter):
         check_same(batch.schema, self._schema)
         with session(self._connection):
             for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-                piece = self._converted(batch.slice(start, _ROWS_AT_ONCE))
+                columns = converted(batch.slice(start, _ROWS_AT_ONCE), [step.convert for step in self._conversions])
+                piece = pa.RecordBatch.from_arrays(columns, schema=self._wire)
                 self._copy.write(self._encode(piece))
                 if self.hash is not None:
                     self.hash.add(piece.select(self._hashed))
@@ -193,15 +194,6 @@ class CopyWriter(RowWriter):
             why = psycopg.errors.QueryCanceled("discarded")
             with suppress(exc.SQLAlchemyError, OSError), session(self._connection):
                 self._manager.__exit__(type(why), why, None)
-
-    def _converted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns = []
-        for name, array, step in zip(self._schema.names, batch.columns, self._conversions, strict=True):
-            try:
-                columns.append(step.convert(array))
-            except (pa.ArrowInvalid, ValueError) as error:
-                raise SchemaError(f"column {name!r}: {error}; the epoch's rows are not written") from error
-        return pa.RecordBatch.from_arrays(columns, schema=self._wire)
 
     def _encode(self, piece: pa.RecordBatch) -> bytes:
         try:
