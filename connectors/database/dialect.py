@@ -6,6 +6,7 @@ MariaDB have no branch qualifier (so too few bytes), and its listing shows other
 
 from __future__ import annotations
 
+import json
 import re
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
@@ -203,6 +204,10 @@ class Movement(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of its rows in a staging table."""
     sha256: str = ""
     """Of the pieces; empty where rows are in a staging table, and if an earlier version staged them."""
+
+    def noted(self) -> str:
+        """As JSON in ASCII: a server's default character set need not have all characters of its tables' names."""
+        return json.dumps(msgspec.to_builtins(self))
 
 
 class Part(NamedTuple):

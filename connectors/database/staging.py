@@ -17,7 +17,6 @@ import hashlib
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 import pyarrow as pa
 import sqlalchemy as sa
 
@@ -116,8 +115,7 @@ class PieceWriting(Writing):
         self._waiting, self._bytes = [], 0
 
     def _movement(self) -> str:
-        how = Movement(self.target.table, self.target.key, sha256=self._digest.hexdigest())
-        return msgspec.json.encode(how).decode()
+        return Movement(self.target.table, self.target.key, sha256=self._digest.hexdigest()).noted()
 
     def _try_rows(self, connection: sa.Connection) -> None:
         """Have the database take the waiting rows and forget them; its error says why it refuses them."""

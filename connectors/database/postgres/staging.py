@@ -9,7 +9,6 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import sqlalchemy as sa
@@ -97,7 +96,7 @@ class TableWriting(HeldWriting):
         if self.writer is not None:
             into = TableName(self.table.schema, self.table.name)
             movement = Movement(into, self.target.key, self.columns, self.id)
-            how = {"stage": self.stage.table, "movement": msgspec.json.encode(movement).decode()}
+            how = {"stage": self.stage.table, "movement": movement.noted()}
         row = {**identity_row(self.name, self.rows), "whole": 1, **how}
         insert = compiled(insert_into(tables_of(self.target).staged), tuple(row))
         with self.limited(self.rows):
