@@ -191,7 +191,7 @@ class RowDialect(Dialect):
         return "" if frozenset(key) in uniques else no_unique_key(key)
 
 
-class Movement(msgspec.Struct, frozen=True, omit_defaults=True):
+class Movement(msgspec.Struct, frozen=True):
     """What a writer notes beside its staged rows. It becomes SQL, so every field is checked when it is read.
 
     Those of one epoch that are alike but for their ids are moved by one statement.
