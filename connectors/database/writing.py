@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 SLOWEST: Final = 500
 """Rows per second below which writing or merging rows is taken for hanging."""
 _LOCK_TIMEOUTS: Final = ("55P03", 1205)
-_NO_SUCH_TABLE: Final = ("42P01", "3F000")
 _DISABLED: Final = "55000"
 _USED_UP: Final = "53200"
 
@@ -152,19 +151,17 @@ class HeldWriting(Writing):
 
     def lock_and_read(self, dialect: PostgreSql, schema: pa.Schema) -> Table:
         """The table; it is created first if that was asked for."""
-        try:
-            with self.limited():
-                return dialect.lock_and_read(self.connection, self.target.table)
-        except sa.exc.DBAPIError as error:
-            if code(error) not in _NO_SUCH_TABLE:
-                raise
-        if not self.target.create_table:
-            raise no_such_table(self.target.table)
-        self.discard()
-        create_table(self.target, schema)
-        self.open()
         with self.limited():
-            return dialect.lock_and_read(self.connection, self.target.table)
+            found = dialect.lock_and_read(self.connection, self.target.table)
+        if found is None and self.target.create_table:
+            self.discard()
+            create_table(self.target, schema)
+            self.open()
+            with self.limited():
+                found = dialect.lock_and_read(self.connection, self.target.table)
+        if found is None:
+            raise no_such_table(self.target.table)
+        return found
 
     def finish_rows(self) -> None:
         if self.writer is not None:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import psycopg
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
@@ -236,16 +235,17 @@ class PostgreSql(Dialect):
             for epoch in range(TURNS):
                 create_stage(connection, target, stage_name(target, sink, table, checks, epoch), table, checks)
 
-    def lock_and_read(self, connection: sa.Connection, name: TableName) -> Table:
-        """The table, which nobody alters until the transaction ends; an error of SQLAlchemy's if it is missing."""
+    def lock_and_read(self, connection: sa.Connection, name: TableName) -> Table | None:
+        """The table, which nobody alters until the transaction ends; if it is missing, None and a failed transaction."""
         # The lock is the one that inserting takes anyway, the only one that INSERT rights allow on every version.
-        with session(connection) as lent:
-            with lent.pipeline():
+        try:
+            with session(connection) as lent, lent.pipeline():
                 lent.execute(f"LOCK TABLE {name.quoted} IN ROW EXCLUSIVE MODE".encode())
-                table = read_table(lent, name)
-            if table is None:
-                raise psycopg.errors.UndefinedTable(f"table {name} does not exist")
-            return table
+                return read_table(lent, name)
+        except exc.DBAPIError as error:
+            if code(error) not in _NO_SUCH_TABLE:
+                raise
+            return None
 
     def writer(
         self, connection: sa.Connection, table: Table, schema: pa.Schema, hashed: Sequence[str] = ()
