@@ -236,7 +236,7 @@ class PostgreSql(Dialect):
                 create_stage(connection, target, stage_name(target, sink, table, checks, epoch), table, checks)
 
     def lock_and_read(self, connection: sa.Connection, name: TableName) -> Table | None:
-        """The table, which nobody alters until the transaction ends; if it is missing, None and a failed transaction."""
+        """The table, locked against ALTER TABLE; None if it is missing, and then the transaction has failed."""
         # The lock is the one that inserting takes anyway, the only one that INSERT rights allow on every version.
         try:
             with session(connection) as lent, lent.pipeline():
