@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from onceward.connectors.database import ledger
-from onceward.connectors.database.dialect import Answer
+from onceward.connectors.database.dialect import Answer, Movement
 from onceward.connectors.database.engines import transaction
 from onceward.connectors.database.failures import may_pass
 from onceward.connectors.database.ledger import Facts
@@ -25,7 +25,7 @@ from onceward.connectors.database.postgres.staging import TableWriting
 from onceward.connectors.database.prepared import PreparedWriting, abort_prepared, commit_prepared
 from onceward.connectors.database.sinks import PostgresSink, SqlAlchemySink
 from onceward.connectors.database.sqlite import Sqlite
-from onceward.connectors.database.target import PREPARED, STAGED, Target, own_name
+from onceward.connectors.database.target import PREPARED, STAGED, TableName, Target, own_name
 from onceward.core.errors import ConfigurationError, EpochConflictError, PostgresError
 from onceward.core.names import Scope, TransactionName
 from onceward.core.transaction import (
@@ -86,8 +86,6 @@ class Scripted:
     def prepare(self, connection: sa.Connection, name: TransactionName, insert: Any, row: dict[str, Any]) -> None:
         self.noted.append(row["name"] == str(name) and insert.table.name == "onceward_ledger")
         connection.rollback()
-
-    def hand_over(self, connection: sa.Connection) -> None:
         connection.close()
 
     def end(self, *_: object) -> tuple[Answer, str]:
@@ -222,6 +220,9 @@ class Asked:
         self.said.append(said)
         return SimpleNamespace(statusmessage=self.status if said.startswith("PREPARE") else "INSERT 0 1")
 
+    def invalidate(self) -> None:
+        self.invalidated = True
+
     def close(self) -> None:
         pass
 
@@ -264,6 +265,7 @@ def test_mariadbs_ledger_row_is_in_the_transaction_that_is_prepared() -> None:
     XaTransactions().prepare(connection, NAME, tables_of(POSTGRES).ledger.insert(), identity_row(NAME, 1))
     assert [said.split(" ")[0] for said in connection.said] == ["INSERT", "SET", "XA", "XA"]
     assert connection.said[-1].startswith("XA PREPARE")
+    assert connection.invalidated  # else nobody else could end it
 
 
 def test_rows_are_merged_by_synchronous_commits() -> None:
@@ -339,6 +341,12 @@ def test_of_two_logs_that_claim_at_once_the_second_one_is_told(target: Target, m
     monkeypatch.setattr(ledger, "_insert", comes_second)
     with pytest.raises(EpochConflictError, match="ffff0000"):
         ledger.claim(target, SCOPE)
+
+
+def test_what_is_noted_of_staged_rows_fits_into_a_column_of_any_character_set() -> None:
+    movement = Movement(TableName(None, "таблица"), ("ключ",), ("größe",), 7)
+    assert movement.noted().isascii()
+    assert msgspec.json.decode(movement.noted(), type=Movement) == movement
 
 
 # Housekeeping

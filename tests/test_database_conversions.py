@@ -15,11 +15,11 @@ from sqlalchemy.dialects import mysql, postgresql
 
 from onceward.connectors.database.conversions import UnfitError, conversion
 from onceward.connectors.database.plan import Column, make_plan
-from onceward.connectors.database.postgres.altered import keeps_values
 from onceward.connectors.database.postgres.catalog import PgType, Table
 from onceward.connectors.database.postgres.conversions import conversion as postgres_conversion
 from onceward.connectors.database.postgres.conversions import encode_arrays, encode_uuids
-from onceward.connectors.database.postgres.copy import conversions_for
+from onceward.connectors.database.postgres.session import conversions_for
+from onceward.connectors.database.postgres.stage import keeps_values
 from onceward.connectors.database.tables import column_type
 from onceward.core.errors import SchemaError
 
@@ -174,7 +174,7 @@ def test_columns_that_fill_themselves_may_be_left_out() -> None:
         sa.Column("n", sa.BIGINT),
     )
     plan = make_plan(pa.schema([("n", pa.int64())]), made, "sqlite")
-    assert plan.rows(pa.record_batch([[1, 2]], names=["n"])) == [{"c0": 1}, {"c0": 2}]
+    assert list(plan.pieces(pa.record_batch([[1, 2]], names=["n"]))) == [[{"c0": 1}, {"c0": 2}]]
     with pytest.raises(SchemaError, match=r"'double'.*generated"):
         make_plan(pa.schema([("double", pa.int64())]), made, "sqlite")
 

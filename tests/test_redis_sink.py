@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 from onceward.connectors.redis.client import Facts, check_facts, connect
-from onceward.connectors.redis.forms import KeyTemplate, Written, check_form, written
-from onceward.connectors.redis.reread import hashed
+from onceward.connectors.redis.forms import KeyTemplate, Written, check_form, hashed, written
 from onceward.connectors.redis.sink import RedisSink
 from onceward.core.errors import ConfigurationError, SchemaError, SinkError
 from onceward.core.names import Scope

@@ -22,7 +22,7 @@ from onceward import FileSink, SqlAlchemySink
 from onceward.cli.main import app
 from onceward.cli.verify.places import Place, Systems
 from onceward.cli.verify.rows import compared, mapped, records, shown
-from onceward.connectors.files import blocks
+from onceward.connectors.files import text
 from onceward.core.checkpoint import Coordinator
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.errors import ConfigurationError, SchemaError, SqlError
@@ -216,13 +216,13 @@ def test_a_file_with_two_columns_of_one_name_is_listed(tmp_path: Path, format_: 
 
 
 def test_a_row_of_csv_may_be_longer_than_what_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "BLOCKS", (2**10, 2**14))
+    monkeypatch.setattr(text, "BLOCKS", (2**10, 2**14))
     job = FileJob(tmp_path, format="csv")
     job.run(make=lambda *numbers: pa.record_batch({"id": numbers, "word": ["x" * 700 * number for number in numbers]}))
     told = job.told(code=1)
     assert wrong(told) == [2]
     assert "cannot be read (straddling object" in told["left_out"][0]
-    monkeypatch.setattr(blocks, "BLOCKS", (2**10, 2**14, 2**16))
+    monkeypatch.setattr(text, "BLOCKS", (2**10, 2**14, 2**16))
     assert wrong(job.told()) == []
 
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg as _psycopg  # noqa: F401 - a missing package is reported here, not at the first question
 
-from onceward.connectors.database.checks import read_server
-from onceward.connectors.database.engines import dialect_for, reading
+from onceward.connectors.database.engines import dialect_for, read_server, reading
 from onceward.connectors.database.target import LEDGER_SCHEMA, TableName, Target, Url
 from onceward.core.errors import SinkError
 

@@ -94,7 +94,7 @@ class Place:
 
                 return files.reread(self.name, scope, columns)
             if self.kind == "redis":
-                from onceward.connectors.redis import reread as keys  # noqa: PLC0415 - an extra
+                from onceward.connectors.redis import forms as keys  # noqa: PLC0415 - an extra
 
                 return keys.reread(self.access.url or "", self.name, columns)
             from onceward.connectors.database.sinks import PostgresSink, SqlAlchemySink  # noqa: PLC0415 - an extra

@@ -96,7 +96,7 @@ def as_hashed(batch: pa.RecordBatch, place: Place, schema: pa.Schema) -> pa.Reco
 
         return hashed(batch, own_topic=False)
     if place.kind == "redis":
-        from onceward.connectors.redis.reread import as_written  # noqa: PLC0415 - an extra
+        from onceward.connectors.redis.forms import as_written  # noqa: PLC0415 - an extra
 
         return as_written(batch, place.name, schema)
     return _fitted(batch, schema)

@@ -52,6 +52,9 @@ _SECOND: Final = 1_000_000
 _DAY: Final = 86_400 * _SECOND
 
 
+_BINARY: Final = sa.types._Binary  # noqa: SLF001 - the only common base of the binary types
+
+
 class UnfitError(Exception):
     """The types do not fit; the text says why and what to do. `match` catches it and names the column."""
 
@@ -117,11 +120,11 @@ def conversion(arrow: pa.DataType, column: SqlType, backend: str) -> Conversion:
             raise UnfitError("cast it to string")
         return conversion(arrow.storage_type, column, backend)
     sqlite = backend == "sqlite"
-    for takes, rule, untyped in _RULES:
+    for takes, kind, rule, untyped in _RULES:
         if takes(arrow):
             bare = sqlite and isinstance(column, sa.types.NullType)
-            found = rule(arrow, untyped if bare and untyped is not None else column, sqlite)
-            if found is not None:
+            typed = untyped if bare and untyped is not None else column
+            if isinstance(typed, kind) and (found := rule(arrow, typed, sqlite)) is not None:
                 return found
     if pa.types.is_nested(arrow):
         raise UnfitError("turn it into text, for example with to_json")
@@ -138,7 +141,7 @@ def read_back(column: SqlType, backend: str) -> pa.DataType | None:
     if isinstance(column, sa.String):
         altered = (mysql.SET,) if sqlite else (mysql.SET, sa.CHAR, sa.NCHAR)
         return None if isinstance(column, altered) else pa.large_string()
-    if isinstance(column, sa.types._Binary):  # noqa: SLF001 - as above
+    if isinstance(column, _BINARY):
         return pa.large_binary()
     if isinstance(column, (sa.Integer, sa.Boolean)):
         return pa.uint64() if getattr(column, "unsigned", False) else pa.int64()
@@ -158,9 +161,7 @@ def as_read_back(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return pc.add(array, 0.0) if pa.types.is_floating(array.type) else array  # -0.0 is 0.0
 
 
-def _text(_: pa.DataType, column: SqlType, sqlite: bool) -> Conversion | None:
-    if not isinstance(column, sa.String):
-        return None
+def _text(_: pa.DataType, column: sa.String, sqlite: bool) -> Conversion:
     room, length, checks = _BYTES.get(type(column)), column.length, list[Check]([_utf8])
     if isinstance(column, sa.Enum):
         checks.append(_one_of(column.enums))
@@ -171,9 +172,7 @@ def _text(_: pa.DataType, column: SqlType, sqlite: bool) -> Conversion | None:
     return Conversion(pa.large_string(), tuple(checks))
 
 
-def _bytes(_: pa.DataType, column: SqlType, sqlite: bool) -> Conversion | None:
-    if not isinstance(column, sa.types._Binary):  # noqa: SLF001 - the only common base of the binary types
-        return None
+def _bytes(_: pa.DataType, column: Any, sqlite: bool) -> Conversion:
     length = column.length if column.length is not None else _BYTES.get(type(column))
     if sqlite or length is None:
         return Conversion(pa.large_binary())
@@ -212,9 +211,7 @@ def _mantissa(column: SqlType, sqlite: bool) -> int:
     return 24 if single and not sqlite else 53
 
 
-def _float(arrow: pa.DataType, column: SqlType, sqlite: bool) -> Conversion | None:
-    if not isinstance(column, sa.Float):
-        return None
+def _float(arrow: pa.DataType, column: SqlType, sqlite: bool) -> Conversion:
     if FLOAT_BITS[arrow] > _mantissa(column, sqlite):
         raise UnfitError("the column holds single precision only: cast it to float, or change the column")
     return Conversion(pa.float64(), (_number if sqlite else _finite,))
@@ -232,17 +229,7 @@ def _decimal(arrow: pa.DataType, column: SqlType, sqlite: bool) -> Conversion | 
     return Conversion(arrow)
 
 
-def _date(_: pa.DataType, column: SqlType, sqlite: bool) -> Conversion | None:  # noqa: ARG001
-    return Conversion(pa.date32(), (_in_years,)) if isinstance(column, sa.Date) else None
-
-
-def _time(_: pa.DataType, column: SqlType, sqlite: bool) -> Conversion | None:
-    return Conversion(pa.time64("us"), _fraction(column, sqlite)) if isinstance(column, sa.Time) else None
-
-
-def _timestamp(arrow: pa.DataType, column: SqlType, sqlite: bool) -> Conversion | None:
-    if not isinstance(column, sa.DateTime):
-        return None
+def _timestamp(arrow: pa.DataType, column: SqlType, sqlite: bool) -> Conversion:
     checks = (_in_years, *_fraction(column, sqlite))
     in_column = isinstance(column, sa.TIMESTAMP)
     if not sqlite:  # whose times are text without a zone; those of the data that have one are UTC
@@ -259,18 +246,18 @@ def _timestamp(arrow: pa.DataType, column: SqlType, sqlite: bool) -> Conversion 
 
 
 _Rule: TypeAlias = Callable[[pa.DataType, Any, bool], Conversion | None]
-_RULES: Final[tuple[tuple[Callable[[pa.DataType], bool], _Rule, SqlType | None], ...]] = (
-    (is_text, _text, sa.Text()),
-    (is_binary, _bytes, sa.LargeBinary()),
-    (pa.types.is_boolean, _boolean, None),
-    (BITS.__contains__, _integer, sa.Integer()),
-    (FLOAT_BITS.__contains__, _float, sa.Double()),
-    (pa.types.is_decimal, _decimal, None),
-    (pa.types.is_date, _date, None),
-    (pa.types.is_timestamp, _timestamp, None),
-    (pa.types.is_time, _time, None),
+_RULES: Final[tuple[tuple[Callable[[pa.DataType], bool], type, _Rule, SqlType | None], ...]] = (
+    (is_text, sa.String, _text, sa.Text()),
+    (is_binary, _BINARY, _bytes, sa.LargeBinary()),
+    (pa.types.is_boolean, object, _boolean, None),
+    (BITS.__contains__, object, _integer, sa.Integer()),
+    (FLOAT_BITS.__contains__, sa.Float, _float, sa.Double()),
+    (pa.types.is_decimal, object, _decimal, None),
+    (pa.types.is_date, sa.Date, lambda *_: Conversion(pa.date32(), (_in_years,)), None),
+    (pa.types.is_timestamp, sa.DateTime, _timestamp, None),
+    (pa.types.is_time, sa.Time, lambda _, column, lite: Conversion(pa.time64("us"), _fraction(column, lite)), None),
 )
-"""For which Arrow types; the conversion, if there is one; the type that an untyped SQLite column is treated as."""
+"""For which Arrow types and columns; the conversion, if there is one; the type of an untyped SQLite column then."""
 
 
 def _fraction(column: SqlType, sqlite: bool) -> tuple[Check, ...]:

@@ -6,6 +6,7 @@ MariaDB have no branch qualifier (so too few bytes), and its listing shows other
 
 from __future__ import annotations
 
+import json
 import re
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
@@ -13,7 +14,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+import msgspec
+
 from onceward.core.errors import SchemaError, SqlError
+
+from .target import TableName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +31,7 @@ if TYPE_CHECKING:
     from onceward.core.names import Scope, TransactionName
     from onceward.core.row_hash import RowHash
 
-    from .target import Access, TableName
+    from .target import Access
 
 READ_ONLY: Final = "onceward_read_only"
 """Execution option of a transaction that only reads."""
@@ -62,7 +67,7 @@ class Answer(Enum):
 class TwoPhase(Protocol):
     """The commands of one database. Each takes a connection in autocommit mode that is in no transaction.
 
-    A writer calls begin → (inserts) → prepare → hand_over; any other process end.
+    A writer calls begin → (inserts) → prepare; any other process end.
     """
 
     def begin(
@@ -82,10 +87,10 @@ class TwoPhase(Protocol):
         """
 
     def prepare(self, connection: sa.Connection, name: TransactionName, insert: Insert, row: dict[str, Any]) -> None:
-        """Insert a last row and prepare: when this returns the transaction survives the server's crash."""
+        """Insert a last row, prepare, and release the connection.
 
-    def hand_over(self, connection: sa.Connection) -> None:
-        """Release the connection, so that other sessions can commit or roll back the prepared transaction."""
+        When this returns the transaction survives the server's crash, and other sessions can end it.
+        """
 
     def end(self, connection: sa.Connection, command: str, name: TransactionName) -> tuple[Answer, str]:
         """COMMIT or ROLLBACK it by name; the answer, and the server's words."""
@@ -186,13 +191,23 @@ class RowDialect(Dialect):
         return "" if frozenset(key) in uniques else no_unique_key(key)
 
 
-class Movement(NamedTuple):
-    """Rows that were staged in the same way and are moved by one statement."""
+class Movement(msgspec.Struct, frozen=True):
+    """What a writer notes beside its staged rows. It becomes SQL, so every field is checked when it is read.
 
-    stage: str
+    Those of one epoch that are alike but for their ids are moved by one statement.
+    """
+
     target: TableName
-    columns: tuple[str, ...]
-    key: tuple[str, ...]
+    key: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    id: int = 0
+    """Of its rows in a staging table."""
+    sha256: str = ""
+    """Of the pieces; empty where rows are in a staging table, and if an earlier version staged them."""
+
+    def noted(self) -> str:
+        """As JSON in ASCII: a server's default character set need not have all characters of its tables' names."""
+        return json.dumps(msgspec.to_builtins(self))
 
 
 class Part(NamedTuple):

@@ -24,7 +24,7 @@ from .sqlite import Sqlite
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .dialect import RowDialect
+    from .dialect import RowDialect, ServerFacts
     from .postgres.dialect import PostgreSql
     from .target import Access, Target, Url
 
@@ -125,6 +125,12 @@ def reading(target: Target, what: str) -> Iterator[sa.Connection]:
         autocommitting(target) as connection,
     ):
         yield connection
+
+
+def read_server(target: Target) -> ServerFacts:
+    """Ask the server what matters of its settings."""
+    with reading(target, "cannot read the server's settings") as connection:
+        return dialect_for(target).read_server(connection)
 
 
 def autocommitting(target: Target) -> sa.Connection:

@@ -107,7 +107,9 @@ def facts(target: Target, connection: sa.Connection, committables: Sequence[Comm
         mine = _of(tables.logs, committables[0].pipeline, committables[0].sink)
         query_logs = sa.select(tables.logs.c.log, tables.logs.c.pruned).where(*mine)
         logs = {row.log: row.pruned for row in connection.execute(query_logs)}
-        set_aside = _set_aside(target, connection, committables[0].pipeline, committables[0].sink)
+        mine = [*_of(tables.ledger, committables[0].pipeline, committables[0].sink), tables.ledger.c.rewound == 1]
+        newest = sa.select(tables.ledger.c.log, sa.func.max(tables.ledger.c.writer).label("newest")).where(*mine)
+        set_aside = {row.log: row.newest for row in connection.execute(newest.group_by(tables.ledger.c.log))}
     except exc.DBAPIError as error:
         if may_pass(error) or exists(target, connection):
             raise
@@ -265,14 +267,6 @@ def _insert(target: Target, table: sa.Table, scope: Scope, there: sa.Select[Any]
             if not connection.scalar(there):
                 raise
         _log.debug("somebody else did it at the same time: %s", error)
-
-
-def _set_aside(target: Target, connection: sa.Connection, pipeline: str, sink: str) -> dict[str, int]:
-    """The newest writer of the rows that a rewind set aside, by decision log."""
-    ledger = tables_of(target).ledger
-    newest = sa.func.max(ledger.c.writer).label("newest")
-    query = sa.select(ledger.c.log, newest).where(*_of(ledger, pipeline, sink), ledger.c.rewound == 1)
-    return {row.log: row.newest for row in connection.execute(query.group_by(ledger.c.log))}
 
 
 def _progress(target: Target, connection: sa.Connection, scope: Scope, rewound: int = 0) -> Progress:

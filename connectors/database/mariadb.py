@@ -129,10 +129,7 @@ class XaTransactions:
         connection.exec_driver_sql(f"SET SESSION wait_timeout = {_ORPHANED_SECONDS}")
         connection.exec_driver_sql(f"XA END {Xid.of(name)}")
         connection.exec_driver_sql(f"XA PREPARE {Xid.of(name)}")
-
-    def hand_over(self, connection: sa.Connection) -> None:
-        """Close the session: before that nobody else can end the transaction."""
-        connection.invalidate()
+        connection.invalidate()  # before the session is closed nobody else can end the transaction
         connection.close()
 
     def waiting(self, connection: sa.Connection, pipeline: str, sink: str) -> list[TransactionName]:

@@ -48,17 +48,6 @@ if TYPE_CHECKING:
     from .target import Target
 
 
-class _Movement(msgspec.Struct, frozen=True):
-    """What a writer noted beside its staged rows. It becomes SQL, so every field is checked."""
-
-    target: tuple[str | None, str]
-    key: tuple[str, ...] = ()
-    columns: tuple[str, ...] = ()
-    id: int = 0
-    sha256: str = ""
-    """Of the pieces; empty where rows are in a staging table, and if an earlier version staged them."""
-
-
 class _Handle(msgspec.Struct, frozen=True):
     sha256: str = ""
     """See staged_handle; empty if an earlier version staged the rows."""
@@ -93,7 +82,7 @@ def _merge(target: Target, committables: Sequence[Committable]) -> list[str]:
             if heads:
                 _check_unchanged(heads, committables)
                 _note(target, connection, heads)
-                _forget_staged(target, connection, heads)
+                _delete(connection, tables_of(target).staged, heads)
                 _move(target, connection, heads)
                 _remove(target, connection, heads)
     except RetryableSinkError:
@@ -130,10 +119,9 @@ def _note(target: Target, connection: sa.Connection, heads: list[Any]) -> None:
     connection.execute(table.insert(), [{column: getattr(head, column) for column in columns} for head in heads])
 
 
-def _forget_staged(target: Target, connection: sa.Connection, heads: list[Any]) -> None:
-    staged = tables_of(target).staged
+def _delete(connection: sa.Connection, table: sa.Table, heads: list[Any]) -> None:
     for names in parts([head.name for head in heads]):
-        connection.execute(staged.delete().where(staged.c.name.in_(names)))
+        connection.execute(table.delete().where(table.c.name.in_(names)))
 
 
 def _move(target: Target, connection: sa.Connection, heads: list[Any]) -> None:
@@ -142,26 +130,25 @@ def _move(target: Target, connection: sa.Connection, heads: list[Any]) -> None:
         for head in heads:
             _insert_pieces(target, dialect, connection, head)
     else:
-        for movement, of_movement in _movements(heads):
-            dialect.move(connection, target.ledger_schema or "", movement, of_movement)
+        for stage, movement, of_movement in _movements(target, heads):
+            dialect.move(connection, stage, movement, of_movement)
 
 
 def _remove(target: Target, connection: sa.Connection, heads: list[Any]) -> None:
-    dialect, pieces = dialect_for(target), tables_of(target).pieces
+    dialect = dialect_for(target)
     if isinstance(dialect, RowDialect):
-        for names in parts([head.name for head in heads]):
-            connection.execute(pieces.delete().where(pieces.c.name.in_(names)))
+        _delete(connection, tables_of(target).pieces, heads)
         return
-    ids: dict[str, list[int]] = {}
-    for movement, of_movement in _movements(heads):
-        ids.setdefault(movement.stage, []).extend(part.id for part in of_movement)
+    ids: dict[TableName, list[int]] = {}
+    for stage, _, of_movement in _movements(target, heads):
+        ids.setdefault(stage, []).extend(part.id for part in of_movement)
     for stage, of_stage in ids.items():
-        dialect.remove(connection, target.ledger_schema or "", stage, of_stage)
+        dialect.remove(connection, stage, of_stage)
 
 
-def _movements(heads: list[Any]) -> list[tuple[Movement, list[Part]]]:
-    """What is moved by one statement, in order, less attempts without rows."""
-    found: list[tuple[Movement, Part]] = []
+def _movements(target: Target, heads: list[Any]) -> list[tuple[TableName, Movement, list[Part]]]:
+    """From which staging table what is moved by one statement, in order, less attempts without rows."""
+    found: list[tuple[str, Movement, Part]] = []
     for order, head in enumerate(heads):
         if head.stage:
             how = _noted(head)
@@ -169,14 +156,16 @@ def _movements(heads: list[Any]) -> list[tuple[Movement, list[Part]]]:
                 raise ChangedError(
                     f"{head.stage!r} of {head.name} is no staging table: somebody changed its staged row"
                 )
-            movement = Movement(head.stage, TableName(*how.target), how.columns, how.key)
-            found.append((movement, Part(how.id, order, head.row_count)))
-    return [(movement, [part for _, part in group]) for movement, group in groupby(found, key=itemgetter(0))]
+            found.append((head.stage, msgspec.structs.replace(how, id=0), Part(how.id, order, head.row_count)))
+    return [
+        (TableName(target.ledger_schema, stage), movement, [part for *_, part in group])
+        for (stage, movement), group in groupby(found, key=itemgetter(0, 1))
+    ]
 
 
-def _noted(head: Any) -> _Movement:
+def _noted(head: Any) -> Movement:
     try:
-        return msgspec.json.decode(head.movement, type=_Movement)
+        return msgspec.json.decode(head.movement, type=Movement)
     except UNREADABLE as error:
         raise ChangedError(
             f"cannot read how {head.name} is to be moved: {error}. Somebody changed its staged row"
@@ -185,12 +174,11 @@ def _noted(head: Any) -> _Movement:
 
 def _insert_pieces(target: Target, dialect: RowDialect, connection: sa.Connection, head: Any) -> None:
     pieces, how = tables_of(target).pieces, _noted(head)
-    name, mine = TableName(*how.target), pieces.c.name == head.name
-    moved, digest = 0, hashlib.sha256()
+    mine, moved, digest = pieces.c.name == head.name, 0, hashlib.sha256()
     for number in connection.scalars(sa.select(pieces.c.number).where(mine).order_by(pieces.c.number)).all():
-        described = describe(target, name, connection)
+        described = describe(target, how.target, connection)
         if described is None:
-            raise SchemaError(f"table {name} no longer exists")
+            raise SchemaError(f"table {how.target} no longer exists")
         query = sa.select(pieces.c.data).where(mine, pieces.c.number == number)
         data = connection.scalar(query) or b""
         digest.update(data)
@@ -241,7 +229,7 @@ def abort_staged(target: Target, committable: Committable) -> AbortOutcome:
                 return AbortOutcome(AbortStatus.ABORTED, "this database has no ledger, so nothing is staged in it")
         with transaction(target, "cannot abort") as connection:
             taken = _lock(target, connection, [committable])
-            _forget_staged(target, connection, taken)
+            _delete(connection, tables_of(target).staged, taken)
             _remove(target, connection, taken)
         if taken:
             return AbortOutcome(AbortStatus.ABORTED)

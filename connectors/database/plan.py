@@ -1,4 +1,10 @@
-"""Matching a batch's columns to a table's, by name, before anything is written; and rows for executemany."""
+"""Matching a batch's columns to a table's, by name, before anything is written; and rows for executemany.
+
+A change column is none of the table's: it says which rows of an upsert delete. Its values are those of the usual change
+feeds: Debezium's `op` (c, u, r, d), Delta Lake's `_change_type` (insert, update_preimage, update_postimage, delete) and
+Flink's RowKind (+I, -U, +U, -D). What was there before an update says nothing that the row after it does not say, so
+such rows are ignored.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +12,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import sqlalchemy as sa
 
 from onceward.core.errors import SchemaError
 from onceward.core.row_hash import RowHash
 
-from .conversions import Conversion, UnfitError, as_read_back, conversion, read_back
+from .conversions import Conversion, UnfitError, as_read_back, conversion, is_text, read_back
 from .dialect import RowWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from sqlalchemy.sql.dml import Insert
 
@@ -26,6 +33,10 @@ C = TypeVar("C")
 
 GENERATED: Final = "the column is generated; leave it out"
 _ROWS_AT_ONCE: Final = 5_000
+_UPSERTS: Final = ("insert", "update", "upsert", "update_postimage", "c", "u", "r", "+i", "+u")
+_DELETES: Final = ("delete", "d", "-d")
+_IGNORED: Final = ("update_preimage", "-u")
+_CHANGES: Final = (*_UPSERTS, *_DELETES, *_IGNORED)
 
 
 @dataclass(frozen=True)
@@ -124,6 +135,58 @@ def check_same(schema: pa.Schema, first: pa.Schema) -> None:
         raise SchemaError(f"a batch has schema {schema} after others with {first}")
 
 
+def without_change(schema: pa.Schema, change: str | None) -> pa.Schema:
+    """The schema of what is written into the table.
+
+    Raises:
+        SchemaError: The change column is not there, or holds no text.
+    """
+    if not change:
+        return schema
+    if schema.names.count(change) != 1:
+        raise SchemaError(f"change column {change!r} is not in the data, which has {schema.names}")
+    kind = schema.field(change).type
+    if not is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
+        raise SchemaError(f"change column {change!r} holds {kind}: it must be text, one of {', '.join(_CHANGES)}")
+    return schema.remove(schema.get_field_index(change))
+
+
+def split_changes(batch: pa.RecordBatch, change: str) -> tuple[pa.RecordBatch, pa.Array]:
+    """The rows to write, without the change column, and for each whether it deletes (bool).
+
+    Raises:
+        SchemaError: A value of the change column is none that is known.
+    """
+    values = pc.utf8_lower(batch.column(change).cast(pa.string()))
+    known = pc.is_in(values, value_set=pa.array(_CHANGES))
+    if not pc.all(known, min_count=0).as_py():
+        strange = values.filter(pc.invert(known))[0].as_py()
+        raise SchemaError(f"change column {change!r} holds {strange!r}: give one of {', '.join(_CHANGES)}")
+    rows = batch.remove_column(batch.schema.get_field_index(change))
+    kept = pc.invert(pc.is_in(values, value_set=pa.array(_IGNORED)))
+    deletes = pc.is_in(values, value_set=pa.array(_DELETES))
+    return rows.filter(kept), deletes.filter(kept)
+
+
+def converted(
+    batch: pa.RecordBatch, steps: Sequence[Callable[[pa.Array], pa.Array]], required: Collection[str] = ()
+) -> list[pa.Array]:
+    """A batch's columns, each after its step; those in `required` have no nulls.
+
+    Raises:
+        SchemaError: A value does not fit; the message names the column.
+    """
+    arrays = []
+    for name, array, step in zip(batch.schema.names, batch.columns, steps, strict=True):
+        if array.null_count and name in required:
+            raise SchemaError(f"column {name!r} has nulls, and it must have none; the epoch's rows are not written")
+        try:
+            arrays.append(step(array))
+        except (ValueError, pa.ArrowException) as error:
+            raise SchemaError(f"column {name!r}: {error}; the epoch's rows are not written") from error
+    return arrays
+
+
 @dataclass(frozen=True)
 class Plan:
     """For each column of the arriving schema, in its order, how it is written by executemany."""
@@ -142,15 +205,7 @@ class Plan:
         Raises:
             SchemaError: A value does not fit; the message names the column.
         """
-        arrays = []
-        for name, array, step in zip(self.schema.names, batch.columns, self.conversions, strict=True):
-            if array.null_count and name in self.required:
-                raise SchemaError(f"column {name!r} has nulls, and it must have none; the epoch's rows are not written")
-            try:
-                arrays.append(step.prepare(array))
-            except (ValueError, pa.ArrowException) as error:
-                raise SchemaError(f"column {name!r}: {error}; the epoch's rows are not written") from error
-        return arrays
+        return converted(batch, [step.prepare for step in self.conversions], self.required)
 
     def new_hash(self) -> RowHash | None:
         """What adds up the hashes of rows; None if no column can be compared."""
@@ -163,17 +218,16 @@ class Plan:
             to.add(pa.record_batch({name: as_read_back(by_name[name], kind) for name, kind in self.compared.items()}))
 
     def pieces(self, batch: pa.RecordBatch, hashed: RowHash | None = None) -> Iterator[list[dict[str, Any]]]:
-        """The batch's rows in chunks for executemany; each chunk is added to `hashed`, if given."""
-        for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-            yield self.rows(batch.slice(start, _ROWS_AT_ONCE), hashed)
+        """The batch's rows in chunks for executemany; each chunk is added to `hashed`, if given.
 
-    def rows(self, batch: pa.RecordBatch, hashed: RowHash | None = None) -> list[dict[str, Any]]:
-        """The batch as parameters of `insert`: columns' own names may hold anything, so parameters have numbers."""
-        arrays = self.check(batch)
-        self.add(arrays, hashed)
-        columns = [step.python(array) for step, array in zip(self.conversions, arrays, strict=True)]
-        names = [f"c{number}" for number in range(len(columns))]
-        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+        As parameters of `insert`: columns' own names may hold anything, so parameters have numbers.
+        """
+        names = [f"c{number}" for number in range(len(self.conversions))]
+        for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+            arrays = self.check(batch.slice(start, _ROWS_AT_ONCE))
+            self.add(arrays, hashed)
+            columns = [step.python(array) for step, array in zip(self.conversions, arrays, strict=True)]
+            yield [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
     def insert(
         self, dialect: RowDialect | None = None, key: Sequence[str] = (), into: TableName | None = None

@@ -44,8 +44,7 @@ class PreparedWriting(HeldWriting):
         with self.limited(self.rows):  # deferred constraints are checked here, row by row
             self.finish_rows()
             two_phase(self.target).prepare(self.connection, self.name, insert, identity_row(self.name, self.rows))
-            connection, self.held = self.connection, None
-            two_phase(self.target).hand_over(connection)
+            self.held = None
         return Committable.named(PREPARED, self.name, rows=self.rows, proof=self.proof)
 
 
@@ -68,7 +67,7 @@ def commit_prepared(target: Target, committables: Sequence[Committable]) -> list
 
 
 def _commit(connection: sa.Connection, target: Target, committable: Committable) -> CommitOutcome:
-    answer, words = _end(connection, target, "COMMIT", committable)
+    answer, words = two_phase(target).end(connection, "COMMIT", committable.read_name())
     if answer is Answer.DONE:
         return CommitOutcome(CommitStatus.COMMITTED)
     if answer is Answer.BUSY:
@@ -80,7 +79,7 @@ def abort_prepared(target: Target, committable: Committable) -> AbortOutcome:
     """Roll back exactly this one; the ledger says who won if it is gone."""
     try:
         with reading(target, "cannot abort") as connection:
-            answer, words = _end(connection, target, "ROLLBACK", committable)
+            answer, words = two_phase(target).end(connection, "ROLLBACK", committable.read_name())
             if answer is Answer.DONE:
                 return AbortOutcome(AbortStatus.ABORTED)
             if answer is Answer.BUSY:
@@ -88,7 +87,3 @@ def abort_prepared(target: Target, committable: Committable) -> AbortOutcome:
             return ledger.facts(target, connection, [committable]).abort_outcome(committable, words)
     except RetryableSinkError as error:
         return AbortOutcome(AbortStatus.RETRY_LATER, str(error))
-
-
-def _end(connection: sa.Connection, target: Target, command: str, committable: Committable) -> tuple[Answer, str]:
-    return two_phase(target).end(connection, command, committable.read_name())

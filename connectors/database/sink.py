@@ -14,13 +14,13 @@ from onceward.core.transaction import Committable, Observation
 from onceward.sinks import TwoPhaseCommitSink
 
 from . import ledger
-from .checks import check_server, check_table, choose_path, read_server
 from .dialect import RowDialect
-from .engines import dialect_for, reading
+from .engines import dialect_for, read_server, reading
 from .merging import abort_staged, commit_staged
 from .own_tables import ensure, exists, staged_handle, tables_of
 from .prepared import PreparedWriting, abort_prepared, commit_prepared
 from .staging import PieceWriting
+from .tables import check_table
 from .target import PREPARED, STAGED, CommitPath, Target, own_name, unusable
 from .writing import Writing
 
@@ -100,10 +100,14 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
 
     def validate(self, schema: pa.Schema) -> None:
         """Check connection, setup, table, columns, key and rights; create what is missing and was requested."""
-        facts = self._choose_path()
-        check_server(facts, self.target)
+        facts, url = self._choose_path(), self.target.url
+        if facts.unusable:
+            raise ConfigurationError(f"cannot write through {url}: {facts.unusable}")
+        for warning in facts.warnings:
+            _log.warning("%s: %s", url, warning)
         ensure(self.target)
-        check_table(self.target, self.name, schema, self._path)
+        own = [table.name for table in tables_of(self.target).metadata.sorted_tables]
+        check_table(self.target, self.name, schema, self._path, own)
 
     def _choose_path(self) -> ServerFacts:
         facts = read_server(self.target)
@@ -238,6 +242,36 @@ class DatabaseSink(TwoPhaseCommitSink[Writing]):
     def completed(self, scope: Scope, epoch: int) -> None:
         if epoch % ledger.PRUNE_EVERY == 0 and epoch > self.ledger_epochs:
             ledger.prune(self.target, scope, epoch - self.ledger_epochs + 1)
+
+
+def choose_path(requested: CommitPath, target: Target, facts: ServerFacts | None = None) -> CommitPath:
+    """How rows wait.
+
+    Args:
+        requested: By the user.
+        target: Where they go.
+        facts: Of the server, if it was asked; else the answer is AUTO where settings alone do not say it.
+
+    Raises:
+        ConfigurationError: What was requested is impossible.
+    """
+    dialect = dialect_for(target)
+    if requested is CommitPath.PREPARED:
+        if target.key:
+            raise ConfigurationError(
+                "an upsert cannot wait as a prepared transaction: it would block every other writer of its keys, a "
+                "retry of itself included; use commit='staging' (or 'auto')"
+            )
+        if dialect.two_phase is None:
+            raise ConfigurationError(f"{dialect.title} has no prepared transactions: use commit='staging'")
+        if facts is not None and not facts.max_prepared:
+            raise ConfigurationError(f"this server cannot prepare transactions: {facts.why_none}")
+        return requested
+    if requested is CommitPath.STAGING or target.key or dialect.two_phase is None:
+        return CommitPath.STAGING
+    if facts is None:
+        return CommitPath.AUTO
+    return CommitPath.PREPARED if facts.max_prepared else CommitPath.STAGING
 
 
 def key_columns(key: Sequence[str] | str | None) -> tuple[str, ...]:

@@ -90,13 +90,7 @@ class PostgresSink(DatabaseSink):
             proof=proof and not key,
         )
         super().__init__(
-            name,
-            target,
-            mode=mode,
-            commit=commit,
-            ledger_epochs=ledger_epochs,
-            select=select,
-            where=where,
+            name, target, mode=mode, commit=commit, ledger_epochs=ledger_epochs, select=select, where=where
         )
 
 
@@ -171,11 +165,5 @@ class SqlAlchemySink(DatabaseSink):
             proof=proof and not keys,
         )
         super().__init__(
-            name,
-            target,
-            mode=mode,
-            commit=commit,
-            ledger_epochs=ledger_epochs,
-            select=select,
-            where=where,
+            name, target, mode=mode, commit=commit, ledger_epochs=ledger_epochs, select=select, where=where
         )

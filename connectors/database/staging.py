@@ -14,7 +14,6 @@ key needs, triggers, partitions, and whatever changes meanwhile.
 from __future__ import annotations
 
 import hashlib
-import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -25,12 +24,13 @@ from onceward.core.errors import OncewardError, SqlError
 from onceward.core.transaction import Committable, WriteContext
 
 from . import ledger
-from .dialect import RowDialect
+from .dialect import Movement, RowDialect
 from .engines import dialect_for, transaction
 from .own_tables import identity_row, staged_handle, tables_of
 from .plan import check_same
+from .tables import plan_for
 from .target import STAGED
-from .writing import SLOWEST, Writing, plan_for
+from .writing import SLOWEST, Writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,8 +115,7 @@ class PieceWriting(Writing):
         self._waiting, self._bytes = [], 0
 
     def _movement(self) -> str:
-        how = {"target": self.target.table, "key": self.target.key, "sha256": self._digest.hexdigest()}
-        return json.dumps(how)
+        return Movement(self.target.table, self.target.key, sha256=self._digest.hexdigest()).noted()
 
     def _try_rows(self, connection: sa.Connection) -> None:
         """Have the database take the waiting rows and forget them; its error says why it refuses them."""

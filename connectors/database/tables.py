@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -13,17 +14,18 @@ from sqlalchemy import exc
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.schema import CreateIndex, CreateSchema, CreateTable, ExecutableDDLElement
 
-from onceward.core.errors import SchemaError
+from onceward.core.errors import ConfigurationError, SchemaError, SinkError
 
-from .changes import without_change
 from .conversions import is_binary, is_text
-from .dialect import no_such_table
+from .dialect import RowDialect, no_such_table
 from .engines import dialect_for, reading, transaction
-from .target import unusable
+from .plan import make_plan, without_change
+from .target import CommitPath, unusable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .plan import Plan
     from .target import TableName, Target, Url
 
 INNODB: Final[dict[str, Any]] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
@@ -36,6 +38,7 @@ _UNSIGNED: Final = {pa.uint8(): sa.SmallInteger, pa.uint16(): sa.Integer, pa.uin
 _INTEGERS: Final = {8: sa.SmallInteger, 16: sa.SmallInteger, 32: sa.Integer, 64: sa.BigInteger}
 _EXTENSIONS: Final[dict[str, sa.types.TypeEngine[Any]]] = {"arrow.uuid": sa.Uuid(), "arrow.json": postgresql.JSONB()}
 _SINGLE: Final = 32
+_TRANSACTIONAL: Final = ("", "innodb")
 _KEY_CHARACTERS: Final = 255
 """MariaDB's keys need a length."""
 
@@ -78,17 +81,11 @@ def describe(target: Target, name: TableName, connection: sa.Connection | None =
         kept = None
     if kept is not None and kept.version is None:
         return kept.described
-    if connection is None:
-        with reading(target, f"cannot read the columns of table {name}") as own:
-            return _read_again(target, name, own, kept)
-    return _read_again(target, name, connection, kept)
-
-
-def _read_again(target: Target, name: TableName, connection: sa.Connection, kept: _Kept | None) -> Described | None:
-    version = dialect_for(target).schema_version(connection, name.schema)
-    if kept is not None and kept.version == version:
-        return kept.described
-    described = _read(connection, name)
+    with reading(target, f"cannot read table {name}") if connection is None else nullcontext(connection) as own:
+        version = dialect_for(target).schema_version(own, name.schema)
+        if kept is not None and kept.version == version:
+            return kept.described
+        described = _read(own, name)
     if described is not None:
         _known[target.url, name] = _Kept(time.monotonic(), version, described)
     return described
@@ -138,6 +135,66 @@ def existing(target: Target, schema: pa.Schema) -> Described:
     if described is None:
         raise no_such_table(target.table)
     return described
+
+
+def plan_for(target: Target, schema: pa.Schema) -> Plan:
+    """How rows of `schema` are inserted into the target; creates the table first, if that was asked for.
+
+    Raises:
+        SchemaError: There is no such table, or a column does not fit.
+    """
+    return make_plan(schema, existing(target, schema).table, target.url.backend, target.key)
+
+
+def check_table(target: Target, sink: str, schema: pa.Schema, path: CommitPath, own: Sequence[str]) -> None:
+    """See that `schema` fits, that a key is unique, that rows can be tried; create the table if that was asked for.
+
+    Args:
+        target: Where.
+        sink: Its name.
+        schema: Of the data.
+        path: How rows wait.
+        own: Names of onceward's own tables.
+
+    Raises:
+        SchemaError: Something of the table or its columns does not fit.
+        ConfigurationError: The table is of a kind that cannot be written exactly once, or rights are missing.
+    """
+    dialect = dialect_for(target)
+    table: sa.TableClause = sa.table(target.table.table, schema=target.table.schema)
+    if isinstance(dialect, RowDialect):
+        table = _check_described(target, dialect, schema)
+    else:
+        if target.create_table:
+            create_table(target, schema)
+        with reading(target, "cannot validate") as connection:
+            dialect.check_table(connection, target, sink, schema, path, own)
+    if path is not CommitPath.STAGING or not target.tries_rows or not dialect.trial_needs:
+        return
+    try:
+        with transaction(target, "cannot try rows") as connection, dialect.trial(connection, table):
+            pass
+    except SinkError as error:
+        if error.retryable:
+            raise
+        raise ConfigurationError(f"staged rows are tried first, which needs {dialect.trial_needs}: {error}") from None
+
+
+def _check_described(target: Target, dialect: RowDialect, schema: pa.Schema) -> sa.Table:
+    forget(target)
+    described = existing(target, schema)
+    make_plan(schema, described.table, target.url.backend, target.key)
+    if described.kind != "table":
+        raise ConfigurationError(f"{target.table} is {described.kind}: only a table can be written exactly once")
+    if described.engine.lower() not in _TRANSACTIONAL:
+        raise ConfigurationError(
+            f"table {target.table} has the storage engine {described.engine}, which has no transactions: "
+            f"ALTER TABLE … ENGINE=InnoDB"
+        )
+    refused = dialect.check_key(described.uniques, target.key) if target.key else ""
+    if refused:
+        raise SchemaError(f"table {target.table} cannot be upserted by {list(target.key)}: {refused}")
+    return described.table
 
 
 def create_table(target: Target, schema: pa.Schema) -> None:

@@ -129,7 +129,25 @@ class Url:
             ConfigurationError: Not a URL, or of a database or driver that is not known here; the message never repeats
                 a password.
         """
-        return cls(_parse(text))
+        try:
+            url = make_url(text)
+        except (exc.ArgumentError, ValueError):
+            # Nothing of the text is repeated: a password may be anywhere in it.
+            raise ConfigurationError(f"url is not a database URL of SQLAlchemy: {_HOW}") from None
+        if isinstance(text, str) and _is_ambiguous(text, url):
+            raise ConfigurationError(
+                "url has an @ that is not the one before the host, so a part of a password might be taken for the host "
+                "and shown: percent-encode special characters (@ as %40, / as %2F, ? as %3F, : as %3A)"
+            )
+        backend, _, driver = url.drivername.partition("+")
+        known = DRIVERS.get(backend)
+        if known is None:
+            raise ConfigurationError(f"url names the database {backend!r}, which has no sink here: {_HOW}")
+        if driver not in ("", known):
+            raise ConfigurationError(f"url names the driver {driver!r}: this sink works through {known} ({_HOW})")
+        if backend == "sqlite" and (url.database in (None, "", ":memory:") or url.query.get("mode") == "memory"):
+            raise ConfigurationError(f"url names an SQLite database in memory, which no other process sees: {_HOW}")
+        return cls(url.set(drivername=f"{backend}+{known}"))
 
     @classmethod
     def from_dsn(cls, text: str) -> Url:
@@ -183,28 +201,6 @@ class Url:
 
     def __repr__(self) -> str:
         return f"Url({str(self)!r})"
-
-
-def _parse(text: str | URL) -> URL:
-    try:
-        url = make_url(text)
-    except (exc.ArgumentError, ValueError):
-        # Nothing of the text is repeated: a password may be anywhere in it.
-        raise ConfigurationError(f"url is not a database URL of SQLAlchemy: {_HOW}") from None
-    if isinstance(text, str) and _is_ambiguous(text, url):
-        raise ConfigurationError(
-            "url has an @ that is not the one before the host, so a part of a password might be taken for the host and "
-            "shown: percent-encode special characters (@ as %40, / as %2F, ? as %3F, : as %3A)"
-        )
-    backend, _, driver = url.drivername.partition("+")
-    known = DRIVERS.get(backend)
-    if known is None:
-        raise ConfigurationError(f"url names the database {backend!r}, which has no sink here: {_HOW}")
-    if driver not in ("", known):
-        raise ConfigurationError(f"url names the driver {driver!r}: this sink works through {known} ({_HOW})")
-    if backend == "sqlite" and (url.database in (None, "", ":memory:") or url.query.get("mode") == "memory"):
-        raise ConfigurationError(f"url names an SQLite database in memory, which no other process sees: {_HOW}")
-    return url.set(drivername=f"{backend}+{known}")
 
 
 def _is_ambiguous(text: str, url: URL) -> bool:

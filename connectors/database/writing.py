@@ -12,11 +12,11 @@ from onceward.core.errors import ConfigurationError, OncewardError, RetryableSin
 
 from . import ledger
 from .dialect import RowDialect, no_such_table
-from .engines import autocommitting, dialect_for, reading
+from .engines import autocommitting, dialect_for, read_server, reading
 from .failures import code, translate
 from .own_tables import tables_of
-from .plan import InsertWriter, make_plan
-from .tables import create_table, existing, forget
+from .plan import InsertWriter
+from .tables import create_table, forget, plan_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from onceward.core.transaction import Committable, WriteContext
 
     from .dialect import RowWriter, TwoPhase
-    from .plan import Plan
     from .postgres.catalog import Table
     from .postgres.dialect import PostgreSql
     from .target import Target
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 SLOWEST: Final = 500
 """Rows per second below which writing or merging rows is taken for hanging."""
 _LOCK_TIMEOUTS: Final = ("55P03", 1205)
-_NO_SUCH_TABLE: Final = ("42P01", "3F000")
 _DISABLED: Final = "55000"
 _USED_UP: Final = "53200"
 
@@ -153,19 +151,17 @@ class HeldWriting(Writing):
 
     def lock_and_read(self, dialect: PostgreSql, schema: pa.Schema) -> Table:
         """The table; it is created first if that was asked for."""
-        try:
-            with self.limited():
-                return dialect.lock_and_read(self.connection, self.target.table)
-        except sa.exc.DBAPIError as error:
-            if code(error) not in _NO_SUCH_TABLE:
-                raise
-        if not self.target.create_table:
-            raise no_such_table(self.target.table)
-        self.discard()
-        create_table(self.target, schema)
-        self.open()
         with self.limited():
-            return dialect.lock_and_read(self.connection, self.target.table)
+            found = dialect.lock_and_read(self.connection, self.target.table)
+        if found is None and self.target.create_table:
+            self.discard()
+            create_table(self.target, schema)
+            self.open()
+            with self.limited():
+                found = dialect.lock_and_read(self.connection, self.target.table)
+        if found is None:
+            raise no_such_table(self.target.table)
+        return found
 
     def finish_rows(self) -> None:
         if self.writer is not None:
@@ -200,9 +196,7 @@ class HeldWriting(Writing):
             held = f"a lock was held for more than {self.target.lock_timeout:g} s (lock_timeout)"
             return RetryableSinkError(f"{error.message}: {held}{another}")
         if known == _DISABLED and what == "cannot prepare":
-            with reading(self.target, "cannot read the server's settings") as connection:
-                why = dialect_for(self.target).read_server(connection).why_none
-            return ConfigurationError(f"{error.message}: {why}")
+            return ConfigurationError(f"{error.message}: {read_server(self.target).why_none}")
         if known == _USED_UP and what == "cannot prepare":
             return RetryableSinkError(
                 f"{error.message}. {len(self._own_prepared())} of them are of this pipeline and sink. Raise "
@@ -235,12 +229,3 @@ def two_phase(target: Target) -> TwoPhase:
     if commands is None:
         raise ConfigurationError(f"{dialect_for(target).title} has no prepared transactions: use commit='staging'")
     return commands
-
-
-def plan_for(target: Target, schema: pa.Schema) -> Plan:
-    """How rows of `schema` are inserted into the target; creates the table first, if that was asked for.
-
-    Raises:
-        SchemaError: There is no such table, or a column does not fit.
-    """
-    return make_plan(schema, existing(target, schema).table, target.url.backend, target.key)

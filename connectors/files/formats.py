@@ -25,7 +25,7 @@ from onceward.core.kit.rows import UNWRITABLE, check_columns, to_json, with_colu
 from onceward.core.names import file_name
 from onceward.core.proof import JSON_LINE
 
-from .csv_format import CsvWriter
+from .text import CsvWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -130,9 +130,10 @@ def is_binary(kind: pa.DataType) -> bool:
 
 
 class _OpenFile:
-    """A file that is being written."""
+    """A file that is being written; its name is the finished one, below the folder."""
 
-    def __init__(self, path: Path, format_: str, schema: pa.Schema) -> None:
+    def __init__(self, name: str, path: Path, format_: str, schema: pa.Schema) -> None:
+        self.name = name
         self.path = path
         self._schema = None if format_ == "jsonl" else schema
         self._file = path.open("xb")
@@ -196,7 +197,7 @@ class Files:
         self.rows = 0
         self._format = format_
         self._roll = roll_bytes
-        self._open: dict[str, tuple[str, _OpenFile]] = {}
+        self._open: dict[str, _OpenFile] = {}
         self.finished: list[str] = []
         self.hash: RowHash | None = None
         self.folder = area / file_name(self.name)
@@ -205,14 +206,14 @@ class Files:
     def write(self, partition: str, batch: pa.RecordBatch) -> None:
         """Append to the partition's file; start a new one for another schema, or when it is large enough."""
         if partition in self._open:
-            _, file = self._open[partition]
+            file = self._open[partition]
             if file.size >= self._roll or not file.fits(batch.schema):
                 self._finish(partition)
         elif len(self._open) == OPEN_FILES:
             self._finish(next(iter(self._open)))
         known = partition in self._open
-        name, file = self._open.pop(partition) if known else self._begin(partition, batch.schema)
-        self._open[partition] = name, file  # the least recently used comes first
+        file = self._open.pop(partition) if known else self._begin(partition, batch.schema)
+        self._open[partition] = file  # the least recently used comes first
         file.write(batch)
         self.rows += batch.num_rows
 
@@ -223,22 +224,22 @@ class Files:
         sync_folder(self.folder.parent)
 
     def discard(self) -> None:
-        for _, file in self._open.values():
+        for file in self._open.values():
             file.abandon()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _begin(self, partition: str, schema: pa.Schema) -> tuple[str, _OpenFile]:
+    def _begin(self, partition: str, schema: pa.Schema) -> _OpenFile:
         number = len(self.finished) + len(self._open)
         name = str(Path(partition) / f"{number}.{self._format}")
         path = self.folder / hidden(name)
         make_folder(path.parent)
-        return name, _OpenFile(path, self._format, schema)
+        return _OpenFile(name, path, self._format, schema)
 
     def _finish(self, partition: str) -> None:
-        name, file = self._open.pop(partition)
+        file = self._open.pop(partition)
         file.finish()
         sync_folder(file.path.parent)
-        self.finished.append(name)
+        self.finished.append(file.name)
 
 
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"

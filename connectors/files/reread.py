@@ -26,8 +26,8 @@ from onceward.core.names import parse_file_name
 from onceward.core.proof import JSON_LINE, PARTITION, Piece, Reread
 from onceward.core.row_hash import covers
 
-from .blocks import batches_with_blocks, with_blocks
 from .formats import FORMATS, folder_text, visible_files
+from .text import CSV_NULLS, batches_with_blocks, with_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -163,12 +163,7 @@ def _arrow(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
 
 def _csv(path: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     def opened(block: int, names: Sequence[str] = ()) -> pyarrow.csv.CSVStreamingReader:
-        types = pyarrow.csv.ConvertOptions(
-            column_types=dict.fromkeys(names, pa.binary()),
-            null_values=[""],
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-        )
+        types = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.binary()), **CSV_NULLS)
         blocks = pyarrow.csv.ReadOptions(block_size=block)
         return pyarrow.csv.open_csv(path, read_options=blocks, parse_options=_PARSED, convert_options=types)
 

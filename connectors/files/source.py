@@ -26,9 +26,8 @@ from onceward.core.kit.options import check_choice, check_types
 from onceward.core.kit.rows import with_leaves
 from onceward.core.source import Piece, Position, ResettableSource, Split
 
-from .blocks import batches_with_blocks, with_blocks
-from .csv_format import csv_dataset
 from .formats import FORMATS, is_binary, types_in, visible_files
+from .text import batches_with_blocks, csv_dataset, with_blocks
 
 if TYPE_CHECKING:
     import os

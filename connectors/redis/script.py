@@ -211,7 +211,8 @@ def deliver(  # noqa: PLR0917 - of the delivery
     """
     durable, what = loss == "loud", "cannot write rows"
     keys = [marker_key(name.scope), *(row.key for row in rows)]
-    arguments: list[Any] = [name.scope.log, str(name), name.start, name.epoch, first, len(rows), *FORMS[form], loss]
+    arguments: list[Any] = [name.scope.log, str(name), name.start, name.epoch, first, len(rows)]
+    arguments += [FORMS[form], form, loss]
     for row in rows:
         arguments += [len(row.words), *row.words, len(row.gone), *row.gone]
     with asking(settings, what) as client:
@@ -262,11 +263,9 @@ def _check(where: str, name: TransactionName, numbers: str, form: str, words: li
                 "rows. Bring them back; or, to go on without them, run with durable=False until rows are written"
             )
         case ["type", key, kind]:
-            raise SinkError(
-                f"{where}: key {key!r} is a {kind}, and not a {FORMS[form].kind}. Nothing of the delivery is written"
-            )
+            raise SinkError(f"{where}: key {key!r} is a {kind}, and not a {form}. Nothing of the delivery is written")
         case _:
             raise SinkError(
-                f"{where}: this user lacks a right to {FORMS[form].command}, HSET or HDEL: {words}. Nothing of the "
+                f"{where}: this user lacks a right to {FORMS[form]}, HSET or HDEL: {words}. Nothing of the "
                 "delivery is written"
             )

@@ -20,8 +20,7 @@ from onceward.sinks.folders import FolderClaims, newest_of
 from onceward.sinks.write_ahead import ROWS_PER_SEND, WriteAheadLogSink
 
 from .client import RedisSettings, asking, check_facts, read_facts
-from .forms import FORMS, KeyTemplate, check_form, written
-from .reread import hashed
+from .forms import FORMS, KeyTemplate, check_form, hashed, written
 from .script import CLAIM, GO_ON, PRUNE, RELEASE, Loss, change_marker, deliver, marker_key
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from onceward.core.errors import ConfigurationError, SchemaError
 
@@ -18,9 +18,12 @@ from ..target import CommitPath
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..target import TableName, Target
-    from .session import Session
+    import psycopg
 
+    from ..target import TableName, Target
+
+Session: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
+"""See session.py."""
 _log = logging.getLogger("onceward.database")
 
 _ORDINARY, _PARTITIONED = "r", "p"

@@ -8,22 +8,29 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import psycopg
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
 from onceward.core.errors import PostgresError
 from onceward.core.names import parse_transaction_name
 
-from ..changes import without_change
 from ..dialect import HOW_TO_STAGE, Answer, ChangedError, Dialect, ServerFacts, Trial, TwoPhase
 from ..failures import code, words
+from ..plan import without_change
 from ..target import CommitPath, TableName, own_name
-from .altered import check_types, types_query
 from .catalog import check_own_tables, check_writable, read_checks, read_table
-from .copy import CopyWriter, conversions_for
-from .session import DURABLE, Answering, compiled, limited, session
-from .stage import LOCK_CREATION, create_stages, merge_statements, rows_of, truncated
+from .session import DURABLE, Answering, CopyWriter, compiled, conversions_for, limited, session
+from .stage import (
+    LOCK_CREATION,
+    TURNS,
+    check_types,
+    create_stage,
+    merge_statements,
+    rows_of,
+    stage_name,
+    truncated,
+    types_query,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -108,8 +115,6 @@ class GidTransactions:
             if answer.statusmessage != "PREPARE TRANSACTION":
                 said = answer.statusmessage
                 raise PostgresError(f"PREPARE TRANSACTION answered {said!r}: the transaction had failed")
-
-    def hand_over(self, connection: sa.Connection) -> None:
         connection.close()  # the session has nothing more to do with what it prepared
 
     def end(self, connection: sa.Connection, command: str, name: TransactionName) -> tuple[Answer, str]:
@@ -206,17 +211,14 @@ class PostgreSql(Dialect):
             lent.execute(f"CREATE TEMPORARY TABLE {_TRIAL.table} {bare if changed else like}".encode())
         yield Trial(_TRIAL, has_keys=not changed)
 
-    def check_own_tables(self, connection: sa.Connection, schema: str, tables: Sequence[str]) -> None:
-        """See that the role may use onceward's own tables.
-
-        Raises:
-            ConfigurationError: It may not; the message names what is missing.
-        """
-        with session(connection) as lent:
-            check_own_tables(lent, schema, tables)
-
-    def check_table(
-        self, connection: sa.Connection, target: Target, sink: str, schema: pa.Schema, path: CommitPath
+    def check_table(  # noqa: PLR0917 - what is checked, and for whom
+        self,
+        connection: sa.Connection,
+        target: Target,
+        sink: str,
+        schema: pa.Schema,
+        path: CommitPath,
+        own: Sequence[str],
     ) -> None:
         """See that `schema` fits, that the role may write, that a key is unique; create staging tables if need be.
 
@@ -225,22 +227,25 @@ class PostgreSql(Dialect):
             ConfigurationError: The table is of a kind that cannot be written, or privileges are missing.
         """
         with session(connection) as lent:
+            check_own_tables(lent, target.ledger_schema or "", own)
             table = check_writable(lent, target, path)
             conversions_for(without_change(schema, target.change), table, target.key)
             checks = read_checks(lent, table)
         if path is CommitPath.STAGING:
-            create_stages(connection, target, sink, table, checks)
+            for epoch in range(TURNS):
+                create_stage(connection, target, stage_name(target, sink, table, checks, epoch), table, checks)
 
-    def lock_and_read(self, connection: sa.Connection, name: TableName) -> Table:
-        """The table, which nobody alters until the transaction ends; an error of SQLAlchemy's if it is missing."""
+    def lock_and_read(self, connection: sa.Connection, name: TableName) -> Table | None:
+        """The table, locked against ALTER TABLE; None if it is missing, and then the transaction has failed."""
         # The lock is the one that inserting takes anyway, the only one that INSERT rights allow on every version.
-        with session(connection) as lent:
-            with lent.pipeline():
+        try:
+            with session(connection) as lent, lent.pipeline():
                 lent.execute(f"LOCK TABLE {name.quoted} IN ROW EXCLUSIVE MODE".encode())
-                table = read_table(lent, name)
-            if table is None:
-                raise psycopg.errors.UndefinedTable(f"table {name} does not exist")
-            return table
+                return read_table(lent, name)
+        except exc.DBAPIError as error:
+            if code(error) not in _NO_SUCH_TABLE:
+                raise
+            return None
 
     def writer(
         self, connection: sa.Connection, table: Table, schema: pa.Schema, hashed: Sequence[str] = ()
@@ -252,34 +257,34 @@ class PostgreSql(Dialect):
         """
         return CopyWriter(connection, table, schema, hashed)
 
-    def move(self, connection: sa.Connection, ledger_schema: str, movement: Movement, parts: Sequence[Part]) -> None:
+    def move(self, connection: sa.Connection, stage: TableName, movement: Movement, parts: Sequence[Part]) -> None:
         """Copy staged rows into their table; `remove` comes when all of a staging table is moved."""
-        place = TableName(ledger_schema, movement.stage)
-        stage = place.quoted
-        count = f"SELECT count(*) FROM {stage} WHERE {rows_of(part.id for part in parts)}"  # noqa: S608 - quoted names
+        count = f"SELECT count(*) FROM {stage.quoted} WHERE {rows_of(part.id for part in parts)}"  # noqa: S608 - quoted names
         expected = sum(part.rows for part in parts)
         with session(connection) as lent:
             # The lock that the INSERT takes anyway. All in one round trip; as one text, for a merge may be small, and
             # a pipeline of psycopg's costs as much as the statements.
             lock = f"LOCK TABLE ONLY {movement.target.quoted} IN ROW EXCLUSIVE MODE"
-            answers = lent.execute(f"{lock}; {types_query(place, movement.target)}; {count}".encode())
+            answers = lent.execute(f"{lock}; {types_query(stage, movement.target)}; {count}".encode())
             answers.nextset()
             types = answers.fetchall()
             answers.nextset()
             (found,) = answers.fetchone() or (0,)
             if found != expected:
-                raise ChangedError(f"staging table {stage} holds {found} rows of {expected}: somebody changed it")
-            check_types(lent, movement, place, types)
+                raise ChangedError(
+                    f"staging table {stage.quoted} holds {found} rows of {expected}: somebody changed it"
+                )
+            check_types(lent, movement, stage, types)
             for statement in merge_statements(lent, movement, parts, stage):
                 lent.execute(statement.encode())
 
-    def remove(self, connection: sa.Connection, ledger_schema: str, stage: str, ids: Sequence[int]) -> None:
+    def remove(self, connection: sa.Connection, stage: TableName, ids: Sequence[int]) -> None:
         """Delete staged rows, whose rows in the ledger's `staged` are gone already."""
         # The table has no index: with few dead rows in it, reading all of it is the quickest way, and writing is twice
         # as fast.
-        delete = f"DELETE FROM {TableName(ledger_schema, stage).quoted} WHERE {rows_of(ids)}"  # noqa: S608 - as above
+        delete = f"DELETE FROM {stage.quoted} WHERE {rows_of(ids)}"  # noqa: S608 - as above
         with session(connection) as lent:
-            if not truncated(lent, ledger_schema, stage):
+            if not truncated(lent, stage):
                 lent.execute(delete.encode())
 
 

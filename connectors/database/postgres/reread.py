@@ -22,8 +22,7 @@ from ..engines import autocommitting
 from ..failures import translated
 from ..target import TableName, quoted
 from .catalog import read_table
-from .copy import is_hashed
-from .session import session
+from .session import is_hashed, session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from ..plan import Column
     from ..target import Target
-    from .session import Session
+    from .catalog import Session
 
 _ROWS_AT_ONCE: Final = 10_000
 _ARROW: Final = {
@@ -144,13 +143,9 @@ def _pieces(
         cursor.execute(query.encode())
         while rows := cursor.fetchmany(_ROWS_AT_ONCE):
             marks, places, *cells = map(list, zip(*rows, strict=True))
-            yield Piece(_batch(cells, schema), marks, [f"{target.table}@{place}" for place in places])
-
-
-def _batch(cells: list[Any], schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [_column(column, kind) for column, kind in zip(cells, schema.types, strict=True)], schema=schema
-    )
+            arrays = [_column(column, kind) for column, kind in zip(cells, schema.types, strict=True)]
+            batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+            yield Piece(batch, marks, [f"{target.table}@{place}" for place in places])
 
 
 def _column(values: list[Any], kind: pa.DataType) -> pa.Array:

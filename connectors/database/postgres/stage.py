@@ -1,15 +1,21 @@
 # ruff: noqa: S608 - names are quoted, and nothing else comes from outside
-"""Staging tables of PostgreSQL: one for each layout of a target, and a few of those in turn; see ../merging.py."""
+"""Staging tables of PostgreSQL: one for each layout of a target, and a few of those in turn; see ../merging.py.
+
+A target may be altered after rows were staged for it. INSERT … SELECT casts as an assignment does: it rounds numbers,
+cuts times and texts, and takes a time without a zone for one in the session's zone, all without a word. So a merge
+compares the types of the columns first. The staging table has those of the target as it was, so an unaltered table
+always passes.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, SchemaError
 
 from ..target import TableName, quoted
 from .catalog import Table, read_table, read_unique_key
@@ -22,7 +28,7 @@ if TYPE_CHECKING:
 
     from ..dialect import Movement, Part
     from ..target import Target
-    from .session import Session
+    from .catalog import PgType, Session
 
 ID: Final = "onceward_id"
 ROW: Final = "onceward_row"
@@ -31,9 +37,19 @@ DELETE: Final = "onceward_delete"
 """Whether a row of an upsert deletes; only where the sink has a change column."""
 LOCK_CREATION: Final = f"SELECT pg_advisory_xact_lock({0x0CEBA2D})"
 """For creating tables: CREATE … IF NOT EXISTS alone races with itself."""
-_TURNS: Final = 4
+TURNS: Final = 4
 _WORTH_A_TRUNCATE: Final = 4 * 2**20
 """Bytes from which a staging table is emptied whole: below, deleting rows is cheaper, and the next scan is short."""
+_WIDER: Final = frozenset(
+    {("int2", "int4"), ("int2", "int8"), ("int4", "int8"), ("float4", "float8")}
+    | {(kind, "numeric") for kind in ("int2", "int4", "int8")}
+    | {(kind, text) for kind in ("varchar", "bpchar", "text") for text in ("varchar", "text")}
+)
+"""Types of which the second one holds every value of the first, if it declares no length or precision."""
+_LONGER: Final = frozenset({"varchar", "timestamp", "timestamptz", "time"})
+"""Types whose modifier is a length or a number of digits, of which more keep every value."""
+_SCALE: Final = 0x7FF
+"""The bits of numeric's modifier that are its scale; those above are its precision (numeric.c)."""
 
 Checks = tuple[tuple[str, str], ...]
 """Names and expressions of check constraints."""
@@ -44,20 +60,20 @@ def rows_of(ids: Iterable[int]) -> str:
     return f"{ID} = ANY ({_array(ids)})"
 
 
-def truncated(lent: Session, ledger_schema: str, stage: str) -> bool:
+def truncated(lent: Session, stage: TableName) -> bool:
     """Empty the table if that is worth it, nobody writes to it and nobody's rows are left in it.
 
     With the lock held nobody can be writing, and whoever wrote before has committed his row in `staged`. The
     caller's own rows there are gone already.
     """
-    table, staged = TableName(ledger_schema, stage).quoted, TableName(ledger_schema, "staged").quoted_beside_parameters
+    table, staged = stage.quoted, stage._replace(table="staged").quoted_beside_parameters
     (size,) = lent.execute("SELECT pg_relation_size(%s::regclass)", [table]).fetchone() or (0,)
     if size <= _WORTH_A_TRUNCATE:
         return False
     try:
         with lent.transaction():
             lent.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE NOWAIT".encode())
-            others = lent.execute(f"SELECT FROM {staged} WHERE stage = %s LIMIT 1".encode(), [stage])
+            others = lent.execute(f"SELECT FROM {staged} WHERE stage = %s LIMIT 1".encode(), [stage.table])
             if others.rowcount:
                 return False
             lent.execute(f"TRUNCATE {table}".encode())
@@ -66,7 +82,7 @@ def truncated(lent: Session, ledger_schema: str, stage: str) -> bool:
     return True
 
 
-def merge_statements(lent: Session, movement: Movement, parts: Sequence[Part], stage: str) -> list[str]:
+def merge_statements(lent: Session, movement: Movement, parts: Sequence[Part], stage: TableName) -> list[str]:
     """What moves the rows, in this order. Without parameters: a % in a column's name would be taken for one.
 
     A key's last row counts: DISTINCT ON keeps it, and its order by key makes concurrent merges lock in the same order.
@@ -78,20 +94,20 @@ def merge_statements(lent: Session, movement: Movement, parts: Sequence[Part], s
         lent: Of the transaction that merges.
         movement: Where to, and by which key.
         parts: Whose rows.
-        stage: Name of the staging table, as SQL.
+        stage: The staging table.
     """
     into, ids = movement.target.quoted, _array(part.id for part in parts)
     values = [column for column in movement.columns if column != DELETE]
     insert = f"INSERT INTO {into} ({_names(values)}) OVERRIDING SYSTEM VALUE SELECT {_names(values)}"
     if not movement.key:
-        return [f"{insert} FROM {stage} WHERE {ID} = ANY ({ids})"]
+        return [f"{insert} FROM {stage.quoted} WHERE {ID} = ANY ({ids})"]
     lent.execute("SELECT set_config('work_mem', '64MB', true)")
     collations = read_unique_key(lent, movement.target, movement.key) or [""] * len(movement.key)
     compared = [f" COLLATE {collation}" if collation else "" for collation in collations]
     key = list(zip(map(quoted, movement.key), compared, strict=True))
     by_key = ", ".join(f"s.{name}{by}" for name, by in key)
     last = (
-        f"SELECT DISTINCT ON ({by_key}) {_names(movement.columns, 's.')} FROM {stage} s"
+        f"SELECT DISTINCT ON ({by_key}) {_names(movement.columns, 's.')} FROM {stage.quoted} s"
         f" JOIN unnest({ids}, {_array(part.order for part in parts)}) AS part(id, place) ON part.id = s.{ID}"
         f" ORDER BY {by_key}, part.place DESC, s.{ROW} DESC"
     )
@@ -121,13 +137,7 @@ def stage_name(target: Target, sink: str, table: Table, checks: Checks, epoch: i
     layout = [[c.name, c.declared, c.collation, c.not_null and not c.has_default] for c in table.columns]
     more = [*([checks] if checks else []), *([DELETE] if target.change else [])]
     text = json.dumps([sink, table.schema, table.name, layout, *more])
-    return TableName(target.ledger_schema, f"stage_{hashlib.sha256(text.encode()).hexdigest()[:24]}_{epoch % _TURNS}")
-
-
-def create_stages(connection: sa.Connection, target: Target, sink: str, table: Table, checks: Checks) -> None:
-    """Create all staging tables of a target, see stage_name."""
-    for turn in range(_TURNS):
-        create_stage(connection, target, stage_name(target, sink, table, checks, turn), table, checks)
+    return TableName(target.ledger_schema, f"stage_{hashlib.sha256(text.encode()).hexdigest()[:24]}_{epoch % TURNS}")
 
 
 def create_stage(connection: sa.Connection, target: Target, stage: TableName, table: Table, checks: Checks) -> None:
@@ -171,3 +181,63 @@ def _definition(stage: TableName, table: Table, checks: Checks, *, deletes: bool
             parts.append(f"CHECK ({spared}{name} IS NOT NULL)")
     parts += [f"CONSTRAINT {quoted(title)} CHECK ({spared}({check}))" for title, check in checks]
     return f"CREATE TABLE IF NOT EXISTS {stage.quoted} ({', '.join(parts)})"
+
+
+def types_query(*tables: TableName) -> str:
+    """Gives name, type and modifier of the columns of these tables."""
+    oids = ", ".join(f"{psycopg.sql.Literal(table.quoted).as_string()}::regclass" for table in tables)
+    return (
+        "SELECT attname::text, atttypid, atttypmod FROM pg_catalog.pg_attribute"
+        f" WHERE attrelid IN ({oids}) AND attnum > 0 AND NOT attisdropped"
+    )
+
+
+def check_types(lent: Session, movement: Movement, stage: TableName, types: Sequence[tuple[Any, ...]]) -> None:
+    """See that each column to be moved keeps every value; the caller holds a lock against ALTER TABLE.
+
+    Args:
+        lent: Of the transaction that merges.
+        movement: Where to. A column that is missing there is the INSERT's to refuse.
+        stage: The staging table.
+        types: What `types_query` gave for both tables.
+
+    Raises:
+        SchemaError: One would not.
+    """
+    kinds: dict[str, set[tuple[int, int]]] = {}
+    for name, oid, modifier in types:
+        kinds.setdefault(name, set()).add((oid, modifier))
+    different = [name for name in movement.columns if len(kinds.get(name, ())) > 1]
+    if not different:
+        return
+    staged, now = read_table(lent, stage), read_table(lent, movement.target)
+    if staged is None or now is None:
+        raise psycopg.errors.UndefinedTable(f"table {movement.target} or {stage} does not exist")
+    before = {column.name: column for column in staged.columns}
+    after = {column.name: column for column in now.columns}
+    problems = [
+        f"column {name!r} is {after[name].declared} now, and its values were staged as {before[name].declared}"
+        for name in different
+        if not keeps_values(before[name].type, after[name].type)
+    ]
+    if problems:
+        raise SchemaError(f"table {movement.target} was altered, and could change the values: {', '.join(problems)}")
+
+
+def keeps_values(staged: PgType, now: PgType) -> bool:
+    """Whether each value of the first type is the same value in the second one."""
+    if staged.element is not None and now.element is not None:
+        return keeps_values(staged.element, now.element)
+    if staged.name != now.name:
+        return (staged.name, now.name) in _WIDER and (now.modifier < 0 or _fits(staged, now))
+    if staged.modifier == now.modifier or now.modifier < 0:
+        return True
+    if staged.name == "numeric":
+        same_scale = staged.modifier & _SCALE == now.modifier & _SCALE
+        return 0 <= staged.modifier < now.modifier and same_scale
+    return staged.name in _LONGER and 0 <= staged.modifier < now.modifier
+
+
+def _fits(staged: PgType, now: PgType) -> bool:
+    """Whether char(n) fits into varchar(n)."""
+    return (staged.name, now.name) == ("bpchar", "varchar") and 0 <= staged.modifier <= now.modifier

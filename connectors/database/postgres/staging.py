@@ -6,7 +6,6 @@ be emptied by a crash of the server after the subtask had acknowledged.
 
 from __future__ import annotations
 
-import json
 import secrets
 from typing import TYPE_CHECKING, Final
 
@@ -17,16 +16,15 @@ import sqlalchemy as sa
 from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.transaction import Committable
 
-from ..changes import split_changes, without_change
 from ..dialect import Movement, Part
 from ..engines import reading
 from ..own_tables import identity_row, insert_into, staged_handle, tables_of
+from ..plan import split_changes, without_change
 from ..target import STAGED, TableName
 from ..writing import HeldWriting
 from .catalog import check_key, read_checks, read_table
-from .copy import CopyWriter, conversions_for
 from .dialect import PostgreSql
-from .session import DURABLE, compiled, session
+from .session import DURABLE, CopyWriter, compiled, conversions_for, session
 from .stage import DELETE, ID, ROW, create_stage, merge_statements, stage_name
 
 if TYPE_CHECKING:
@@ -94,7 +92,11 @@ class TableWriting(HeldWriting):
         return [*([pa.field(DELETE, pa.bool_())] if self.target.change else []), *_OWN_FIELDS]
 
     def make_durable(self) -> Committable:
-        how = self._movement()
+        how = {"stage": "", "movement": "{}"}
+        if self.writer is not None:
+            into = TableName(self.table.schema, self.table.name)
+            movement = Movement(into, self.target.key, self.columns, self.id)
+            how = {"stage": self.stage.table, "movement": movement.noted()}
         row = {**identity_row(self.name, self.rows), "whole": 1, **how}
         insert = compiled(insert_into(tables_of(self.target).staged), tuple(row))
         with self.limited(self.rows):
@@ -111,19 +113,12 @@ class TableWriting(HeldWriting):
             STAGED, self.name, rows=self.rows, proof=self.proof, handle=staged_handle(self.rows, **how)
         )
 
-    def _movement(self) -> dict[str, str]:
-        if self.writer is None:
-            return {"stage": "", "movement": "{}"}
-        into = [self.table.schema, self.table.name]
-        how = {"target": into, "key": self.target.key, "columns": self.columns, "id": self.id}
-        return {"stage": self.stage.table, "movement": json.dumps(how)}
-
     def _try_rows(self) -> None:
         """Merge them into a temporary table of the target's kind, see ../staging.py."""
         table = sa.table(self.table.name, schema=self.table.schema)
         with PostgreSql().trial(self.connection, table) as (place, has_keys):
-            movement = Movement(self.stage.table, place, self.columns, self.target.key if has_keys else ())
+            movement = Movement(place, self.target.key if has_keys else (), self.columns)
             part = Part(self.id, 0, self.rows)
             with session(self.connection) as lent:
-                for statement in merge_statements(lent, movement, [part], self.stage.quoted):
+                for statement in merge_statements(lent, movement, [part], self.stage):
                     lent.execute(statement.encode())

@@ -1,9 +1,13 @@
-"""CSV with a header, as FileSink writes it: texts are in quotes, and a null is an empty cell without them."""
+"""Files of text: CSV with a header as FileSink writes it, and what is read block by block.
+
+Texts of CSV are in quotes, and a null is an empty cell without them. A row must fit into a block, so larger blocks are
+tried if it does not.
+"""
 
 from __future__ import annotations
 
 import csv
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,7 +17,19 @@ import pyarrow.dataset
 from onceward.core.errors import SchemaError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
+
+_Result = TypeVar("_Result")
+
+BLOCKS: Final = (2**20, 2**24, 2**28)
+"""Bytes. The first is Arrow's default; larger ones take more memory."""
+CSV_NULLS: Final[dict[str, Any]] = {
+    "null_values": [""],
+    "strings_can_be_null": True,
+    "quoted_strings_can_be_null": False,
+}
+"""How Arrow tells nulls from texts without characters."""
 
 
 class CsvWriter:
@@ -87,8 +103,43 @@ def csv_dataset(path: Path, block: int) -> pyarrow.dataset.CsvFileFormat:
         header = next(csv.reader(file), [])
     return pyarrow.dataset.CsvFileFormat(
         parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=len(header) != 1),
-        convert_options=pyarrow.csv.ConvertOptions(
-            null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
-        ),
+        convert_options=pyarrow.csv.ConvertOptions(**CSV_NULLS),
         read_options=pyarrow.csv.ReadOptions(block_size=block),
     )
+
+
+def with_blocks(read: Callable[[int], _Result]) -> _Result:
+    """Read with the first of BLOCKS that every row fits into.
+
+    Raises:
+        pyarrow.ArrowInvalid: A row is longer than the last one, or is not what it must be.
+    """
+    for block in BLOCKS[:-1]:
+        try:
+            return read(block)
+        except pa.ArrowInvalid:
+            continue
+    return read(BLOCKS[-1])
+
+
+def batches_with_blocks(read: Callable[[int], Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+    """Read the batches of a file; if a row does not fit, go on from there with larger blocks.
+
+    Raises:
+        pyarrow.ArrowInvalid: As in with_blocks.
+    """
+    given = 0
+    for block in BLOCKS:
+        at = 0
+        try:
+            for batch in read(block):
+                at += batch.num_rows
+                new = min(at - given, batch.num_rows)
+                if new > 0:
+                    given = at
+                    yield batch.slice(batch.num_rows - new)
+        except pa.ArrowInvalid:
+            if block == BLOCKS[-1]:
+                raise
+        else:
+            return
