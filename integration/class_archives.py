@@ -16,6 +16,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
 from onceward.testing.machine import find_java
 from onceward.testing.services import KafkaServer
 from onceward.testing.services.kafka import KAFKA_LOCK
@@ -57,23 +60,51 @@ def _make(program: str, archive: Path) -> subprocess.Popen[bytes]:
 
 
 def _load_the_classes_of_spark() -> None:
+    """Run what most queries of the tests need: SQL, files, Python functions, a sink, a format."""
     from pyspark.sql import SparkSession
 
-    spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
-    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
-    same = rows.mapInArrow(lambda batches: batches, rows.schema)
-    query = same.writeStream.foreachBatch(lambda batch, _: batch.groupBy("value").count().collect()).start()
-    while not query.lastProgress:
-        query.awaitTermination(0.1)
-    query.stop()
+    from onceward import FileSink, exactly_once, register
+
+    settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "1"}
+    spark = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
+    register(spark)
+    with tempfile.TemporaryDirectory() as folder:
+        spark.range(9).selectExpr("id", "CAST(id AS STRING) AS word").write.json(f"{folder}/in")
+        files = spark.readStream.schema("id LONG, word STRING").json(f"{folder}/in").where("id >= 0")
+        sink = FileSink("files", f"{folder}/files")
+        twice = files.mapInArrow(lambda batches: batches, files.schema)
+        named = {"path": f"{folder}/format", "pipeline": "format", "checkpointLocation": f"{folder}/2"}
+        for writer in (
+            exactly_once(twice, sink, checkpoint=f"{folder}/1", pipeline="function"),
+            files.writeStream.format("onceward-files").options(**named),
+        ):
+            writer.trigger(availableNow=True).start().awaitTermination()
+        assert spark.read.parquet(f"{folder}/files", f"{folder}/format").groupBy("word").count().count() == 9
     spark.stop()
 
 
 def _load_the_classes_of_kafka() -> None:
+    """Let a broker do what it does in most tests: a topic, a transaction, a group that reads it."""
     with tempfile.TemporaryDirectory() as folder:
         broker = KafkaServer(Path(folder))
         broker.start()
         broker.wait_ready()
+        servers = {"bootstrap.servers": broker.bootstrap_servers}
+        admin = AdminClient(servers)
+        admin.create_topics([NewTopic("words", 2)])["words"].result()
+        producer = Producer({**servers, "transactional.id": "words"})
+        producer.init_transactions()
+        for end in (producer.abort_transaction, producer.commit_transaction):
+            producer.begin_transaction()
+            producer.produce("words", "word")
+            end()
+        reader = Consumer({**servers, "group.id": "words", "auto.offset.reset": "earliest"})
+        reader.subscribe(["words"])
+        while reader.poll(0.1) is None:
+            pass
+        reader.commit(asynchronous=False)
+        reader.close()
+        admin.describe_consumer_groups(["words"])["words"].result()
         broker.stop()
 
 

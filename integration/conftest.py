@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import tomllib
 import uuid
 from pathlib import Path
@@ -92,8 +93,7 @@ def _run(service: Service, config: pytest.Config) -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
     """A Kafka broker that serves clients at `kafka.bootstrap_servers`."""
-    quiet = {"metadata.max.idle.interval.ms": "0"}  # else an idle broker writes a record twice a second
-    yield from _run(KafkaServer(tmp_path_factory.mktemp("kafka"), config=quiet), pytestconfig)
+    yield from _run(KafkaServer(tmp_path_factory.mktemp("kafka")), pytestconfig)
 
 
 @pytest.fixture(scope="session")
@@ -124,6 +124,8 @@ def topic(kafka: KafkaServer) -> Callable[..., str]:
         settings = {key.replace("_", "."): value for key, value in config.items()}
         created = admin.create_topics([NewTopic(name, partitions, 1, config=settings)])
         created[name].result(timeout=90)
+        while admin.list_topics(name, timeout=90).topics[name].error is not None:  # the broker learns it a moment later
+            time.sleep(0.02)
         return name
 
     return make
