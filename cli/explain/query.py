@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from onceward.connectors.spark.any_source import registered_source
-from onceward.connectors.spark.cluster import check_store, local_path
 from onceward.connectors.spark.formats import FORMATS
-from onceward.connectors.spark.options import FormatOptions
+from onceward.connectors.spark.options import FormatOptions, check_store
 from onceward.connectors.spark.plan import Cause, planned, streaming_sources, unstable, unstable_for
+from onceward.connectors.spark.query import local_path
 from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.engine.graph import of_source
 from onceward.core.errors import ConfigurationError, OncewardError

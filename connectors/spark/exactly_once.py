@@ -28,7 +28,7 @@ from onceward.core.sink import Guarantee
 from onceward.core.transaction import Acknowledgement
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
-from .cluster import check_log, check_store, local_store, open_log, warn_of_python
+from .options import check_log, check_store, local_store, open_log
 from .plan import handlers
 from .publication import with_publication
 from .query import QueryRun, any_stage_failed, checked_folder, checkpoint_reader, current_run, epoch_input, reason
@@ -41,6 +41,7 @@ from .task import (
     projected,
     schema_for,
     share_batches,
+    warn_of_python,
     with_plain_names,
     write_partition,
 )

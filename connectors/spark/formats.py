@@ -14,11 +14,10 @@ from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import plain
 
 from .any_source import SourceBatchReader
-from .cluster import warn_of_python
 from .options import COMMON, FormatOptions
 from .publication import is_ours, publisher_from_options
 from .query import ASYNC, refused
-from .task import arrow_schema
+from .task import arrow_schema, warn_of_python
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

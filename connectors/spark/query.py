@@ -10,13 +10,12 @@ import hashlib
 import os
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import ConfigurationError, StateError
 from onceward.core.kit.options import check_type
 from onceward.core.log import EpochInput
-
-from .cluster import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -195,6 +194,13 @@ def checked_folder(spark: SparkSession, url: str | Path) -> str:
         reason = error.java_exception.getMessage()
         raise ConfigurationError(f"checkpoint {url} cannot be written: {reason}; give another folder") from None
     return resolved
+
+
+def local_path(url: str) -> str | None:
+    """The path of a URL without host; None for one of another system. Hadoop writes file:/x, file:///x or /x."""
+    if url.startswith("file:"):
+        return "/" + url.removeprefix("file:").lstrip("/")
+    return None if urlsplit(url).scheme else url
 
 
 def read_text(url: str) -> str | None:

@@ -25,8 +25,16 @@ from onceward.core.kit.logs import show_if_asked
 from onceward.core.log import EpochInput, WriterToken
 from onceward.core.transaction import Acknowledgement, WriteContext
 
-from .cluster import check_store, local_store
-from .options import FormatOptions, batch_pipeline, batch_store, delete_temporary_log, temporary_log
+from .options import (
+    FormatOptions,
+    batch_pipeline,
+    batch_store,
+    check_store,
+    delete_temporary_log,
+    local_store,
+    open_log,
+    temporary_log,
+)
 from .query import epoch_input, newest_batch, read_text, reason
 from .task import place, write_partition
 
@@ -214,8 +222,9 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         return self.options.pipeline or self.options.query()
 
     def _coordinator(self) -> Coordinator:
-        name = self._pipeline()
-        return Coordinator(name, self.options.open_log(name), [self.sink], self.options.policy())
+        name, options = self._pipeline(), self.options
+        store = open_log(options.store, options.checkpoint_root() if options.store is None else "", name)
+        return Coordinator(name, store, [self.sink], options.policy())
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
