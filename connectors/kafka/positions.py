@@ -151,19 +151,6 @@ def bound(value: Any, what: str) -> Bound:
     return AtOffsets(offsets=tuple(sorted(found.items())))
 
 
-def times(text: str, what: str) -> tuple[tuple[Partition, int], ...]:
-    """Times of partitions out of JSON text: `{"topic": {"0": milliseconds}}`."""
-    return tuple(sorted(from_json(text, what).items()))
-
-
-def milliseconds(text: str, what: str) -> int:
-    """A time out of text: milliseconds since 1970."""
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigurationError(f"{what} must be milliseconds since 1970, not {text!r}") from None
-
-
 def check_end(end: Bound) -> Bound:
     """Refuse an end of "earliest".
 

@@ -28,9 +28,9 @@ from onceward.core.sink import Guarantee
 from onceward.core.transaction import Acknowledgement
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
+from .kafka import with_publication
 from .options import check_log, check_store, local_store, open_log
-from .plan import handlers
-from .publication import with_publication
+from .plan import handlers, only_writes
 from .query import QueryRun, any_stage_failed, checked_folder, checkpoint_reader, current_run, epoch_input, reason
 from .task import (
     ACK_COLUMN,
@@ -45,7 +45,7 @@ from .task import (
     with_plain_names,
     write_partition,
 )
-from .writers import TOO_LARGE, Writers, checked_writers, driver_limit, no_row_above, only_writes, row_size, writers_of
+from .writers import TOO_LARGE, Writers, checked_writers, driver_limit, no_row_above, row_size, writers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

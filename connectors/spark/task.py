@@ -23,6 +23,8 @@ from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.kit.rows import with_leaves
 from onceward.core.transaction import Acknowledgement, WriteContext
 
+from .plan import analyzed, nodes
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -199,7 +201,7 @@ def schema_for(frame: DataFrame, sink: Sink) -> pa.Schema:
         why = str(error).strip().splitlines()[0].partition(" SQLSTATE")[0]
         raise SchemaError(f"Spark cannot compute its select or where: {why}", sink=sink.name) from None
     # An aggregate or a window would be computed for each micro-batch by itself, or drop and multiply other sinks' rows.
-    plan, given = (_nodes(each._jdf.queryExecution().analyzed()) for each in (chosen, frame))  # noqa: SLF001
+    plan, given = ([node.nodeName() for node in nodes(analyzed(each))] for each in (chosen, frame))
     if plan != ["Project", *given]:
         raise ConfigurationError(
             "select and where are computed row by row: aggregates, window functions, time windows and "
@@ -208,13 +210,6 @@ def schema_for(frame: DataFrame, sink: Sink) -> pa.Schema:
         )
     kind: Any = chosen.schema[0].dataType
     return arrow_schema(kind)
-
-
-def _nodes(plan: Any) -> list[str]:
-    """Names of a logical plan's nodes, from the top."""
-    children = plan.children()
-    below = [name for number in range(children.size()) for name in _nodes(children.apply(number))]
-    return [plan.nodeName(), *below]
 
 
 def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from onceward.sinks import TwoPhaseCommitSink
 
-    from .publication import OnComplete
+    from .kafka import OnComplete
 
 _BATCH, _RUN = "streaming.sql.batchId", "spark.jobGroup.id"
 
