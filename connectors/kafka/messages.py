@@ -1,7 +1,7 @@
 """Arrow record batches as arrays of librdkafka's messages: addresses and lengths, filled in by numpy.
 
-What a message is, and which rows are refused, is what `rows.Rows` says: this is its twin for BatchProducer, and a test
-compares what both write. No Python object is made of a cell, except for the distinct names of topics and headers.
+What a message is, and which rows are refused, is documented in rows.py. Its `Rows` has a twin here for BatchProducer; a
+test compares what both write. No Python object is made of a cell, except for the distinct names of topics and headers.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onceward.core.errors import KafkaError
-
 from .librdkafka import COPY, Argument, Message
-from .rows import HEADER_IS_NULL, SLICE, TOPIC_IS_NULL, UNASSIGNED, QueueFull, refuse_nul
+from .rows import SLICE, UNASSIGNED, Messages, QueueFull, headers_of, refuse_nul
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -46,18 +44,13 @@ class Tag(IntEnum):
     HEADER = 9
 
 
-class MessageArray:
-    """The messages of one record batch, as `Rows`, for a BatchProducer.
-
-    Raises:
-        KafkaError: A row has no topic, or a header without key.
-    """
+class MessageArray(Messages):
+    """The same, for a BatchProducer."""
 
     def __init__(self, batch: pa.RecordBatch, topic: str | None) -> None:
+        super().__init__(batch, topic)
         names = batch.schema.names
-        self._length: int = batch.num_rows
         self._kept: list[Any] = []
-        self._topic = topic
         self._names, self._codes = self._topics_of(batch)
         self._partitions = np.full(self._length, UNASSIGNED, np.int64)
         if "partition" in names:
@@ -72,18 +65,10 @@ class MessageArray:
         else:
             self._sort()
 
-    def __len__(self) -> int:
-        return self._length
-
     @property
     def topics(self) -> set[str]:
         """Topics that the rows name themselves."""
         return set(self._names) if self._topic is None else set()
-
-    @property
-    def label(self) -> str:
-        """Where they go, for messages to people."""
-        return f"topic {self._topic}" if self._topic is not None else "a row's own topic"
 
     def feed(self, producer: BatchProducer, begin: int) -> int:
         """Produce up to SLICE rows from row `begin` on; how many rows are done then.
@@ -116,10 +101,7 @@ class MessageArray:
         """The distinct topics, and which of them each row goes to."""
         if self._topic is not None:
             return [self._topic], np.zeros(self._length, np.int64)
-        column = batch.column("topic")
-        if column.null_count:
-            raise KafkaError(TOPIC_IS_NULL)
-        names, codes = _distinct(column)
+        names, codes = _distinct(batch.column("topic"))
         refuse_nul("topic", names)
         return names, codes
 
@@ -138,13 +120,11 @@ class MessageArray:
 
     def _add_headers(self, column: pa.Array) -> None:
         """One message is a list of tagged arguments: its own and, after them, its headers."""
-        flat = column.flatten()
-        if flat.null_count or flat.field("key").null_count:
-            raise KafkaError(HEADER_IS_NULL)
-        counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        keys, values, lengths = headers_of(column)
+        counts = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
         self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts + _OWN)])
         self._arguments = np.zeros(int(self._starts[-1]), _ARGUMENT)
-        names, codes = _distinct(flat.field("key"))
+        names, codes = _distinct(keys)
         refuse_nul("the key of a header", names)
         own = self._starts[:-1]
         self._put(own, Tag.TOPIC, self._texts(self._names)[self._codes])
@@ -153,7 +133,7 @@ class MessageArray:
         self._put(own + 3, Tag.VALUE, self._messages["payload"], self._messages["len"])
         self._put(own + 4, Tag.KEY, self._messages["key"], self._messages["key_len"])
         place = np.arange(len(codes)) + np.repeat(_OWN * np.arange(1, len(counts) + 1), counts)
-        self._put(place, Tag.HEADER, self._texts(names)[codes], *self._places(flat.field("value")))
+        self._put(place, Tag.HEADER, self._texts(names)[codes], *self._places(values))
 
     def _put(self, at: Numbers, tag: Tag, *words: Any) -> None:
         self._arguments["vtype"][at] = tag

@@ -66,9 +66,9 @@ class ObjectClient:
         self._consumer: Any = made(Consumer, config)
         self._include_headers = include_headers
 
-    def assign(self, partition: Partition, offset: int) -> None:
+    def assign(self, topic: str, partition: int, offset: int) -> None:
         """Read this partition from this offset on, and no other."""
-        self._consumer.assign([TopicPartition(partition.topic, partition.number, offset)])
+        self._consumer.assign([TopicPartition(topic, partition, offset)])
 
     def unassign(self) -> None:
         """Stop fetching."""
@@ -95,39 +95,27 @@ class ObjectClient:
         self._consumer.close()
 
 
-class ArrayClient:
-    """A librdkafka.BatchConsumer, as an ObjectClient without headers."""
+class ArrayClient(librdkafka.BatchConsumer):
+    """What an ObjectClient without headers is, by arrays."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self._consumer = made(librdkafka.BatchConsumer, config, logger=_log)
+        super().__init__(config, _log)
         self._addresses = np.zeros(0, np.uint64)
-
-    def assign(self, partition: Partition, offset: int) -> None:
-        """Read this partition from this offset on, and no other."""
-        self._consumer.assign(partition.topic, partition.number, offset)
-
-    def unassign(self) -> None:
-        """Stop fetching."""
-        self._consumer.unassign()
 
     def receive(self, count: int, seconds: float) -> Received:
         """What is there, up to `count` rows; waits for the first only."""
         if len(self._addresses) < count:
             self._addresses = np.zeros(count, np.uint64)
-        taken = self._consumer.consume(self._addresses[:1], seconds)
+        taken = self.consume(self._addresses[:1], seconds)
         if taken and count > 1:
-            taken += self._consumer.consume(self._addresses[1:count], 0)
+            taken += self.consume(self._addresses[1:count], 0)
         if not taken:
             return Received(None, [])
         addresses = self._addresses[:taken]
         try:
             return self._received(addresses)
         finally:
-            self._consumer.destroy(addresses.tolist())
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._consumer.close()
+            self.destroy(addresses.tolist())
 
     def _received(self, addresses: Words) -> Received:
         found = _gathered(addresses, _CONSUMED.itemsize).view(_CONSUMED)[:, 0]
@@ -140,7 +128,7 @@ class ArrayClient:
         if not len(found):
             return Received(None, events)
         messages = found["message"]
-        topic, number = self._consumer.topic_name(int(messages["rkt"][-1])), int(messages["partition"][-1])
+        topic, number = self.topic_name(int(messages["rkt"][-1])), int(messages["partition"][-1])
         times, kinds = self._times(addresses, found)
         batch = columns_batch(
             Partition(topic or "", number),
@@ -155,14 +143,14 @@ class ArrayClient:
     def _times(self, addresses: Words, found: npt.NDArray[np.void]) -> tuple[Numbers, npt.NDArray[np.int32]]:
         times, kinds = found["time"], found["time_kind"]
         for at in (0, -1):
-            if self._consumer.time(int(addresses[at])) != (times[at], kinds[at]):
-                pairs = [self._consumer.time(address) for address in addresses.tolist()]
+            if self.time(int(addresses[at])) != (times[at], kinds[at]):
+                pairs = [self.time(address) for address in addresses.tolist()]
                 return np.array([time for time, _ in pairs]), np.array([kind for _, kind in pairs], np.int32)
         return times, kinds
 
     def _event(self, address: int, message: Any) -> Event:
-        error = self._consumer.error(address, int(message["err"]))
-        topic = self._consumer.topic_name(int(message["rkt"]))
+        error = self.error(address, int(message["err"]))
+        topic = self.topic_name(int(message["rkt"]))
         return Event(error, topic, int(message["partition"]), int(message["offset"]))
 
 
@@ -227,4 +215,4 @@ def client(config: Mapping[str, Any], *, include_headers: bool) -> ObjectClient 
     """
     if include_headers or not librdkafka.usable(config):
         return ObjectClient(config, include_headers=include_headers)
-    return ArrayClient(config)
+    return made(ArrayClient, config)

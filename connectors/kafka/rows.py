@@ -8,7 +8,7 @@ per row.
 from __future__ import annotations
 
 from collections import deque
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 SLICE: Final = 5000
 """Rows between two looks at delivery failures."""
 UNASSIGNED: Final = -1
-TOPIC_IS_NULL: Final = "a row's topic is null and the sink has no topic: set one of them"
-HEADER_IS_NULL: Final = "a header or its key is null: only a header's value may be null"
 _BYTES: Final = "binary or string"
 
 
@@ -37,7 +35,7 @@ class QueueFull(Exception):  # noqa: N818 - it is a signal, not a fault
         self.done = done
 
 
-class Rows:
+class Messages:
     """The messages of one record batch.
 
     Raises:
@@ -45,24 +43,36 @@ class Rows:
     """
 
     def __init__(self, batch: pa.RecordBatch, topic: str | None) -> None:
-        names = batch.schema.names
         self._length: int = batch.num_rows
+        self._topic = topic
+        if topic is None and batch.column("topic").null_count:
+            raise KafkaError("a row's topic is null and the sink has no topic: set one of them")
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def label(self) -> str:
+        """Where they go, for messages to people."""
+        return f"topic {self._topic}" if self._topic is not None else "a row's own topic"
+
+
+class Rows(Messages):
+    """The same, for a confluent_kafka.Producer."""
+
+    def __init__(self, batch: pa.RecordBatch, topic: str | None) -> None:
+        super().__init__(batch, topic)
+        names = batch.schema.names
         self._values = _cells(batch.column("value"))
         self._keys = _cells(batch.column("key")) if "key" in names else None
         self._headers = _headers(batch.column("headers")) if "headers" in names else None
         self._partitions: list[int] | None = None
         if "partition" in names:
             self._partitions = pc.fill_null(batch.column("partition"), UNASSIGNED).to_pylist()
-        self._topic = topic
         self._topics: list[str] | None = None
         if topic is None:
-            if batch.column("topic").null_count:
-                raise KafkaError(TOPIC_IS_NULL)
             self._topics = batch.column("topic").to_pylist()
             refuse_nul("topic", self._topics)
-
-    def __len__(self) -> int:
-        return self._length
 
     def feed(self, producer: Any, begin: int) -> int:
         """Produce up to SLICE rows from row `begin` on; how many rows are done then.
@@ -82,11 +92,6 @@ class Rows:
     def topics(self) -> set[str]:
         """Topics that the rows name themselves."""
         return set(self._topics or ())
-
-    @property
-    def label(self) -> str:
-        """Where they go, for messages to people."""
-        return f"topic {self._topic}" if self._topic is not None else "a row's own topic"
 
     def _arguments(self, begin: int, end: int, values: Iterable[Any]) -> list[Iterable[Any]]:
         """Arguments of Producer.produce, by position: topic, value, key, partition, callbacks, timestamp, headers."""
@@ -163,19 +168,23 @@ def refuse_nul(what: str, texts: Iterable[str]) -> None:
 
 def _headers(column: pa.Array) -> Sequence[list[tuple[str, bytes | None]] | None]:
     """Each row's headers in order; names may repeat."""
+    keys, values, lengths = headers_of(column)
+    names = keys.to_pylist()
+    refuse_nul("the key of a header", names)
+    pairs = zip(names, _cells(values), strict=True)
+    return [list(islice(pairs, length)) or None for length in lengths.to_pylist()]
+
+
+def headers_of(column: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """Keys and values of all headers, one after another, and how many each row has.
+
+    Raises:
+        KafkaError: A header or its key is null.
+    """
     flat = column.flatten()
     if flat.null_count or flat.field("key").null_count:
-        raise KafkaError(HEADER_IS_NULL)
-    keys = flat.field("key").to_pylist()
-    refuse_nul("the key of a header", keys)
-    pairs = list(zip(keys, _cells(flat.field("value")), strict=True))
-    lengths = pc.fill_null(pc.list_value_length(column), 0).to_pylist()
-    rows: list[list[tuple[str, bytes | None]] | None] = []
-    at = 0
-    for length in lengths:
-        rows.append(pairs[at : at + length] or None)
-        at += length
-    return rows
+        raise KafkaError("a header or its key is null: only a header's value may be null")
+    return flat.field("key"), flat.field("value"), pc.fill_null(pc.list_value_length(column), 0)
 
 
 def hashed(batch: pa.RecordBatch, *, own_topic: bool) -> pa.RecordBatch:
