@@ -125,42 +125,29 @@ def into_folder() -> None:
 
 
 class _Exporter:
-    """Observer that hands each sample to its instrument."""
+    """Observer that hands each sample to its instrument, and now and then asks sinks for their lag, in a thread."""
 
     def __init__(self, recorders: Mapping[Metric, Callable[[float, tuple[str, ...]], None]]) -> None:
         self._recorders = recorders
-        self._lag = _LagWatch(recorders[LSO_LAG])
+        self._next_look: dict[tuple[str, ...], float] = {}
 
     def __call__(self, event: Event) -> None:
         for metric, value, labels in samples(event):
             self._recorders[metric](value, labels)
         if isinstance(event, EpochCompleted):
-            self._lag.look(event.pipeline, event.sinks)
+            sinks = {(event.pipeline, name): sink for name, sink in event.sinks.items()}
+            now = time.monotonic()
+            due = {labels: sink for labels, sink in sinks.items() if now >= self._next_look.get(labels, 0.0)}
+            self._next_look |= dict.fromkeys(due, now + LAG_SECONDS)
+            if due:  # the epoch does not wait for it
+                threading.Thread(target=self._look, args=(due,), name="onceward-lag", daemon=True).start()
 
-
-class _LagWatch:
-    """Asks sinks for their lag, in a thread and not too often: the epoch does not wait for it."""
-
-    def __init__(self, record: Callable[[float, tuple[str, ...]], None]) -> None:
-        self._record = record
-        self._next: dict[tuple[str, ...], float] = {}
-
-    def look(self, pipeline: str, sinks: Mapping[str, Sink]) -> None:
-        due = {
-            (pipeline, name): sink
-            for name, sink in sinks.items()
-            if time.monotonic() >= self._next.get((pipeline, name), 0.0)
-        }
-        self._next |= dict.fromkeys(due, time.monotonic() + LAG_SECONDS)
-        if due:
-            threading.Thread(target=self._ask, args=(due,), name="onceward-lag", daemon=True).start()
-
-    def _ask(self, due: Mapping[tuple[str, ...], Sink]) -> None:
+    def _look(self, due: Mapping[tuple[str, ...], Sink]) -> None:
         for labels, sink in due.items():
             try:
                 lag = sink.last_stable_offset_lag()
                 if lag is not None:
-                    self._record(lag, labels)
+                    self._recorders[LSO_LAG](lag, labels)
             except Exception as error:  # noqa: BLE001 - a broker's, or an exporter's
                 _log.debug("no last stable offsets of sink %s: %s", labels[-1], error)
 

@@ -104,42 +104,35 @@ def write_partition(
     )
 
 
-class EpochTask:
-    """The function that `mapInArrow` runs on each partition; yields one row: acknowledgement, stage, size of a row.
+def write_and_tell(
+    sinks: Sequence[TwoPhaseCommitSink[Any]],
+    contexts: Sequence[WriteContext],
+    names: Sequence[str] | None,
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """What `mapInArrow` runs on each partition; yields one row: acknowledgement, stage, size of a row.
 
     Args:
-        sinks: The pipeline's sinks.
-        contexts: One context per sink, with subtask and attempt still to be filled in.
+        sinks: The pipeline's.
+        contexts: One for each sink, with subtask and attempt still to be filled in.
         names: The columns' names, if they come under others.
+        batches: Of the frame that `projected` made.
     """
+    rows = size = 0
 
-    def __init__(
-        self,
-        sinks: Sequence[TwoPhaseCommitSink[Any]],
-        contexts: Sequence[WriteContext],
-        names: Sequence[str] | None = None,
-    ) -> None:
-        self.sinks = list(sinks)
-        self.contexts = list(contexts)
-        self.names = names
+    def counted() -> Iterator[pa.RecordBatch]:
+        nonlocal rows, size
+        for batch in batches:
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+            yield batch if names is None else batch.rename_columns(names)
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the partition."""
-        rows = size = 0
-
-        def counted() -> Iterator[pa.RecordBatch]:
-            nonlocal rows, size
-            for batch in batches:
-                rows, size = rows + batch.num_rows, size + batch.nbytes
-                yield batch if self.names is None else batch.rename_columns(self.names)
-
-        ack = write_partition(self.sinks, self.contexts, counted())
-        columns = {
-            ACK_COLUMN: pa.array([ack.to_json()]),
-            STAGE_COLUMN: pa.array([place().stage], pa.int32()),
-            SIZE_COLUMN: pa.array([size / rows if rows else None], pa.float64()),
-        }
-        yield pa.RecordBatch.from_pydict(columns)
+    ack = write_partition(sinks, contexts, counted())
+    columns = {
+        ACK_COLUMN: pa.array([ack.to_json()]),
+        STAGE_COLUMN: pa.array([place().stage], pa.int32()),
+        SIZE_COLUMN: pa.array([size / rows if rows else None], pa.float64()),
+    }
+    yield pa.RecordBatch.from_pydict(columns)
 
 
 def projected(frame: DataFrame, sinks: Sequence[Sink]) -> DataFrame:

@@ -126,11 +126,6 @@ def _value_size(field: StructField) -> str | None:
     return f"coalesce(octet_length({column}), 0)"
 
 
-def no_row_above(limit: float, size: str | None) -> str:
-    """SQL condition that is true for each row, or fails with TOO_LARGE."""
-    return f"if({size} <= {limit}, true, raise_error('{TOO_LARGE}'))"
-
-
 def rows_of(about: EpochInput) -> int | None:
     """How many rows came in, if all sources are Kafka's (offsets may count a few rows that are not there)."""
     if about.start is None or about.end is None or len(about.start) != len(about.end):
