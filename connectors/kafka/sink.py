@@ -21,10 +21,10 @@ from . import commits, ownership
 from .admin import check_reachable, cluster_of
 from .errors import Code, kafka_error
 from .lookup import Lookup
+from .messages import check_columns, hashed
 from .pool import PoolKey, pool_of
 from .positions import LATEST, Partition
 from .producer import check_settings
-from .rows import check_columns, hashed
 from .settings import CONNECTION_OPTIONS, KafkaSettings, split_options
 from .transaction import KIND, VERSION, Inside, Prepared, judge_partitions, mark_of
 

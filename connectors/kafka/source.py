@@ -18,7 +18,7 @@ from .admin import publish_offsets
 from .consumer import Gone, RangeConsumer, borrowed
 from .lookup import Found, Lookup, Selection, find, resolve
 from .positions import FROM_LATEST, Bound, Offsets, Partition, bound, check_end, from_json, in_share, to_json
-from .rows import schema
+from .received import schema
 from .settings import KafkaSettings
 
 if TYPE_CHECKING:
