@@ -96,7 +96,7 @@ class RangeConsumer:
             Gone: The next offset is not there: deleted, or behind the partition's end.
             SourceError: Nothing came for `retry_seconds` seconds, or the brokers refuse.
         """
-        self._client.assign(*partition, start)
+        self._client.read_from(*partition, start)
         reading = _Range(partition, start, end)
         ready: list[pa.RecordBatch] = []
         rows = 0

@@ -72,8 +72,8 @@ class Received(NamedTuple):
     events: list[Event]
 
 
-class ObjectClient:
-    """A confluent_kafka.Consumer.
+class ObjectClient(Consumer):
+    """A confluent_kafka.Consumer that gives record batches.
 
     Args:
         config: librdkafka's settings.
@@ -81,23 +81,19 @@ class ObjectClient:
     """
 
     def __init__(self, config: Mapping[str, Any], *, include_headers: bool) -> None:
-        self._consumer: Any = made(Consumer, config)
+        super().__init__(dict(config))
         self._include_headers = include_headers
 
-    def assign(self, topic: str, partition: int, offset: int) -> None:
+    def read_from(self, topic: str, partition: int, offset: int) -> None:
         """Read this partition from this offset on, and no other."""
-        self._consumer.assign([TopicPartition(topic, partition, offset)])
-
-    def unassign(self) -> None:
-        """Stop fetching."""
-        self._consumer.unassign()
+        self.assign([TopicPartition(topic, partition, offset)])
 
     def receive(self, count: int, seconds: float) -> Received:
         """What is there, up to `count` rows; waits for the first only."""
-        first = self._consumer.poll(seconds)
+        first: Any = self.poll(seconds)
         if first is None:
             return Received(None, [])
-        messages = [first, *self._consumer.consume(count - 1, 0)] if count > 1 else [first]
+        messages: list[Any] = [first, *self.consume(count - 1, 0)] if count > 1 else [first]
         events: list[Event] = []
         if any(map(type(first).error, messages)):
             told = [message for message in messages if message.error() is not None]
@@ -107,10 +103,6 @@ class ObjectClient:
             return Received(None, events)
         partition = Partition(messages[-1].topic(), messages[-1].partition())
         return Received(to_batch(partition, messages, include_headers=self._include_headers), events)
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._consumer.close()
 
 
 class ArrayClient(librdkafka.BatchConsumer):
@@ -299,5 +291,5 @@ def client(config: Mapping[str, Any], *, include_headers: bool) -> ObjectClient 
         ConfigurationError: librdkafka refuses a setting.
     """
     if include_headers or not librdkafka.usable(config):
-        return ObjectClient(config, include_headers=include_headers)
+        return made(ObjectClient, config, include_headers=include_headers)
     return made(ArrayClient, config)
