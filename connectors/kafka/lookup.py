@@ -192,16 +192,6 @@ class Found(msgspec.Struct, frozen=True):
     ids: dict[str, str]
     missing: tuple[str, ...]
 
-    def complete(self, servers: str) -> Found:
-        """This, if nothing is missing.
-
-        Raises:
-            SourceError: Something is missing.
-        """
-        if self.missing:
-            raise SourceError(f"Kafka at {servers} has no {', '.join(self.missing)}: create it first")
-        return self
-
 
 def find(selection: Selection, lookup: Lookup) -> Found:
     """Ask the brokers what there is of a selection."""

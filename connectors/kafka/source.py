@@ -138,10 +138,10 @@ class KafkaSource(ResettableSource):
 
     def validate(self) -> None:
         RangeConsumer(self.settings).close()
-        self._find().complete(self.servers)
+        self._complete()
 
     def start(self) -> Position:
-        found = self._find().complete(self.servers)
+        found = self._complete()
         self._ids |= found.ids
         return self._own(resolve(self.starting, found.partitions, self._lookup(), start=True), found.ids)
 
@@ -235,6 +235,12 @@ class KafkaSource(ResettableSource):
 
     def _find(self) -> Found:
         return find(self.selection, self._lookup())
+
+    def _complete(self) -> Found:
+        found = self._find()
+        if found.missing:
+            raise SourceError(f"Kafka at {self.servers} has no {', '.join(found.missing)}: create it first")
+        return found
 
     def _lookup(self, retry_seconds: float | None = None) -> Lookup:
         retry_seconds = self.timeout if retry_seconds is None else retry_seconds

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from onceward.core.log import LogStore
     from onceward.sinks import TwoPhaseCommitSink
 
     from .kafka import OnComplete
@@ -87,8 +88,14 @@ class _Writer:
         self.options = options
         self.opened: Opened | None = None
 
-    def _coordinator(self) -> Coordinator:
+    def _pipeline(self) -> str:
         raise NotImplementedError
+
+    def _store(self) -> LogStore:
+        raise NotImplementedError
+
+    def _coordinator(self) -> Coordinator:
+        return Coordinator(self._pipeline(), self._store(), [self.sink], self.options.policy())
 
     def _offered(self) -> tuple[int, EpochInput]:
         """The epoch that will be written."""
@@ -110,9 +117,6 @@ class _Writer:
     def _failed(self, epoch: int | None, why: str) -> None:
         with contextlib.suppress(OncewardError):  # its name may be what is missing
             tell(EpochFailed(self._pipeline(), epoch, why))
-
-    def _pipeline(self) -> str:
-        raise NotImplementedError
 
     def _open(self) -> Opened:
         coordinator = self._coordinator()
@@ -221,10 +225,9 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     def _pipeline(self) -> str:
         return self.options.pipeline or self.options.query()
 
-    def _coordinator(self) -> Coordinator:
-        name, options = self._pipeline(), self.options
-        store = open_log(options.store, options.checkpoint_root() if options.store is None else "", name)
-        return Coordinator(name, store, [self.sink], options.policy())
+    def _store(self) -> LogStore:
+        options = self.options
+        return open_log(options.store, options.checkpoint_root() if options.store is None else "", self._pipeline())
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -267,6 +270,5 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def _pipeline(self) -> str:
         return self.name
 
-    def _coordinator(self) -> Coordinator:
-        store = batch_store(self.options, self.name, self.temporary)
-        return Coordinator(self.name, store, [self.sink], self.options.policy())
+    def _store(self) -> LogStore:
+        return batch_store(self.options, self.name, self.temporary)
