@@ -2,21 +2,12 @@
 
 A streaming query has its log in the checkpoint, or where `store` says; the driver must find it again, whatever machine
 it runs on the next time. Spark hands options over without regard to case.
-
-A batch write is one epoch, in a decision log of its own. A pipeline and a run key together name the log, so that a
-rerun finds its own decision, however many other runs of the pipeline lie between. Without them a run has a random name
-and a temporary log: all rows or none, but a rerun writes them again. That log is in a folder that only this user can
-enter, and is deleted when the run has ended; a run that is killed leaves it in the system's temporary folder
-(`onceward-batch-…`), where an operator finds what was decided.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -26,11 +17,11 @@ import msgspec
 from onceward.core.checkpoint import CommitPolicy, OnLost
 from onceward.core.errors import ConfigurationError, NoDecisionLogError, StoreError
 from onceward.core.kit.options import arguments, option_names, plain
-from onceward.core.log import DirectoryStore, LogStore, open_store, read
+from onceward.core.log import LogStore, open_store, read
 from onceward.core.log.objects import CONDITIONAL_PUT
 from onceward.core.log.store import IN_CHECKPOINT
 from onceward.core.log.writer import check_owner
-from onceward.core.names import PIPELINE_LENGTH, check_pipeline_name
+from onceward.core.names import check_pipeline_name
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 
 from .query import local_path, read_text
@@ -116,7 +107,6 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
 _OWN: Final = frozenset(plain(option) for option in option_names(FormatOptions, aliases=_ALIASES))
 COMMON: Final = _OWN | {"queryname", "name", "path"}
 """Options that every format has, in plain spelling; Spark adds a query's name to its options."""
-_DIGEST: Final = 16
 
 
 def open_log(
@@ -201,50 +191,3 @@ def check_store(local: str, master: str | None) -> None:
         "driver may run on another machine and would not find it. Use a database (store='postgresql+psycopg://…'), an "
         "object store, or, if the folder is one that all machines see, store='file:///folder?shared=true'"
     )
-
-
-def batch_pipeline(options: FormatOptions, run: str) -> str:
-    """Name under which one run's transactions go."""
-    digest = hashlib.sha256(run.encode()).hexdigest()[:_DIGEST]
-    return f"{(options.pipeline or 'batch')[: PIPELINE_LENGTH - _DIGEST - 1]}.{digest}"
-
-
-def batch_store(options: FormatOptions, pipeline: str, temporary: str) -> LogStore:
-    """The store of one run's decision log.
-
-    Args:
-        options: Of the format.
-        pipeline: Name of the run.
-        temporary: Folder for a log that only this run uses; "" if it is not needed.
-
-    Raises:
-        ConfigurationError: A run that is to be idempotent has no store to find its decision in.
-    """
-    if (options.pipeline is None) != (options.run_key is None):
-        raise ConfigurationError("options pipeline and runKey go together: give both for an idempotent run, or neither")
-    store = options.store
-    if store is None and options.run_key is None:
-        return DirectoryStore(temporary, shared=True)  # no other driver will look for it
-    if store is None:
-        raise ConfigurationError(
-            "an idempotent batch write needs option('store', …): a folder or database where its decision is kept, for "
-            "example '/var/lib/onceward' or 'postgresql+psycopg://user@host/db'"
-        )
-    if store.startswith("file:"):  # a folder of the run's own; other stores keep pipelines apart by themselves
-        folder, mark, query = store.partition("?")
-        store = f"{folder.rstrip('/')}/{pipeline}{mark}{query}"
-    elif "://" not in store:
-        store = f"{store.rstrip('/')}/{pipeline}"
-    return open_store(store, pipeline=pipeline)
-
-
-def temporary_log(options: FormatOptions) -> str:
-    """A new folder for the log of a run that nobody can repeat; "" if the run has a store."""
-    wanted = options.store is None and options.run_key is None and options.pipeline is None
-    return tempfile.mkdtemp(prefix="onceward-batch-") if wanted else ""
-
-
-def delete_temporary_log(temporary: str) -> None:
-    """Delete the folder, unless something in it is decided and not completed."""
-    if temporary and read(DirectoryStore(temporary)).undone is None:
-        shutil.rmtree(temporary, ignore_errors=True)
