@@ -19,7 +19,6 @@ from confluent_kafka import Consumer, TopicPartition
 from onceward.core.errors import SourceError
 
 from . import librdkafka
-from .admin import made
 from .positions import Partition
 
 if TYPE_CHECKING:
@@ -282,14 +281,3 @@ def _headers_column(rows: Sequence[Any]) -> pa.Array:
     if not any(rows):
         return pa.nulls(len(rows), HEADERS)
     return pa.array([[{"key": key, "value": value} for key, value in row] if row else None for row in rows], HEADERS)
-
-
-def client(config: Mapping[str, Any], *, include_headers: bool) -> ObjectClient | ArrayClient:
-    """The quicker one that can do it.
-
-    Raises:
-        ConfigurationError: librdkafka refuses a setting.
-    """
-    if include_headers or not librdkafka.usable(config):
-        return made(ObjectClient, config, include_headers=include_headers)
-    return made(ArrayClient, config)
