@@ -63,11 +63,10 @@ def _load_the_classes_of_spark() -> None:
     """Run what most queries of the tests need: SQL, files, Python functions, a sink, a format."""
     from pyspark.sql import SparkSession
 
-    from onceward import FileSink, exactly_once, register
+    from onceward import FileSink, exactly_once
 
     settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "1"}
     spark = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
-    register(spark)
     with tempfile.TemporaryDirectory() as folder:
         spark.range(9).selectExpr("id", "CAST(id AS STRING) AS word").write.json(f"{folder}/in")
         files = spark.readStream.schema("id LONG, word STRING").json(f"{folder}/in").where("id >= 0")

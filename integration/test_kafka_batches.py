@@ -12,9 +12,9 @@ import pytest
 
 from onceward.connectors.kafka import librdkafka, received
 from onceward.connectors.kafka.consumer import borrowed
+from onceward.connectors.kafka.messages import SLICE
 from onceward.connectors.kafka.positions import Partition
 from onceward.connectors.kafka.producer import TransactionalProducer
-from onceward.connectors.kafka.rows import SLICE
 from onceward.connectors.kafka.source import KafkaSource
 from onceward.core.errors import KafkaError
 from onceward.core.transaction import CommitStatus

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Producer
 
 from onceward.connectors.kafka.coordinator import InitProducerIdRequest
-from onceward.connectors.kafka.pool import Former, PoolKey, pool_of
+from onceward.connectors.kafka.pool import Former, pool_of
 from onceward.core.checkpoint.subtask import SubtaskEpoch
 from onceward.core.names import PooledName
 from onceward.core.transaction import CommitStatus
@@ -51,7 +51,7 @@ def bench(kafka, topic):
 
 
 def pool(bench):
-    return pool_of(PoolKey(bench.sink.settings, bench.scope, round(bench.sink.transaction_timeout * 1000)))
+    return pool_of(bench.sink.settings, bench.scope, round(bench.sink.transaction_timeout * 1000))
 
 
 def run(bench, epoch, completed=None, subtask=0):

@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from onceward import KafkaSink
 from onceward.connectors.spark import exactly_once, register
 from onceward.connectors.spark.any_source import LIMITS, BeforeLimits
-from onceward.connectors.spark.kafka_source import stream_source
+from onceward.connectors.spark.kafka import stream_source
 from onceward.core.errors import SourceError
 from onceward.core.steps import Step
 from onceward.sources import Split

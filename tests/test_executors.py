@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.connect.dataframe import DataFrame as ConnectFrame
 
 from onceward import FileSink, exactly_once
-from onceward.connectors.spark.cluster import obstacle, warn_of_python
+from onceward.connectors.spark.task import obstacle, warn_of_python
 from onceward.core.errors import ConfigurationError
 
 

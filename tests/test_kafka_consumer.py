@@ -8,8 +8,7 @@ from confluent_kafka import KafkaError
 
 from onceward.connectors.kafka.consumer import _Range
 from onceward.connectors.kafka.positions import Partition
-from onceward.connectors.kafka.received import Event, Received
-from onceward.connectors.kafka.rows import PLAIN
+from onceward.connectors.kafka.received import PLAIN, Event, Received
 from onceward.core.errors import SourceError
 
 MINE, OTHER = Partition("orders", 0), Partition("orders", 1)

@@ -68,7 +68,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 def a_pool() -> pool.ProducerPool:
-    return pool.ProducerPool(pool.PoolKey(KafkaSettings("b:1"), SCOPE, 60_000))
+    return pool.ProducerPool(KafkaSettings("b:1"), SCOPE, 60_000)
 
 
 def context(writer: int, epoch: int, session: str = "run", completed: int | None = None) -> WriteContext:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from onceward.connectors.kafka.rows import SLICE, QueueFull, Rows, check_columns
+from onceward.connectors.kafka.messages import SLICE, QueueFull, Rows, check_columns
 from onceward.core.errors import KafkaError, SchemaError
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

@@ -98,7 +98,7 @@ def test_a_client_library_that_is_missing_is_named(name, missing):
     code = (
         f"import sys; sys.modules['{missing}'] = None\n"
         "import onceward\n"
-        "from onceward.connectors.kafka import planning, positions, rows, settings, transaction\n"
+        "from onceward.connectors.kafka import positions, settings, transaction\n"
         f"try: onceward.{name}\n"
         "except onceward.core.errors.ConfigurationError as error: print(error)\n"
     )

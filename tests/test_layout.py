@@ -90,8 +90,7 @@ MAY_IMPORT = {
 """Packages, and what each may import; ARCHITECTURE.md draws it. `connectors.spark` reaches the ready sinks and
 sources of other systems through `onceward`'s own lazy names alone."""
 GRANTED = {
-    ("connectors/spark/kafka_source.py", "connectors.kafka"),
-    ("connectors/spark/publication.py", "connectors.kafka"),
+    ("connectors/spark/kafka.py", "connectors.kafka"),
     ("connectors/spark/writer.py", "connectors.monitoring"),
 }
 """What Spark's Kafka options are made of; what is recorded in processes of Spark's own."""

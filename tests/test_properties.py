@@ -25,14 +25,13 @@ from onceward.connectors.kafka.positions import (
     assignment_from_json,
     bound,
     from_json,
-    milliseconds,
-    times,
     to_json,
 )
 from onceward.connectors.kafka.settings import KafkaSettings, split_options
 from onceward.connectors.kafka.sink import KafkaSink
 from onceward.connectors.kafka.transaction import Handle, Prepared
 from onceward.connectors.redis.sink import RedisSink
+from onceward.connectors.spark.kafka import stream_source
 from onceward.core.engine.state.handles import (
     FileRef,
     KeyedHandle,
@@ -324,8 +323,9 @@ class TestGarbage:
         for read in (from_json, assignment_from_json):
             ours(read, value)
         ours(bound, value, "startingOffsets")
-        ours(times, value if isinstance(value, str) else "{}", "startingOffsetsByTimestamp")
-        ours(milliseconds, value if isinstance(value, str) else "x", "startingTimestamp")
+        for option in ("startingOffsetsByTimestamp", "startingTimestamp"):
+            text = value if isinstance(value, str) else "x"
+            ours(stream_source, {"kafka.bootstrap.servers": "b:1", "subscribe": "t", option: text})
         ours(reread.offsets_in, value, "topic")
 
     @given(st.binary(max_size=300) | st.builds(

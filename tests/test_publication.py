@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from onceward.connectors.kafka import admin
-from onceward.connectors.spark import publication
-from onceward.connectors.spark.publication import publisher_from_options
+from onceward.connectors.spark import kafka
+from onceward.connectors.spark.kafka import publisher_from_options
 from onceward.core.errors import ConfigurationError, RetryableSinkError
 from onceward.core.log import EpochInput
 
@@ -53,8 +53,8 @@ def test_after_a_fault_publishing_is_quiet_for_a_minute(monkeypatch: pytest.Monk
         raise RetryableSinkError("the broker is away")
 
     monkeypatch.setattr(admin, "publish_offsets", away)
-    monkeypatch.setattr(publication.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(publication, "_quiet_until", {})
+    monkeypatch.setattr(kafka.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(kafka, "_quiet_until", {})
     publish = publisher_from_options({**SERVERS, "offsets.kafka.group.id": "g"})
     assert publish is not None
     for clock[0] in (1000.0, 1001.0, 1059.0, 1061.0):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import onceward
-from onceward.connectors.spark import kafka_source
+from onceward.connectors.spark import kafka
 from onceward.connectors.spark.formats import FORMATS
 from onceward.connectors.spark.options import COMMON
 from onceward.core.errors import ConfigurationError
@@ -50,9 +50,9 @@ def test_the_options_of_a_sink_are_those_that_its_format_takes(name: str) -> Non
 
 
 def test_the_options_of_the_kafka_source_are_those_that_its_format_takes() -> None:
-    bounds = {*kafka_source.STARTS, *kafka_source.ONLY_BATCH, kafka_source.STRATEGY}
-    taken = _taken(kafka_source.stream_source, {"subscribe": "t", "kafka.bootstrap.servers": "localhost:9092"})
-    assert _documented("KafkaSource") <= taken | bounds | set(kafka_source.SELECTIONS)
+    bounds = {*kafka.STARTS, *kafka.ONLY_BATCH, kafka.STRATEGY}
+    taken = _taken(kafka.stream_source, {"subscribe": "t", "kafka.bootstrap.servers": "localhost:9092"})
+    assert _documented("KafkaSource") <= taken | bounds | set(kafka.SELECTIONS)
     page = next(page.read_text() for page in PAGES if page.name == "kafka-source.md")
     assert [option for option in bounds if f"`{option}`" not in page] == []
 

@@ -16,11 +16,10 @@ from onceward import KafkaSource
 from onceward.connectors.kafka import admin
 from onceward.connectors.kafka import lookup as lookups
 from onceward.connectors.kafka.lookup import Found, Lookup
-from onceward.connectors.kafka.planning import Held
-from onceward.connectors.kafka.positions import EARLIEST, LATEST, AtOffsets, AtTime, Partition, bound, spread
-from onceward.connectors.kafka.rows import to_batch
+from onceward.connectors.kafka.positions import EARLIEST, LATEST, AtOffsets, AtTime, Held, Partition, bound, spread
+from onceward.connectors.kafka.received import to_batch
 from onceward.connectors.kafka.settings import KafkaSettings
-from onceward.connectors.spark.kafka_source import batch_source, stream_source
+from onceward.connectors.spark.kafka import batch_source, stream_source
 from onceward.core.errors import ConfigurationError, SourceError
 from onceward.core.source import Split
 

@@ -6,8 +6,19 @@ import random
 
 import pytest
 
-from onceward.connectors.kafka.planning import Held, begin, cut, limited, losses, ranges, reach
-from onceward.connectors.kafka.positions import Partition, from_json, in_share, to_json
+from onceward.connectors.kafka.positions import (
+    Held,
+    Partition,
+    begin,
+    cut,
+    from_json,
+    in_share,
+    limited,
+    losses,
+    ranges,
+    reach,
+    to_json,
+)
 from onceward.core.source import Split
 
 A, B, C = Partition("a", 0), Partition("a", 1), Partition("b", 0)

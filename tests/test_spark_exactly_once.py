@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import SparkRuntimeException
 
-from onceward.connectors.spark.cluster import check_log
 from onceward.connectors.spark.exactly_once import EpochHandler, check_pickles
+from onceward.connectors.spark.options import check_log
 from onceward.connectors.spark.query import any_stage_failed, epoch_input, read_text, reason
 from onceward.connectors.spark.writers import TOO_LARGE
 from onceward.core.errors import ConfigurationError, EpochConflictError

@@ -32,8 +32,8 @@ from onceward import (
 )
 from onceward.connectors.kafka.admin import made
 from onceward.connectors.kafka.positions import AtTime, Partition, bound
-from onceward.connectors.spark.cluster import open_log
-from onceward.connectors.spark.kafka_source import checked_source
+from onceward.connectors.spark.kafka import checked_source
+from onceward.connectors.spark.options import open_log
 from onceward.connectors.spark.query import checked_folder
 from onceward.core.errors import ConfigurationError, ExternalError, KafkaError
 from onceward.core.log import DirectoryStore

@@ -148,18 +148,18 @@ def _python() -> Finding:
     """The executors' Python, if they run on this machine, has the driver's version and packages."""
     check = "python of the executors"
     try:
-        from onceward.connectors.spark import cluster  # noqa: PLC0415 - doctor also looks at what is not installed
+        from onceward.connectors.spark import task  # noqa: PLC0415 - doctor also looks at what is not installed
     except ImportError:
         return skipped(check, "pyspark is not installed")
     chosen = os.environ.get("PYSPARK_PYTHON")
-    found = cluster.obstacle(chosen or cluster.DEFAULT)
+    found = task.obstacle(chosen or task.DEFAULT_PYTHON)
     if not found:
-        return ok(check, chosen or cluster.DEFAULT)
+        return ok(check, chosen or task.DEFAULT_PYTHON)
     if not chosen:
         return warning(
-            check, f"{found}, and PYSPARK_PYTHON is not set", f"unless the program sets it: {cluster.ADVICE}"
+            check, f"{found}, and PYSPARK_PYTHON is not set", f"unless the program sets it: {task.PYTHON_ADVICE}"
         )
-    return failed(check, found, cluster.ADVICE)
+    return failed(check, found, task.PYTHON_ADVICE)
 
 
 def check_log(url: str | None, pipeline: str | None) -> Iterator[Finding]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from onceward.connectors.spark.any_source import registered_source
-from onceward.connectors.spark.cluster import check_store, local_path
 from onceward.connectors.spark.formats import FORMATS
-from onceward.connectors.spark.options import FormatOptions
+from onceward.connectors.spark.kafka import stream_source
+from onceward.connectors.spark.options import FormatOptions, check_store
 from onceward.connectors.spark.plan import Cause, planned, streaming_sources, unstable, unstable_for
+from onceward.connectors.spark.query import local_path
 from onceward.core.checkpoint.subtask import DirectlyWritten
 from onceward.core.engine.graph import of_source
 from onceward.core.errors import ConfigurationError, OncewardError
@@ -92,8 +93,6 @@ def _source(source: StreamingSource, one: Described, session: SparkSession) -> F
     name = source.format.rpartition(".")[2]
     made = registered_source(source.format)
     if name == "onceward-kafka":
-        from onceward.connectors.spark.kafka_source import stream_source  # noqa: PLC0415 - an extra
-
         made = stream_source(source.options)
     if made is not None:
         one.sources.append(made)

@@ -92,7 +92,7 @@ def mapped(
 def as_hashed(batch: pa.RecordBatch, place: Place, schema: pa.Schema) -> pa.RecordBatch:
     """Rows as they are hashed when they are written to a target."""
     if place.kind == "kafka":
-        from onceward.connectors.kafka.rows import hashed  # noqa: PLC0415 - an extra
+        from onceward.connectors.kafka.messages import hashed  # noqa: PLC0415 - an extra
 
         return hashed(batch, own_topic=False)
     if place.kind == "redis":

@@ -22,9 +22,10 @@ import pyarrow as pa
 from onceward.core.errors import SourceError
 from onceward.core.kit.processwide import PerProcess
 
-from .admin import passes
+from . import librdkafka
+from .admin import made, passes
 from .positions import Partition
-from .received import client
+from .received import ArrayClient, ObjectClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,7 +78,11 @@ class RangeConsumer:
 
     def __init__(self, settings: KafkaSettings, *, include_headers: bool = False) -> None:
         config = {**DEFAULTS, **settings.for_librdkafka(), **FIXED}
-        self._client = client(config, include_headers=include_headers)
+        self._client: ArrayClient | ObjectClient
+        if include_headers or not librdkafka.usable(config):
+            self._client = made(ObjectClient, config, include_headers=include_headers)
+        else:
+            self._client = made(ArrayClient, config)
         self._servers = settings["bootstrap.servers"]
 
     def read(
@@ -96,7 +101,7 @@ class RangeConsumer:
             Gone: The next offset is not there: deleted, or behind the partition's end.
             SourceError: Nothing came for `retry_seconds` seconds, or the brokers refuse.
         """
-        self._client.assign(partition, start)
+        self._client.read_from(*partition, start)
         reading = _Range(partition, start, end)
         ready: list[pa.RecordBatch] = []
         rows = 0

@@ -312,7 +312,7 @@ class BatchConsumer:
         self._close = weakref.finalize(self, _close, found, self._handle, self._queue, os.getpid(), on_log)
         self._close.atexit = False  # a forked child would wait for threads that it does not have
 
-    def assign(self, topic: str, partition: int, offset: int) -> None:
+    def read_from(self, topic: str, partition: int, offset: int) -> None:
         """Read this partition from this offset on, and no other."""
         found, name = self._library, topic.encode()
         chosen = found.topic_partition_list_new(1)

@@ -17,8 +17,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 from onceward.core.errors import ConfigurationError, SourceError
 
 from .admin import admin_of
-from .planning import Held
-from .positions import EARLIEST, LATEST, AtTime, Bound, Partition, assignment_from_json, spread
+from .positions import EARLIEST, LATEST, AtTime, Bound, Held, Partition, assignment_from_json, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -66,29 +65,27 @@ class Lookup:
         """First and last offsets of partitions; the end behind open transactions only where a position needs it."""
         wanted = sorted(partitions)
         earliest, stable = self.offsets(dict.fromkeys(wanted, EARLIEST), dict.fromkeys(wanted, LATEST))
-        beyond = [p for p in wanted if self._committed and position.get(p, 0) > stable[p]]
-        [ends] = self._offsets([dict.fromkeys(beyond, LATEST)], committed=False) if beyond else [{}]
+        beyond = {p: LATEST for p in wanted if self._committed and position.get(p, 0) > stable[p]}
+        uncommitted = Lookup(self._settings, committed=False, retry_seconds=self._retry_seconds)
+        [ends] = uncommitted.offsets(beyond) if beyond else [{}]
         return {p: Held(earliest[p], stable[p], max(stable[p], ends.get(p, 0))) for p in wanted}
 
     def offsets(self, *questions: Mapping[Partition, int]) -> list[Offsets]:
         """Where EARLIEST and LATEST are now; other numbers are offsets and stay. All questions at once."""
-        return self._offsets(questions, committed=self._committed)
+        spec: Any = OffsetSpec
+        specs = {EARLIEST: spec.earliest(), LATEST: spec.latest()}
+        asked = [{p: specs[o] for p, o in question.items() if o in specs} for question in questions]
+        answers = self._listed(asked)
+        return [{**question, **answer} for question, answer in zip(questions, answers, strict=True)]
 
     def at_times(self, milliseconds: Mapping[Partition, int]) -> Offsets:
         """First offset whose record is not older than the time; LATEST where there is none."""
         spec = OffsetSpec.for_timestamp
-        [found] = self._listed([{p: spec(ms) for p, ms in milliseconds.items()}], committed=self._committed)
+        [found] = self._listed([{p: spec(ms) for p, ms in milliseconds.items()}])
         return found
 
-    def _offsets(self, questions: Sequence[Mapping[Partition, int]], *, committed: bool) -> list[Offsets]:
-        spec: Any = OffsetSpec
-        specs = {EARLIEST: spec.earliest(), LATEST: spec.latest()}
-        asked = [{p: specs[o] for p, o in question.items() if o in specs} for question in questions]
-        answers = self._listed(asked, committed=committed)
-        return [{**question, **answer} for question, answer in zip(questions, answers, strict=True)]
-
-    def _listed(self, questions: Sequence[Mapping[Partition, Any]], *, committed: bool) -> list[Offsets]:
-        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+    def _listed(self, questions: Sequence[Mapping[Partition, Any]]) -> list[Offsets]:
+        level = IsolationLevel.READ_COMMITTED if self._committed else IsolationLevel.READ_UNCOMMITTED
 
         def sent(admin: Any, question: Mapping[Partition, Any], seconds: float) -> Mapping[Any, Any]:
             specs = {TopicPartition(*partition): spec for partition, spec in question.items()}
@@ -194,16 +191,6 @@ class Found(msgspec.Struct, frozen=True):
     partitions: tuple[Partition, ...]
     ids: dict[str, str]
     missing: tuple[str, ...]
-
-    def complete(self, servers: str) -> Found:
-        """This, if nothing is missing.
-
-        Raises:
-            SourceError: Something is missing.
-        """
-        if self.missing:
-            raise SourceError(f"Kafka at {servers} has no {', '.join(self.missing)}: create it first")
-        return self
 
 
 def find(selection: Selection, lookup: Lookup) -> Found:

@@ -1,25 +1,31 @@
-"""Arrow record batches as arrays of librdkafka's messages: addresses and lengths, filled in by numpy.
+"""Arrow record batches as Kafka messages: for confluent_kafka's producer, and for a BatchProducer.
 
-What a message is, and which rows are refused, is what `rows.Rows` says: this is its twin for BatchProducer, and a test
-compares what both write. No Python object is made of a cell, except for the distinct names of topics and headers.
+Columns and rules are those of Spark's own Kafka sink ("Structured Streaming + Kafka Integration Guide"). `Rows` makes
+Python objects of cells, and calls the producer's method by `map`, column by column: no Python bytecode runs per row.
+`MessageArray` makes arrays of librdkafka's messages, addresses and lengths that numpy fills in: no Python object is
+made of a cell, except for the distinct names of topics and headers. A test compares what both write.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from enum import IntEnum
+from itertools import chain, islice, repeat
+from operator import length_hint
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onceward.core.errors import KafkaError
+from onceward.core.errors import KafkaError, SchemaError
 
 from .librdkafka import COPY, Argument, Message
-from .rows import HEADER_IS_NULL, SLICE, TOPIC_IS_NULL, UNASSIGNED, QueueFull, refuse_nul
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     import numpy.typing as npt
 
     from .librdkafka import BatchProducer
@@ -27,12 +33,89 @@ if TYPE_CHECKING:
     Numbers = npt.NDArray[np.int64]
     Words = npt.NDArray[np.uint64]
 
+SLICE: Final = 5000
+"""Rows between two looks at delivery failures."""
+UNASSIGNED: Final = -1
+_BYTES: Final = "binary or string"
 _MESSAGE: Final = np.dtype(Message)
 _ARGUMENT: Final = np.dtype(Argument)
 _NOT_NULL: Final = 1
 """Address of an empty value whose column has no data: librdkafka only compares it with null."""
 _OWN: Final = 5
 """Arguments of a message besides its headers."""
+
+
+class QueueFull(Exception):  # noqa: N818 - it is a signal, not a fault
+    """librdkafka's queue is full; `done` rows were taken."""
+
+    def __init__(self, done: int) -> None:
+        self.done = done
+
+
+class Messages:
+    """The messages of one record batch.
+
+    Raises:
+        KafkaError: A row has no topic, or a header without key.
+    """
+
+    def __init__(self, batch: pa.RecordBatch, topic: str | None) -> None:
+        self._length: int = batch.num_rows
+        self._topic = topic
+        self.label = f"topic {topic}" if topic is not None else "a row's own topic"
+        """Where they go, for messages to people."""
+        if topic is None and batch.column("topic").null_count:
+            raise KafkaError("a row's topic is null and the sink has no topic: set one of them")
+
+    def __len__(self) -> int:
+        return self._length
+
+
+class Rows(Messages):
+    """The same, for a confluent_kafka.Producer."""
+
+    def __init__(self, batch: pa.RecordBatch, topic: str | None) -> None:
+        super().__init__(batch, topic)
+        names = batch.schema.names
+        self._values = _cells(batch.column("value"))
+        self._keys = _cells(batch.column("key")) if "key" in names else None
+        self._headers = _headers(batch.column("headers")) if "headers" in names else None
+        self._partitions = _numbers(batch).to_pylist() if "partition" in names else None
+        self._topics: list[str] | None = None
+        if topic is None:
+            self._topics = batch.column("topic").to_pylist()
+            _refuse_nul("topic", self._topics)
+
+    def feed(self, producer: Any, begin: int) -> int:
+        """Produce up to SLICE rows from row `begin` on; how many rows are done then.
+
+        Raises:
+            QueueFull: The queue is full.
+        """
+        end = min(self._length, begin + SLICE)
+        position = iter(self._values[begin:end])
+        try:
+            deque(map(producer.produce, *self._arguments(begin, end, position)), maxlen=0)
+        except BufferError:
+            raise QueueFull(end - length_hint(position) - 1) from None
+        return end
+
+    @property
+    def topics(self) -> set[str]:
+        """Topics that the rows name themselves."""
+        return set(self._topics or ())
+
+    def _arguments(self, begin: int, end: int, values: Iterable[Any]) -> list[Iterable[Any]]:
+        """Arguments of Producer.produce, by position: topic, value, key, partition, callbacks, timestamp, headers."""
+        topics = repeat(self._topic) if self._topics is None else self._topics[begin:end]
+        keys = repeat(None) if self._keys is None else self._keys[begin:end]
+        arguments: list[Iterable[Any]] = [topics, values, keys]
+        if self._partitions is None and self._headers is None:
+            return arguments
+        arguments.append(repeat(UNASSIGNED) if self._partitions is None else self._partitions[begin:end])
+        if self._headers is not None:
+            arguments += [repeat(None), repeat(None), repeat(0), self._headers[begin:end]]
+        return arguments
 
 
 class Tag(IntEnum):
@@ -46,22 +129,17 @@ class Tag(IntEnum):
     HEADER = 9
 
 
-class MessageArray:
-    """The messages of one record batch, as `Rows`, for a BatchProducer.
-
-    Raises:
-        KafkaError: A row has no topic, or a header without key.
-    """
+class MessageArray(Messages):
+    """The same, for a BatchProducer."""
 
     def __init__(self, batch: pa.RecordBatch, topic: str | None) -> None:
+        super().__init__(batch, topic)
         names = batch.schema.names
-        self._length: int = batch.num_rows
         self._kept: list[Any] = []
-        self._topic = topic
         self._names, self._codes = self._topics_of(batch)
         self._partitions = np.full(self._length, UNASSIGNED, np.int64)
         if "partition" in names:
-            self._partitions[:] = pc.fill_null(batch.column("partition"), UNASSIGNED).to_numpy(zero_copy_only=False)
+            self._partitions[:] = _numbers(batch).to_numpy(zero_copy_only=False)
         self._messages = np.zeros(self._length, _MESSAGE)
         for column, address, length in (("value", "payload", "len"), ("key", "key", "key_len")):
             if column in names:
@@ -72,18 +150,10 @@ class MessageArray:
         else:
             self._sort()
 
-    def __len__(self) -> int:
-        return self._length
-
     @property
     def topics(self) -> set[str]:
         """Topics that the rows name themselves."""
         return set(self._names) if self._topic is None else set()
-
-    @property
-    def label(self) -> str:
-        """Where they go, for messages to people."""
-        return f"topic {self._topic}" if self._topic is not None else "a row's own topic"
 
     def feed(self, producer: BatchProducer, begin: int) -> int:
         """Produce up to SLICE rows from row `begin` on; how many rows are done then.
@@ -116,11 +186,8 @@ class MessageArray:
         """The distinct topics, and which of them each row goes to."""
         if self._topic is not None:
             return [self._topic], np.zeros(self._length, np.int64)
-        column = batch.column("topic")
-        if column.null_count:
-            raise KafkaError(TOPIC_IS_NULL)
-        names, codes = _distinct(column)
-        refuse_nul("topic", names)
+        names, codes = _distinct(batch.column("topic"))
+        _refuse_nul("topic", names)
         return names, codes
 
     def _sort(self) -> None:
@@ -138,14 +205,12 @@ class MessageArray:
 
     def _add_headers(self, column: pa.Array) -> None:
         """One message is a list of tagged arguments: its own and, after them, its headers."""
-        flat = column.flatten()
-        if flat.null_count or flat.field("key").null_count:
-            raise KafkaError(HEADER_IS_NULL)
-        counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        keys, values, lengths = _headers_of(column)
+        counts = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
         self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts + _OWN)])
         self._arguments = np.zeros(int(self._starts[-1]), _ARGUMENT)
-        names, codes = _distinct(flat.field("key"))
-        refuse_nul("the key of a header", names)
+        names, codes = _distinct(keys)
+        _refuse_nul("the key of a header", names)
         own = self._starts[:-1]
         self._put(own, Tag.TOPIC, self._texts(self._names)[self._codes])
         self._put(own + 1, Tag.FLAGS, COPY)
@@ -153,7 +218,7 @@ class MessageArray:
         self._put(own + 3, Tag.VALUE, self._messages["payload"], self._messages["len"])
         self._put(own + 4, Tag.KEY, self._messages["key"], self._messages["key_len"])
         place = np.arange(len(codes)) + np.repeat(_OWN * np.arange(1, len(counts) + 1), counts)
-        self._put(place, Tag.HEADER, self._texts(names)[codes], *self._places(flat.field("value")))
+        self._put(place, Tag.HEADER, self._texts(names)[codes], *self._places(values))
 
     def _put(self, at: Numbers, tag: Tag, *words: Any) -> None:
         self._arguments["vtype"][at] = tag
@@ -189,3 +254,96 @@ def _distinct(column: pa.Array) -> tuple[list[str], Numbers]:
     encoded = column.dictionary_encode()
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return encoded.dictionary.to_pylist(), codes
+
+
+def check_columns(schema: pa.Schema, topic: str | None, sink: str) -> None:
+    """Check names and types; columns that are no part of a message are ignored, as Spark's sink does.
+
+    Raises:
+        SchemaError: A column is missing or has a type that does not fit; the message names it.
+    """
+    if "value" not in schema.names:
+        raise SchemaError(f"column value is missing: give {_BYTES}", sink=sink)
+    if topic is None and "topic" not in schema.names:
+        raise SchemaError("column topic is missing, and the sink has no topic: give one of them", sink=sink)
+    wanted = {
+        "value": (_is_bytes, _BYTES),
+        "key": (_is_bytes, _BYTES),
+        "topic": (_is_string, "string"),
+        "partition": (pa.types.is_int32, "int"),
+        "headers": (_is_headers, "array<struct<key: string, value: binary>>"),
+    }
+    for name, (fits, words) in wanted.items():
+        if name not in schema.names or (name == "topic" and topic is not None):
+            continue
+        if schema.names.count(name) > 1:
+            raise SchemaError(f"there are several columns {name}", sink=sink)
+        if not fits(schema.field(name).type):
+            raise SchemaError(f"column {name} has type {schema.field(name).type}; Kafka needs {words}", sink=sink)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return _is_string(kind) or any((pa.types.is_binary(kind), pa.types.is_large_binary(kind), kind == pa.binary_view()))
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    return any((pa.types.is_string(kind), pa.types.is_large_string(kind), kind == pa.string_view()))
+
+
+def _is_headers(kind: pa.DataType) -> bool:
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
+        return False
+    fields: dict[str, pa.DataType] = {field.name: field.type for field in kind.value_type}
+    return fields.keys() == {"key", "value"} and _is_string(fields["key"]) and _is_bytes(fields["value"])
+
+
+def _numbers(batch: pa.RecordBatch) -> pa.Array:
+    return pc.fill_null(batch.column("partition"), UNASSIGNED)
+
+
+def _cells(column: pa.Array) -> list[bytes | None]:
+    kind = column.type
+    if _is_string(kind):
+        column = column.cast(pa.binary() if pa.types.is_string(kind) else pa.large_binary())
+    cells: list[bytes | None] = column.to_pylist()
+    return cells
+
+
+def _refuse_nul(what: str, texts: Iterable[str]) -> None:
+    """Refuse what librdkafka, to which it is a C string, would cut."""
+    cut = next((text for text in texts if "\0" in text), None)
+    if cut is not None:
+        raise KafkaError(f"{what} has a NUL character, which librdkafka cannot send: {cut!r}")
+
+
+def _headers(column: pa.Array) -> Sequence[list[tuple[str, bytes | None]] | None]:
+    """Each row's headers in order; names may repeat."""
+    keys, values, lengths = _headers_of(column)
+    names = keys.to_pylist()
+    _refuse_nul("the key of a header", names)
+    pairs = zip(names, _cells(values), strict=True)
+    return [list(islice(pairs, length)) or None for length in lengths.to_pylist()]
+
+
+def _headers_of(column: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """Keys and values of all headers, one after another, and how many each row has."""
+    flat = column.flatten()
+    if flat.null_count or flat.field("key").null_count:
+        raise KafkaError("a header or its key is null: only a header's value may be null")
+    return flat.field("key"), flat.field("value"), pc.fill_null(pc.list_value_length(column), 0)
+
+
+def hashed(batch: pa.RecordBatch, *, own_topic: bool) -> pa.RecordBatch:
+    """What is hashed of each message: key, value and headers, and the topic where each row names its own."""
+    names = [name for name in ("key", "value", *(["topic"] if own_topic else [])) if name in batch.schema.names]
+    columns = [batch.column(name) for name in names]
+    if "headers" in batch.schema.names and batch.column("headers").null_count < batch.num_rows:
+        names.append("headers")
+        rows = [None if not row else b"".join(map(_framed, chain(*row))) for row in _headers(batch.column("headers"))]
+        columns.append(pa.array(rows, pa.large_binary()))
+    return pa.RecordBatch.from_arrays(columns, names=names)
+
+
+def _framed(text: str | bytes | None) -> bytes:
+    data = text.encode() if isinstance(text, str) else text
+    return b"\xff" * 4 if data is None else len(data).to_bytes(4, "big") + data

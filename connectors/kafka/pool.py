@@ -68,14 +68,6 @@ _log = logging.getLogger("onceward.kafka")
 UNIQUE_BYTES: Final = 6
 
 
-class PoolKey(NamedTuple):
-    """Which pool."""
-
-    settings: KafkaSettings
-    scope: Scope
-    timeout_ms: int
-
-
 class Former(NamedTuple):
     """The last transaction of a slot that was pre-committed."""
 
@@ -103,8 +95,8 @@ ENOUGH_EPOCHS: Final = 2
 class ProducerPool:
     """Hands out producers that are ready for one transaction each. Thread-safe."""
 
-    def __init__(self, key: PoolKey) -> None:
-        self._key = key
+    def __init__(self, settings: KafkaSettings, scope: Scope, timeout_ms: int) -> None:
+        self._settings, self._scope, self._timeout_ms = settings, scope, timeout_ms
         self._changed = threading.Condition()
         self._writer, self._session = -1, ""
         self._start_over()
@@ -166,13 +158,12 @@ class ProducerPool:
 
     def _open(self, offer: Offer) -> TransactionalProducer:
         """A producer under the offered name if that is proven free, else under a new one."""
-        settings, timeout_ms = self._key.settings, self._key.timeout_ms
         name, prepared = offer.name, offer.prepared
         if name is None or not (self._committed(name, prepared) and self._raised(name, prepared)):
             with self._changed:
                 name = next(offer.names)
-        brokers = cluster_of(settings).limits().brokers
-        return TransactionalProducer.open(settings, name, timeout_ms=timeout_ms, brokers=brokers)
+        brokers = cluster_of(self._settings).limits().brokers
+        return TransactionalProducer.open(self._settings, name, timeout_ms=self._timeout_ms, brokers=brokers)
 
     def _offer(self, context: WriteContext) -> Offer:
         """New ids, and one of the waiting ones whose former transaction has ended, if there is one; that is taken."""
@@ -185,14 +176,14 @@ class ProducerPool:
     def _committed(self, name: PooledName, prepared: Prepared | None) -> bool:
         if prepared is None:
             return True
-        described = cluster_of(self._key.settings).transactions.describe([str(name)])
+        described = cluster_of(self._settings).transactions.describe([str(name)])
         return judge(prepared.handle, described[str(name)]) is Observation.COMMITTED
 
     def _raised(self, name: PooledName, prepared: Prepared | None) -> bool:
         """Raise the producer epoch once more before an id's second transaction: see ownership.never_committed."""
         if prepared is None or prepared.handle.producer_epoch > 0:
             return True
-        return cluster_of(self._key.settings).transactions.register(str(name)) == Code.NONE
+        return cluster_of(self._settings).transactions.register(str(name)) == Code.NONE
 
     def _serve(self, context: WriteContext) -> None:
         if context.writer < self._writer:
@@ -210,14 +201,12 @@ class ProducerPool:
 
     def _start_over(self) -> None:
         self._unique = secrets.token_hex(UNIQUE_BYTES)
-        self._names = self._new_names(self._unique, None if self._session else self._writer)
+        unique, start = self._unique, None if self._session else self._writer
+        self._names = (PooledName(self._scope, unique, slot, start) for slot in count())
         self._former: dict[PooledName, Former] = {}
         self._ready: list[TransactionalProducer] = []
         self._warming = 0
         self._epoch, self._epochs, self._taken = -1, 0, 0
-
-    def _new_names(self, unique: str, start: int | None) -> Iterator[PooledName]:
-        return (PooledName(self._key.scope, unique, slot, start) for slot in count())
 
     def _count(self, context: WriteContext) -> None:
         if context.epoch != self._epoch:
@@ -226,9 +215,9 @@ class ProducerPool:
         self._taken += 1
 
 
-def pool_of(key: PoolKey) -> ProducerPool:
+def pool_of(settings: KafkaSettings, scope: Scope, timeout_ms: int) -> ProducerPool:
     """This process's pool."""
-    return _pools.get(key)
+    return _pools.get((settings, scope, timeout_ms))
 
 
-_pools: Final[PerProcess[PoolKey, ProducerPool]] = PerProcess(ProducerPool)
+_pools: Final = PerProcess[tuple["KafkaSettings", "Scope", int], ProducerPool](lambda key: ProducerPool(*key))

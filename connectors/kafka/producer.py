@@ -19,8 +19,7 @@ from onceward.core.errors import KafkaError
 from . import librdkafka
 from .admin import made
 from .errors import client_error
-from .messages import MessageArray
-from .rows import QueueFull, Rows
+from .messages import MessageArray, QueueFull, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

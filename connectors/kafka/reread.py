@@ -19,8 +19,8 @@ from onceward.core.proof import Piece, Reread
 
 from .admin import cluster_of
 from .errors import Code, code_name
+from .messages import hashed
 from .positions import Partition
-from .rows import hashed
 from .source import KafkaSource
 from .transaction import mark_of
 

@@ -194,38 +194,33 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _from_endpoint(values: Mapping[str, Any]) -> Token:
-    """Ask for a token.
-
-    Raises:
-        KafkaError: The endpoint does not answer, refuses, or answers something else.
-    """
+    url = str(values[_ENDPOINT])
     try:
-        return _asked(values)
+        form = {"grant_type": "client_credentials"}
+        if scope := values.get("sasl.oauthbearer.scope"):
+            form["scope"] = str(scope)
+        pair = f"{values['sasl.oauthbearer.client.id']}:{values['sasl.oauthbearer.client.secret']}"
+        request = urllib.request.Request(  # noqa: S310 - the scheme is checked with the settings
+            url,
+            data=urllib.parse.urlencode(form).encode(),
+            headers={
+                "Authorization": "Basic " + base64.b64encode(pair.encode()).decode(),
+                "Accept": "application/json",
+            },
+        )
+        context = ssl.create_default_context()
+        if "https.ca.location" in values or "https.ca.pem" in values:
+            _trust(context, values.get("https.ca.location"), values.get("https.ca.pem"))
+        began = time.time()
+        opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirects)
+        with opener.open(request, timeout=ENDPOINT_SECONDS) as response:
+            answer = json.load(response)
+        return Token(answer["access_token"], began + float(answer.get("expires_in", 60)))
     except KeyError:
         why = "its answer holds no access_token"
     except (OSError, ValueError, TypeError, http.client.HTTPException) as error:
         why = str(error) or type(error).__name__
-    raise KafkaError(f"no token from {shown_url(str(values[_ENDPOINT]))}: {why}")
-
-
-def _asked(values: Mapping[str, Any]) -> Token:
-    form = {"grant_type": "client_credentials"}
-    if scope := values.get("sasl.oauthbearer.scope"):
-        form["scope"] = str(scope)
-    pair = f"{values['sasl.oauthbearer.client.id']}:{values['sasl.oauthbearer.client.secret']}"
-    request = urllib.request.Request(  # noqa: S310 - the scheme is checked with the settings
-        str(values[_ENDPOINT]),
-        data=urllib.parse.urlencode(form).encode(),
-        headers={"Authorization": "Basic " + base64.b64encode(pair.encode()).decode(), "Accept": "application/json"},
-    )
-    context = ssl.create_default_context()
-    if "https.ca.location" in values or "https.ca.pem" in values:
-        _trust(context, values.get("https.ca.location"), values.get("https.ca.pem"))
-    began = time.time()
-    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirects)
-    with opener.open(request, timeout=ENDPOINT_SECONDS) as response:
-        answer = json.load(response)
-    return Token(answer["access_token"], began + float(answer.get("expires_in", 60)))
+    raise KafkaError(f"no token from {shown_url(url)}: {why}")
 
 
 def _unsigned(config: Mapping[str, str]) -> Token:

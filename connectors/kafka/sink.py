@@ -21,10 +21,10 @@ from . import commits, ownership
 from .admin import check_reachable, cluster_of
 from .errors import Code, kafka_error
 from .lookup import Lookup
-from .pool import PoolKey, pool_of
+from .messages import check_columns, hashed
+from .pool import pool_of
 from .positions import LATEST, Partition
 from .producer import check_settings
-from .rows import check_columns, hashed
 from .settings import CONNECTION_OPTIONS, KafkaSettings, split_options
 from .transaction import KIND, VERSION, Inside, Prepared, judge_partitions, mark_of
 
@@ -325,7 +325,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return prepared
 
     def _pool(self, scope: Scope) -> ProducerPool:
-        return pool_of(PoolKey(self.settings, scope, self._timeout_ms))
+        return pool_of(self.settings, scope, self._timeout_ms)
 
     @property
     def _timeout_ms(self) -> int:

@@ -1,6 +1,6 @@
 """KafkaSource: topics as a resettable source, read_committed and bounded by the last stable offset.
 
-Planning (planning.py) is pure; what the brokers hold comes from lookup.py; ranges are read by consumer.py.
+What to read next is decided purely (positions.py), from what the brokers hold (lookup.py); consumer.py reads ranges.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from onceward.core.errors import ConfigurationError, SourceError
 from onceward.core.kit.options import check_types, spelled
 from onceward.core.source import Piece, Position, ResettableSource, Split
 
-from . import planning
+from . import positions
 from .admin import publish_offsets
 from .consumer import Gone, RangeConsumer, borrowed
 from .lookup import Found, Lookup, Selection, find, resolve
 from .positions import FROM_LATEST, Bound, Offsets, Partition, bound, check_end, from_json, in_share, to_json
-from .rows import schema
+from .received import schema
 from .settings import KafkaSettings
 
 if TYPE_CHECKING:
@@ -138,10 +138,10 @@ class KafkaSource(ResettableSource):
 
     def validate(self) -> None:
         RangeConsumer(self.settings).close()
-        self._find().complete(self.servers)
+        self._complete()
 
     def start(self) -> Position:
-        found = self._find().complete(self.servers)
+        found = self._complete()
         self._ids |= found.ids
         return self._own(resolve(self.starting, found.partitions, self._lookup(), start=True), found.ids)
 
@@ -155,11 +155,11 @@ class KafkaSource(ResettableSource):
         held = self._lookup().held([p for p in found.partitions if self._is_own(p)], before)
         anew = {topic for topic, id_ in found.ids.items() if id_ and (known.get(topic) or id_) != id_}
         self._report_unselected([p for p in before if not self.selection.takes(p)])
-        lost = planning.losses({p: at for p, at in before.items() if self.selection.takes(p)}, held, anew)
+        lost = positions.losses({p: at for p, at in before.items() if self.selection.takes(p)}, held, anew)
         self._report([str(loss) for loss in lost])
         self._ids |= found.ids
         self.newest = to_json({partition: there.stable for partition, there in held.items()})
-        end = planning.reach(before, held, limit=limit, until=None if until is None else _offsets(until))
+        end = positions.reach(before, held, limit=limit, until=None if until is None else _offsets(until))
         return self._position(end, found.ids)
 
     def range(self) -> tuple[Position, Position]:
@@ -176,9 +176,9 @@ class KafkaSource(ResettableSource):
         return start, end
 
     def splits(self, start: Position, end: Position, parallelism: int = 1) -> Sequence[Split]:
-        whole = [Split(str(p), a, b) for p, a, b in planning.ranges(_offsets(start), _offsets(end))]
+        whole = [Split(str(p), a, b) for p, a, b in positions.ranges(_offsets(start), _offsets(end))]
         parts = max(parallelism, self.min_partitions or 1)
-        return planning.cut(whole, parts, self.max_records_per_partition)
+        return positions.cut(whole, parts, self.max_records_per_partition)
 
     def read(self, split: Split) -> Iterator[Piece]:
         partition, at = Partition.named(split.unit), split.start
@@ -236,6 +236,12 @@ class KafkaSource(ResettableSource):
     def _find(self) -> Found:
         return find(self.selection, self._lookup())
 
+    def _complete(self) -> Found:
+        found = self._find()
+        if found.missing:
+            raise SourceError(f"Kafka at {self.servers} has no {', '.join(found.missing)}: create it first")
+        return found
+
     def _lookup(self, retry_seconds: float | None = None) -> Lookup:
         retry_seconds = self.timeout if retry_seconds is None else retry_seconds
         return Lookup(self.settings.connection(), committed=self._committed, retry_seconds=retry_seconds)
@@ -250,7 +256,7 @@ class KafkaSource(ResettableSource):
 
     def _past_loss(self, partition: Partition, at: int, end: int, why: str) -> int:
         here = self._lookup().held([partition], {partition: at})[partition] if self._is_there(partition) else None
-        loss = planning.Loss(partition, at, here)
+        loss = positions.Loss(partition, at, here)
         if here is not None and here.earliest <= at <= here.end:
             raise SourceError(f"cannot read {partition} at offset {at}, though {here} is there: {why}")
         self._report([f"{loss}; wanted were offsets {at} to {end - 1}"])

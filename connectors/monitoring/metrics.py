@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from onceward.core.sink import Sink
 
+    Recorder = Callable[[float, tuple[str, ...]], None]
 __all__ = ["opentelemetry", "prometheus", "serve"]
 
 _log = logging.getLogger("onceward.observers")
@@ -82,8 +83,7 @@ def prometheus(registry: Any = None) -> None:
     """
     client = _prometheus_client()
     registry = client.REGISTRY if registry is None else registry
-    if id(registry) not in _made:
-        _start(registry, _Exporter({metric: _prometheus_recorder(client, metric, registry) for metric in TABLE}))
+    _start(registry, lambda metric: _prometheus_recorder(client, metric, registry))
 
 
 def opentelemetry(provider: Any = None) -> None:
@@ -105,9 +105,8 @@ def opentelemetry(provider: Any = None) -> None:
         if type(provider).__name__ == "_ProxyMeterProvider":
             provider = _provider_of_environment()
             api.set_meter_provider(provider)
-    if id(provider) not in _made:
-        meter = provider.get_meter("onceward")
-        _start(provider, _Exporter({metric: _otel_recorder(meter, metric) for metric in TABLE}))
+    meter = provider.get_meter("onceward")
+    _start(provider, lambda metric: _otel_recorder(meter, metric))
 
 
 def into_folder() -> None:
@@ -125,49 +124,38 @@ def into_folder() -> None:
 
 
 class _Exporter:
-    """Observer that hands each sample to its instrument."""
+    """Observer that hands each sample to its instrument, and now and then asks sinks for their lag, in a thread."""
 
-    def __init__(self, recorders: Mapping[Metric, Callable[[float, tuple[str, ...]], None]]) -> None:
+    def __init__(self, recorders: Mapping[Metric, Recorder]) -> None:
         self._recorders = recorders
-        self._lag = _LagWatch(recorders[LSO_LAG])
+        self._next_look: dict[tuple[str, ...], float] = {}
 
     def __call__(self, event: Event) -> None:
         for metric, value, labels in samples(event):
             self._recorders[metric](value, labels)
         if isinstance(event, EpochCompleted):
-            self._lag.look(event.pipeline, event.sinks)
+            sinks = {(event.pipeline, name): sink for name, sink in event.sinks.items()}
+            now = time.monotonic()
+            due = {labels: sink for labels, sink in sinks.items() if now >= self._next_look.get(labels, 0.0)}
+            self._next_look |= dict.fromkeys(due, now + LAG_SECONDS)
+            if due:  # the epoch does not wait for it
+                threading.Thread(target=self._look, args=(due,), name="onceward-lag", daemon=True).start()
 
-
-class _LagWatch:
-    """Asks sinks for their lag, in a thread and not too often: the epoch does not wait for it."""
-
-    def __init__(self, record: Callable[[float, tuple[str, ...]], None]) -> None:
-        self._record = record
-        self._next: dict[tuple[str, ...], float] = {}
-
-    def look(self, pipeline: str, sinks: Mapping[str, Sink]) -> None:
-        due = {
-            (pipeline, name): sink
-            for name, sink in sinks.items()
-            if time.monotonic() >= self._next.get((pipeline, name), 0.0)
-        }
-        self._next |= dict.fromkeys(due, time.monotonic() + LAG_SECONDS)
-        if due:
-            threading.Thread(target=self._ask, args=(due,), name="onceward-lag", daemon=True).start()
-
-    def _ask(self, due: Mapping[tuple[str, ...], Sink]) -> None:
+    def _look(self, due: Mapping[tuple[str, ...], Sink]) -> None:
         for labels, sink in due.items():
             try:
                 lag = sink.last_stable_offset_lag()
                 if lag is not None:
-                    self._record(lag, labels)
+                    self._recorders[LSO_LAG](lag, labels)
             except Exception as error:  # noqa: BLE001 - a broker's, or an exporter's
                 _log.debug("no last stable offsets of sink %s: %s", labels[-1], error)
 
 
-def _start(owner: Any, exporter: _Exporter) -> None:
-    _made[id(owner)] = owner, exporter
-    observe(exporter)
+def _start(owner: Any, recorder: Callable[[Metric], Recorder]) -> None:
+    if id(owner) not in _made:
+        exporter = _Exporter({metric: recorder(metric) for metric in TABLE})
+        _made[id(owner)] = owner, exporter
+        observe(exporter)
 
 
 def _prometheus_client() -> Any:
@@ -178,7 +166,7 @@ def _prometheus_client() -> Any:
     return prometheus_client
 
 
-def _prometheus_recorder(client: Any, metric: Metric, registry: Any) -> Callable[[float, tuple[str, ...]], None]:
+def _prometheus_recorder(client: Any, metric: Metric, registry: Any) -> Recorder:
     common = (metric.prometheus, metric.help, metric.all_labels)
     match metric.kind:
         case Kind.COUNTER:
@@ -192,7 +180,7 @@ def _prometheus_recorder(client: Any, metric: Metric, registry: Any) -> Callable
             return lambda value, labels: histogram.labels(*labels).observe(value)
 
 
-def _otel_recorder(meter: Any, metric: Metric) -> Callable[[float, tuple[str, ...]], None]:
+def _otel_recorder(meter: Any, metric: Metric) -> Recorder:
     names = metric.all_labels
     about = {"unit": metric.unit, "description": metric.help}
     match metric.kind:

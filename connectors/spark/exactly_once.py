@@ -12,6 +12,7 @@ import contextlib
 import logging
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -28,23 +29,24 @@ from onceward.core.sink import Guarantee
 from onceward.core.transaction import Acknowledgement
 from onceward.sinks import DirectSink, TwoPhaseCommitSink
 
-from .cluster import check_log, check_store, local_store, open_log, warn_of_python
-from .plan import handlers
-from .publication import with_publication
+from .kafka import with_publication
+from .options import check_log, check_store, local_store, open_log
+from .plan import handlers, only_writes
 from .query import QueryRun, any_stage_failed, checked_folder, checkpoint_reader, current_run, epoch_input, reason
 from .task import (
     ACK_COLUMN,
     ACK_SCHEMA,
     SIZE_COLUMN,
     STAGE_COLUMN,
-    EpochTask,
     projected,
     schema_for,
     share_batches,
+    warn_of_python,
     with_plain_names,
+    write_and_tell,
     write_partition,
 )
-from .writers import TOO_LARGE, Writers, checked_writers, driver_limit, no_row_above, only_writes, row_size, writers_of
+from .writers import TOO_LARGE, Writers, checked_writers, driver_limit, row_size, writers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -111,7 +113,10 @@ def exactly_once(
         EpochConflictError: The decision log is another pipeline's, or a savepoint has moved it elsewhere.
     """
     _check(df, sinks, pipeline)
-    _check_types(on_complete, adopt=adopt, rewind=rewind)
+    check_type("adopt", adopt, bool)
+    check_type("rewind", rewind, str | None)
+    if on_complete is not None and not callable(on_complete):
+        raise ConfigurationError(f"on_complete must be a function, not {_given(on_complete)}")
     policy = CommitPolicy.of(on_lost, commit_timeout, commit_backoff)
     resolved = checked_folder(df.sparkSession, checkpoint) if checkpoint is not None else ""
     if (resolved or store is not None) and not EXPLAINING.get():
@@ -192,14 +197,6 @@ def _not_pickled(value: object) -> Exception | None:
     except Exception as error:  # noqa: BLE001 - whatever a member raises
         return error
     return None
-
-
-def _check_types(on_complete: Any, **given: Any) -> None:
-    kinds = {"adopt": bool, "rewind": str | None}
-    for name, value in given.items():
-        check_type(name, value, kinds[name])
-    if on_complete is not None and not callable(on_complete):
-        raise ConfigurationError(f"on_complete must be a function, not {_given(on_complete)}")
 
 
 def _given(what: Any) -> str:
@@ -302,8 +299,9 @@ class EpochHandler:
         from pyspark.errors import PySparkException  # noqa: PLC0415 - needs a Spark installation
 
         try:
-            small = frame if limit == math.inf else frame.where(no_row_above(limit, self.row_size))
-            return projected(small, self.sinks).toArrow()
+            if limit != math.inf:
+                frame = frame.where(f"if({self.row_size} <= {limit}, true, raise_error('{TOO_LARGE}'))")
+            return projected(frame, self.sinks).toArrow()
         except pa.ArrowInvalid:
             pass
         except PySparkException as error:
@@ -322,7 +320,8 @@ class EpochHandler:
         contexts = [coordinator.context(sink.name, batch, subtask=-1) for sink in self.sinks]
         given, names = with_plain_names(projected(frame, self.sinks))
         with self._giving_up(coordinator):
-            rows = given.mapInArrow(EpochTask(self.sinks, contexts, names), ACK_SCHEMA).collect()
+            task = partial(write_and_tell, self.sinks, contexts, names)
+            rows = given.mapInArrow(task, ACK_SCHEMA).collect()
         self._note_size(max((row[SIZE_COLUMN] for row in rows if row[SIZE_COLUMN] is not None), default=None))
         lost = self._speculates or any_stage_failed(self.spark, {row[STAGE_COLUMN] for row in rows})
         return [Acknowledgement.from_json(row[ACK_COLUMN]) for row in rows], lost

@@ -13,12 +13,19 @@ from pyspark.sql.datasource import DataSource
 from onceward.core.errors import ConfigurationError
 from onceward.core.kit.options import plain
 
-from .any_source import SourceBatchReader
-from .cluster import warn_of_python
+from .any_source import LIMITS, BeforeLimits, SourceBatchReader, spark_schema
+from .kafka import (
+    FORMAT,
+    KafkaStreamReader,
+    batch_source,
+    checked_source,
+    is_ours,
+    publisher_from_options,
+    stream_source,
+)
 from .options import COMMON, FormatOptions
-from .publication import is_ours, publisher_from_options
 from .query import ASYNC, refused
-from .task import arrow_schema
+from .task import arrow_schema, warn_of_python
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -118,25 +125,17 @@ def _writers() -> Any:
 class KafkaFormat(SinkFormat):
     """`format("onceward-kafka")`: read from and write to Kafka, exactly once; `kafka.*`, `topic`, `name`."""
 
-    format_name = "onceward-kafka"
+    format_name = FORMAT
     sink_class = "KafkaSink"
 
     def schema(self) -> StructType:
-        from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - imports pyarrow
-
-        from .kafka_source import checked_source  # noqa: PLC0415 - an extra
-
-        schema: StructType = from_arrow_schema(checked_source(self.options).schema)
-        return schema
+        return spark_schema(checked_source(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's name
-        from .kafka_source import stream_reader  # noqa: PLC0415 - an extra
-
-        return stream_reader(self.options)
+        source = stream_source(self.options)
+        return (KafkaStreamReader if LIMITS else BeforeLimits)(source, source.max_offsets_per_trigger)
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's signature
-        from .kafka_source import batch_source  # noqa: PLC0415 - an extra
-
         source = batch_source(self.options)
         return SourceBatchReader(source, *source.range())
 

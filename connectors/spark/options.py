@@ -1,18 +1,13 @@
-"""Options that every onceward format has. Spark hands them over without regard to case.
+"""Options that every onceward format has, and where a query's decision log lives.
 
-A batch write is one epoch, in a decision log of its own. A pipeline and a run key together name the log, so that a
-rerun finds its own decision, however many other runs of the pipeline lie between. Without them a run has a random name
-and a temporary log: all rows or none, but a rerun writes them again. That log is in a folder that only this user can
-enter, and is deleted when the run has ended; a run that is killed leaves it in the system's temporary folder
-(`onceward-batch-…`), where an operator finds what was decided.
+A streaming query has its log in the checkpoint, or where `store` says; the driver must find it again, whatever machine
+it runs on the next time. Spark hands options over without regard to case.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import shutil
-import tempfile
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -20,14 +15,16 @@ from urllib.parse import urlsplit
 import msgspec
 
 from onceward.core.checkpoint import CommitPolicy, OnLost
-from onceward.core.errors import ConfigurationError
+from onceward.core.errors import ConfigurationError, NoDecisionLogError, StoreError
 from onceward.core.kit.options import arguments, option_names, plain
-from onceward.core.log import DirectoryStore, LogStore, open_store, read
-from onceward.core.names import PIPELINE_LENGTH, check_pipeline_name
+from onceward.core.log import LogStore, open_store, read
+from onceward.core.log.objects import CONDITIONAL_PUT
+from onceward.core.log.store import IN_CHECKPOINT
+from onceward.core.log.writer import check_owner
+from onceward.core.names import check_pipeline_name
 from onceward.core.policy import COMMIT_BACKOFF, COMMIT_TIMEOUT
 
-from .cluster import open_log
-from .query import read_text
+from .query import local_path, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -106,61 +103,91 @@ class FormatOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(f"the checkpoint {self.checkpoint} has no metadata file: is it this query's?")
         return str(json.loads(text)["id"])
 
-    def open_log(self, pipeline: str) -> LogStore:
-        """The decision log's store of a streaming query."""
-        return open_log(self.store, self.checkpoint_root() if self.store is None else "", pipeline)
-
 
 _OWN: Final = frozenset(plain(option) for option in option_names(FormatOptions, aliases=_ALIASES))
 COMMON: Final = _OWN | {"queryname", "name", "path"}
 """Options that every format has, in plain spelling; Spark adds a query's name to its options."""
 
 
-_DIGEST: Final = 16
-
-
-def batch_pipeline(options: FormatOptions, run: str) -> str:
-    """Name under which one run's transactions go."""
-    digest = hashlib.sha256(run.encode()).hexdigest()[:_DIGEST]
-    return f"{(options.pipeline or 'batch')[: PIPELINE_LENGTH - _DIGEST - 1]}.{digest}"
-
-
-def batch_store(options: FormatOptions, pipeline: str, temporary: str) -> LogStore:
-    """The store of one run's decision log.
+def open_log(
+    store: str | Path | LogStore | None, checkpoint: str, pipeline: str, *, existing: bool = False
+) -> LogStore:
+    """The store of a pipeline's decision log: the one that is given, or named, or the one inside the checkpoint.
 
     Args:
-        options: Of the format.
-        pipeline: Name of the run.
-        temporary: Folder for a log that only this run uses; "" if it is not needed.
+        store: What the user gave.
+        checkpoint: Root of the checkpoint, as a URL.
+        pipeline: Whose log it is.
+        existing: Only look: nothing is made.
 
     Raises:
-        ConfigurationError: A run that is to be idempotent has no store to find its decision in.
+        NoDecisionLogError: There is none, and `existing` is set.
+        ConfigurationError: It cannot hold a decision log.
     """
-    if (options.pipeline is None) != (options.run_key is None):
-        raise ConfigurationError("options pipeline and runKey go together: give both for an idempotent run, or neither")
-    store = options.store
-    if store is None and options.run_key is None:
-        return DirectoryStore(temporary, shared=True)  # no other driver will look for it
-    if store is None:
+    if isinstance(store, str | os.PathLike):
+        return open_store(os.fspath(store), pipeline=pipeline, existing=existing)
+    if store is not None:
+        if not hasattr(store, "put_if_absent"):
+            raise ConfigurationError(f"store must be a folder, a URL or a LogStore, not {type(store).__name__}")
+        return store
+    scheme, folder = urlsplit(checkpoint).scheme, local_path(checkpoint)
+    if folder is None and scheme not in CONDITIONAL_PUT:
         raise ConfigurationError(
-            "an idempotent batch write needs option('store', …): a folder or database where its decision is kept, for "
-            "example '/var/lib/onceward' or 'postgresql+psycopg://user@host/db'"
+            f"the checkpoint is on {scheme}://, which cannot hold a decision log. Set store=, for "
+            "example store='postgresql+psycopg://user@host/db'"
         )
-    if store.startswith("file:"):  # a folder of the run's own; other stores keep pipelines apart by themselves
-        folder, mark, query = store.partition("?")
-        store = f"{folder.rstrip('/')}/{pipeline}{mark}{query}"
-    elif "://" not in store:
-        store = f"{store.rstrip('/')}/{pipeline}"
-    return open_store(store, pipeline=pipeline)
+    place = f"{checkpoint if folder is None else folder}/{IN_CHECKPOINT}"
+    return open_store(place, pipeline=pipeline, existing=existing)
 
 
-def temporary_log(options: FormatOptions) -> str:
-    """A new folder for the log of a run that nobody can repeat; "" if the run has a store."""
-    wanted = options.store is None and options.run_key is None and options.pipeline is None
-    return tempfile.mkdtemp(prefix="onceward-batch-") if wanted else ""
+def check_log(store: str | Path | LogStore | None, checkpoint: str, pipeline: str | None, master: str | None) -> None:
+    """Refuse a decision log that the first epoch would be refused for; it may be long until new input comes.
+
+    Nothing is written. A store that does not answer now is asked again by the first epoch.
+
+    Args:
+        store: What the user gave.
+        checkpoint: Root of the checkpoint, as a URL.
+        pipeline: Its name; None if it is the query's id, which is not known yet.
+        master: Spark's, if known.
+
+    Raises:
+        ConfigurationError: It cannot hold a decision log, or is on a local disk.
+        EpochConflictError: The log is another pipeline's, or has moved.
+        StoreError: The store refuses this client, or the log is damaged.
+    """
+    try:
+        found = open_log(store, checkpoint, pipeline or "any", existing=True)
+        check_store(local_store(found), master)
+        view = read(found)
+    except NoDecisionLogError:
+        return
+    except StoreError as error:
+        if not error.retryable:
+            raise
+        return
+    check_owner(view, pipeline or view.pipeline, found)
 
 
-def delete_temporary_log(temporary: str) -> None:
-    """Delete the folder, unless something in it is decided and not completed."""
-    if temporary and read(DirectoryStore(temporary)).undone is None:
-        shutil.rmtree(temporary, ignore_errors=True)
+def local_store(store: LogStore) -> str:
+    """A store that one machine alone sees, for messages; "" for any other."""
+    return "" if store.shared else store.describe()
+
+
+def check_store(local: str, master: str | None) -> None:
+    """Refuse a store on a local disk where the driver may run elsewhere the next time.
+
+    Args:
+        local: What `local_store` says of it.
+        master: Spark's, if known.
+
+    Raises:
+        ConfigurationError: It is one.
+    """
+    if not local or master is None or master.startswith("local"):
+        return
+    raise ConfigurationError(
+        f"the decision log in {local} is on a local disk, but the master is {master}: after a failure the "
+        "driver may run on another machine and would not find it. Use a database (store='postgresql+psycopg://…'), an "
+        "object store, or, if the folder is one that all machines see, store='file:///folder?shared=true'"
+    )

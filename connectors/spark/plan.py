@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 from py4j.protocol import Py4JJavaError
@@ -124,18 +124,23 @@ def _pairs(scala_map: Any) -> Iterator[tuple[str, str]]:
         yield str(pair._1()), str(pair._2())  # noqa: SLF001 - a Scala tuple
 
 
-def streaming_leaves(df: DataFrame) -> list[Any]:
-    """The streaming relations of a plan, in the order in which the checkpoint's offsets files list them."""
-    jdf: Any = getattr(df, "_jdf", None)
-    if jdf is None:
-        return []
-    leaves = jdf.queryExecution().analyzed().collectLeaves()
-    return [leaf for leaf in _items(leaves) if leaf.isStreaming()]
+def analyzed(df: DataFrame) -> Any:
+    """The analyzed logical plan of a DataFrame of a classic session."""
+    return df._jdf.queryExecution().analyzed()  # noqa: SLF001 - no public way to ask
+
+
+def nodes(plan: Any) -> Iterator[Any]:
+    """The nodes of a logical plan, from the top."""
+    yield plan
+    for child in _items(plan.children()):
+        yield from nodes(child)
 
 
 def streaming_sources(df: DataFrame) -> list[StreamingSource]:
-    """What the query reads as streams."""
-    return [_source(leaf) for leaf in streaming_leaves(df)]
+    """What the query reads as streams, in the order in which the checkpoint's offsets files list it."""
+    if not hasattr(df, "_jdf"):
+        return []
+    return [_source(leaf) for leaf in _items(analyzed(df).collectLeaves()) if leaf.isStreaming()]
 
 
 def _source(leaf: Any) -> StreamingSource:
@@ -145,6 +150,30 @@ def _source(leaf: Any) -> StreamingSource:
     elif name == "StreamingRelation":
         name, options = leaf.dataSource().className(), dict(_pairs(leaf.dataSource().options()))
     return StreamingSource(str(name), {key.lower(): value for key, value in options.items()})
+
+
+_CHEAP: Final = frozenset(
+    {
+        "Project",
+        "Filter",
+        "SubqueryAlias",
+        "View",
+        "Union",
+        "EventTimeWatermark",
+        "StreamingRelation",
+        "StreamingRelationV2",
+    }
+)
+"""Nodes of a logical plan that cost little per row, keep no state and move nothing between tasks."""
+
+
+def only_writes(df: DataFrame) -> bool:
+    """Whether the tasks that write do nothing else that is worth dividing: no Python function, no state, no shuffle."""
+    if not hasattr(df, "_jdf"):
+        return False
+    plan, jvm = analyzed(df), cast("Any", df.sparkSession)._jvm  # noqa: SLF001 - no public way to ask
+    python = jvm.org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF()
+    return not plan.containsPattern(python) and all(node.nodeName() in _CHEAP for node in nodes(plan))
 
 
 _STATEFUL: Final = frozenset(
@@ -171,7 +200,7 @@ _PYTHON: Final = ("PythonUDF", "PythonUDAF", "PythonUDTF")
 def unstable(df: DataFrame) -> list[Unstable]:
     """What may come out differently when a streaming query computes a batch again."""
     found: list[Unstable] = []
-    waiting = [(df._jdf.queryExecution().analyzed(), False)]  # noqa: SLF001
+    waiting = [(analyzed(df), False)]
     while waiting:
         node, kept = waiting.pop()
         chosen = _chosen_rows(node)
@@ -186,8 +215,7 @@ def unstable_for(df: DataFrame, sink: Sink) -> list[Unstable]:
     """What may come out differently when `select` and `where` of a sink are computed again."""
     frames = [df.selectExpr(*sink.select)] if sink.select is not None else []
     frames += [df.where(sink.where)] if sink.where is not None else []
-    nodes = [frame._jdf.queryExecution().analyzed() for frame in frames]  # noqa: SLF001
-    found = [pair for node in nodes for pair in _unstable_in(node, pinned=False)]
+    found = [pair for frame in frames for pair in _unstable_in(analyzed(frame), pinned=False)]
     return [Unstable(text, cause, kept=False) for text, cause in dict.fromkeys(found)]
 
 

@@ -1,28 +1,43 @@
-"""What Spark says of the running micro-batch: query, run, checkpoint, and the batch's input.
+"""What Spark says of a query: its run and checkpoint, the input of the running micro-batch, and its progress.
 
 The input of batch N is what the checkpoint's file offsets/N says: Spark writes it before it runs the batch and reads it
 again when it replays the batch, so its digest recognises a replay.
+
+Spark's progress says `numOutputRows: -1` for foreachBatch: it takes the number from a sink of its own data source
+interface only, and overwrites what a function might have set. `DataFrame.observe` would count the rows that the plan
+produced, before `where` of a sink, and again for each time that a stage runs again. The rows of the epoch's committed
+transactions are what was written.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
+import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from onceward.core.engine.state.storage import CheckpointStorage
 from onceward.core.errors import ConfigurationError, StateError
+from onceward.core.events import EpochCompleted, Event, QueryProgressed, observe, tell
 from onceward.core.kit.options import check_type
 from onceward.core.log import EpochInput
-
-from .cluster import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+    )
 
 T = TypeVar("T")
 ASYNC: Final = "asynchronous progress tracking (option asyncProgressTrackingEnabled)"
@@ -31,6 +46,8 @@ _REFUSED: Final = {
     "RealTimeTrigger": "real-time mode (trigger realTime)",
 }
 _TEMPORARY: Final = re.compile(r"/temporary-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/?")
+_KEPT: Final = 100
+"""Epochs and reports that are remembered: Spark keeps as many reports."""
 _QUERY, _RUN = "sql.streaming.queryId", "spark.jobGroup.id"
 
 
@@ -197,6 +214,13 @@ def checked_folder(spark: SparkSession, url: str | Path) -> str:
     return resolved
 
 
+def local_path(url: str) -> str | None:
+    """The path of a URL without host; None for one of another system. Hadoop writes file:/x, file:///x or /x."""
+    if url.startswith("file:"):
+        return "/" + url.removeprefix("file:").lstrip("/")
+    return None if urlsplit(url).scheme else url
+
+
 def read_text(url: str) -> str | None:
     """Read a small text file where there is no JVM: local, or through fsspec; None if it is not there.
 
@@ -227,3 +251,62 @@ def _reading(folder: str, read: Callable[[CheckpointStorage], T]) -> T:
         raise ConfigurationError(
             f"cannot read {folder} from Python ({error}): install fsspec's package for it, or use exactly_once(…)"
         ) from error
+
+
+class ProgressListener(StreamingQueryListener):
+    """Listener for `spark.streams.addListener`: adds Spark's progress to the metrics, and output rows to the progress.
+
+    Of queries that `exactly_once` made in this process; for the formats Spark counts the rows itself.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._epochs: dict[tuple[str, int], tuple[str, dict[str, int]]] = {}
+        self._newest: dict[str, dict[str, Any]] = {}
+        observe(self._remember)
+
+    def last_progress(self, query: str) -> dict[str, Any] | None:
+        """Spark's newest report of a query, with the rows that were written.
+
+        Args:
+            query: The query's id (`query.id`).
+
+        Returns:
+            The report as JSON values. `sink.numOutputRows` is the number of rows that all sinks together have
+            committed, `sink.onceward` has it for each sink. None if there was no report yet.
+        """
+        with self._lock:
+            return self._newest.get(str(query))
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
+        """Called by Spark after each micro-batch."""
+        progress: dict[str, Any] = json.loads(event.progress.json)
+        query = str(progress["id"])
+        with self._lock:
+            pipeline, rows = self._epochs.get((query, progress["batchId"]), ("", None))
+            if rows is not None:
+                progress["sink"] = {**progress.get("sink", {}), "numOutputRows": sum(rows.values()), "onceward": rows}
+            self._newest.pop(query, None)
+            self._newest[query] = progress
+            _shorten(self._newest)
+        tell(QueryProgressed(pipeline or progress.get("name") or query, progress))
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+        """Nothing."""
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        """Nothing."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """Nothing."""
+
+    def _remember(self, event: Event) -> None:
+        if isinstance(event, EpochCompleted):
+            with self._lock:
+                self._epochs[event.input.query, event.epoch] = event.pipeline, event.rows()
+                _shorten(self._epochs)
+
+
+def _shorten(kept: dict[Any, Any]) -> None:
+    while len(kept) > _KEPT:
+        del kept[next(iter(kept))]

@@ -1,4 +1,4 @@
-"""What an executor does with its partition of an epoch: write every sink, pre-commit, acknowledge.
+"""What an executor does with its partition of an epoch: write every sink, pre-commit, acknowledge. And by which Python.
 
 One pass over a batch feeds every sink. Sinks without `select` and `where` share the batch as it is; as soon as one has
 either, Spark computes a struct column for each sink, null where the row is not for it.
@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+import logging
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 import pyarrow as pa
@@ -18,16 +23,24 @@ from onceward.core.errors import ConfigurationError, SchemaError
 from onceward.core.kit.rows import with_leaves
 from onceward.core.transaction import Acknowledgement, WriteContext
 
+from .plan import analyzed, nodes
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
     from onceward.sinks import Sink, TwoPhaseCommitSink
 
+_log = logging.getLogger("onceward.spark")
+
 ACK_COLUMN, STAGE_COLUMN, SIZE_COLUMN = "acknowledgement", "stage", "row_bytes"
 ACK_SCHEMA = f"{ACK_COLUMN} string, {STAGE_COLUMN} int, {SIZE_COLUMN} double"
+DEFAULT_PYTHON: Final = "python3"
+"""What Spark runs without PYSPARK_PYTHON."""
+PYTHON_ADVICE: Final = f"set PYSPARK_PYTHON={sys.executable} before the session starts"
+_PROBE: Final = "import sys, onceward.core, pyarrow; print('.'.join(map(str, sys.version_info[:2])))"
 
 
 class Place(NamedTuple):
@@ -91,42 +104,35 @@ def write_partition(
     )
 
 
-class EpochTask:
-    """The function that `mapInArrow` runs on each partition; yields one row: acknowledgement, stage, size of a row.
+def write_and_tell(
+    sinks: Sequence[TwoPhaseCommitSink[Any]],
+    contexts: Sequence[WriteContext],
+    names: Sequence[str] | None,
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """What `mapInArrow` runs on each partition; yields one row: acknowledgement, stage, size of a row.
 
     Args:
-        sinks: The pipeline's sinks.
-        contexts: One context per sink, with subtask and attempt still to be filled in.
+        sinks: The pipeline's.
+        contexts: One for each sink, with subtask and attempt still to be filled in.
         names: The columns' names, if they come under others.
+        batches: Of the frame that `projected` made.
     """
+    rows = size = 0
 
-    def __init__(
-        self,
-        sinks: Sequence[TwoPhaseCommitSink[Any]],
-        contexts: Sequence[WriteContext],
-        names: Sequence[str] | None = None,
-    ) -> None:
-        self.sinks = list(sinks)
-        self.contexts = list(contexts)
-        self.names = names
+    def counted() -> Iterator[pa.RecordBatch]:
+        nonlocal rows, size
+        for batch in batches:
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+            yield batch if names is None else batch.rename_columns(names)
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the partition."""
-        rows = size = 0
-
-        def counted() -> Iterator[pa.RecordBatch]:
-            nonlocal rows, size
-            for batch in batches:
-                rows, size = rows + batch.num_rows, size + batch.nbytes
-                yield batch if self.names is None else batch.rename_columns(self.names)
-
-        ack = write_partition(self.sinks, self.contexts, counted())
-        columns = {
-            ACK_COLUMN: pa.array([ack.to_json()]),
-            STAGE_COLUMN: pa.array([place().stage], pa.int32()),
-            SIZE_COLUMN: pa.array([size / rows if rows else None], pa.float64()),
-        }
-        yield pa.RecordBatch.from_pydict(columns)
+    ack = write_partition(sinks, contexts, counted())
+    columns = {
+        ACK_COLUMN: pa.array([ack.to_json()]),
+        STAGE_COLUMN: pa.array([place().stage], pa.int32()),
+        SIZE_COLUMN: pa.array([size / rows if rows else None], pa.float64()),
+    }
+    yield pa.RecordBatch.from_pydict(columns)
 
 
 def projected(frame: DataFrame, sinks: Sequence[Sink]) -> DataFrame:
@@ -188,7 +194,7 @@ def schema_for(frame: DataFrame, sink: Sink) -> pa.Schema:
         why = str(error).strip().splitlines()[0].partition(" SQLSTATE")[0]
         raise SchemaError(f"Spark cannot compute its select or where: {why}", sink=sink.name) from None
     # An aggregate or a window would be computed for each micro-batch by itself, or drop and multiply other sinks' rows.
-    plan, given = (_nodes(each._jdf.queryExecution().analyzed()) for each in (chosen, frame))  # noqa: SLF001
+    plan, given = ([node.nodeName() for node in nodes(analyzed(each))] for each in (chosen, frame))
     if plan != ["Project", *given]:
         raise ConfigurationError(
             "select and where are computed row by row: aggregates, window functions, time windows and "
@@ -197,13 +203,6 @@ def schema_for(frame: DataFrame, sink: Sink) -> pa.Schema:
         )
     kind: Any = chosen.schema[0].dataType
     return arrow_schema(kind)
-
-
-def _nodes(plan: Any) -> list[str]:
-    """Names of a logical plan's nodes, from the top."""
-    children = plan.children()
-    below = [name for number in range(children.size()) for name in _nodes(children.apply(number))]
-    return [plan.nodeName(), *below]
 
 
 def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -254,3 +253,36 @@ def _to_arrow(schema: StructType) -> pa.Schema:
     if "timezone" in inspect.signature(to_arrow_schema).parameters:
         return cast("pa.Schema", to_arrow_schema(schema, timezone="UTC"))
     return cast("pa.Schema", to_arrow_schema(schema))
+
+
+@functools.cache
+def obstacle(python: str) -> str:
+    """What keeps this interpreter, on this machine, from running onceward's code; empty if nothing does.
+
+    Asked once in a process: it may cost a second.
+
+    Args:
+        python: A name on PATH or a path, as in PYSPARK_PYTHON.
+    """
+    found = shutil.which(python)
+    if found is None:
+        return f"there is no {python}"
+    one, other = Path(found), Path(sys.executable)
+    if one.parent == other.parent and one.resolve() == other.resolve():  # `python3` and `python` are links to one file
+        return ""
+    answer = subprocess.run([found, "-c", _PROBE], capture_output=True, text=True, check=False)  # noqa: S603 - the user's own Python
+    if answer.returncode != 0:
+        reason = (answer.stderr.strip().splitlines() or ["no answer"])[-1]
+        return f"{found} cannot run onceward ({reason})"
+    theirs, mine = answer.stdout.strip(), ".".join(map(str, sys.version_info[:2]))
+    return "" if theirs == mine else f"{found} is Python {theirs}, and the driver is Python {mine}"
+
+
+def warn_of_python(spark: SparkSession) -> None:
+    """Log a warning if executors on this machine lack the packages: Spark itself says only that something failed."""
+    context = spark.sparkContext
+    if context.master is None or not context.master.startswith("local"):
+        return  # they are elsewhere
+    found = obstacle(context.pythonExec)
+    if found:
+        _log.warning("executors run %s, but %s: %s", context.pythonExec, found, PYTHON_ADVICE)

@@ -5,11 +5,20 @@ it, the second creates its own right before commit or abort. So an epoch is open
 pickled, before any executor runs: START, the sweep, and the finishing of decided epochs. What the first process knows
 then travels inside the writer and comes back in each commit message. Nothing is kept in a process: it lives on across
 batches and even across query runs.
+
+A batch write is one epoch, in a decision log of its own. A pipeline and a run key together name the log, so that a
+rerun finds its own decision, however many other runs of the pipeline lie between. Without them a run has a random name
+and a temporary log: all rows or none, but a rerun writes them again. That log is in a folder that only this user can
+enter, and is deleted when the run has ended; a run that is killed leaves it in the system's temporary folder
+(`onceward-batch-…`), where an operator finds what was decided.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import shutil
+import tempfile
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,11 +31,11 @@ from onceward.core.checkpoint import Admission, Coordinator
 from onceward.core.errors import ConfigurationError, EpochConflictError, FencedError, OncewardError, ProtocolError
 from onceward.core.events import EpochFailed, EpochReplayed, tell
 from onceward.core.kit.logs import show_if_asked
-from onceward.core.log import EpochInput, WriterToken
+from onceward.core.log import DirectoryStore, EpochInput, LogStore, WriterToken, open_store, read
+from onceward.core.names import PIPELINE_LENGTH
 from onceward.core.transaction import Acknowledgement, WriteContext
 
-from .cluster import check_store, local_store
-from .options import FormatOptions, batch_pipeline, batch_store, delete_temporary_log, temporary_log
+from .options import FormatOptions, check_store, local_store, open_log
 from .query import epoch_input, newest_batch, read_text, reason
 from .task import place, write_partition
 
@@ -37,9 +46,10 @@ if TYPE_CHECKING:
 
     from onceward.sinks import TwoPhaseCommitSink
 
-    from .publication import OnComplete
+    from .kafka import OnComplete
 
 _BATCH, _RUN = "streaming.sql.batchId", "spark.jobGroup.id"
+_DIGEST = 16
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,8 +89,14 @@ class _Writer:
         self.options = options
         self.opened: Opened | None = None
 
-    def _coordinator(self) -> Coordinator:
+    def _pipeline(self) -> str:
         raise NotImplementedError
+
+    def _store(self) -> LogStore:
+        raise NotImplementedError
+
+    def _coordinator(self) -> Coordinator:
+        return Coordinator(self._pipeline(), self._store(), [self.sink], self.options.policy())
 
     def _offered(self) -> tuple[int, EpochInput]:
         """The epoch that will be written."""
@@ -102,9 +118,6 @@ class _Writer:
     def _failed(self, epoch: int | None, why: str) -> None:
         with contextlib.suppress(OncewardError):  # its name may be what is missing
             tell(EpochFailed(self._pipeline(), epoch, why))
-
-    def _pipeline(self) -> str:
-        raise NotImplementedError
 
     def _open(self) -> Opened:
         coordinator = self._coordinator()
@@ -213,9 +226,9 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     def _pipeline(self) -> str:
         return self.options.pipeline or self.options.query()
 
-    def _coordinator(self) -> Coordinator:
-        name = self._pipeline()
-        return Coordinator(name, self.options.open_log(name), [self.sink], self.options.policy())
+    def _store(self) -> LogStore:
+        options = self.options
+        return open_log(options.store, options.checkpoint_root() if options.store is None else "", self._pipeline())
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -224,7 +237,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def __init__(self, sink: TwoPhaseCommitSink[Any], options: FormatOptions) -> None:
         super().__init__(sink, msgspec.structs.replace(options, rewind=None, adopt=False))  # a run has one epoch
         self.run = options.run_key or uuid.uuid4().hex
-        self.name = batch_pipeline(options, self.run)
+        digest = hashlib.sha256(self.run.encode()).hexdigest()[:_DIGEST]
+        self.name = f"{(options.pipeline or 'batch')[: PIPELINE_LENGTH - _DIGEST - 1]}.{digest}"
         self.temporary = ""
         """Folder of the decision log if only this run uses it: known to whoever has this writer."""
 
@@ -238,18 +252,20 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             if self.temporary:
                 error.add_note(f"The decision log of this run is in {self.temporary}, under the name {self.name}.")
             raise
-        delete_temporary_log(self.temporary)
+        self._delete_temporary_log()
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803 - Spark's name
         super().abort(messages, batchId)
-        delete_temporary_log(self.temporary)
+        self._delete_temporary_log()
 
     def _open(self) -> Opened:
-        self.temporary = temporary_log(self.options)
+        options = self.options
+        if options.store is None and options.run_key is None and options.pipeline is None:
+            self.temporary = tempfile.mkdtemp(prefix="onceward-batch-")
         try:
             return super()._open()
         except OncewardError:
-            delete_temporary_log(self.temporary)
+            self._delete_temporary_log()
             raise
 
     def _offered(self) -> tuple[int, EpochInput]:
@@ -258,6 +274,27 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def _pipeline(self) -> str:
         return self.name
 
-    def _coordinator(self) -> Coordinator:
-        store = batch_store(self.options, self.name, self.temporary)
-        return Coordinator(self.name, store, [self.sink], self.options.policy())
+    def _store(self) -> LogStore:
+        options, store = self.options, self.options.store
+        if (options.pipeline is None) != (options.run_key is None):
+            raise ConfigurationError(
+                "options pipeline and runKey go together: give both for an idempotent run, or neither"
+            )
+        if store is None and options.run_key is None:
+            return DirectoryStore(self.temporary, shared=True)  # no other driver will look for it
+        if store is None:
+            raise ConfigurationError(
+                "an idempotent batch write needs option('store', …): a folder or database where its decision is kept, "
+                "for example '/var/lib/onceward' or 'postgresql+psycopg://user@host/db'"
+            )
+        if store.startswith("file:"):  # a folder of the run's own; other stores keep pipelines apart by themselves
+            folder, mark, query = store.partition("?")
+            store = f"{folder.rstrip('/')}/{self.name}{mark}{query}"
+        elif "://" not in store:
+            store = f"{store.rstrip('/')}/{self.name}"
+        return open_store(store, pipeline=self.name)
+
+    def _delete_temporary_log(self) -> None:
+        """Delete the folder, unless something in it is decided and not completed."""
+        if self.temporary and read(DirectoryStore(self.temporary)).undone is None:
+            shutil.rmtree(self.temporary, ignore_errors=True)

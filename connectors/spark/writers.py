@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from onceward.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructField, StructType
 
     from onceward.core.log import EpochInput
@@ -52,19 +51,6 @@ _FIXED: Final = frozenset(
     }
 )
 """Types whose values have about the same size, as pyspark calls them."""
-_CHEAP: Final = frozenset(
-    {
-        "Project",
-        "Filter",
-        "SubqueryAlias",
-        "View",
-        "Union",
-        "EventTimeWatermark",
-        "StreamingRelation",
-        "StreamingRelationV2",
-    }
-)
-"""Nodes of a logical plan that cost little per row, keep no state and move nothing between tasks."""
 
 
 def checked_writers(writers: Any) -> Writers:
@@ -87,7 +73,7 @@ def writers_of(writers: Writers, slots: int | None, about: EpochInput, *, cheap:
         writers: What the user asked for.
         slots: How many tasks can run at once; None where executors come and go as they are needed.
         about: The epoch's input.
-        cheap: Whether the query's tasks do little but write, see `only_writes`.
+        cheap: Whether the query's tasks do little but write, see `plan.only_writes`.
     """
     if writers != "auto":
         return writers
@@ -108,7 +94,7 @@ def driver_limit(
         writers: What the user asked for.
         about: The epoch's input.
         row_bytes: Size of a row of the epoch before, in bytes; None if there was none.
-        cheap: Whether no more rows come out of the query than go in, see `only_writes`.
+        cheap: Whether no more rows come out of the query than go in, see `plan.only_writes`.
         copies: How often each row may come: sinks with `select` or `where` get one each.
     """
     rows = rows_of(about) if writers == "auto" and cheap and row_bytes is not None else None
@@ -140,11 +126,6 @@ def _value_size(field: StructField) -> str | None:
     return f"coalesce(octet_length({column}), 0)"
 
 
-def no_row_above(limit: float, size: str | None) -> str:
-    """SQL condition that is true for each row, or fails with TOO_LARGE."""
-    return f"if({size} <= {limit}, true, raise_error('{TOO_LARGE}'))"
-
-
 def rows_of(about: EpochInput) -> int | None:
     """How many rows came in, if all sources are Kafka's (offsets may count a few rows that are not there)."""
     if about.start is None or about.end is None or len(about.start) != len(about.end):
@@ -158,23 +139,3 @@ def rows_of(about: EpochInput) -> int | None:
 def _offsets(text: str) -> int:
     """Sum of `{"topic": {"0": 123}}`; a partition that is not in it begins at 0."""
     return sum(offset for partitions in json.loads(text).values() for offset in partitions.values())
-
-
-def only_writes(df: DataFrame) -> bool:
-    """Whether the tasks that write do nothing else that is worth dividing: no Python function, no state, no shuffle."""
-    jdf: Any = getattr(df, "_jdf", None)
-    if jdf is None:
-        return False
-    jvm: Any = df.sparkSession._jvm  # noqa: SLF001 - no public way to ask
-    plan = jdf.queryExecution().analyzed()
-    patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
-    if plan.containsPattern(patterns.PYTHON_UDF()):
-        return False
-    waiting = [plan]
-    while waiting:
-        node = waiting.pop()
-        if node.nodeName() not in _CHEAP:
-            return False
-        children = node.children()
-        waiting += [children.apply(number) for number in range(children.size())]
-    return True

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .connectors.spark.any_source import read_stream
     from .connectors.spark.exactly_once import exactly_once
     from .connectors.spark.formats import register
-    from .connectors.spark.progress import ProgressListener
+    from .connectors.spark.query import ProgressListener
     from .core import (
         CheckpointConfig,
         FileBackend,
@@ -120,7 +120,7 @@ _MODULES: Final = {
     ".connectors.spark.any_source": "read_stream",
     ".connectors.spark.exactly_once": "exactly_once",
     ".connectors.spark.formats": "register",
-    ".connectors.spark.progress": "ProgressListener",
+    ".connectors.spark.query": "ProgressListener",
     ".core": """
         CheckpointConfig FileBackend ListState MapState MemoryBackend OperatorState Pipeline ProcessFunction
         ReducingState RestartStrategy RocksDBBackend ValueState open_store""",

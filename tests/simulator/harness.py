@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from pyspark import TaskContext
 
-from onceward.connectors.spark import cluster, options, query, writer
+from onceward.connectors.spark import options, query, writer
 from onceward.connectors.spark.exactly_once import EpochHandler
 from onceward.core import transaction
 from onceward.core.checkpoint import CommitPolicy, Coordinator, OnLost, coordinator
@@ -94,7 +94,7 @@ def _spark_in(world: World, parts: Parts) -> Iterator[None]:
             stack.enter_context(patch.object(module, "read_text", read_text))
         stack.enter_context(patch.object(options, "CommitPolicy", SimpleNamespace(of=policy_of_user)))
         stack.enter_context(patch.object(writer, "newest_batch", lambda root: max(world.folders[root].offsets)))
-        stack.enter_context(patch.object(cluster, "open_store", _folders_store(world)))
+        stack.enter_context(patch.object(options, "open_store", _folders_store(world)))
         stack.enter_context(patch.object(TaskContext, "get", lambda: world.current and world.current.context))
         yield
 

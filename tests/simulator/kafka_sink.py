@@ -282,7 +282,7 @@ class KafkaLikeSink(KafkaSink):
         assert self.world.current is not None
         memory = self.world.current.process.memory
         if scope not in memory:
-            memory[scope] = pool.ProducerPool(pool.PoolKey(self.settings, scope, 0))
+            memory[scope] = pool.ProducerPool(self.settings, scope, 0)
         found: pool.ProducerPool = memory[scope]
         return found
 

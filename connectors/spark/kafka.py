@@ -1,0 +1,255 @@
+"""Kafka as Spark sees it: the options of a KafkaSource, and publishing a query's offsets to consumer groups.
+
+The options of `format("onceward-kafka")` are those of Spark's own Kafka source.
+
+Spark tells a Python source of a finished batch one batch late, and of the last one never. So whoever completes an epoch
+publishes. Its analyzed plan says which sources a query reads: its streaming leaves, in the order in which the
+checkpoint's offsets files list them (measured on pyspark 4.2). A format's writer sees no plan: it is told by options.
+
+Faults are logged and not raised: the epoch is completed, the next one publishes again, and nothing here reads what is
+published.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from onceward.connectors.kafka.positions import AtTime, bound, from_json, to_json
+from onceward.connectors.kafka.settings import CONNECTION_OPTIONS, PREFIX, KafkaSettings, split_options
+from onceward.core.errors import ConfigurationError, OncewardError
+from onceward.core.kit.options import arguments, distinct
+
+from .any_source import SourceStreamReader
+from .plan import streaming_sources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pyspark.sql import DataFrame
+
+    from onceward import KafkaSource
+    from onceward.connectors.kafka.positions import Bound, Offsets
+    from onceward.core.log import EpochInput
+
+    OnComplete = Callable[[int, EpochInput], None]
+    Group = tuple[KafkaSettings, str]
+    """Where, and the name of the consumer group."""
+
+_log = logging.getLogger("onceward.spark")
+
+FORMAT: Final = "onceward-kafka"
+TOLERATED: Final = frozenset({"path", "checkpointlocation", "pipeline", "name", "useprivatejson"})
+"""Options that Spark adds by itself or that belong to the query."""
+STRATEGY: Final = "startingOffsetsByTimestampStrategy"
+SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
+STARTS: Final = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
+ONLY_BATCH: Final = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
+ONLY_STREAM: Final = ("maxOffsetsPerTrigger",)
+TIMEOUT: Final = "kafkaConsumer.pollTimeoutMs"
+ELSEWHERE: Final = ("bootstrap_servers", "topics", "pattern", "assign", "starting", "ending", "isolation", "group")
+"""Arguments of KafkaSource that other options give: those above, and `kafka.*`."""
+GROUP: Final = "kafka.group.id"
+PUBLISHING: Final = "offsets."
+"""How the options of a format begin that say where to publish: `offsets.kafka.group.id`, `offsets.kafka.*`."""
+QUIET_SECONDS: Final = 60.0
+"""For how long nothing is published after a failure: what may be skipped does not set the query's pace."""
+_NOTHING: Final = "-"
+"""What an offsets file says of a source that has not begun."""
+_quiet_until: dict[Group, float] = {}
+
+
+class KafkaStreamReader(SourceStreamReader):
+    """Reads a stream, and tells where everything ended when a batch was planned, for the query's progress."""
+
+    _source: KafkaSource
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+        return self._source.newest
+
+
+def stream_source(options: Mapping[str, str]) -> KafkaSource:
+    """The source of a streaming query.
+
+    Raises:
+        ConfigurationError: An option is unknown or wrong; the message names it.
+    """
+    return _source(options, "latest", ONLY_BATCH, "streaming")
+
+
+def batch_source(options: Mapping[str, str]) -> KafkaSource:
+    """The source of a batch query.
+
+    Raises:
+        ConfigurationError: An option is unknown or wrong; the message names it.
+    """
+    return _source(options, "earliest", ONLY_STREAM, "batch", ending="latest")
+
+
+def checked_source(options: Mapping[str, str]) -> KafkaSource:
+    """Check options, brokers and topics, before it is known whether the query is a stream or a batch.
+
+    Raises:
+        ConfigurationError: An option is unknown or wrong; the message names it.
+        SourceError: A topic is missing, or no broker answers; the message says why.
+    """
+    source = _source(options, "earliest")
+    source.validate()
+    return source
+
+
+def _source(
+    options: Mapping[str, str],
+    starting: str,
+    refused: tuple[str, ...] = (),
+    where: str = "any",
+    *,
+    ending: str | None = None,
+) -> KafkaSource:
+    from onceward import KafkaSource  # noqa: PLC0415 - an extra
+
+    config, others = split_options({name.lower(): text for name, text in options.items()})
+    rest = {name: others[option] for name, option in distinct(others).items() if name not in TOLERATED}
+    if wrong := [name for name in refused if name.lower() in rest]:
+        raise ConfigurationError(f"options {', '.join(wrong)} are not for {where} queries")
+    special = {name: rest.pop(name.lower(), None) for name in (*SELECTIONS, *STARTS, *ONLY_BATCH, STRATEGY)}
+    given = {name: text for name, text in special.items() if text is not None}
+    also = (*CONNECTION_OPTIONS, *SELECTIONS, *STARTS, *ONLY_BATCH, STRATEGY)
+    plain = arguments(KafkaSource, rest, aliases={TIMEOUT: "timeout"}, omit=ELSEWHERE, also=also)
+    if "timeout" in plain:
+        plain["timeout"] /= 1000
+    if ending is not None:
+        plain["ending"] = _bound(given, ONLY_BATCH, ending)
+    subscribe = given.get("subscribe")
+    return KafkaSource(
+        topics=None if subscribe is None else [name.strip() for name in subscribe.split(",") if name.strip()],
+        pattern=given.get("subscribePattern"),
+        assign=given.get("assign"),
+        starting=_bound(given, STARTS, starting),
+        config=config,
+        **plain,
+    )
+
+
+def _bound(given: Mapping[str, str], names: tuple[str, ...], default: str) -> Bound:
+    """Spark's order: one time for all, then times of partitions, then offsets."""
+    strategy = given.get(STRATEGY, "error").lower()
+    if strategy not in {"error", "latest"}:
+        raise ConfigurationError(f"option {STRATEGY} must be error or latest, not {strategy!r}")
+    single, several, offsets = names
+    if single in given:
+        try:
+            time_ms = int(given[single])
+        except ValueError:
+            raise ConfigurationError(
+                f"option {single} must be milliseconds since 1970, not {given[single]!r}"
+            ) from None
+        return AtTime(milliseconds=time_ms, or_latest=strategy == "latest")
+    if several in given:
+        times = from_json(given[several], f"option {several}")
+        return AtTime(of=tuple(sorted(times.items())), or_latest=strategy == "latest")
+    return bound(given.get(offsets, default), f"option {offsets}")
+
+
+def publish(groups: Sequence[Group | None] | Group, epoch: int, about: EpochInput) -> None:
+    """Publish an epoch's end offsets; `about.end` holds one JSON text for each source.
+
+    Args:
+        groups: For each streaming source of the query, in order: to which group; None: not published. Or the one group
+            to which all Kafka sources are published, this library's and Spark's own.
+        epoch: The epoch's number.
+        about: Its input.
+    """
+    from onceward.connectors.kafka.admin import publish_offsets  # noqa: PLC0415 - an extra
+
+    ends = list(about.end or [])
+    of_sources: Sequence[Any] = groups
+    if isinstance(groups, tuple):
+        of_sources = [groups if _is_kafka(end) else None for end in ends]
+    if len(ends) != len(of_sources):
+        _log.warning(
+            "epoch %s: no offsets are published, for the checkpoint lists %s sources and the query has %s",
+            epoch,
+            len(ends),
+            len(of_sources),
+        )
+        return
+    for (settings, group), offsets in _by_group(of_sources, ends).items():
+        key = (settings.connection(), group)
+        if time.monotonic() < _quiet_until.get(key, 0.0):
+            continue
+        try:
+            publish_offsets(settings, group, to_json(offsets))
+        except OncewardError as error:
+            _quiet_until[key] = time.monotonic() + QUIET_SECONDS
+            servers = settings["bootstrap.servers"]
+            _log.warning("epoch %s is completed, but its offsets are not published to %s: %s", epoch, servers, error)
+
+
+def _by_group(groups: Sequence[Group | None], ends: Sequence[str]) -> dict[Group, Offsets]:
+    """Offsets of each group; where two sources read one partition, how far both are."""
+    found: dict[Group, Offsets] = {}
+    for group, text in zip(groups, ends, strict=True):
+        if group is None or text == _NOTHING:
+            continue
+        offsets = found.setdefault(group, {})
+        for partition, offset in from_json(text).items():
+            offsets[partition] = min(offset, offsets.get(partition, offset))
+    return found
+
+
+def _is_kafka(text: str) -> bool:
+    """Whether an offsets file's text for one source is `{"topic": {"0": 123}}`."""
+    try:
+        from_json(text)
+    except ConfigurationError:
+        return False
+    return True
+
+
+def publisher_from_options(options: Mapping[str, str]) -> OnComplete | None:
+    """What the options `offsets.kafka.group.id` and `offsets.kafka.bootstrap.servers` of a format ask for, if given.
+
+    Raises:
+        ConfigurationError: One is missing, unknown or refused.
+    """
+    given = {name.lower()[len(PUBLISHING) :]: value for name, value in options.items() if is_ours(name)}
+    if not given:
+        return None
+    kafka, rest = split_options(given)
+    group = kafka.get(GROUP.removeprefix(PREFIX))
+    if rest or not group or "bootstrap.servers" not in kafka:
+        raise ConfigurationError(
+            "to publish the source's offsets to a consumer group give option('offsets.kafka.group.id', …) and "
+            "option('offsets.kafka.bootstrap.servers', …) of the source's cluster; further options are Kafka's "
+            f"settings with 'offsets.kafka.' in front. Got {', '.join(PUBLISHING + name for name in sorted(given))}"
+        )
+    return partial(publish, (KafkaSettings(config=kafka), group))
+
+
+def is_ours(option: str) -> bool:
+    """Whether an option of a format says where to publish offsets."""
+    return option.lower().startswith(PUBLISHING)
+
+
+def with_publication(df: DataFrame, on_complete: OnComplete | None) -> OnComplete | None:
+    """Publish the offsets of the query that `df` becomes, if a source has a `kafka.group.id`; then `on_complete`."""
+    groups = [
+        (KafkaSettings(config=split_options(source.options)[0]), group)
+        if source.format == FORMAT and (group := source.options.get(GROUP))
+        else None
+        for source in streaming_sources(df)
+    ]
+    if not any(groups):
+        return on_complete
+    publishing = partial(publish, groups)
+    if on_complete is None:
+        return publishing
+
+    def both(epoch: int, about: EpochInput) -> None:
+        publishing(epoch, about)
+        on_complete(epoch, about)
+
+    return both
