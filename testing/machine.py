@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import random
 import re
@@ -167,6 +168,7 @@ def find_java() -> Path:
     return Path(found)
 
 
+@functools.cache
 def java_version(java: Path) -> int:
     """The feature release (17, 21, …) of a `java` program.
 
