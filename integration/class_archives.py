@@ -1,8 +1,8 @@
 """How Spark and Kafka start quickly.
 
 With archives of loaded classes (JEP 350) their JVMs start in about two thirds of the time. They are made once for each
-Java, Spark and Kafka, in pytest's cache. A JVM with another class path ignores its archive. Spark's Python workers are
-forks of a process that has imported already what they need (`daemon/`).
+Java, Spark, Kafka and version of this file, in pytest's cache. A JVM with another class path ignores its archive.
+Spark's Python workers are forks of a process that has imported already what they need (`daemon/`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DAEMON = Path(__file__).with_name("daemon")
-WARM_DAEMON = ("spark.python.daemon.module", "warm_daemon")
 # For short-lived JVMs: time spent on optimizing their code would not come back.
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 VARIABLES = {"spark": "JDK_JAVA_OPTIONS", "kafka": "KAFKA_JVM_PERFORMANCE_OPTS"}
@@ -36,7 +35,8 @@ VARIABLES = {"spark": "JDK_JAVA_OPTIONS", "kafka": "KAFKA_JVM_PERFORMANCE_OPTS"}
 def use_class_archives(folder: Path) -> None:
     """Set the variables with which JVMs start quickly, and make the archives that are missing."""
     java = subprocess.run([find_java(), "-version"], capture_output=True, check=True).stderr
-    key = hashlib.sha256(java + version("pyspark").encode() + KAFKA_LOCK.read_bytes()).hexdigest()[:12]
+    versions = java + version("pyspark").encode() + KAFKA_LOCK.read_bytes() + Path(__file__).read_bytes()
+    key = hashlib.sha256(versions).hexdigest()[:12]
     archives = {program: folder / f"{program}-{key}.jsa" for program in VARIABLES}
     for making in [_make(program, file) for program, file in archives.items() if not file.exists()]:
         making.wait()
@@ -46,10 +46,8 @@ def use_class_archives(folder: Path) -> None:
 
 
 def with_warm_workers(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a Spark driver, with its daemon of Python workers replaced by `daemon/warm_daemon.py`."""
-    path = os.pathsep.join(filter(None, [str(DAEMON), environment.get("PYTHONPATH")]))
-    options = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -D{'='.join(WARM_DAEMON)}"
-    return {**environment, "PYTHONPATH": path, "JDK_JAVA_OPTIONS": options}
+    """The environment of a Spark driver whose Python workers are forked from a warm process (`daemon/`)."""
+    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, [str(DAEMON), environment.get("PYTHONPATH")]))}
 
 
 def _make(program: str, archive: Path) -> subprocess.Popen[bytes]:

@@ -21,7 +21,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from onceward.testing.services import KafkaServer, PostgresServer
 
-from .class_archives import WARM_DAEMON, use_class_archives, with_warm_workers
+from .class_archives import use_class_archives, with_warm_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -174,8 +174,7 @@ def spark(driver_environment: dict[str, str], tmp_path_factory: pytest.TempPathF
     patch = pytest.MonkeyPatch()
     for key in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH", "SPARK_LOCAL_IP"):
         patch.setenv(key, driver_environment[key])
-    # As a setting: the environment is also that of programs which do not find the module.
-    builder = SparkSession.builder.master("local[2]").appName("onceward tests").config(*WARM_DAEMON)
+    builder = SparkSession.builder.master("local[2]").appName("onceward tests")
     for key, value in spark_settings(tmp_path_factory.mktemp("spark")).items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()

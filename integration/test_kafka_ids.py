@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import time
 import uuid
@@ -130,5 +129,5 @@ def _daemons(spark: SparkSession) -> Iterator[psutil.Process]:
     java = psutil.Process(spark.sparkContext._gateway.proc.pid)  # type: ignore[union-attr]
     for child in java.children():
         with contextlib.suppress(psutil.NoSuchProcess):  # or a zombie: what another test has killed
-            if re.search("pyspark.daemon|warm_daemon", " ".join(child.cmdline())):
+            if "pyspark.daemon" in child.cmdline():
                 yield child

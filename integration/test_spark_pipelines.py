@@ -1,4 +1,4 @@
-"""Spark's declarative pipelines: `create_sink` with a onceward format, run by Spark's own command line."""
+"""Declarative pipelines (docs/exactly-once.md): `create_sink` with a onceward format, run by Spark's command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from .spark_kit import Feed, ids_in_table, make_table, once, prepared_in
 
-pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.slow]
+pytestmark = [pytest.mark.pages, pytest.mark.spark, pytest.mark.postgres]
 
 SPECIFICATION = """\
 name: words
