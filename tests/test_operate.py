@@ -537,6 +537,16 @@ class TestCommands:
         assert [(row["epoch"], row["rows"]) for row in rows["epochs"]] == [(0, {"files": 3})]
         assert rows["given_up"] == []
 
+    def test_a_dry_commit_counts_what_is_lost(self, case: Case) -> None:
+        lost = case.sink_case.prepare()
+        case.finish_until(Step.COMMIT_BEFORE, 0, lost)
+        case.make().abort(lost)
+        commit = ("commit", "--store", str(case.checkpoint))
+        dry = " ".join(case.run(*commit).stdout.split())
+        assert "would commit epoch 0 of orders, except for lost transactions (1), and end with an error" in dry
+        dry = " ".join(case.run(*commit, "--skip-lost", "gone").stdout.split())
+        assert "except for lost transactions (1);" in dry
+
     @pytest.mark.parametrize(
         ("arguments", "answer"),
         [

@@ -128,8 +128,9 @@ def commit(
     show.age(log)
     if not yes:
         committing(found)
-        show.table([one for one in found if one.status is TransactionStatus.DECIDED])
-        show.would(f"commit epoch {decision.epoch} of {log.pipeline}; {show.FENCES}")
+        decided = [one for one in found if one.status is TransactionStatus.DECIDED]
+        show.table(decided)
+        show.would(f"commit epoch {decision.epoch} of {log.pipeline}{_without(decided, skip_lost)}; {show.FENCES}")
         return
     typer.echo(f"committing epoch {decision.epoch} of {log.pipeline}, as its newest writer …", err=True)
     done = commit_decided(log, decision, found, skip_lost=skip_lost)
@@ -138,6 +139,14 @@ def commit(
         return
     given_up = f"; skipped and recorded: {done.given_up}" if done.given_up else ""
     typer.echo(f"epoch {done.epoch} of {log.pipeline} is completed; committed transactions: {done.committed}{given_up}")
+
+
+def _without(decided: Sequence[Found], skip_lost: str | None) -> str:
+    lost = sum(one.lost for one in decided)
+    if not lost:
+        return ""
+    left = f", except for lost transactions ({lost})"
+    return left if skip_lost is not None else f"{left}, and end with an error (--skip-lost WHY completes the epoch)"
 
 
 @app.command("abort")

@@ -90,6 +90,11 @@ class Found:
         return self.listed and self.state is not Observation.COMMITTED
 
     @property
+    def lost(self) -> bool:
+        """Whether it is decided, and the target shows that it cannot be committed any more."""
+        return not self.given_up and action(self.status, self.state) is Action.LOST
+
+    @property
     def next(self) -> str:
         """What happens with it, or what can be done."""
         if self.given_up:
