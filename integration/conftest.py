@@ -37,7 +37,7 @@ HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src"
 DURATIONS: Final = tomllib.loads((HERE / "durations.toml").read_text())
 SECONDS: Final[dict[str, int]] = DURATIONS["seconds"]
-GROUPS: Final = {module: group for group, modules in DURATIONS["together"].items() for module in modules}
+GROUPS: Final = {member: group for group, members in DURATIONS["together"].items() for member in members}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -66,7 +66,7 @@ def scope_of(test: str) -> str:
     """
     if test in SECONDS or test.startswith("tests/"):
         return test
-    return GROUPS.get(test.partition("::")[0]) or test.rpartition("::")[0]
+    return GROUPS.get(test) or GROUPS.get(test.partition("::")[0]) or test.rpartition("::")[0]
 
 
 class ByScope(LoadScopeScheduling):
