@@ -292,7 +292,7 @@ def test_an_older_copy_is_noticed_whatever_came_last(disk: Disk, last: tuple[int
         disk.begin()
 
 
-def test_a_loss_is_told_at_each_start_also_if_a_decision_waits(disk: Disk):
+def restored_while_a_decision_waits(disk: Disk) -> None:
     """Invariant 8. With the next epoch in it, the target would look as it should."""
     disk.run(0, 1)
     disk.keep()
@@ -300,6 +300,10 @@ def test_a_loss_is_told_at_each_start_also_if_a_decision_waits(disk: Disk):
     disk.bring_back()
     with hooked(dying), pytest.raises(Crash):
         disk.run(2, 3)
+
+
+def test_a_loss_is_told_at_each_start_also_if_a_decision_waits(disk: Disk):
+    restored_while_a_decision_waits(disk)
     for _ in range(2):
         with pytest.raises(DataLossError, match="Epoch 1 is missing"):
             disk.begin()
@@ -309,13 +313,7 @@ def test_a_loss_is_told_at_each_start_also_if_a_decision_waits(disk: Disk):
 
 
 def test_a_loss_is_told_to_an_operator_who_commits_the_decision_that_waits(disk: Disk):
-    """Invariant 8. With the next epoch in it, the target would look as it should."""
-    disk.run(0, 1)
-    disk.keep()
-    disk.run(1, 2)
-    disk.bring_back()
-    with hooked(dying), pytest.raises(Crash):
-        disk.run(2, 3)
+    restored_while_a_decision_waits(disk)
     log, target = open_log(str(disk.folder / "log")), sinks_target([disk.sink], "the sinks")
     waiting = log.view.undone
     assert waiting is not None
