@@ -181,6 +181,15 @@ def test_no_state_of_an_earlier_release_is_dropped_in_silence(left: Path) -> Non
         summing(folder, source, Target(), Renamed()).run(restore=str(folder / "save"))
 
 
+def test_a_checkpoint_names_its_states_to_earlier_releases_too(tmp_path: Path) -> None:
+    source = Slowly(ROWS, batch_rows=1)
+    source.let(len(ROWS))
+    summing(tmp_path, source, Target()).run()
+    [*_, newest] = sorted((tmp_path / "state").glob("**/metadata"))
+    record = decode_metadata(newest.read_bytes(), "").operators["sums"]
+    assert (record.states, record.kinds) == (["total"], {"total": "value"})
+
+
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: type(entry).__name__)
 def test_each_entry_of_an_earlier_release_is_read(left: Path, entry: Any) -> None:
     assert decode((left / "entries" / type(entry).__name__).read_bytes(), entry.position) == entry

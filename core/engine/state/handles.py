@@ -78,7 +78,7 @@ class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     subtasks: list[SubtaskState]
     states: list[str] = []
-    """Names of the states, where an earlier version did not write their layouts."""
+    """Names of the states: earlier versions write and read nothing else of them."""
     kinds: dict[str, str] = {}
     """Layouts of the states, by their names."""
 
